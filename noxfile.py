@@ -45,6 +45,9 @@ nox.options.sessions = [
 
 ROOT = Path(__file__).parent
 CORE = "packages/core"
+SUITES = "packages/testing"
+PLUGINS = ["packages/agl"]
+"""Distributions beside the core that need no framework."""
 UV = {"UV_SYSTEM_CERTS": "1", "UV_LINK_MODE": "copy"}
 """Who is trusted, as by pip; and no two environments share a file."""
 if "PIP_INDEX_URL" in os.environ:
@@ -272,7 +275,7 @@ PYTEST = [
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
     *("hypothesis", "jsonschema", "openinference-semantic-conventions"),
 ]
-ELSEWHERE = ["slow", "faults", "pages", "long", "ranks", "controls"]
+ELSEWHERE = ["slow", "faults", "pages", "long", "controls"]
 FAST = ["-m", " and ".join(f"not {marker}" for marker in ELSEWHERE)]
 WORKERS = min(4, (os.cpu_count() or 1) + (not os.environ.get("CI")))
 PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
@@ -289,7 +292,7 @@ ISOLATED = {
     "PYTHONDONTWRITEBYTECODE": "",  # what is installed is compiled once, when it is imported
     "TOKENIZERS_PARALLELISM": "false",
 }
-OF_CORE = ("tests/core", "tests/packaging", "tests/attack")
+OF_CORE = ("tests/core", "tests/packaging")
 TESTING = {
     **ISOLATED,
     "HF_HUB_OFFLINE": "1",
@@ -436,7 +439,7 @@ def install_example(session: nox.Session, example: Example) -> None:
         session,
         *(argument for name in pins for argument in ("-c", f"constraints/{name}.txt")),
         *(*example.packages, *PYTEST, "mypy"),
-        ours=[f"{CORE}[train]", f"packages/{example.adapter}", COMMON, example.project],
+        ours=[f"{CORE}[train]", SUITES, f"packages/{example.adapter}", COMMON, example.project],
     )
     install_models(session, example)
     report_versions(session)
@@ -522,6 +525,7 @@ def install_learning(session: nox.Session) -> None:
         *(*PYTEST, "mypy", "nox", "types-psutil"),
         ours=[
             f"{CORE}[train,prompts,otlp,parquet,postgres]",
+            *(SUITES, *PLUGINS),
             *(f"packages/{name}" for name in adapters),
             *(COMMON, *dict.fromkeys(map(folder_of, shared_examples())), DESK),
         ],
@@ -550,7 +554,8 @@ def behind(session: nox.Session) -> None:
         *(argument for name in (*pins, TOGETHER) for argument in ("-r", f"constraints/{name}.txt")),
         *(*clients_of(ADAPTERS), *PYTEST, "mypy"),
         ours=[
-            *(f"{CORE}[train]", COMMON, *(f"packages/{name}" for name in ADAPTERS)),
+            *(f"{CORE}[train]", SUITES, *PLUGINS, COMMON),
+            *(f"packages/{name}" for name in ADAPTERS),
             *(EXAMPLES[name].project for name in BEHIND if name in EXAMPLES),
         ],
         silent=False,
@@ -565,7 +570,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     examples = [example.project.partition("[")[0] for example in EXAMPLES.values()]
-    packages = [CORE, *(f"packages/{name}" for name in ADAPTERS)]
+    packages = [CORE, SUITES, *PLUGINS, *(f"packages/{name}" for name in ADAPTERS)]
     folders = [*(f"{path}/src" for path in packages), COMMON, *examples, DESK]
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": os.pathsep.join(folders)})
 
@@ -578,7 +583,8 @@ def types(session: nox.Session) -> None:
     """
     python = learning_python()
     report_versions(session, python)
-    sources = [f"{CORE}/src", *(f"packages/{name}/src" for name in shared_adapters())]
+    ours = [CORE, SUITES, *PLUGINS, *(f"packages/{name}" for name in shared_adapters())]
+    sources = [f"{path}/src" for path in ours]
     packages = [*sources, COMMON, "tests/packaging", "noxfile.py"]
     # each has an app.py and a train.py, which are one module to mypy if it sees two of them
     apart = dict.fromkeys(tuple(each.types or [folder_of(each)]) for each in shared_examples())
@@ -609,7 +615,7 @@ def packaging(session: nox.Session) -> None:
 def build_packages(session: nox.Session, dist: Path) -> list[Path]:
     """Build the source distribution and the wheel of every package; the wheels."""
     shutil.rmtree(dist, ignore_errors=True)
-    for path in (CORE, *(f"packages/{name}" for name in ADAPTERS)):
+    for path in (CORE, SUITES, *PLUGINS, *(f"packages/{name}" for name in ADAPTERS)):
         command = ("python", "-m", "build", "--no-isolation", "--outdir", str(dist), path)
         session.run(*command, silent=True)
     wheels = sorted(dist.glob("*.whl"))
@@ -655,6 +661,8 @@ def smoke_apart(session: nox.Session, name: str, *wheels: Path) -> None:
     session.run("python", "-m", "venv", str(folder))
     python = str(folder / "bin" / "python")
     pins = f"constraints/{name.removeprefix('lightspan_')}-latest.txt"
+    if not (ROOT / pins).exists():  # it has no framework
+        pins = "constraints/core-latest.txt"
     packages = ("--quiet", "--no-compile", "-c", pins, *map(str, wheels))
     session.run(python, "-m", "pip", "install", *packages, external=True)
     with session.chdir(folder):
@@ -693,7 +701,7 @@ def tests_capture(session: nox.Session) -> None:
     """Test that core alone, with what it declares and an OpenAI client, captures an app's calls."""
     install(session, *CONSTRAINTS, CORE)
     session.run("python", "-I", "-c", "import lightspan, lightspan.runners.runner")
-    install(session, *CONSTRAINTS, "openai", *PYTEST)
+    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[SUITES, *PLUGINS])
     report_versions(session)
     run_pytest(session, "tests/packaging/test_capture_plane.py", expected=["openai"])
 
@@ -738,7 +746,7 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
         session,
         *("-c", "constraints/dev.txt", "-r", f"constraints/{adapter}-oldest.txt"),
         *(*clients_of([adapter]), *PYTEST),
-        ours=[f"{CORE}[serve]", f"packages/{adapter}"],
+        ours=[f"{CORE}[serve]", SUITES, f"packages/{adapter}"],
     )
     report_versions(session)
     expected = expected_of(adapter, "oldest")
@@ -788,7 +796,7 @@ def tests_frameworks(session: nox.Session, framework: str, versions: str) -> Non
     version, and of some the oldest that is supported."""
     known = SPEAKERS[framework]
     pins = ("-c", "constraints/dev.txt", "-c", f"constraints/{framework}-{versions}.txt")
-    install(session, *pins, *known.packages, *PYTEST, ours=[f"{CORE}[serve,otlp]"])
+    install(session, *pins, *known.packages, *PYTEST, ours=[f"{CORE}[serve,otlp]", SUITES])
     report_versions(session)
     file = f"tests/frameworks/test_{framework}.py"
     run_pytest(session, *FAST, file, expected=known.modules)
@@ -802,7 +810,7 @@ def tests_frameworks_brief(session: nox.Session, sdk: str) -> None:
     known = {name: SPEAKERS[name] for name in SPEAKERS_TOGETHER[sdk]}
     pins = ("-c", "constraints/dev.txt", "-c", f"constraints/frameworks-{sdk}.txt")
     packages = [package for each in known.values() for package in each.packages]
-    install(session, *pins, *packages, *PYTEST, ours=[f"{CORE}[serve,otlp]"])
+    install(session, *pins, *packages, *PYTEST, ours=[f"{CORE}[serve,otlp]", SUITES])
     report_versions(session)
     for name, each in known.items():
         file = f"tests/frameworks/test_{name}.py"
@@ -839,18 +847,9 @@ def tests_sinks(session: nox.Session) -> None:
     """Test the metric sinks with the real TensorBoard, W&B, MLflow and trackio, offline."""
     install_torch(session)
     pins = ("-c", "constraints/sinks.txt")
-    install(session, *CONSTRAINTS, *pins, *SINKS, *PYTEST, ours=[CORE])
+    install(session, *CONSTRAINTS, *pins, *SINKS, *PYTEST, ours=[CORE, SUITES])
     report_versions(session)
     run_pytest(session, "tests/sinks")
-
-
-@nox.session(default=False)
-def tests_agl(session: nox.Session) -> None:
-    """Look whether Agent Lightning 0.3.0 says what `lightspan.agl` is compared with (0.6 GB)."""
-    pip_install(session, "-r", "constraints/agentlightning.txt")
-    said = "tests/core/agl/agentlightning-0.3.0.json"
-    script = ("tests/apps/agl_comparison.py", "agentlightning", "--check", said)
-    session.run("python", *script, env=TESTING)
 
 
 @nox.session(default=False)
@@ -894,7 +893,7 @@ def tests_verl(session: nox.Session) -> None:
 def tests_ray(session: nox.Session) -> None:
     """Test runners in real Ray clusters on this machine, whose nodes are killed."""
     install_torch(session)
-    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[f"{CORE}[train,ray]"])
+    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[f"{CORE}[train,ray]", SUITES])
     report_versions(session)
     run_pytest(session, "tests/ray_nodes", expected=["ray"])
 
@@ -942,27 +941,6 @@ def long(session: nox.Session) -> None:
     report_versions(session, learning_python())
     options = ["-m", "long", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("long"), python=learning_python())
-
-
-@nox.session(venv_backend="none", requires=["learning"], default=False)
-def ranks(session: nox.Session) -> None:
-    """Test the learner of several processes: its suite, runs, kills, torchrun."""
-    report_versions(session, learning_python())
-    options = ["-m", "ranks", *PARALLEL, "--dist", "loadfile"]
-    run_pytest(session, *options, *marked("ranks"), python=learning_python())
-
-
-@nox.session(venv_backend="none", requires=["learning"], default=False)
-def attack(session: nox.Session) -> None:
-    """Send a million hostile requests, half to a training's gateway, half to `serve`: an hour.
-
-    After -- come options: `--requests 10000`, `--seed 3`, `--victim serve`, and `--delays`, which
-    measures how long others wait meanwhile.
-    """
-    python = learning_python()
-    report_versions(session, python)
-    program = ("-m", "tests.attack", *session.posargs)
-    session.run(python, *program, env={**TESTING, "PYTHONPATH": str(ROOT)}, external=True)
 
 
 # --- programs -------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from lightspan.schema.spans import SpanKind
 from lightspan.schema.tokens import FinishReason
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.scripted_engine import tiny_chat_tokenizer
+from lightspan_testing.scripted_engine import tiny_chat_tokenizer
 
 POLICY, FROZEN = "writer", "planner"
 """The agents: the policy's, and the endpoint's."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from store import make_call
 
 from lightspan.capture.emit import agent
-from lightspan.capture.scope import pushed
+from lightspan.capture.scope import current_context
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 
@@ -22,7 +22,7 @@ _stores: dict[str, Store] = {}
 
 async def records(task: dict[str, Any]) -> float:
     """Write calls as the gateway does: one at a time, each acknowledged, under the epoch."""
-    current = pushed()
+    current = current_context()
     assert current is not None
     store = await _opened(task["store"])
     claim = await store.claim_of_token(current.scope.call_token)

@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ _KEY: Final = "benchmark-key-0123456789"
 SETTLED_S: Final = 3.0
 """Until all who are to wait do."""
 _READY: Final = re.compile(r"serving the store \S+ at (http://\S+) ")
-_ASKED: Final = re.compile(r"^lightspan_store_requests_total\{.*\} (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,6 @@ class Server:
         found = {pid for root in self.pids for pid in _tree(root)}
         return cpu_s(sorted(found))
 
-    def requests(self) -> int:
-        """How many it has answered."""
-        request = urllib.request.Request(f"{self.url}/metrics")
-        request.add_header("Authorization", f"Bearer {_KEY}")
-        with urllib.request.urlopen(request) as answer:
-            return sum(int(count) for count in _ASKED.findall(answer.read().decode()))
-
 
 @dataclass(frozen=True)
 class Load:
@@ -70,15 +61,6 @@ class Load:
     """CPU of the server, and of its database, per rollout."""
     runners_ms: float
     """CPU of the runner processes per rollout."""
-
-
-@dataclass(frozen=True)
-class Idle:
-    """What runner processes that have nothing to do ask of a server."""
-
-    requests_per_s: float
-    server_share: float
-    """CPU seconds of the server per second."""
 
 
 @contextmanager
@@ -147,20 +129,18 @@ async def _batch(
     return Load(number / wall_s, 1000 * server_s / number, 1000 * runners_s / number)
 
 
-async def measured_idle(server: Server, processes: int, spans_s: Sequence[float]) -> list[Idle]:
-    """Runner processes that have run something and wait for more: what they ask in each of these
-    stretches of time, one after the other."""
+async def measured_idle(server: Server, processes: int, spans_s: Sequence[float]) -> list[float]:
+    """Return the server's CPU seconds a second in each of these stretches of time, beside runner
+    processes that have run something and wait for more."""
     idle = []
     async with open_store(server.url) as store:
         run_id = new_id("run")
         async with working(store, "_scale_apps:nothing", processes, run_id):
             await run_batch(store, run_id, "", 2 * SLOTS * processes)
             for seconds in spans_s:
-                requests, server_s = server.requests(), server.cpu_s()
+                server_s = server.cpu_s()
                 await asyncio.sleep(seconds)
-                asked = server.requests() - requests  # these questions are not counted
-                share = (server.cpu_s() - server_s) / seconds
-                idle.append(Idle(asked / seconds, share))
+                idle.append((server.cpu_s() - server_s) / seconds)
     return idle
 
 

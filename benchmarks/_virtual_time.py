@@ -20,7 +20,7 @@ from typing import Any, Final
 
 
 class VirtualTime:
-    """A clock for tasks of one event loop, and for a store (`stores._lease_time.Clock`).
+    """A clock for tasks of one event loop, and for a store.
 
     Args:
         tick_s: to which waking is rounded up.
@@ -38,15 +38,7 @@ class VirtualTime:
 
     def __call__(self) -> float:
         """Seconds since the epoch."""
-        return self._EPOCH + self.elapsed()
-
-    def elapsed(self) -> float:
-        """Seconds since it was made."""
-        return self._tick * self._tick_s
-
-    @property
-    def boot(self) -> str:
-        return "virtual"
+        return self._EPOCH + self._tick * self._tick_s
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task by whose sleep time passes."""

@@ -48,7 +48,7 @@ from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.weights import load_model
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 TEMPERATURE = 0.7
 NEVER = -1

@@ -36,7 +36,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode, Rollout, new_id
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 IN_FLIGHT: Final = (1, 8, 32, 64)
 TOKENS: Final = 64

@@ -55,10 +55,10 @@ from lightspan import LightningRL, Policy, Trainer
 from lightspan.algorithms import Metrics, World
 from lightspan.progress import PlainReporter
 from lightspan.schema.routing import BASE_POLICY
-from lightspan.testing.controls import Permuted
 from lightspan.trainer import FitResult
 from lightspan.training.folder import RunFolder
 from lightspan.training.statistics import Interval
+from lightspan_testing.controls import Permuted
 
 PERMUTED: Final = "rewards permuted"
 NOISE_SHARE: Final = 0.25

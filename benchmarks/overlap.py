@@ -36,9 +36,9 @@ from lightspan import LightningRL, LocalRunners, Trainer
 from lightspan.engines.protocol import GenerationRequest, TokenChunk
 from lightspan.engines.transformers import TransformersEngine
 from lightspan.progress import SilentReporter
-from lightspan.testing.tiny import tiny_model
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
+from lightspan_testing.tiny import tiny_model
 
 OVERLAP: Final = 1
 REACH: Final = 0.7

@@ -206,10 +206,10 @@ class Scoped(Plain):
 
     def _attempt(self, claim: Any) -> None:
         from lightspan.capture.entry import open_scope
-        from lightspan.capture.scope import Scope
+        from lightspan.capture.scope import AttemptContext
         from lightspan.schema.records import AttemptRef
 
-        scope = Scope(
+        scope = AttemptContext(
             rollout_id=claim.rollout.rollout_id,
             attempt_id=claim.attempt.attempt_id,
             gateway_url=self._gateway,
@@ -219,7 +219,7 @@ class Scoped(Plain):
         with open_scope(scope):
             for _ in range(ATTEMPT):
                 self.run()
-        damages = scope.recorder.damages()
+        damages = scope.recorder.capture_errors()
         assert not damages, damages
         spans = scope.recorder.drain()
         self._spans += len(spans)

@@ -9,7 +9,6 @@ import random
 import signal
 import socket
 import ssl
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -46,10 +45,6 @@ def _load_none(context: ssl.SSLContext, *where: Any, **more: Any) -> None: ...
 
 vars(ssl)["SSLContext"].load_verify_locations = _load_none
 
-# What training leaves in its user's home.
-_state = tempfile.TemporaryDirectory(prefix="lightspan-tests-")
-os.environ["XDG_STATE_HOME"] = _state.name
-
 # Scripts that start something in their background have it ignore Ctrl-C, nohup that its terminal is
 # closed, and whatever it starts inherits that. The tests press Ctrl-C and close terminals anyway.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -85,16 +80,6 @@ def pytest_collection_finish() -> None:
     """The garbage collector passes over what was imported. Each engine that closes has transformers
     collect garbage, twice, and half a second went each time into looking at torch's modules."""
     gc.collect()
-    gc.freeze()
-    # And so it does when a training or a server ends, which would look through all that once more.
-    if (pauses := sys.modules.get("lightspan.gateway.pauses")) is not None:
-        vars(pauses)["_settle_again"] = _collect_what_is_new
-
-
-def _collect_what_is_new() -> None:
-    """What a test left behind is found, and warned of; what was settled stays."""
-    gc.collect()
-    gc.unfreeze()
     gc.freeze()
 
 

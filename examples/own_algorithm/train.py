@@ -11,7 +11,7 @@ from pathlib import Path
 from lightspan import FitResult, Trainer
 from lightspan.learners import Optimizer
 from lightspan.progress import Reporter
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 from own_algorithm import RAFT
 from shouting import shout
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lightspan import FitResult, LightningRL, Trainer
+from lightspan import FitResult, LightningRL, Trainer, Transformers
 from lightspan_examples.example import Prepared, Run
 from lightspan_examples.script import main
 from router_example.options import RouterExample
@@ -36,7 +36,7 @@ def prepare(run: Run) -> Prepared:
         steps=run.recipe.steps,
         metric=METRIC,
         cluster="phrasing",  # messages of one phrasing are alike
-        engine_options={"num_blocks": 64},  # 4,096 tokens of keys and values: 16 calls of 130
+        engine=Transformers(num_blocks=64),  # 4,096 tokens of keys and values: 16 calls of 130
         **run.trainer_options,
     )
     return Prepared(trainer, messages, held_out)

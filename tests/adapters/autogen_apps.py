@@ -17,9 +17,9 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.schema.spans import Span
-from lightspan.testing.adapter_suite import instructions, tree
-from lightspan.testing.stage import Part, Played, Says, Stage
 from lightspan_autogen import _hook, instrument, uninstrument
+from lightspan_testing.adapter_suite import instructions, tree
+from lightspan_testing.stage import Part, Played, Says, Stage
 
 INFO: Any = {
     "vision": False,

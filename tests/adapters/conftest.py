@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.testing.scripted import Request, Script, ScriptedServer
-from lightspan.testing.stage import Stage
+from lightspan_testing.scripted import Request, Script, ScriptedServer
+from lightspan_testing.stage import Stage
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from crewai.events import crewai_event_bus
 from crewai.flow.flow import Flow
 
 from lightspan.capture import scope
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_crewai import _hook, instrument
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 WARNINGS = [
     # CrewAI warns of fields of its own that it reads itself.

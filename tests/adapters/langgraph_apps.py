@@ -15,9 +15,9 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import SecretStr
 
 from lightspan.capture import scope
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan.testing.stage import Stage
 from lightspan_langgraph import _hook, instrument
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.stage import Stage
 
 USER: Any = {"messages": [("user", "go")]}
 

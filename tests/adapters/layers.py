@@ -21,7 +21,7 @@ import pytest
 
 import lightspan
 from lightspan.capture import wire
-from lightspan.testing.adapter_suite import instructions
+from lightspan_testing.adapter_suite import instructions
 
 MODULES = {
     "langgraph": ("langchain", "langchain_openai"),

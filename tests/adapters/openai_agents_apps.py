@@ -17,9 +17,9 @@ from agents.tool_context import ToolContext
 from agents.tracing import Span as SdkSpan, Trace, TracingProcessor, setup
 
 from lightspan.capture import scope
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan.testing.stage import Stage
 from lightspan_openai_agents import _hook, instrument
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.stage import Stage
 
 
 def async_client(server: ScriptedServer | Stage, **more: Any) -> openai.AsyncOpenAI:
@@ -182,4 +182,4 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not isinstance(setup.GLOBAL_TRACE_PROVIDER, _hook._Provider)
     assert vars(ToolContext)["from_agent_context"] is maker
     assert _hook._note_call not in scope.call_listeners()
-    assert scope.pushed() is None
+    assert scope.current_context() is None

@@ -22,10 +22,10 @@ import lightspan
 from lightspan import otel
 from lightspan.capture import threads, wire
 from lightspan.capture.entry import open_scope
-from lightspan.testing.adapter_suite.checks import check_calls, check_tokens
-from lightspan.testing.adapter_suite.plays import inside_root
-from lightspan.testing.attempts import path_of, read_recorded, tree
-from lightspan.testing.stage import Part, Played, Stage, Turn
+from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
+from lightspan_testing.adapter_suite.plays import inside_root
+from lightspan_testing.attempts import path_of, read_recorded, tree
+from lightspan_testing.stage import Part, Played, Stage, Turn
 
 PROVIDER = TracerProvider()
 """The app's."""

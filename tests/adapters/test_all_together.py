@@ -28,14 +28,14 @@ from tests.adapters.layers import (
 
 from lightspan.capture import threads, wire
 from lightspan.capture.entry import open_scope
-from lightspan.testing.adapter_suite import App, tree
-from lightspan.testing.adapter_suite.checks import (
+from lightspan_testing.adapter_suite import App, tree
+from lightspan_testing.adapter_suite.checks import (
     check_attributes,
     check_calls,
     check_names,
     check_tokens,
 )
-from lightspan.testing.stage import Part, Played, Stage, Turn
+from lightspan_testing.stage import Part, Played, Stage, Turn
 
 if len(FRAMEWORKS) < 2 and not os.environ.get("LIGHTSPAN_EXPECTED"):
     pytest.skip("fewer than two frameworks are installed", allow_module_level=True)

@@ -25,10 +25,10 @@ from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.schema import conventions
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.adapter_suite import Turn, instructions, look, tree
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.stage import Part, Says
 from lightspan_autogen import _hook
+from lightspan_testing.adapter_suite import Turn, instructions, look, tree
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stage import Part, Says
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 
@@ -286,7 +286,7 @@ async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
                 result = await two(rig).run(task=played.text)
             await wire.aclose()
         assert len(result.messages) == 3
-        reasons = set(played.scope.recorder.damages())
+        reasons = set(played.scope.recorder.capture_errors())
         assert reasons == {"lightspan_autogen: RuntimeError: a bug of ours"}
 
 

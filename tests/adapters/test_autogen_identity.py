@@ -8,14 +8,17 @@ import pytest
 
 pytest.importorskip("lightspan_autogen")
 
-from lightspan.capture.scope import Acting, Frame, Scope
+from lightspan.capture.adapter import SpanEnd
+from lightspan.capture.scope import AgentContext, AttemptContext, Frame
 from lightspan.schema.spans import SpanKind, SpanStatus
-from lightspan_autogen._identity import End, Opened, Role, enter, span_of
+from lightspan_autogen._identity import Opened, Role, enter, span_of
 
-ROOT = Acting(Scope(rollout_id="ro", attempt_id="at", trace_id="f" * 32), (), "a" * 16)
+ROOT = AgentContext(
+    AttemptContext(rollout_id="ro", attempt_id="at", trace_id="f" * 32), (), "a" * 16
+)
 
 
-def entered(around: Acting, role: Role, innermost: Opened | None = None) -> Opened:
+def entered(around: AgentContext, role: Role, innermost: Opened | None = None) -> Opened:
     opened = enter(around, role, innermost)
     assert opened is not None
     return opened
@@ -90,17 +93,17 @@ def test_an_agent_that_calls_itself_through_a_tool_is_nested() -> None:
 
 
 def test_what_was_pushed_around_comes_first() -> None:
-    around = Acting(ROOT.scope, (Frame("crew", "b" * 16),), "c" * 16)
+    around = AgentContext(ROOT.scope, (Frame("crew", "b" * 16),), "c" * 16)
     opened = entered(around, agent("writer"))
     assert opened.inside.path == "crew/writer"
-    span = span_of(opened, End())
+    span = span_of(opened, SpanEnd())
     assert span.parent_id == "c" * 16
     assert span.attributes["graph.node.parent_id"] == "crew"
 
 
 def test_the_span_of_an_agent() -> None:
     opened = entered(ROOT, agent("writer"))
-    span = span_of(opened, End(SpanStatus.ERROR, "no", {"error.type": "KeyError"}))
+    span = span_of(opened, SpanEnd(SpanStatus.ERROR, "no", {"error.type": "KeyError"}))
     assert (span.name, span.kind, span.span_id, span.parent_id) == (
         "invoke_agent writer",
         SpanKind.AGENT,
@@ -125,7 +128,7 @@ def test_the_span_of_an_agent() -> None:
 def test_the_span_of_a_tool(call_id: str | None) -> None:
     writer = entered(ROOT, agent("writer"))
     opened = entered(writer.inside, tool("look", call_id, '{"a":1}'), writer)
-    span = span_of(opened, End(attributes={"gen_ai.tool.call.result": "7"}))
+    span = span_of(opened, SpanEnd(attributes={"gen_ai.tool.call.result": "7"}))
     known = {"gen_ai.tool.call.id": call_id} if call_id else {}
     assert (span.name, span.kind, span.parent_id) == (
         "execute_tool look",

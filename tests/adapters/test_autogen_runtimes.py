@@ -38,10 +38,10 @@ from lightspan.capture import scope, wire
 from lightspan.capture.entry import open_scope
 from lightspan.production.record import flush
 from lightspan.schema.records import AttemptStatus
-from lightspan.testing.adapter_suite import Turn, instructions, tree
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.stage import Part, Says, Stage
 from lightspan_autogen import LightspanRuntime, _hook, _messages, agents, instrument, uninstrument
+from lightspan_testing.adapter_suite import Turn, instructions, tree
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.stage import Part, Says, Stage
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 
@@ -543,7 +543,7 @@ async def test_nothing_is_left_behind(rig: Rig, runtime: SingleThreadedAgentRunt
     runtime.start()
     assert rig.played is not None
     assert rig.played.scope.recorder._pending == {}
-    assert (_hook._state.open, scope.pushed()) == ({}, None)
+    assert (_hook._state.open, scope.current_context()) == ({}, None)
 
 
 async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
@@ -557,6 +557,6 @@ async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
     with open_scope(played.scope):
         await runtime.send_message(Question(played.text), AgentId("writer", "k"))
     await rig.client.close()
-    assert set(played.scope.recorder.damages()) == {
+    assert set(played.scope.recorder.capture_errors()) == {
         "lightspan_autogen: RuntimeError: a bug of ours"
     }

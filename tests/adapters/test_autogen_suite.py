@@ -25,7 +25,9 @@ from autogen_core.tools import BaseTool, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from autogen_ext.models.replay import ReplayChatCompletionClient
 
-from lightspan.testing.adapter_suite import (
+from lightspan_autogen import _hook
+from lightspan_autogen._messages import ENVELOPES, PROCESSING
+from lightspan_testing.adapter_suite import (
     OTHER_MEANS,
     AdapterSuite,
     App,
@@ -37,8 +39,6 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
-from lightspan_autogen import _hook
-from lightspan_autogen._messages import ENVELOPES, PROCESSING
 
 INFO: Any = {
     "vision": False,

@@ -17,24 +17,23 @@ pytest.importorskip("crewai")
 
 from tests.adapters.crewai_apps import WARNINGS
 
-from lightspan.capture.scope import Frame
-from lightspan.schema.routing import Route, Rule, Target, join_path, make_routing
-from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan.capture.scope import AttemptContext, Frame
+from lightspan.schema.routing import Route, Routing, Rule, Target, join_path, make_routing
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan_crewai import _hook
 from lightspan_crewai._identity import (
     End,
     Entry,
-    Ids,
     Kind,
     Name,
     Place,
     Start,
     Trail,
     begin,
-    choose_name,
     clean,
     end,
     given_up,
-    spans,
+    span_of,
 )
 
 # These tests ask no model, but what another file's crews left unclosed may be collected in them:
@@ -42,7 +41,7 @@ from lightspan_crewai._identity import (
 pytestmark = WARNINGS
 
 ROOT = Place((), "0" * 16)
-IDS = Ids("rollout", "attempt", "f" * 32)
+ATTEMPT = AttemptContext(rollout_id="rollout", attempt_id="attempt", trace_id="f" * 32)
 
 
 def role(name: str, agent_id: str | None = None) -> Name:
@@ -54,13 +53,13 @@ class Context:
 
     def __init__(self, *rules: Rule) -> None:
         self.trail: Trail = ()
-        self.rules = rules
+        self.choose = Routing(rules=[*rules]).choose_name
         self.lost: list[Entry] = []
 
     def begin(self, kind: Kind, key: Any, name: Name | None = None, **attributes: Any) -> str:
         given = self.trail[-1].inside if self.trail else ROOT
         start = Start(kind, key, name, attributes)
-        self.trail, lost = begin(self.trail, start, given, self.rules)
+        self.trail, lost = begin(self.trail, start, given, self.choose)
         self.lost += lost
         return self.path
 
@@ -221,20 +220,19 @@ ANALYST = Name("{topic} analyst", "rain analyst", "7")
 )
 def test_a_template_matches_in_both_forms(patterns: list[str], chosen: str) -> None:
     routing = make_routing(dict.fromkeys(patterns, "policy"), None, "policy")
-    assert choose_name(ANALYST, routing.rules) == chosen
+    assert routing.choose_name(ANALYST[:2]) == chosen
 
 
 def test_the_first_rule_that_tells_them_apart_decides() -> None:
     target = Target(route=Route.POLICY, policy="p")
     rules = [Rule("rain analyst", target), Rule("{topic} analyst", target)]
-    assert choose_name(ANALYST, rules) == "rain analyst"
-    assert choose_name(ANALYST, rules[::-1]) == "{topic} analyst"
-    assert choose_name(ANALYST, [Rule("^rain", target, regex=True)]) == "rain analyst"
+    assert Routing(rules=rules).choose_name(ANALYST[:2]) == "rain analyst"
+    assert Routing(rules=rules[::-1]).choose_name(ANALYST[:2]) == "{topic} analyst"
 
 
 def test_a_name_with_a_slash() -> None:
     routing = make_routing({"front%2Fback": "policy"}, None, "policy")
-    assert choose_name(Name("{x}/back", "front/back", "1"), routing.rules) == "front/back"
+    assert routing.choose_name(("{x}/back", "front/back")) == "front/back"
 
 
 @pytest.mark.parametrize(
@@ -256,11 +254,19 @@ def entry_of(kind: Kind, name: Name | None = None, around: Place = ROOT, **more:
     return entry
 
 
+def recorded(entry: Entry, event: End) -> list[Span]:
+    """Return what is recorded when something ends."""
+    attempt = AttemptContext(rollout_id="rollout", attempt_id="attempt")
+    _hook._expect(attempt, entry)
+    _hook._record(attempt, entry, event)
+    return attempt.recorder.drain()
+
+
 def test_the_span_of_an_agent() -> None:
     outer = Place((Frame("press", "1" * 16),), "1" * 16)
     entry = entry_of(Kind.TASK, role("writer"), outer)
     failed = End(Kind.TASK, 1, SpanStatus.ERROR, "no", {"error.type": "ValueError", "x": 1})
-    (span,) = spans(entry, failed, IDS)
+    span = span_of(entry, failed, ATTEMPT)
     assert span.attributes == {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": "writer",
@@ -274,7 +280,7 @@ def test_the_span_of_an_agent() -> None:
     assert (span.kind, span.name) == (SpanKind.AGENT, "invoke_agent writer")
     assert (span.parent_id, span.span_id) == ("1" * 16, entry.inside.span_id)
     assert (span.status, span.status_message) == (SpanStatus.ERROR, "no")
-    assert (span.rollout_id, span.attempt_id, span.trace_id) == IDS[:3]
+    assert (span.rollout_id, span.attempt_id, span.trace_id) == ("rollout", "attempt", "f" * 32)
 
 
 def test_the_span_of_a_tool() -> None:
@@ -282,7 +288,7 @@ def test_the_span_of_a_tool() -> None:
         Kind.TOOL, **{"gen_ai.tool.name": "look", "gen_ai.tool.call.arguments": '{"q": 1}'}
     )
     event = End(Kind.TOOL, 1, attributes={"gen_ai.tool.call.result": "7"})
-    (span,) = spans(entry, event, IDS)
+    span = span_of(entry, event, ATTEMPT)
     assert (span.kind, span.name, span.parent_id) == (SpanKind.TOOL, "execute_tool look", "0" * 16)
     assert span.attributes == {
         "gen_ai.operation.name": "execute_tool",
@@ -296,18 +302,18 @@ def test_the_span_of_a_tool() -> None:
 
 def test_what_adds_no_frame_has_no_span() -> None:
     event = End(Kind.CREW, 1)
-    assert spans(entry_of(Kind.CREW), event, IDS) == []
+    assert recorded(entry_of(Kind.CREW), event) == []
     inside = entry_of(Kind.CALL)
-    ended = inside.calls.begins()
-    assert spans(inside, End(Kind.CALL, 1), IDS) == []
+    ended = inside.calls.start()
+    assert recorded(inside, End(Kind.CALL, 1)) == []
     ended(True)
-    assert spans(inside, End(Kind.CALL, 1), IDS) == []
+    assert recorded(inside, End(Kind.CALL, 1)) == []
 
 
 def test_a_call_that_no_client_made_is_recorded_as_structure() -> None:
     entry = entry_of(Kind.CALL, model="m", messages="hi", temperature=0.5, tools=None)
     answer = {"choices": [{"message": {"role": "assistant", "content": "yes"}}]}
-    (span,) = spans(entry, End(Kind.CALL, 1, attributes=answer), IDS)
+    (span,) = recorded(entry, End(Kind.CALL, 1, attributes=answer))
     assert (span.kind, span.name, span.status) == (SpanKind.LLM, "chat m", SpanStatus.OK)
     known = dict(span.attributes)
     assert str(known.pop("lightspan.call.id")).startswith("call")
@@ -329,12 +335,12 @@ def test_an_inner_call_is_the_real_one() -> None:
     now.begin(Kind.CALL, "outer")
     now.begin(Kind.CALL, "inner")
     outer, inner = now.trail
-    assert [len(spans(entry, End(Kind.CALL, 1), IDS)) for entry in now.trail] == [0, 1]
+    assert [len(recorded(entry, End(Kind.CALL, 1))) for entry in now.trail] == [0, 1]
     inner.tell(End(Kind.CALL, "inner", SpanStatus.ERROR))
-    assert [len(spans(outer, End(Kind.CALL, 1, status), IDS)) for status in SpanStatus] == [0, 1, 0]
+    assert [len(recorded(outer, End(Kind.CALL, 1, status))) for status in SpanStatus] == [0, 1, 0]
 
 
 def test_what_was_given_up_is_unset() -> None:
     entry = entry_of(Kind.AGENT, role("writer"))
-    (span,) = spans(entry, given_up(entry), IDS)
+    span = span_of(entry, given_up(entry), ATTEMPT)
     assert span.status is SpanStatus.UNSET

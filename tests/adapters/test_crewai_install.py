@@ -19,9 +19,9 @@ from tests.adapters.crewai_apps import WARNINGS, WRITER, a_task, an_agent, crew_
 
 from lightspan.capture import scope
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import Captured, captured, make_scope, tree
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_crewai import LightspanListener, _hook, agents, instrument, uninstrument
+from lightspan_testing.attempts import Captured, captured, make_scope, tree
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 
@@ -97,12 +97,12 @@ def test_an_error_of_ours_damages_the_attempt_and_nothing_else(
     result = Captured(scope=make_scope())
     with open_scope(result.scope):
         assert crew_of(an_agent(server, "writer")).kickoff().raw == "fine"
-    assert "lightspan_crewai: RuntimeError: a bug" in result.scope.recorder.damages()
+    assert "lightspan_crewai: RuntimeError: a bug" in result.scope.recorder.capture_errors()
 
 
 def test_outside_a_scope_nothing_happens(server: ScriptedServer) -> None:
     crew_of(an_agent(server, "writer")).kickoff()
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 # --- the static list ------------------------------------------------------------------------

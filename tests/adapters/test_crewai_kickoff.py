@@ -20,8 +20,8 @@ from tests.adapters.crewai_apps import WARNINGS, a_task, an_agent, crew_of, llm_
 import lightspan_crewai
 from lightspan.production import record
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.attempts import Recorded, captured, read_recorded
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import Recorded, captured, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = [
     *WARNINGS,

@@ -1,4 +1,4 @@
-"""What every adapter must do, with CrewAI. See `lightspan.testing.adapter_suite`."""
+"""What every adapter must do, with CrewAI. See `lightspan_testing.adapter_suite`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from crewai.llms.base_llm import BaseLLM
 from crewai.telemetry import Telemetry
 from crewai.tools import tool
 
-from lightspan.testing.adapter_suite import (
+from lightspan_crewai import _hook
+from lightspan_testing.adapter_suite import (
     OTHER_MEANS,
     AdapterSuite,
     App,
@@ -35,8 +36,7 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
-from lightspan.testing.stage import Stage
-from lightspan_crewai import _hook
+from lightspan_testing.stage import Stage
 
 # CrewAI warns of fields of its own that it reads itself.
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="crewai")

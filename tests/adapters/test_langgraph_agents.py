@@ -28,9 +28,9 @@ from tests.adapters.langgraph_apps import (
 )
 
 from lightspan.capture import emit, scope
-from lightspan.testing.attempts import captured, path_of
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_langgraph import agents, instrument, uninstrument
+from lightspan_testing.attempts import captured, path_of
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
@@ -259,7 +259,7 @@ def test_another_framework_around_langgraph(server: ScriptedServer) -> None:
     uninstrument()
     crew = scope.Frame("crew", "cd" * 8)
 
-    def other(acting: scope.Acting) -> scope.Acting:
+    def other(acting: scope.AgentContext) -> scope.AgentContext:
         return replace(acting, frames=(crew, *acting.frames), parent_span_id=crew.span_id)
 
     scope.register_resolver(other)

@@ -19,11 +19,12 @@ from tests.adapters.langgraph_apps import USER, asks, chat, graph_of, human
 import lightspan
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import AgentContext
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import make_routing
-from lightspan.testing.attempts import captured, make_scope, read_recorded
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_langgraph import LightspanCallback, _hook, instrument, uninstrument
+from lightspan_testing.attempts import captured, make_scope, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
@@ -225,8 +226,10 @@ def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
     def bad(*_: Any) -> bool:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(_hook, "is_routed", bad)
+    monkeypatch.setattr(AgentContext, "is_routed", property(bad))
     attempt = make_scope(gateway_url=gateway.origin, routing=make_routing({}, None, "main"))
     with open_scope(attempt):
         app(server).invoke(USER)
-    assert set(attempt.recorder.damages()) == {"lightspan_langgraph: RuntimeError: a bug of ours"}
+    assert set(attempt.recorder.capture_errors()) == {
+        "lightspan_langgraph: RuntimeError: a bug of ours"
+    }

@@ -39,9 +39,9 @@ from tests.adapters.langgraph_apps import (
 from lightspan.capture import wire
 from lightspan.schema import conventions as c
 from lightspan.schema.routing import make_routing
-from lightspan.testing.attempts import Captured, captured, path_of
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_langgraph import _hook, instrument, uninstrument
+from lightspan_testing.attempts import Captured, captured, path_of
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 

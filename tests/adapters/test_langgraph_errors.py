@@ -27,10 +27,10 @@ from tests.adapters.langgraph_apps import (
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.attempts import captured, make_scope, path_of
-from lightspan.testing.scripted import Reply, ScriptedServer
 from lightspan_langgraph import _hook
 from lightspan_langgraph._identity import RunTree
+from lightspan_testing.attempts import captured, make_scope, path_of
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
@@ -177,7 +177,7 @@ def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
     monkeypatch.setattr(RunTree, "place", broken)
     with open_scope(current):
         assert two_nodes(server).invoke(USER)["messages"]
-    assert current.recorder.damages()
-    assert {reason.partition(": ")[0] for reason in current.recorder.damages()} == {
+    assert current.recorder.capture_errors()
+    assert {reason.partition(": ")[0] for reason in current.recorder.capture_errors()} == {
         "lightspan_langgraph"
     }

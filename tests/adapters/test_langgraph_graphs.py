@@ -37,10 +37,10 @@ from tests.adapters.langgraph_apps import (
 
 from lightspan.capture import emit, scope, wire
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import Captured, captured
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.stage import Part, Stage
 from lightspan_langgraph import agents
+from lightspan_testing.attempts import Captured, captured
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stage import Part, Stage
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
@@ -301,10 +301,10 @@ def test_the_scope_alone_in_a_thread_falls_back_to_what_is_pushed(server: Script
     client = raw_client(server)
 
     def work(state: Any) -> dict[str, Any]:
-        pushed = scope.pushed()
+        pushed = scope.current_context()
 
         def in_thread() -> None:
-            scope.set_acting(pushed)
+            scope.set_agent(pushed)
             ask_raw(client)
 
         thread = threading.Thread(target=in_thread)

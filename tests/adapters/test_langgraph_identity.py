@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("lightspan_langgraph")
 
-from lightspan.capture.scope import Frame
+from lightspan.capture.scope import AttemptContext, Frame
 from lightspan.schema.routing import join_path
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan_langgraph._identity import (
@@ -24,6 +24,7 @@ from lightspan_langgraph._identity import (
     is_prebuilt_node,
 )
 
+ATTEMPT = AttemptContext(rollout_id="rollout", attempt_id="attempt", trace_id="f" * 32)
 ROOT = Place((), "0" * 16)
 _numbers = itertools.count()
 
@@ -32,7 +33,7 @@ class Runs:
     """A run tree fed with events in few words."""
 
     def __init__(self) -> None:
-        self.tree = RunTree("rollout", "attempt", "f" * 32)
+        self.tree = RunTree(ATTEMPT)
 
     def start(
         self,

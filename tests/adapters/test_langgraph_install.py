@@ -26,9 +26,9 @@ import lightspan
 import lightspan_langgraph
 from lightspan.capture import emit, scope
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import captured, make_scope
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_langgraph import LightspanCallback, _hook, agents, instrument, uninstrument
+from lightspan_testing.attempts import captured, make_scope
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
@@ -107,17 +107,17 @@ async def writer(state):
 graph = StateGraph(MessagesState).add_node("writer", writer).add_edge(START, "writer").compile()
 from lightspan.capture import wire
 from lightspan.schema.routing import make_routing
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.capture.entry import open_scope
 lightspan_langgraph.instrument()
 async def attempt(number):
-    scope = Scope(rollout_id="r", attempt_id=str(number), root_span_id="1" * 16,
+    scope = AttemptContext(rollout_id="r", attempt_id=str(number), root_span_id="1" * 16,
                   gateway_url=sys.argv[1], call_token="t",
                   routing=make_routing({"writer": "main"}, None, "main"))
     with open_scope(scope):
         await graph.ainvoke({"messages": [("user", "go")]})
     await wire.aclose()
-    assert not scope.recorder.damages()
+    assert not scope.recorder.capture_errors()
     for span in scope.recorder.drain():
         print(span.attempt_id, span.name, span.attributes["lightspan.agent.path"])
 for number in (1, 2):

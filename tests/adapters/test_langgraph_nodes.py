@@ -31,9 +31,9 @@ from tests.adapters.langgraph_apps import (
     raw_client,
 )
 
-from lightspan.testing.attempts import captured
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_langgraph import agents
+from lightspan_testing.attempts import captured
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 

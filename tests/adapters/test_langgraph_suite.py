@@ -30,7 +30,9 @@ from langgraph.types import Command
 from pydantic import SecretStr
 
 from lightspan.capture import scope
-from lightspan.testing.adapter_suite import (
+from lightspan_langgraph import _hook
+from lightspan_langgraph._cache import METHODS
+from lightspan_testing.adapter_suite import (
     OTHER_MEANS,
     AdapterSuite,
     App,
@@ -42,8 +44,6 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
-from lightspan_langgraph import _hook
-from lightspan_langgraph._cache import METHODS
 
 
 class Texts(TypedDict):
@@ -197,7 +197,6 @@ def tools(cast: Cast) -> App:
           execute_tool look @scout
           chat @scout
         """,
-        complete=False,  # a tool of the suite's is lightspan's, which may name agents
     )
 
 
@@ -212,7 +211,6 @@ def parallel_tools(cast: Cast) -> App:
           execute_tool count @scout
           execute_tool look @scout
         """,
-        complete=False,  # a tool of the suite's is lightspan's, which may name agents
     )
 
 
@@ -267,7 +265,6 @@ def agent_as_tool(cast: Cast) -> App:
               chat @boss/expert
           chat @boss
         """,
-        complete=False,  # a tool of the suite's is lightspan's, which may name agents
     )
 
 
@@ -309,7 +306,6 @@ def tool_error(cast: Cast) -> App:
           execute_tool broken @scout error
         """,
         raises=LookupError,
-        complete=False,  # a tool of the suite's is lightspan's, which may name agents
     )
 
 

@@ -37,11 +37,11 @@ from tests.adapters.own_ways import OWN_WAYS
 import lightspan
 from lightspan.capture import threads, wire
 from lightspan.capture.entry import open_scope
-from lightspan.testing.adapter_suite import instructions, tree
-from lightspan.testing.adapter_suite.checks import check_calls, check_tokens
-from lightspan.testing.adapter_suite.plays import inside_root
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.stage import Part, Played, Says, Stage, Turn
+from lightspan_testing.adapter_suite import instructions, tree
+from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
+from lightspan_testing.adapter_suite.plays import inside_root
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.stage import Part, Played, Says, Stage, Turn
 
 pytestmark = MARKS
 

@@ -32,10 +32,10 @@ from tests.adapters.openai_agents_apps import AGENT_WITH_TOOL, async_client, loo
 
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
-from lightspan.testing.adapter_suite.checks import check_untrained
-from lightspan.testing.attempts import captured
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.stage import Part, Stage, Turn
+from lightspan_testing.adapter_suite.checks import check_untrained
+from lightspan_testing.attempts import captured
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stage import Part, Stage, Turn
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 

@@ -24,7 +24,7 @@ from agents.tracing import (
 
 import lightspan
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import captured, make_scope
+from lightspan_testing.attempts import captured, make_scope
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
@@ -72,7 +72,7 @@ def test_each_span_is_current_inside_itself(nest: Sequence[Begun], disabled: boo
     with captured() as attempt, trace("t", disabled=disabled):
         inside_one_another(nest)
         assert get_current_span() is None
-    assert not attempt.scope.recorder.damages()
+    assert not attempt.scope.recorder.capture_errors()
 
 
 @pytest.mark.parametrize("begin", [agent, tool, model_call, other])
@@ -165,7 +165,7 @@ def test_a_generator_that_is_left(begin: Begun) -> None:
         assert get_current_span() is seen[0]
         steps.close()
         assert get_current_span() is None
-    assert not attempt.scope.recorder.damages()
+    assert not attempt.scope.recorder.capture_errors()
 
 
 @pytest.mark.parametrize("begin", [agent, tool, other])
@@ -179,7 +179,7 @@ def test_a_generator_that_is_ended_in_another_context(begin: Begun) -> None:
             next(steps)
             copy_context().run(steps.close)
             assert get_current_span() is seen[0]
-        assert not attempt.scope.recorder.damages()
+        assert not attempt.scope.recorder.capture_errors()
 
     copy_context().run(begun_here)
 

@@ -32,8 +32,8 @@ from tests.adapters.openai_agents_apps import (
 
 from lightspan.capture.entry import open_scope
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.attempts import Captured, captured, make_scope, path_of
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.attempts import Captured, captured, make_scope, path_of
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 

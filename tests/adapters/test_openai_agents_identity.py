@@ -20,12 +20,12 @@ from agents import (
 )
 from hypothesis import given, strategies as st
 
-from lightspan.capture.scope import Acting, Frame, Scope
+from lightspan.capture.adapter import SpanEnd
+from lightspan.capture.scope import AgentContext, AttemptContext, Frame
 from lightspan.schema.routing import split_path
 from lightspan.schema.spans import Attributes, SpanKind, SpanLink, SpanStatus
 from lightspan_openai_agents import agents
 from lightspan_openai_agents._identity import (
-    End,
     Operation,
     OperationKind,
     Origin,
@@ -34,8 +34,8 @@ from lightspan_openai_agents._identity import (
     span_of,
 )
 
-SCOPE = Scope(rollout_id="r", attempt_id="a", root_span_id="0" * 15 + "1")
-TOP = Acting(SCOPE, parent_span_id=SCOPE.root_span_id)
+SCOPE = AttemptContext(rollout_id="r", attempt_id="a", root_span_id="0" * 15 + "1")
+TOP = AgentContext(SCOPE, parent_span_id=SCOPE.root_span_id)
 AGENT, TOOL, RUN = OperationKind.AGENT, OperationKind.TOOL, OperationKind.RUN
 HANDOFF, GUARDRAIL = OperationKind.HANDOFF, OperationKind.GUARDRAIL
 
@@ -45,7 +45,7 @@ def inside(parent: Operation, kind: OperationKind, name: str = "") -> Operation:
 
 
 def spans(*operations: Operation) -> list[Any]:
-    return [span_of(operation, End()) for operation in operations]
+    return [span_of(operation, SpanEnd()) for operation in operations]
 
 
 # --- paths and spans --------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_path_has_the_names_that_were_entered(names: list[str]) -> None:
 
 
 def test_frames_of_others_stay_around() -> None:
-    outer = Acting(SCOPE, (Frame("node", "1" * 16),), "1" * 16)
+    outer = AgentContext(SCOPE, (Frame("node", "1" * 16),), "1" * 16)
     agent = begin(AGENT, "writer", outer)
     assert agent.inside.path == "node/writer"
     (span,) = spans(agent)
@@ -159,7 +159,9 @@ def test_a_handoff_of_nobody_or_to_nobody_is_none() -> None:
 def test_the_end_is_told() -> None:
     operation = begin(TOOL, "look", TOP)
     operation.tool_call_id, operation.arguments = "call_1", "{}"
-    span = span_of(operation, End(SpanStatus.ERROR, "no", {"error.type": "ToolError", "x": None}))
+    span = span_of(
+        operation, SpanEnd(SpanStatus.ERROR, "no", {"error.type": "ToolError", "x": None})
+    )
     assert span is not None
     assert (span.status, span.status_message) == (SpanStatus.ERROR, "no")
     assert span.start_ns <= span.end_ns

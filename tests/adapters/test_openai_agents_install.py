@@ -29,9 +29,9 @@ from tests.adapters.openai_agents_apps import (
 
 import lightspan_openai_agents
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import Captured, captured, make_scope
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan_openai_agents import LightspanProcessor, _hook, instrument, uninstrument
+from lightspan_testing.attempts import Captured, captured, make_scope
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
@@ -122,7 +122,7 @@ def test_an_error_of_ours_damages_the_attempt_only(
     current = make_scope()
     with open_scope(current):
         assert run_async(make(server, "writer")).final_output == "go"
-    assert "lightspan_openai_agents: RuntimeError: ours" in current.recorder.damages()
+    assert "lightspan_openai_agents: RuntimeError: ours" in current.recorder.capture_errors()
 
 
 def test_opentelemetry_loads_it(server: ScriptedServer) -> None:

@@ -48,10 +48,10 @@ from lightspan.production.feedback import feedback
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import Span, SpanStatus
-from lightspan.testing.adapter_suite.checks import check_untrained
-from lightspan.testing.attempts import captured, read_recorded
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_openai_agents import instrument
+from lightspan_testing.adapter_suite.checks import check_untrained
+from lightspan_testing.attempts import captured, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 

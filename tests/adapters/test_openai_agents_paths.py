@@ -40,9 +40,9 @@ from tests.adapters.openai_agents_apps import (
 import lightspan
 from lightspan.capture import scope
 from lightspan.schema.spans import SpanLink, SpanStatus
-from lightspan.testing.attempts import captured, path_of
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_openai_agents import agents
+from lightspan_testing.attempts import captured, path_of
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
@@ -313,7 +313,7 @@ def test_plain_python_around_and_inside(server: ScriptedServer) -> None:
     with captured() as attempt, lightspan.agent("outer"):
         run_async(make(server, "scout", tools=[think]))
     assert attempt.calls == ["outer/scout", "outer/scout/idea", "outer/scout"]
-    assert scope.acting() is None
+    assert scope.current_agent() is None
 
 
 def test_a_raw_client_in_a_tool_acts_for_the_agent(server: ScriptedServer) -> None:

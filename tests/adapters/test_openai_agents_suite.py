@@ -33,7 +33,8 @@ from openai.types.responses import (
 )
 
 from lightspan.capture import wire
-from lightspan.testing.adapter_suite import (
+from lightspan_openai_agents import _hook
+from lightspan_testing.adapter_suite import (
     OTHER_MEANS,
     AdapterSuite,
     App,
@@ -45,7 +46,6 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
-from lightspan_openai_agents import _hook
 
 RunOne = Callable[[Agent[Any], Any], Awaitable[Any]]
 """Runs an agent to its end."""

@@ -43,11 +43,11 @@ from tests.adapters.openai_agents_apps import (
 import lightspan
 from lightspan.capture import scope
 from lightspan.capture.entry import open_scope
-from lightspan.capture.recorder import Unrecorded
+from lightspan.capture.recorder import NullRecorder
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.attempts import captured, make_scope, path_of, read_recorded
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_openai_agents import instrument, uninstrument
+from lightspan_testing.attempts import captured, make_scope, path_of, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
@@ -119,7 +119,7 @@ def test_another_provider_is_reported_and_taken_in(server: ScriptedServer) -> No
     with open_scope(first):
         run_async(writer)
     assert [path_of(span) for span in first.recorder.drain()] == ["app"]
-    (damage,) = first.recorder.damages()
+    (damage,) = first.recorder.capture_errors()
     assert "set_trace_provider() after instrument()" in damage
     with captured() as attempt:
         run_async(writer)
@@ -212,7 +212,7 @@ def test_nothing_of_a_rollout_is_uploaded(
 
 def test_a_serving_process_is_no_rollout(server: ScriptedServer, uploads: Uploads) -> None:
     writer = make(server, "writer")
-    connected = scope.Acting(make_scope(recorder=Unrecorded(), is_outside=True))
+    connected = scope.AgentContext(make_scope(recorder=NullRecorder(), is_outside=True))
     scope.connect(connected)
     try:
         run_async(writer)

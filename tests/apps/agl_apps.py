@@ -7,7 +7,7 @@ from typing import Any
 import openai
 
 import lightspan
-import lightspan.agl as agl
+import lightspan_agl as agl
 
 
 def letters(text: str) -> float:

@@ -13,8 +13,8 @@ from app_environment import app_environment  # type: ignore[import-not-found]
 from lightspan import ExternalRunners, LightningRL, LocalRunners, Trainer
 from lightspan.lightning.episode import Episode
 from lightspan.progress import SilentReporter
-from lightspan.testing.tiny import tiny_model
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.tiny import tiny_model
 
 How = Literal["by the trainer", "by hand"]
 HOWS: tuple[How, ...] = ("by the trainer", "by hand")

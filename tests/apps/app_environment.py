@@ -31,6 +31,9 @@ def app_environment(folder: Path, *distributions: str, core: bool = True) -> Pat
         [source] = lightspan.__path__
         if not (packages / "lightspan").exists():  # a distribution that needs it has linked it
             (packages / "lightspan").symlink_to(source)
+        for entry in _top_level(distribution("lightspan")):  # which names its commands
+            if entry.suffix == ".dist-info" and not (packages / entry.name).exists():
+                (packages / entry.name).symlink_to(entry)
         command = folder / "bin" / "lightspan"
         command.write_text(
             f"#!{python}\nimport sys\nfrom lightspan.cli import main\n\n"

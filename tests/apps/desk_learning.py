@@ -36,18 +36,6 @@ def courteous(task: dict[str, Any]) -> float:
     return (done["desk"] == task["desk"]) / 2 + done["answer"].endswith("dear customer.") / 2
 
 
-_answers: dict[str, str] = {}
-
-
-@lightspan.rollout
-def remembered(task: dict[str, Any]) -> float:
-    """An app with a cache of its own, which knows nothing of candidates."""
-    if task["mail"] not in _answers:
-        done = desk_graph.graph.invoke({"text": task["mail"], "records": task["records"]})
-        _answers[task["mail"]] = done["desk"]
-    return float(_answers[task["mail"]] == task["desk"])
-
-
 def speaks(request: Any) -> str:
     """The app's model, which knows what its system message says."""
     told, asked = request.messages[0]["content"], request.last_text

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
-from lightspan.learners import Optimizer, SFTLoss
+from lightspan.algorithms import Algorithm, PolicySpec
+from lightspan.learners import Optimizer
 from lightspan.lightning.rows import Row
 from lightspan.schema.routing import Routing, make_routing
 
@@ -43,28 +41,3 @@ def row_of(ids: list[int], rollout: str = "drill") -> Row:
         versions=[0] * size,
         temperatures=[1.0] * size,
     )
-
-
-class Numbers(Drilled):
-    """Imitates numbers that it draws: three rows, then one, so that a second rank has none.
-
-    Args:
-        before: called before each step, with its number.
-    """
-
-    def __init__(self, model: Path, before: Callable[[int], None] = lambda step: None) -> None:
-        super().__init__(model)
-        self._before = before
-
-    async def run_step(self, world: World) -> Metrics:
-        self._before(world.step)
-        count = 3 if world.step % 2 else 1
-        rows = [row_of([world.rng.randrange(300) for _ in range(8)], str(n)) for n in range(count)]
-        result = await world.learn(lambda: world.learner.update(rows, SFTLoss()))
-        await world.publish()
-        return {"loss": result["loss"]}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None: ...

@@ -113,7 +113,7 @@ def responds(task: dict[str, Any]) -> float:
 def bypasses(task: dict[str, Any]) -> float:
     """The writer asks a client of another kind, which an adapter records."""
     with lightspan.agent("writer"):
-        acting = scope.acting()
+        acting = scope.current_agent()
         assert acting is not None
         answer = {"choices": [{"message": {"role": "assistant", "content": "1"}}]}
         request = {"model": "other", "messages": [{"role": "user", "content": task["q"]}]}

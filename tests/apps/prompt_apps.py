@@ -96,29 +96,3 @@ def told(task: dict[str, Any], rules: PromptTemplate, form: PromptTemplate) -> d
     lightspan.emit_message(f"it was to be {task['want']}")
     loud, backwards = float(said.isupper()), float(said.lower() == task["want"].lower())
     return {"reward": (loud + backwards) / 2, "loud": loud}
-
-
-_answers: dict[str, str] = {}
-
-
-@lightspan.rollout
-def remembered(task: dict[str, Any], style: PromptTemplate) -> float:
-    """A cache of the app's own answers what was asked before, whatever the prompt is now."""
-    if task["q"] not in _answers:
-        _answers[task["q"]] = ask(task["url"], style.format(q=task["q"]))
-    return float(_answers[task["q"]] == task["want"])
-
-
-@lightspan.rollout
-def remembered_system(task: dict[str, Any]) -> float:
-    """The same, and the prompt is in the app: of the one agent that it has."""
-    key = f"system {task['q']}"
-    if key not in _answers:
-        client = openai.OpenAI(base_url=task["url"], api_key="own-key", max_retries=0)
-        messages: Any = [
-            {"role": "system", "content": "Say it."},
-            {"role": "user", "content": task["q"]},
-        ]
-        reply = client.chat.completions.create(model="own", messages=messages)
-        _answers[key] = reply.choices[0].message.content or ""
-    return float(_answers[key] == task["want"])

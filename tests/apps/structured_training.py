@@ -15,9 +15,9 @@ from serve_process import serving  # type: ignore[import-not-found]
 import lightspan
 from lightspan import LightningRL, Trainer
 from lightspan.capture import wire
-from lightspan.testing.controls import Permuted
-from lightspan.testing.tiny import tiny_model
 from lightspan.trainer import FitResult
+from lightspan_testing.controls import Permuted
+from lightspan_testing.tiny import tiny_model
 
 _COLORS: Final = ("red", "green", "blue", "white")
 _STEPS: Final = 6

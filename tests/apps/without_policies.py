@@ -15,7 +15,7 @@ def main(folder: Path) -> None:
 
     from lightspan import Trainer
     from lightspan.progress import SilentReporter
-    from lightspan.testing.scripted import ScriptedServer
+    from lightspan_testing.scripted import ScriptedServer
 
     with ScriptedServer(lambda request: request.last_text.upper()) as server:
         tasks = [{"q": f"q{n}", "want": f"SAY Q{n}", "url": server.url} for n in range(6)]

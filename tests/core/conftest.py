@@ -39,7 +39,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model."""
     import torch
 
-    from lightspan.testing.tiny import tiny_model
+    from lightspan_testing.tiny import tiny_model
 
     torch.set_num_threads(1)
     return tiny_model(tmp_path_factory.mktemp("tiny") / "model", seed=0)

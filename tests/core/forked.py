@@ -28,7 +28,7 @@ IMPORTED = (
 FORKED = {
     *("agl", "algorithms", "cli", "lightning", "reports", "trainer", "training"),
     *("test_command_training", "test_misbehaviour", "test_pace"),
-    *("test_learning_benchmark", "test_credit_benchmark", "test_own_algorithm"),
+    *("test_learning_benchmark", "test_credit_benchmark"),
     *("test_math_structured", "test_rag_structured", "test_rag_crew"),
     *("test_sql_train", "test_sql_signals", "test_sql_spider"),
 }

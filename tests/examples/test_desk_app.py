@@ -12,7 +12,7 @@ from desk_example.app import DEPARTMENTS, PROMPT, parse_department, route, turns
 from desk_example.candidates import CANDIDATES, GOOD
 from desk_example.command import main
 from desk_example.training import held_out_tasks, train_tasks
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 MESSAGE = "The treadmill leaks from the bottom."
 

@@ -18,7 +18,7 @@ from desk_example.serving import served
 from desk_example.training import held_out_tasks, train_tasks
 from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.errors import ModelError
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 TRAIN = Path(__file__).parents[2] / "examples" / "desk" / "train.py"
 RIGHT = {task["message"]: task["department"] for task in (*train_tasks(), *held_out_tasks())}

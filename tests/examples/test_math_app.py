@@ -25,9 +25,9 @@ import lightspan_autogen
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.schema import conventions
-from lightspan.testing.adapter_suite import tree
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan.testing.stage import Part, Stage, Turn
+from lightspan_testing.adapter_suite import tree
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.stage import Part, Stage, Turn
 from math_example.app import SYSTEM, calculator, chat_client, make_agent, shared_calculator, solve
 from math_example.command import main
 from math_example.demonstrations import SYSTEM as DEMONSTRATED_SYSTEM, TOOL

@@ -21,9 +21,9 @@ import lightspan_autogen
 from lightspan import LightningRL
 from lightspan.errors import DataError
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
+from lightspan_testing.scripted import ScriptedServer
 from math_example import training
 from math_example.app import calculator, chat_client, make_agent
 from math_example.demonstrations import demonstrate

@@ -19,8 +19,8 @@ from lightspan.errors import ConfigError
 from lightspan.lightning import build_episode
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Outcome
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
 from lightspan.training.folder import RunFolder
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm"
 

@@ -14,7 +14,7 @@ from pages import blocks  # type: ignore[import-not-found]
 
 pytest.importorskip("langchain_openai")
 
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 NO_SETTINGS = (
     "LIGHTSPAN_STORE",

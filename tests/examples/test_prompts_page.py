@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from pages import blocks  # type: ignore[import-not-found]
 
-from lightspan.testing.scripted import Request, ScriptedServer
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.tiny import tiny_model
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(400)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import lightspan_langgraph
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from quest_example.app import MAX_CALLS, build_graph, chat_model, graph
 from quest_example.command import main, world_of
 from quest_example.demonstrations import TOOLS

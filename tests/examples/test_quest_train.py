@@ -17,11 +17,11 @@ from apart_training import How, trained_apart  # type: ignore[import-not-found]
 
 from lightspan import LightningRL
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
 from lightspan_examples.data import generated
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from lightspan_examples.small_model import build_tokenizer
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from quest_example import training, worlds
 from quest_example.app import build_graph, chat_model
 from quest_example.player import careful_path

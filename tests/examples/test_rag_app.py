@@ -24,9 +24,9 @@ import lightspan_openai_agents
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.schema import conventions
-from lightspan.testing.adapter_suite import tree
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan.testing.stage import Part, Stage, Turn
+from lightspan_testing.adapter_suite import tree
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.stage import Part, Stage, Turn
 from rag_example.app import MAX_SEARCHES, ask, researcher, run_config
 from rag_example.command import main
 from rag_example.demonstrations import PASSAGES, TOOLS, research

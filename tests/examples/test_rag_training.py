@@ -21,9 +21,9 @@ from lightspan import LightningRL
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.progress import PlainReporter
-from lightspan.testing.stage import Part, Stage, Turn
 from lightspan_examples.data import generated
 from lightspan_examples.example import Run
+from lightspan_testing.stage import Part, Stage, Turn
 from rag_example import recipes, training
 from rag_example.index import Index
 from rag_example.options import trained_agents

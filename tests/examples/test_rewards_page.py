@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pages import blocks  # type: ignore[import-not-found]
 
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 pytestmark = pytest.mark.pages
 

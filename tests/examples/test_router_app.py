@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 from router_example.app import build_graph, chat_model, graph
 from router_example.command import main
 from router_example.messages import tasks

@@ -19,12 +19,12 @@ from lightspan import LightningRL
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.progress import SilentReporter
-from lightspan.testing.adapter_suite import tree
-from lightspan.testing.scripted import Reply, ScriptedServer
-from lightspan.testing.stage import Part, Stage
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from lightspan_examples.small_model import build_model
+from lightspan_testing.adapter_suite import tree
+from lightspan_testing.scripted import Reply, ScriptedServer
+from lightspan_testing.stage import Part, Stage
 from router_example import messages
 from router_example.app import build_graph, chat_model as langchain_model
 from router_example.prompts import answer_prompt, route_prompt

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from lightspan import LightningRL, LoRA, Policy
+from lightspan import LightningRL, LoRA, Policy, Torch, Transformers
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from lightspan_examples.small_model import build_model
+from lightspan_testing.scripted import Request, ScriptedServer
 from router_example import recipes, training
 from router_example.messages import tasks
 from router_example.prompts import ANSWERED, ROUTED
@@ -76,8 +76,8 @@ def test_what_learns(script: Any, arguments: list[str], optimize: Any, lora: LoR
     assert isinstance(trainer.algorithm, LightningRL)
     assert (trainer.algorithm.optimize, trainer.algorithm.lora) == (optimize, lora)
     assert (len(messages), len(held_out)) == (384, 320)
-    assert trainer.settings.learner_options == {"token_budget": 256}
-    assert trainer.settings.engine_options == {"num_blocks": 64}
+    assert trainer.settings.learner == Torch(token_budget=256)
+    assert trainer.settings.engine == Transformers(num_blocks=64)
     policies = {"policy"} if isinstance(optimize, list) else {"route", "answer"}
     assert set(trainer.algorithm.policies()) == policies
     folder = "runs/router-unread" + ("-separate" if policies != {"policy"} else "") + "-seed0"

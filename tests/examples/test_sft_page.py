@@ -13,7 +13,7 @@ from pages import blocks  # type: ignore[import-not-found]
 
 pytest.importorskip("torch")
 
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 

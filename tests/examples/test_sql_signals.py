@@ -19,9 +19,9 @@ from lightspan.schema import conventions as c
 from lightspan.schema.messages import dump
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.tokens import CallOutcome
-from lightspan.testing.tiny import tiny_model
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
+from lightspan_testing.tiny import tiny_model
 from sql_example import training
 from sql_example.prompts import check_prompt
 from sql_example.signals import draft_error

@@ -19,8 +19,8 @@ from pyarrow import parquet
 
 from lightspan.errors import DataError
 from lightspan.progress import Reporter
-from lightspan.testing.tiny import Family, tiny_model
 from lightspan_examples.script import main
+from lightspan_testing.tiny import Family, tiny_model
 from sql_example import spider, training, worlds
 from sql_example.reward import execution_accuracy
 from sql_example.worlds import app_input

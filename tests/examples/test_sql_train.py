@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
 
-from lightspan import VLLM, Verl
+from lightspan import VLLM, Torch, Verl
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import Reply, ScriptedServer
 from lightspan_examples.example import ON_CPU, Run
 from lightspan_examples.script import main
+from lightspan_testing.scripted import Reply, ScriptedServer
 from sql_example import training
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
@@ -187,7 +187,7 @@ def test_the_dry_run_of_the_small_model(
     report = capsys.readouterr().out
     assert "4 tasks x 4 rollouts" in report
     assert "; nothing was trained\n" in report
-    for title in ("AGENTS", "MEMORY (forecast, cpu)", "TIME (forecast)"):
+    for title in ("AGENTS", "MEMORY (estimate)", "TIME (estimate)"):
         assert f"\n{title}\n" in report
     trained, frozen = re.findall(r"^  (write_query|check_query) +(\S+) +16 ", report, re.MULTILINE)
     assert {trained, frozen} == {("write_query", "policy"), ("check_query", "-")}
@@ -219,17 +219,16 @@ def test_the_app_in_an_environment_without_torch(few_tasks: Path, tmp_path: Path
 def test_other_backends_are_named_by_their_interpreters(script: Any, few_tasks: Path) -> None:
     """The script stays as it is; each has an environment of its own."""
 
-    def chosen(*given: str) -> tuple[Any, Any, Any]:
+    def chosen(*given: str) -> tuple[Any, Any]:
         arguments = ["--model", "org/unread", "--cache", str(few_tasks), *given]
         options = script.EXAMPLE.parser("").parse_args(arguments)
         settings = script.prepare(Run(script.EXAMPLE, options, SilentReporter()))[0].settings
-        return settings.engine, settings.learner, settings.learner_options
+        return settings.engine, settings.learner
 
     quick = ("--enforce-eager",)
     python = sys.executable
     assert chosen("--vllm", python)[0] == VLLM(python=python, arguments=quick, environment=ON_CPU)
     assert chosen("--vllm", python, "--device", "cuda")[0] == VLLM(python=python)
     budget = ("--token-budget", "512")
-    assert chosen(*budget)[2] == {"token_budget": 512}
-    _, learner, options = chosen("--verl", python, *budget)
-    assert (learner, options) == (Verl(python=python, token_budget=512), {})
+    assert chosen(*budget)[1] == Torch(token_budget=512)
+    assert chosen("--verl", python, *budget)[1] == Verl(python=python, token_budget=512)

@@ -1,5 +1,5 @@
 """Scripts in the shape of the original tutorial's listing (its configuration, classes and calls; an
-agent and a reward of our own), which name `lightspan.agl` in place of its import."""
+agent and a reward of our own), which name `lightspan_agl` in place of its import."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pyarrow import parquet
 from lightspan.learners.torch import TorchLearner
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route
-from lightspan.testing.scripted import Request, ScriptedServer
-from lightspan.testing.tiny import Family, tiny_model
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.tiny import Family, tiny_model
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,9 +91,7 @@ def test_fit_runs_and_says_what_has_no_effect(trained: tuple[str, RunFolder]) ->
     printed, _ = trained
     lines = printed.splitlines()
     assert lines[0] == "Adapter agent match acknowledged: write"
-    assert lines[1].startswith(
-        "VERL(config) trains with lightspan's own engine and learner. Without effect here: "
-    )
+    assert lines[1].startswith("VERL(config): without effect here: ")
     assert "actor_rollout_ref.rollout.gpu_memory_utilization=0.8" in lines[1]
     assert [line for line in lines if line.startswith("step 2/2")]
 
@@ -102,7 +100,7 @@ def test_fit_runs_and_says_what_has_no_effect(trained: tuple[str, RunFolder]) ->
 def test_agents_whose_name_has_write_in_it_learn(
     trained: tuple[str, RunFolder], place: Path
 ) -> None:
-    """`re.search`: `rewrite_query` has `write` in it too. The checker shares the weights."""
+    """`rewrite_query` has `write` in it too. The checker shares the weights."""
     _, folder = trained
     lines = [line for line in folder.metrics() if line["kind"] == "train"]
     assert [line["step"] for line in lines] == [1, 2]

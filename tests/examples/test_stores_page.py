@@ -18,7 +18,7 @@ from lightspan.cli import main
 from lightspan.schema.records import RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.stores import open_store
-from lightspan.testing.store_suite import make_production, make_report, make_rollout
+from lightspan_testing.store_suite import make_production, make_report, make_rollout
 
 
 async def recorded(url: str) -> None:

@@ -10,7 +10,7 @@ from fault_apps import expected  # type: ignore[import-not-found]
 from lightspan.engines.protocol import GenerationRequest
 from lightspan.gateway import Gateway
 from lightspan.stores import open_store
-from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 
 TOKENIZER = tiny_chat_tokenizer()
 

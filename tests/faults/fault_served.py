@@ -13,7 +13,7 @@ from lightspan.serving.store import process
 from lightspan.serving.store.server import StoreServer
 from lightspan.stores.remote.roles import Role
 
-KEYS = {Role.TRAINER: ["TRAINER_KEY"], Role.RUNNER: ["RUNNER_KEY"]}
+KEYS = {Role.TRAINER: "TRAINER_KEY", Role.RUNNER: "RUNNER_KEY"}
 
 
 def _at_the_next(server: StoreServer) -> None:

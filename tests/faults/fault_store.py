@@ -15,7 +15,7 @@ from typing import Any
 from lightspan.serving.store.keys import Keys
 from lightspan.serving.store.server import StoreServer
 from lightspan.stores import open_store
-from lightspan.stores.remote.operations import Arguments, Operation
+from lightspan.stores.remote.rpc import Arguments, Operation
 
 
 class Mortal(StoreServer):
@@ -35,7 +35,7 @@ class Mortal(StoreServer):
 
 async def main(url: str, port: str, point: str, number: str) -> None:
     async with open_store(url) as store:
-        server = Mortal(store, Keys.of_this_machine(), port=int(port))
+        server = Mortal(store, Keys(None), port=int(port))
         server.point, server.left = point, int(number)
         async with server:
             print(server.url, flush=True)

@@ -26,8 +26,8 @@ from lightspan.engines.protocol import GenerationRequest
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import AttemptStatus, Rollout, RolloutStatus
 from lightspan.stores import open_store
-from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_testing.tiny import tiny_model
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 

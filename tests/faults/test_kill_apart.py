@@ -21,9 +21,9 @@ from lightspan.runners.peers import Presence, here
 from lightspan.schema.records import AttemptStatus, Mode, PeerRole, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.tiny import tiny_model
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_testing.tiny import tiny_model
 
 APPS = Path(__file__).parents[1] / "apps"
 APART = APPS / "apart"

@@ -23,13 +23,13 @@ from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.scripted_engine import (
+from lightspan_testing.scripted_engine import (
     Gate,
     Say,
     ScriptedEngine,
     tiny_chat_tokenizer,
 )
-from lightspan.testing.store_suite import make_rollout
+from lightspan_testing.store_suite import make_rollout
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 

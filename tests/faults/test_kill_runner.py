@@ -21,8 +21,8 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
-from lightspan.testing.gateway_suite import shared_tokenizer
-from lightspan.testing.scripted_engine import ScriptedEngine
+from lightspan_testing.gateway_suite import shared_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine
 
 HERE = Path(__file__).parent
 KILLS = 12 if os.environ.get("LIGHTSPAN_SEED") else 6

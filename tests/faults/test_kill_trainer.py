@@ -23,9 +23,9 @@ import pytest
 from lightspan.algorithms.epochs import Epochs
 from lightspan.schema.records import AttemptStatus, Mode, RolloutState, RolloutStatus
 from lightspan.stores import open_store
-from lightspan.testing.tiny import tiny_model
 from lightspan.training.checkpoints import TrainerState, latest, load_state
 from lightspan.training.folder import RunFolder
+from lightspan_testing.tiny import tiny_model
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 LONG = bool(os.environ.get("LIGHTSPAN_SEED"))

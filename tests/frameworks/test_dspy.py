@@ -18,7 +18,7 @@ import lightspan
 from lightspan import otel
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.lightning.detours import fix_of
 from lightspan.otel import hooks
 from lightspan.schema import conventions as c
@@ -26,11 +26,11 @@ from lightspan.schema.origins import Request
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import SpanKind
-from lightspan.testing.adapter_suite.plays import play
-from lightspan.testing.adapter_suite.scenarios import App, Model, count, instructions, look
-from lightspan.testing.attempts import path_of
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.stage import Part, Played, Stage, Turn
+from lightspan_testing.adapter_suite.plays import play
+from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from lightspan_testing.attempts import path_of
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stage import Part, Played, Stage, Turn
 
 dspy = pytest.importorskip("dspy")
 litellm = pytest.importorskip("litellm")
@@ -315,7 +315,7 @@ PAST = {
 
 def asked_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
     """(spans of model calls, requests past the SDKs, URL of the server)."""
-    scope = Scope(rollout_id="r", attempt_id="a", mode=Mode.DEV)
+    scope = AttemptContext(rollout_id="r", attempt_id="a", mode=Mode.DEV)
     with ScriptedServer("said") as server, open_scope(scope), lightspan.agent("writer"):
         more: Any = {"api_base": server.url, "api_key": "key", "max_retries": 0, "timeout": 20}
         more |= {"messages": [{"role": "user", "content": "go"}], "model": f"{provider}/m"}
@@ -386,7 +386,7 @@ def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
 
 @of_litellm
 def test_the_responses_api_of_dspy_goes_past_it() -> None:
-    scope = Scope(rollout_id="r", attempt_id="a", mode=Mode.DEV)
+    scope = AttemptContext(rollout_id="r", attempt_id="a", mode=Mode.DEV)
     with ScriptedServer("said") as server, otel.instrument("dspy"), open_scope(scope):
         model = dspy.LM(
             *("openai/m", "responses"), api_base=server.url, api_key="key", cache=False, **ENGINE

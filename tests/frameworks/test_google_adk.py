@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.json_format import MessageToJson
-from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import FrameworkSuite, columns
 
-from lightspan.testing.adapter_suite.scenarios import App, Model, count, instructions, look
-from lightspan.testing.stage import Turn
+from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from lightspan_testing.stage import Turn
 
 pytest.importorskip("google.adk")
 
@@ -152,7 +145,7 @@ class Builder:
 
 class TestAdk(FrameworkSuite):
     name = "google-adk"
-    tells_arguments = False
+    tells_messages = False
 
     def build(self, scenario: str, model: Model) -> App:
         built: App = getattr(Builder(model), scenario)()
@@ -170,32 +163,6 @@ class TestAdk(FrameworkSuite):
 
     def patched(self) -> Any:
         return tracing.tracer, node_tracing.tracer
-
-    @pytest.fixture(autouse=True)
-    def _logs(self) -> Iterator[None]:
-        """The app's logger provider, which is no global one."""
-        self.logs = InMemoryLogRecordExporter()
-        self.logger_provider = LoggerProvider()
-        self.logger_provider.add_log_record_processor(SimpleLogRecordProcessor(self.logs))
-        yield
-        self.logger_provider.shutdown()
-
-    def saying(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In log records."""
-        logger = self.logger_provider.get_logger("gcp.vertex.agent")
-        monkeypatch.setattr(tracing, "otel_logger", logger)
-        monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
-
-    def stored_in(self, folder: Path) -> Sequence[Path]:
-        """And what it logged, in a file of its own."""
-        sent = json.loads(MessageToJson(encode_logs(self.logs.get_finished_logs())))
-        for each in sent["resourceLogs"]:
-            for record in (one for scope in each["scopeLogs"] for one in scope["logRecords"]):
-                for name in ("traceId", "spanId"):  # hexadecimal in OTLP's JSON
-                    record[name] = base64.b64decode(record[name]).hex()
-        path = folder / "logs.json"
-        path.write_text(json.dumps(sent))
-        return [path, *super().stored_in(folder)]
 
 
 pytest_generate_tests = columns

@@ -21,8 +21,8 @@ from lightspan import otel
 from lightspan.capture import wire
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
-from lightspan.testing.attempts import Exchange, Recorded, read_recorded
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import Exchange, Recorded, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks the network
 litellm = pytest.importorskip("litellm")

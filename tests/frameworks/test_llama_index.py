@@ -16,8 +16,8 @@ from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 import lightspan
 from lightspan import otel
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.adapter_suite.plays import play, play_outside
-from lightspan.testing.adapter_suite.scenarios import (
+from lightspan_testing.adapter_suite.plays import play, play_outside
+from lightspan_testing.adapter_suite.scenarios import (
     App,
     Model,
     broken,
@@ -25,8 +25,8 @@ from lightspan.testing.adapter_suite.scenarios import (
     instructions,
     look,
 )
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.stage import Stage, Turn
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.stage import Stage, Turn
 
 pytest.importorskip("llama_index.core")
 instrumentation = pytest.importorskip("openinference.instrumentation.llama_index")

@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import FrameworkSuite, columns
 
 from lightspan.capture import wire
-from lightspan.testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
-from lightspan.testing.stage import Turn
+from lightspan_testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
+from lightspan_testing.stage import Turn
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
 
@@ -209,8 +209,8 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from lightspan import otel
-from lightspan.testing.attempts import captured
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import captured
+from lightspan_testing.scripted import ScriptedServer
 
 def trace_it():
     trace.set_tracer_provider(TracerProvider())

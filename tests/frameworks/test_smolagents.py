@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import FrameworkSuite, columns
 
 from lightspan import otel
-from lightspan.testing.adapter_suite.plays import play
-from lightspan.testing.adapter_suite.scenarios import App, Model, instructions
-from lightspan.testing.stage import Stage, Turn
+from lightspan_testing.adapter_suite.plays import play
+from lightspan_testing.adapter_suite.scenarios import App, Model, instructions
+from lightspan_testing.stage import Stage, Turn
 
 smolagents = pytest.importorskip("smolagents")
 instrumentation = pytest.importorskip("openinference.instrumentation.smolagents")

@@ -85,11 +85,3 @@ def test_a_setting_that_would_change_nothing_any_more_cannot_be_set(tmp_path: Pa
     trainer = Trainer(algorithm, folder=tmp_path)
     with pytest.raises(AttributeError):
         trainer.folder = RunFolder(tmp_path / "other")  # type: ignore[misc]
-
-
-def test_options_are_as_they_were_given(tmp_path: Path) -> None:
-    options = {"num_blocks": 8}
-    trainer = Trainer(rl(), folder=tmp_path, engine_options=options)
-    options["num_blocks"] = 1
-    assert trainer.settings.engine_options == {"num_blocks": 8}
-    assert trainer.settings.learner_options == {}

@@ -12,8 +12,9 @@ import noxfile
 import pytest
 from tests.frameworks import matrix
 
-from lightspan.cli.commands import COMMANDS, _parser
+from lightspan.cli.commands import _parser
 from lightspan.errors import how_to_install
+from lightspan.plugins import installed_plugins
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -299,7 +300,7 @@ def test_pages_that_install_packages_say_from_where(page: Path) -> None:
 
 
 # --- commands -------------------------------------------------------------------------------
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", installed_plugins("commands"))
 def test_every_argument_of_a_command_says_what_it_is(command: str) -> None:
     [parsers] = [each.choices for each in _parser()._actions if isinstance(each.choices, dict)]
     parser = parsers[command]

@@ -12,13 +12,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import noxfile
 import pytest
 
 from lightspan.otel.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
-ADAPTERS = {name: path for name, path in PACKAGES.items() if name != "core"}
+PLUGINS = {name: path for name, path in PACKAGES.items() if name != "core"}
+ADAPTERS = {name: path for name, path in PLUGINS.items() if name in noxfile.ADAPTERS}
 EXAMPLES = {path.parent.name: path.parent for path in ROOT.glob("examples/*/pyproject.toml")}
 
 CORE_NEEDS = {"msgspec", "opentelemetry-api", "opentelemetry-sdk"}
@@ -60,9 +62,9 @@ def test_the_changelog_begins_with_this_version() -> None:
     )
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_adapters_need_this_core(adapter: str) -> None:
-    declared = {name_of(each): each for each in project(ADAPTERS[adapter])["dependencies"]}
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_plugins_need_this_core(plugin: str) -> None:
+    declared = {name_of(each): each for each in project(PLUGINS[plugin])["dependencies"]}
     major, minor = project(PACKAGES["core"])["version"].split(".")[:2]
     assert re.fullmatch(rf"lightspan~={major}\.{minor}(\.\d+)?", declared["lightspan"])
 
@@ -145,7 +147,6 @@ def test_latest_constraints_agree() -> None:
     apart |= {name for name in CONSTRAINTS if name.startswith("frameworks-")}
     apart.add("litellm-latest.txt")  # it is no framework, and has one too
     apart.add("together.txt")  # what the newest CrewAI leaves of the others
-    apart.add("agentlightning.txt")  # what an older release of another project takes
     apart.add("vllm.txt")  # its servers have an environment of their own
     apart.add("verl.txt")  # and so has it
     for name in CONSTRAINTS:

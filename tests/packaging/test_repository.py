@@ -104,14 +104,15 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
 
 
 def test_every_adapter_has_its_row_in_the_noxfile() -> None:
-    adapters = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")} - {"core"}
-    assert set(noxfile.ADAPTERS) == adapters
+    packages = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
+    others = {Path(path).name for path in (noxfile.CORE, noxfile.SUITES, *noxfile.PLUGINS)}
+    assert set(noxfile.ADAPTERS) == packages - others
 
 
 @pytest.mark.parametrize("adapter", noxfile.ADAPTERS)
 def test_what_adapter_tests_are_skipped_without_is_expected_by_nox(adapter: str) -> None:
     """A session whose environment lacks a module fails: it would skip the tests and pass."""
-    suite = ROOT / "packages/core/src/lightspan/testing/adapter_suite"
+    suite = ROOT / "packages/testing/src/lightspan_testing/adapter_suite"
     skipped = {
         name
         for path in [*(ROOT / "tests/adapters").glob(f"test_{adapter}_*.py"), *suite.glob("*.py")]

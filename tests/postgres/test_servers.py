@@ -25,7 +25,7 @@ from lightspan.progress import SilentReporter
 from lightspan.schema.records import Attempt, AttemptStatus, Outcome, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.store_suite import LEASE_S, make_report, make_rollout, ref
+from lightspan_testing.store_suite import LEASE_S, make_report, make_rollout, ref
 
 KEYS = ("--trainer-key-env", "TRAINER_KEY", "--runner-key-env", "RUNNER_KEY")
 IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}

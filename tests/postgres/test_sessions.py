@@ -23,8 +23,8 @@ from lightspan.stores.postgres import database, writer
 from lightspan.stores.postgres.address import read_address
 from lightspan.stores.postgres.store import PostgresStore
 from lightspan.stores.postgres.tables import PostgresWriteTables
-from lightspan.testing.conditions import until
-from lightspan.testing.store_suite import (
+from lightspan_testing.conditions import until
+from lightspan_testing.store_suite import (
     LEASE_S,
     claim_one,
     make_call,

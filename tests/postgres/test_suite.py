@@ -9,7 +9,7 @@ from tests.core.stores.served import Served
 
 from lightspan.stores.postgres.store import PostgresStore
 from lightspan.stores.remote.store import RemoteStore
-from lightspan.testing.store_suite import Clock, StoreSuite
+from lightspan_testing.store_suite import Clock, StoreSuite
 
 
 class TestPostgresStore(StoreSuite):

@@ -23,8 +23,8 @@ from lightspan.cli import main
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import AttemptStatus
 from lightspan.stores import open_store
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Request, ScriptedServer
 
 SECRET = quote(PASSWORD, safe="")
 
@@ -132,7 +132,7 @@ def test_production_and_its_commands(
     missing = url.replace("schema=", "schema=no_")
     assert main(["inspect", missing]) == 1
     assert "nothing was recorded there" in capsys.readouterr().err
-    assert main(["export", url, "metrics"]) == 1
+    assert main(["export", url, "model"]) == 1
     assert "is a store of production" in capsys.readouterr().err
 
 

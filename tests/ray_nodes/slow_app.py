@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from lightspan.testing.errands import waits
+from lightspan_testing.errands import waits
 
 __all__ = ["waits"]
 

@@ -8,7 +8,7 @@ from tests.ray_nodes.nodes import Cluster, Node
 from lightspan import RayRunners
 from lightspan.runners.protocol import Runners
 from lightspan.stores.protocol import Store
-from lightspan.testing.runners_suite import RunnersSuite
+from lightspan_testing.runners_suite import RunnersSuite
 
 pytestmark = pytest.mark.timeout(600)
 

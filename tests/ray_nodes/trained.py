@@ -13,7 +13,7 @@ from scripted_learning import Recording, scripted  # type: ignore[import-not-fou
 from lightspan import LightningRL, RayRunners, Trainer
 from lightspan.engines.protocol import GenerationRequest
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted_engine import Gate, Say, ScriptedEngine, tiny_chat_tokenizer
+from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine, tiny_chat_tokenizer
 
 APP = "ray_apps:twice"
 TASKS = [{"q": "question " + "x" * number} for number in range(16)]

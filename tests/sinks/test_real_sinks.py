@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.cli import main
-from lightspan.training.sinks import MLflow, SinkRun, Sinks, TensorBoard, Trackio, WandB
+from lightspan.reports.sinks import MLflow, TensorBoard, Trackio, WandB
+from lightspan.training.sinks import SinkRun, Sinks
 
 LINES: list[dict[str, Any]] = [
     {"kind": "eval", "step": 0, "mean": 0.25, "n": 4},
@@ -124,21 +124,3 @@ def test_trackio(run: SinkRun, said: list[str]) -> None:
     logs = SQLiteStorage.get_logs("project", "first-23456789")
     assert [(e["step"], e["train/reward"]) for e in logs if "train/reward" in e] == REWARDS
     assert [(e["step"], e["eval/mean"]) for e in logs if "eval/mean" in e] == MEANS
-
-
-def test_the_command_sends_a_finished_run(
-    run: SinkRun, said: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    config = {"run_id": run.run_id, "model": "m"}
-    (run.folder / "config.json").write_text(json.dumps(config))
-    lines = [json.dumps({**line, "odd": None}) for line in LINES]
-    (run.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert main(["export", str(run.folder), "metrics", "--to", "tensorboard"]) == 0
-    assert capsys.readouterr().err == "4 lines of metrics to tensorboard\n"
-    found = EventAccumulator(str(run.folder / "tensorboard"))
-    found.Reload()
-    assert [(e.step, e.value) for e in found.Scalars("eval/mean")] == MEANS
-    assert main(["export", str(run.folder), "metrics"]) == 1
-    assert "metrics need --to SINK" in capsys.readouterr().err

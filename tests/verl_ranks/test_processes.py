@@ -28,7 +28,7 @@ from lightspan.learners.torch import TorchLearner
 from lightspan.learners.verl.learner import VerlLearner
 from lightspan.learners.verl.workers import Workers
 from lightspan.lightning.rows import Row
-from lightspan.testing.learner_suite import (
+from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
     WeightSink,
     distance,
@@ -36,7 +36,7 @@ from lightspan.testing.learner_suite import (
     make_rows,
     published,
 )
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 ADAMW = Optimizer(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=3)
 

@@ -24,8 +24,8 @@ from lightspan.learners.verl.ray_workers import RayWorkers
 from lightspan.learners.verl.team import Team
 from lightspan.learners.verl.workers import Workers
 from lightspan.lightning.rows import Row
-from lightspan.testing.learner_suite import BOTH_CLIPS, make_call_rows, make_rows
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.learner_suite import BOTH_CLIPS, make_call_rows, make_rows
+from lightspan_testing.tiny import tiny_model
 
 pytestmark = pytest.mark.timeout(600)
 

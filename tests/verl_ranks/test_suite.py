@@ -10,7 +10,7 @@ import pytest
 from lightspan.learners.verl.learner import VerlLearner
 from lightspan.learners.verl.team import Team
 from lightspan.learners.verl.workers import Workers
-from lightspan.testing.learner_suite import LearnerSuite
+from lightspan_testing.learner_suite import LearnerSuite
 
 
 class OnWorkers(LearnerSuite):

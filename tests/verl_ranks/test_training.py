@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_verl.py"
 STEPS = 20

@@ -15,8 +15,8 @@ import pytest
 
 from lightspan.engines.vllm.checks import ENVIRONMENT, FLAGS, UNTIED
 from lightspan.engines.vllm.client import Client
-from lightspan.testing.engine_suite import CONTEXT
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import CONTEXT
+from lightspan_testing.tiny import tiny_model
 
 SMALL = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

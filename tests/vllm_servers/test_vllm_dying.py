@@ -13,7 +13,7 @@ from tests.vllm_servers.conftest import SMALL, START_S
 
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
-from lightspan.testing.engine_suite import generate
+from lightspan_testing.engine_suite import generate
 
 PROMPT = [5, 6, 7, 8]
 HALF = (

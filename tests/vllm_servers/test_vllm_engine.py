@@ -15,7 +15,7 @@ from lightspan.engines.vllm.checks import FLAGS
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.errors import ConfigError
-from lightspan.testing.engine_suite import EngineSuite
+from lightspan_testing.engine_suite import EngineSuite
 
 pytestmark = pytest.mark.timeout(900)
 

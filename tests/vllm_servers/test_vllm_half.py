@@ -13,8 +13,8 @@ from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.errors import EngineError
 from lightspan.learners.torch import TorchLearner
-from lightspan.testing.engine_suite import generate
 from lightspan.training.likeness import check_probes
+from lightspan_testing.engine_suite import generate
 
 PROMPTS = [[5 + (7 * place + number) % 300 for place in range(24)] for number in range(4)]
 

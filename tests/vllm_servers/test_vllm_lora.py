@@ -15,7 +15,7 @@ from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.vllm.weights import Blueprint
 from lightspan.errors import ConfigError
-from lightspan.testing.lora_suite import RANK, LoRAEngineSuite
+from lightspan_testing.lora_suite import RANK, LoRAEngineSuite
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -14,8 +14,8 @@ from lightspan.engines.vllm.checks import FLAGS
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.weights import load_model
-from lightspan.testing.engine_suite import CONTEXT, EngineSuite
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import CONTEXT, EngineSuite
+from lightspan_testing.tiny import tiny_model
 
 pytestmark = pytest.mark.timeout(900)
 

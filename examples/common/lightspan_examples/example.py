@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightspan import VLLM, FitResult, LoRA, Trainer, Verl
+from lightspan import VLLM, FitResult, LoRA, Torch, Trainer, Verl
 from lightspan.progress import Reporter
 from lightspan.reports.dry_run.measurements import peak_bytes
 from lightspan.reports.dry_run.run import NO_MODEL
@@ -246,7 +246,7 @@ def _learner_options(options: argparse.Namespace) -> dict[str, Any]:
     budget = options.token_budget
     if options.verl is not None:
         return {"learner": Verl(python=options.verl, token_budget=budget)}
-    return {"learner_options": None if budget is None else {"token_budget": budget}}
+    return {} if budget is None else {"learner": Torch(token_budget=budget)}
 
 
 def _one_torch_thread(device: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightspan.reports.dry_run.output import STDOUT
-from lightspan.training.sinks import SINKS
+from lightspan.plugins import installed_plugins
+from lightspan.reports.dry_run.report import STDOUT
 
 
 def add_options(
@@ -71,7 +71,7 @@ def add_options(
         "--sink",
         action="append",
         default=[],
-        choices=list(SINKS),
+        choices=list(installed_plugins("sinks")),
         help="send metrics there too; may be repeated",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from lightspan.errors import LightspanError
 from lightspan.progress import PlainReporter, Reporter, default_reporter
 from lightspan.reports.dry_run.endpoints import named_endpoint
-from lightspan.reports.dry_run.output import STDOUT, check_writable, shown
+from lightspan.reports.dry_run.report import STDOUT
 from lightspan_examples.example import Example, Run
 from lightspan_examples.options import check_options
 
@@ -37,7 +37,6 @@ def main(example: Example, description: str | None, arguments: Sequence[str] | N
 
 def _dry_run(example: Example, options: argparse.Namespace, reporter: Reporter) -> int:
     """A few tasks, and what training would do with them; returns the exit status."""
-    check_writable(options.json)
     if options.json == STDOUT:  # which the JSON has alone
         reporter = PlainReporter(sys.stderr)
     options.endpoint = named_endpoint(options.base_url, options.endpoint_model)
@@ -52,7 +51,7 @@ def _dry_run(example: Example, options: argparse.Namespace, reporter: Reporter) 
         endpoint=options.endpoint,
         folder=options.folder,
     )
-    print(shown(report, options.json))
+    print(report.write(options.json))
     if report.failure:
         print(f"train.py: {report.failure}", file=sys.stderr)
     return int(bool(report.failure))

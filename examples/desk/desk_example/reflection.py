@@ -10,7 +10,7 @@ from typing import Final
 
 from desk_example.candidates import CANDIDATES
 from lightspan import LLM
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 NO_MORE: Final = "I have no other text."
 

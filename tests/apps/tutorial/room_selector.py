@@ -7,7 +7,7 @@ from typing import Any, List, Tuple, TypedDict  # noqa: UP035 - as scripts of th
 
 from openai import OpenAI
 
-import lightspan.agl as agl
+import lightspan_agl as agl
 
 ROOMS = {
     "Attic": {"seats": 2, "whiteboard": False},

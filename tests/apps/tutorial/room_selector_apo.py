@@ -10,13 +10,15 @@ from room_selector import (  # type: ignore[import-not-found]
     room_selector,
 )
 
-import lightspan.agl as agl
+from lightspan_agl import Trainer, setup_logging
+from lightspan_agl.adapter import TraceToMessages
+from lightspan_agl.algorithm.apo import APO
 
 
 def main() -> None:
-    agl.setup_logging()
+    setup_logging()
     openai_client = AsyncOpenAI()
-    algo = agl.APO[RoomTask](
+    algo = APO[RoomTask](
         openai_client,
         val_batch_size=4,
         gradient_batch_size=2,
@@ -25,11 +27,11 @@ def main() -> None:
         beam_rounds=2,
         _poml_trace=True,
     )
-    trainer = agl.Trainer(
+    trainer = Trainer(
         algorithm=algo,
         n_runners=4,
         initial_resources={"prompt_template": prompt_template_baseline()},
-        adapter=agl.TraceToMessages(),
+        adapter=TraceToMessages(),
     )
     dataset_train, dataset_val = load_train_val_dataset()
     trainer.fit(agent=room_selector, train_dataset=dataset_train, val_dataset=dataset_val)

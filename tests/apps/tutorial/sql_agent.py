@@ -19,7 +19,7 @@ from langchain_core.messages import AnyMessage, HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-import lightspan.agl as agl
+import lightspan_agl as agl
 
 agl.setup_logging(apply_to=[__name__])
 

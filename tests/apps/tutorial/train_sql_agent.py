@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional  # noqa: UP035 - as scripts of then have 
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 from sql_agent import LitSQLAgent  # type: ignore[import-not-found]
 
-import lightspan.agl as agl
+import lightspan_agl as agl
 
 RL_TRAINING_CONFIG: Dict[str, Any] = {  # noqa: UP006
     "algorithm": {

@@ -18,9 +18,9 @@ from typing import Any
 import openai
 import pytest
 
-import lightspan.agl as agl
-from lightspan.errors import ConfigError, EngineError, UnsupportedError
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
+import lightspan_agl as agl
+from lightspan.errors import ConfigError, EngineError
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TUTORIAL = Path(__file__).parents[2] / "apps" / "tutorial"
 RULE = "Take the smallest room with enough seats."
@@ -65,8 +65,6 @@ def test_it_has_the_arguments_of_the_original() -> None:
     assert parameters.pop("self")
     assert parameters.pop("seed").default == 0
     assert {name: each.default for name, each in parameters.items()} == ORIGINAL
-    for name in ("run", "get_best_prompt", "get_seed_prompt_template", "get_adapter"):
-        assert callable(getattr(agl.APO, name))
 
 
 def test_the_tutorials_listing() -> None:
@@ -216,13 +214,13 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
     timer = threading.Timer(6.0, Hangs.is_over.set)
     timer.start()
     try:
-        with caplog.at_level(logging.INFO, "lightspan.agl"):
+        with caplog.at_level(logging.INFO, "lightspan_agl"):
             algorithm = learn(server, Hangs(), rollout_batch_timeout=2.0)
     finally:
         Hangs.is_over.set()
         timer.cancel()
     assert algorithm.get_best_prompt().template == "Say {q}"
-    assert "have not ended within rollout_batch_timeout=2 s" in caplog.text
+    assert "1 of 4 rollouts have not ended within 2 s" in caplog.text
 
 
 def test_an_equal_seed_asks_equal_questions(server: ScriptedServer) -> None:
@@ -259,18 +257,13 @@ def test_what_it_cannot_work_with_is_refused(server: ScriptedServer) -> None:
         agl.Trainer(algorithm=algorithm).fit(Scores(), TASKS, val_dataset=TASKS)
     with pytest.raises(ConfigError, match="fit needs val_dataset"):
         learn(server, Scores(), val=None)
-    jinja = {"p": agl.PromptTemplate(template="{{ q }}", engine="jinja")}
-    with pytest.raises(UnsupportedError, match="'p' is of 'jinja'"):
-        agl.Trainer(algorithm=algorithm, initial_resources=jinja).fit(
-            Scores(), TASKS, val_dataset=TASKS
-        )
 
 
 def test_what_is_without_effect_is_said(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
-    with caplog.at_level(logging.INFO, "lightspan.agl"):
+    with caplog.at_level(logging.INFO, "lightspan_agl"):
         agl.APO(client, run_initial_validation=False, _poml_trace=True)
     assert [record.getMessage() for record in caplog.records] == [
         "APO(run_initial_validation=False) is without effect here",

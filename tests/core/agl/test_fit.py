@@ -1,4 +1,4 @@
-"""lightspan.agl trains: `fit` with a real model, its calls, and the dry run of `dev`."""
+"""lightspan_agl trains: `fit` with a real model, its calls, and the dry run of `dev`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-import lightspan.agl as agl
+import lightspan_agl as agl
 from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.selection import Verdict, cover
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import read_served
 from lightspan.training.results import FitResult
+from lightspan_testing.scripted import ScriptedServer
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def judged(
         trainer = agl.Trainer(
             n_runners=4,
             algorithm=agl.VERL(config(tiny, folder)),
-            adapter={"agent_match": "write|app"},
+            adapter={"agent_match": "write"},
         )
         train = questions(4, judge=judge.url)
         val = questions(2, held=1)
@@ -105,7 +105,7 @@ def test_every_call_went_where_the_agent_pointed_it(judged: tuple[FitResult, lis
 def test_the_run_knows_what_it_trained(judged: tuple[FitResult, list[Any]], tiny: Path) -> None:
     folder = RunFolder(judged[0].folder)
     known = folder.read_config()
-    assert known["agent_match"] == "write|app"
+    assert known["optimize"] == ["*write*"]
     assert json.loads(known["app"].partition("agents.")[2].replace("%2E", ".")) == {
         "agent": "agl_apps:Writer",
         "llm": {
@@ -156,7 +156,7 @@ def test_dev_without_resources_is_our_dry_run(
 
 def test_importing_it_stays_light() -> None:
     """Runners import it with the agent."""
-    code = "import lightspan.agl as agl, sys; agl.VERL, agl.Trainer; print(*sys.modules)"
+    code = "import lightspan_agl as agl, sys; agl.VERL, agl.Trainer; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "lightspan" in loaded, done.stderr

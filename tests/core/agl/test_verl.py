@@ -1,4 +1,4 @@
-"""VERL(config): which keys are used, which are named, which are refused; which agents are found."""
+"""VERL(config): which keys are used, named and refused; which agents are trained."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-import lightspan.agl as agl
-from lightspan import Critic, LightningRL, LoRA, Optimizer, Overlong, PolicyLoss
-from lightspan.agl._trainer import make_algorithm
-from lightspan.agl._verl import make_plan
-from lightspan.agl._verl_keys import AGREES, DEFAULTS, NEUTRAL, NEVER, WITHOUT_EFFECT
+import lightspan_agl as agl
+from lightspan import Critic, LoRA, Optimizer, PolicyLoss
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
-from lightspan.lightning.episode import build_episode
 from lightspan.lightning.selection import check_agents
+from lightspan.reports.sinks import WandB
 from lightspan.schema.routing import Route
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
-from lightspan.training.sinks import WandB
+from lightspan_agl._agent_match import globs_of
+from lightspan_agl.algorithm._verl_keys import ALLOWED, DEFAULTS, NEVER, NO_EFFECT
+from lightspan_agl.algorithm.verl import make_plan
+from lightspan_agl.trainer import make_algorithm
 
 TUTORIAL: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
@@ -73,9 +72,7 @@ def changed(**dotted: Any) -> dict[str, Any]:
     return config
 
 
-# --- what is used ---------------------------------------------------------------------------
-
-
+# --- keys that are used ---------------------------------------------------------------------
 def test_the_tutorials_configuration() -> None:
     plan = make_plan(TUTORIAL)
     assert plan.model == "Qwen/Qwen2.5-Coder-1.5B-Instruct"
@@ -93,9 +90,9 @@ def test_the_tutorials_configuration() -> None:
         "optimizer": Optimizer(learning_rate=1e-6, betas=(0.9, 0.999), weight_decay=0.01),
         "seed": 0,
     }
-    assert plan.trainer == {"epochs": 2.0, "validate_every": 32, "checkpoint_every": NEVER}
+    assert plan.trainer == {"epochs": 2, "validate_every": 32, "checkpoint_every": NEVER}
     assert plan.sampling == {"train": {"temperature": 1.0}, "val": {"temperature": 0.0}}
-    assert (plan.loggers, plan.project, plan.experiment) == (("wandb",), "AgentLightning", "spider")
+    assert (plan.project, plan.experiment) == ("AgentLightning", "spider")
     assert plan.resume is False
 
 
@@ -127,9 +124,9 @@ def test_the_tutorials_configuration() -> None:
             PolicyLoss(clip_high=0.3, kl=0.01, kl_estimator="k3"),
         ),
         (
-            {"arr__actor__entropy_coeff": 0.001, "arr__actor__tis_imp_ratio_cap": 2},
+            {"arr__actor__entropy_coeff": 0.001},
             "loss",
-            PolicyLoss(clip_high=0.3, entropy=0.001, importance_cap=2.0),
+            PolicyLoss(clip_high=0.3, entropy=0.001),
         ),
         (
             {
@@ -157,163 +154,27 @@ def test_keys_become_arguments_of_the_algorithm(
     }
 
 
-POLICY_LOSS = "arr__actor__policy_loss__loss_mode"
-IS = "algorithm__rollout_correction__rollout_is"
-
-
-@pytest.mark.parametrize(
-    ("change", "loss"),
-    [
-        ({POLICY_LOSS: "vanilla"}, PolicyLoss(clip_high=0.3)),
-        (
-            {POLICY_LOSS: "cispo", "arr__actor__clip_ratio_low": 10},
-            PolicyLoss(form="cispo", clip_low=1.0, clip_high=0.3),
-        ),
-        ({POLICY_LOSS: "cispo"}, PolicyLoss(form="cispo", clip_low=0.2, clip_high=0.3)),
-        (
-            {IS: "token"},
-            PolicyLoss(clip_high=0.3, importance_cap=2.0),
-        ),
-        (
-            {IS: "sequence", f"{IS}_threshold": "5"},
-            PolicyLoss(clip_high=0.3, importance_cap=5.0, importance_level="sequence"),
-        ),
-        (
-            {"algorithm__rollout_correction__bypass_mode": True},
-            PolicyLoss(clip_high=0.3),
-        ),
-        (
-            {
-                "algorithm__rollout_correction__loss_type": "ppo_clip",
-                "algorithm__rollout_correction__rollout_rs": None,
-            },
-            PolicyLoss(clip_high=0.3),
-        ),
-    ],
-)
-def test_losses_of_later_versions(change: dict[str, Any], loss: PolicyLoss) -> None:
-    """Of versions after 0.5; what is not said stays as it was."""
-    before, after = make_plan(TUTORIAL).algorithm, make_plan(changed(**change)).algorithm
-    assert after == {**before, "loss": loss}
-
-
-def test_gspo_is_a_mean_over_calls() -> None:
-    """As in verl, whatever `loss_agg_mode` says."""
-    bounds = {"arr__actor__clip_ratio_low": 3e-4, "arr__actor__clip_ratio_high": 4e-4}
-    config = changed(**{POLICY_LOSS: "gspo"}, **bounds, arr__actor__clip_ratio_c=10.0)
+def test_the_calculator_examples_other_keys() -> None:
+    config = changed(
+        arr__rollout__log_prob_micro_batch_size_per_gpu=4,
+        arr__rollout__engine_kwargs={"vllm": {"enable_auto_tool_choice": True}},
+        arr__actor__ppo_micro_batch_size_per_gpu=4,
+        arr__ref={"log_prob_micro_batch_size_per_gpu": 8, "fsdp_config": {"param_offload": True}},
+        arr__model__enable_gradient_checkpointing=True,
+        trainer__nnodes=1,
+        trainer__save_freq=64,
+        agentlightning={"trace_aggregator": {"level": "trajectory"}},
+    )
     plan = make_plan(config)
-    assert plan.algorithm["loss"] == PolicyLoss(form="gspo", clip_low=3e-4, clip_high=4e-4)
-    assert plan.algorithm["weight"] == "transition"
-    assert "clip_ratio_c=10.0 (loss_mode='gspo' has none)" in plan.report()
-    assert "loss_agg_mode" not in plan.report()
-    config["actor_rollout_ref"]["actor"]["loss_agg_mode"] = "token-mean"
-    plan = make_plan(config)
-    assert plan.algorithm["weight"] == "transition"
-    assert "loss_agg_mode='token-mean' (GSPO's loss is a mean over calls, as" in plan.report()
-
-
-@pytest.mark.parametrize(
-    ("mode", "change", "expected"),
-    [
-        ("token-mean", {}, {"weight": "token"}),
-        ("seq-mean-token-mean", {}, {"weight": "transition"}),
-        ("seq-mean-token-sum", {}, {"weight": "token", "token_constant": 1.0}),
-        ("seq-mean-token-sum-norm", {}, {"weight": "token", "token_constant": 2048.0}),
-        (
-            "seq-mean-token-sum-norm",
-            {"arr__actor__loss_scale_factor": 512},
-            {"weight": "token", "token_constant": 512.0},
-        ),
-    ],
-)
-def test_how_the_loss_is_aggregated(
-    mode: str, change: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    found = make_plan(changed(arr__actor__loss_agg_mode=mode, **change)).algorithm
-    assert {name: found[name] for name in ("weight", "token_constant") if name in found} == expected
-
-
-def test_aggregated_losses_are_verls_where_a_rollout_is_a_call() -> None:
-    """Weights of three answers of 1, 2 and 5 tokens, by verl's formulas."""
-    lengths = {"a": 1, "b": 2, "c": 5}
-    episodes = [
-        build_episode(
-            make_attempt(name, reward=float(number)),
-            make_rollout(name, "g"),
-            [],
-            [make_record(name, [1, 2], [3] * length, attempt=name)],
-        )
-        for number, (name, length) in enumerate(lengths.items())
-    ]
-    expected = {
-        "token-mean": {1: 1 / 8, 2: 1 / 8, 5: 1 / 8},
-        "seq-mean-token-mean": {1: 1 / 3, 2: 1 / 6, 5: 1 / 15},
-        "seq-mean-token-sum": {1: 1 / 3, 2: 1 / 3, 5: 1 / 3},
-        "seq-mean-token-sum-norm": {1: 1 / 3 / 2048, 2: 1 / 3 / 2048, 5: 1 / 3 / 2048},
-    }
-    for mode, weights in expected.items():
-        plan = make_plan(changed(arr__actor__loss_agg_mode=mode, arr__actor__entropy_coeff=0.1))
-        algorithm = LightningRL("a/model", **plan.algorithm)
-        batch = algorithm.build(episodes)
-        found = {sum(row.mask): row.weights[-1] for row in batch.rows}
-        assert found == pytest.approx(weights), mode
-
-
-def test_the_overlong_buffer_of_dapo() -> None:
-    buffer = {"enable": True, "len": 512, "penalty_factor": 1.0, "log": True}
-    config = changed()
-    config["reward_model"] = {"overlong_buffer": buffer}
-    overlong = Overlong(max_tokens=2048, buffer=512)
-    assert make_plan(config).algorithm == {**make_plan(TUTORIAL).algorithm, "overlong": overlong}
-    buffer["len"] = 0
-    with pytest.raises(ConfigError, match="Overlong: buffer=0 must be at least 1"):
-        make_plan(config)
+    assert plan.algorithm == make_plan(TUTORIAL).algorithm
+    assert plan.trainer["checkpoint_every"] == 64
+    assert "level='trajectory' (calls that continue one another are joined)" in plan.report()
 
 
 def test_verls_default_estimator_is_ppo() -> None:
-    """gae, with one rollout of each task; its critic's own settings are named, not used."""
-    config = changed(algorithm__adv_estimator=None, arr__rollout__n=1)
-    plan = make_plan(config)
-    assert plan.algorithm == {
-        **make_plan(TUTORIAL).algorithm,
-        "estimator": "ppo",
-        "critic": Critic(lam=1.0, warmup=0),
-        "gamma": 1.0,
-        "group_size": 1,
-    }
-    algorithm = make_algorithm(plan, None)
-    assert (algorithm.credit.name, algorithm.critic) == ("critic(1)", Critic(lam=1.0, warmup=0))
-    assert "critic" not in plan.report()
-    config["critic"] = {"optim": {"lr": 1e-5}, "model": {"path": "other"}}
-    config["algorithm"] |= {"gamma": 0.99, "lam": "0.95"}
-    config["trainer"]["critic_warmup"] = 20
-    plan = make_plan(config)
-    assert plan.algorithm["gamma"] == 0.99
-    assert plan.algorithm["critic"] == Critic(lam=0.95, warmup=20)
-    assert (
-        "critic.optim.lr=1e-05, critic.model.path='other' (the critic is a head on the policy's "
-        "own model, whose rate has another meaning: lightspan.Critic)"
-    ) in plan.report()
-    assert plan.report().endswith(
-        ". algorithm.gamma and algorithm.lam are per call here, per token in verl"
-    )
-
-
-def test_a_critic_of_other_estimators_is_named() -> None:
-    config = changed(critic__optim={"lr": 1e-5})
-    assert "critic.optim.lr=1e-05 (there is no critic)" in make_plan(config).report()
-
-
-def test_groups_are_filtered_by_resampling() -> None:
-    """verl counts the batches it generates, the first too."""
-    groups = {"enable": True, "metric": "acc", "max_num_gen_batches": 10}
-    config = changed()
-    config["algorithm"]["filter_groups"] = groups
-    assert make_plan(config).algorithm == {**make_plan(TUTORIAL).algorithm, "resample": 9}
-    config["data"]["gen_batch_size"] = 96
-    assert "data.gen_batch_size=96 (a round samples as many tasks as" in make_plan(config).report()
-    groups["enable"] = False
-    assert make_plan(config).algorithm == make_plan(TUTORIAL).algorithm
+    plan = make_plan(changed(algorithm__adv_estimator=None, arr__rollout__n=1))
+    assert plan.algorithm["estimator"] == "ppo"
+    assert make_algorithm(plan, None).critic == Critic()
 
 
 def test_keys_become_arguments_of_the_trainer() -> None:
@@ -328,7 +189,7 @@ def test_keys_become_arguments_of_the_trainer() -> None:
     )
     assert plan.trainer == {
         "steps": 7,
-        "epochs": 2.0,
+        "epochs": 2,
         "checkpoint_every": 2,
         "folder": "runs/x",
         "device": "cpu",
@@ -341,12 +202,11 @@ def test_keys_become_arguments_of_the_trainer() -> None:
 def test_the_algorithm_takes_every_argument() -> None:
     plan = make_plan(changed(arr__model__path="/no/model", arr__actor__ppo_mini_batch_size=8))
     config = make_algorithm(plan, "write").config()
-    assert config["agent_match"] == "write"
     assert (config["group_size"], config["tasks_per_step"], config["minibatches"]) == (4, 32, 4)
     assert config["frozen"] == "shared"
 
 
-def test_what_is_not_said_is_verls_default() -> None:
+def test_unset_keys_have_verls_default() -> None:
     small = {
         "algorithm": {"adv_estimator": "grpo"},
         "actor_rollout_ref": {"model": {"path": "m"}, "rollout": {"n": 2}},
@@ -355,51 +215,51 @@ def test_what_is_not_said_is_verls_default() -> None:
     algorithm = plan.algorithm
     assert (algorithm["tasks_per_step"], algorithm["minibatches"]) == (1024, 4)
     assert (algorithm["max_tokens"], algorithm["max_length"]) == (512, 1024)
-    assert plan.trainer == {"epochs": 30.0, "checkpoint_every": NEVER}
-    assert plan.report() == "VERL(config) trains with lightspan's own engine and learner"
+    assert plan.trainer == {"epochs": 30, "checkpoint_every": NEVER}
+    assert plan.report() == ""
 
 
-# --- what is named --------------------------------------------------------------------------
+# --- keys without effect --------------------------------------------------------------------
 
 
-def test_what_has_no_effect_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.agl._verl.find_spec", lambda name: None)
+def test_keys_without_effect_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightspan_agl.algorithm.verl.find_spec", lambda name: None)
     plan = make_plan(TUTORIAL)
-    assert plan.sinks() == ([], ["wandb"])
+    assert plan.sinks() == []
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     assert plan.report() == (
-        "VERL(config) trains with lightspan's own engine and learner. Without effect here: "
-        "data.train_files='data/train.parquet' (data is what fit() is given); "
-        "data.truncation='error' (calls are never cut: longer ones are rejected, and "
-        f"counted); {rollout}.tensor_model_parallel_size=1, {rollout}.name='vllm', "
+        "VERL(config): without effect here: "
+        "data.train_files='data/train.parquet' (fit() is given the data); "
+        "data.truncation='error' (calls are never cut: longer ones are rejected and counted); "
+        f"{rollout}.tensor_model_parallel_size=1, {rollout}.name='vllm', "
         f"{rollout}.gpu_memory_utilization=0.8, {actor}.fsdp_config.param_offload=True, "
-        "actor_rollout_ref.model.use_remove_padding=True, trainer.n_gpus_per_node=1 (of verl's own "
-        "processes: VERL(config, python=…) has them, here it is this process alone); "
-        f"{rollout}.multi_turn.format='hermes' (the model's own "
-        "chat template says how tools are called); trainer.logger='wandb' (not installed)"
+        "actor_rollout_ref.model.use_remove_padding=True, trainer.n_gpus_per_node=1 (of verl's "
+        "processes; VERL(config, learner=lightspan.Verl(…), engine=lightspan.VLLM(…)) has others "
+        f"than this one); {rollout}.multi_turn.format='hermes' (the model's chat template decides "
+        "how tools are called); trainer.logger='wandb' (not installed)"
     )
 
 
 def test_every_key_is_used_or_named() -> None:
-    """Nothing of the tutorial's configuration is lost."""
-    from lightspan.agl._verl import _leaves
+    from lightspan_agl.algorithm.verl import _leaves
 
     report = make_plan(TUTORIAL).report()
-    for key, value in _leaves(TUTORIAL):
-        assert key in DEFAULTS or key in NEUTRAL or AGREES.get(key) == value or key in report
+    for key, _ in _leaves(TUTORIAL):
+        known = key in DEFAULTS or key in ALLOWED or key in report
+        assert known or key == "trainer.val_before_train"
 
 
 def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.agl._verl.find_spec", lambda name: object())
+    monkeypatch.setattr("lightspan_agl.algorithm.verl.find_spec", lambda name: object())
     plan = make_plan(changed(trainer__logger=["console", "wandb", "tensorboard", "swanlab"]))
-    (wandb, tensorboard), missing = plan.sinks()
+    wandb, tensorboard = plan.sinks()
     assert isinstance(wandb, WandB)
     assert (wandb._project, wandb._options) == ("AgentLightning", {"name": "spider"})
-    assert (tensorboard, missing) == ("tensorboard", [])
-    assert "trainer.logger='swanlab' (metrics go to the run's folder, and to" in plan.report()
+    assert tensorboard == "tensorboard"
+    assert "trainer.logger='swanlab' (unknown)" in plan.report()
 
 
-# --- what is refused ------------------------------------------------------------------------
+# --- keys that are refused ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -407,20 +267,12 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             {"algorithm__adv_estimator": "remax"},
-            "algorithm.adv_estimator='remax': use one of 'gae', 'grpo', 'rloo', "
-            "'reinforce_plus_plus', 'reinforce_plus_plus_baseline'",
+            "algorithm.adv_estimator='remax': use one of gae, grpo, rloo, reinforce_plus_plus, "
+            "reinforce_plus_plus_baseline",
         ),
         (
             {"algorithm__gamma": 0.9},
-            "algorithm.gamma=0.9: use lightspan.LightningRL(credit='discounted', gamma=…)",
-        ),
-        (
-            {"algorithm__lam": 0.95},
-            "algorithm.lam=0.95: use 1: there is no critic, and no generalised advantage",
-        ),
-        (
-            {"trainer__critic_warmup": 5},
-            "trainer.critic_warmup=5: use 0: there is no critic",
+            "algorithm.gamma=0.9: use lightspan.LightningRL, which has options for it",
         ),
         (
             {"algorithm__use_kl_in_reward": True},
@@ -436,7 +288,7 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {"arr__rollout__top_p": 0.9},
-            "actor_rollout_ref.rollout.top_p=0.9: use 1: only then are log-probabilities those of "
+            "actor_rollout_ref.rollout.top_p=0.9: use 1: other log-probabilities are not those of "
             "training",
         ),
         (
@@ -444,42 +296,11 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
             "custom_reward_function.path='reward.py': use compute the reward in the agent and "
             "return it",
         ),
-        ({"trainer__device": "npu"}, "trainer.device='npu': use one of 'cpu', 'cuda'"),
+        ({"trainer__device": "npu"}, "trainer.device='npu': use cpu or cuda"),
         (
-            {"arr__actor__loss_agg_mode": "seq-sum-no-norm"},
-            "actor_rollout_ref.actor.loss_agg_mode='seq-sum-no-norm': use one of 'token-mean', "
-            "'seq-mean-token-mean', 'seq-mean-token-sum', 'seq-mean-token-sum-norm'",
-        ),
-        (
-            {POLICY_LOSS: "clip_cov"},
-            "actor_rollout_ref.actor.policy_loss.loss_mode='clip_cov': use one of 'vanilla', "
-            "'gspo', 'cispo'",
-        ),
-        (
-            {IS: "geometric"},
-            "algorithm.rollout_correction.rollout_is='geometric': use one of 'token', 'sequence'",
-        ),
-        (
-            {IS: "token", "algorithm__rollout_correction__bypass_mode": True},
-            "algorithm.rollout_correction.rollout_is='token' with bypass_mode=True: the ratio is "
-            "to the recorded log-probabilities then, which corrects for both: use one of the two",
-        ),
-        (
-            {IS: "token", "arr__actor__tis_imp_ratio_cap": 2.0},
-            "algorithm.rollout_correction.rollout_is='token' with "
-            "actor_rollout_ref.actor.tis_imp_ratio_cap: use "
-            "algorithm.rollout_correction.rollout_is_threshold",
-        ),
-        (
-            {"algorithm__rollout_correction__rollout_rs": "seq_mean_k3"},
-            "algorithm.rollout_correction.rollout_rs='seq_mean_k3': use rollout_is: no call is "
-            "rejected by its ratio",
-        ),
-        (
-            {"algorithm__filter_groups__enable": True},
-            "algorithm.filter_groups.enable=True without a bound: use "
-            "algorithm.filter_groups.max_num_gen_batches=10, say; a step that lacks groups after "
-            "that is learned from as it is",
+            {"arr__actor__policy_loss__loss_mode": "gspo"},
+            "actor_rollout_ref.actor.policy_loss.loss_mode='gspo': use lightspan.LightningRL, "
+            "which has options for it",
         ),
     ],
 )
@@ -489,13 +310,12 @@ def test_what_would_change_learning_is_refused(change: dict[str, Any], line: str
     assert str(caught.value).splitlines()[1:] == [f"  {line}"]
 
 
-def test_everything_that_is_refused_is_in_one_error() -> None:
+def test_one_error_names_everything_that_is_refused() -> None:
     config = changed(algorithm__gamma=0.9, data__shuffle=False, new__section={"key": [1]})
-    config["algorithm"]["adv_estimator"] = "remax"
     with pytest.raises(UnsupportedError) as caught:
         agl.VERL(config)
     keys = [line.split("=")[0].strip() for line in str(caught.value).splitlines()[1:]]
-    assert keys == ["data.shuffle", "new.section.key", "algorithm.adv_estimator", "algorithm.gamma"]
+    assert keys == ["algorithm.gamma", "data.shuffle", "new.section.key"]
 
 
 @pytest.mark.parametrize(
@@ -503,22 +323,11 @@ def test_everything_that_is_refused_is_in_one_error() -> None:
     [
         (changed(arr__model__path=None), r"names no model: set actor_rollout_ref\.model\.path"),
         (changed(data__train_batch_size="four"), r"data\.train_batch_size='four' must be a whole"),
-        (changed(data__train_batch_size=-4), r"train_batch_size=-4 must .* of at least 1"),
-        (changed(data__max_response_length=0), r"data\.max_response_length=0 must be a whole"),
-        (changed(arr__rollout__n=2.5), r"rollout\.n=2\.5 must be a whole number of at least 1"),
-        (changed(arr__actor__ppo_mini_batch_size=0), r"ppo_mini_batch_size=0 must be a whole"),
+        (changed(data__train_batch_size=-4), r"train_batch_size=-4 must be at least 1"),
         (changed(arr__rollout__n=True), r"rollout\.n=True must be a whole number"),
         (changed(arr__actor__optim__lr="fast"), r"optim\.lr='fast' must be a finite number"),
-        (changed(arr__actor__optim__lr=-1), r"learning_rate=-1\.0 must be a finite number above"),
-        (
-            changed(**{IS: "token", f"{IS}_threshold": "0.5_5.0"}),
-            r"rollout_is_threshold='0\.5_5\.0' must be a finite number",
-        ),
-        (
-            changed(algorithm__adv_estimator="gae", algorithm__lam=2),
-            r"Critic: lam=2\.0 must be a finite number",
-        ),
-        (changed(arr__actor__optim__betas=[0.9]), r"optim\.betas=\[0\.9\] must be two numbers"),
+        (changed(arr__actor__optim__lr=-1), r"learning_rate=-1 must be a finite number above"),
+        (changed(arr__actor__optim__betas=7), r"VERL\(config\)"),
         (["algorithm"], "config must be a mapping"),
     ],
 )
@@ -527,27 +336,10 @@ def test_malformed_configurations_are_errors(config: Any, why: str) -> None:
         agl.VERL(config)
 
 
-def test_all_malformed_numbers_are_in_one_error() -> None:
-    with pytest.raises(ConfigError) as caught:
-        agl.VERL(changed(data__train_batch_size=0, arr__rollout__n=2.5))
-    assert str(caught.value) == (
-        "VERL(config): data.train_batch_size=0 must be a whole number of at least 1; "
-        "actor_rollout_ref.rollout.n=2.5 must be a whole number of at least 1"
-    )
-
-
-def test_numbers_may_be_as_yaml_has_them() -> None:
-    config = changed(data__train_batch_size="8", arr__rollout__n=4.0, arr__actor__optim__lr="1e-6")
-    algorithm = make_plan(config).algorithm
-    assert (algorithm["tasks_per_step"], algorithm["group_size"]) == (8, 4)
-    assert algorithm["optimizer"].learning_rate == 1e-6
-
-
 def test_no_key_is_in_two_classes() -> None:
-    assert not DEFAULTS.keys() & NEUTRAL.keys()
-    patterns = [pattern for pattern, _ in WITHOUT_EFFECT]
+    patterns = [pattern for pattern, _ in NO_EFFECT]
     assert len(patterns) == len(set(patterns))
-    assert not set(patterns) & {*DEFAULTS, *NEUTRAL}
+    assert not set(patterns) & {*DEFAULTS, *ALLOWED}
 
 
 def test_a_batch_larger_than_the_data_is_an_error() -> None:
@@ -567,31 +359,40 @@ PATHS = ["write_query", "team/rewrite_query", "check_query", "write/check", "app
 
 
 @pytest.mark.parametrize(
-    ("agent_match", "found"),
+    ("agent_match", "trained"),
     [
         ("write", ["write_query", "team/rewrite_query", "a%2Fwriter"]),
         ("^write", ["write_query"]),
         ("query$", ["write_query", "team/rewrite_query", "check_query"]),
         ("^check|^rewrite", ["team/rewrite_query", "check_query", "write/check"]),
-        ("", [path for path in PATHS if path != "app"]),
-        ("a", ["a%2Fwriter"]),  # the unnamed agent, app, has no name
+        ("^w.*y$", ["write_query"]),
         ("a/", ["a%2Fwriter"]),
+        ("", PATHS),
         (None, PATHS),
     ],
 )
 def test_agent_match_is_searched_in_the_innermost_name(
-    agent_match: str | None, found: list[str]
+    agent_match: str | None, trained: list[str]
 ) -> None:
     routing = make_algorithm(make_plan(TUTORIAL), agent_match).routing()
     routes = {path: routing.target(path).route for path in PATHS}
-    assert [path for path, route in routes.items() if route is Route.POLICY] == found
-    assert {route for path, route in routes.items() if path not in found} <= {Route.SHARED}
-    assert routing.target(found[0]).policy == "policy"
-    assert routing.by_url  # a judge at an endpoint of its own is left alone
+    assert [path for path, route in routes.items() if route is Route.POLICY] == trained
+    assert {route for path, route in routes.items() if path not in trained} <= {Route.SHARED}
+    assert routing.target(trained[0]).policy == "policy"
+
+
+@pytest.mark.parametrize("agent_match", ["(re)?write", "w+", "[wW]rite", r"\w", "(", "a**", "\\"])
+def test_other_expressions_are_refused(agent_match: str) -> None:
+    with pytest.raises(UnsupportedError, match="lightspan selects agents by name"):
+        globs_of(agent_match)
+
+
+def test_escaped_characters_are_plain() -> None:
+    assert globs_of(r"^a\.b$") == ["a.b"]
 
 
 def test_an_expression_that_is_found_in_no_agent_is_an_error() -> None:
     routing = make_algorithm(make_plan(TUTORIAL), "^writer$").routing()
-    with pytest.raises(UnknownAgentError, match=r"no agent matches '\^writer\$'"):
+    with pytest.raises(UnknownAgentError, match="no agent matches 'writer'"):
         check_agents(routing, ["write_query", "check_query"])
     check_agents(routing, ["write_query", "team/writer"])

@@ -13,7 +13,7 @@ from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.tokens import CallOutcome
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 TASKS: list[Any] = [{"n": n} for n in range(10)]
 WORDS = ("ALPHA", "BETA")

@@ -17,8 +17,8 @@ from lightspan.algorithms.alternate import FIRST
 from lightspan.algorithms.prompts.candidates import read_searches
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.records import task_id
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan.training.resume import FREE
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 TASKS: list[Any] = [{"n": n} for n in range(8)]
 

@@ -18,13 +18,13 @@ import pytest
 from tests.core.algorithms.made_up import TASKS, WORDS, World, pool, score
 
 from lightspan import APO, LLM, Price, PromptTemplate
+from lightspan.algorithms import endpoint_client
 from lightspan.algorithms.apo import questions
-from lightspan.algorithms.prompts import reflection
 from lightspan.algorithms.prompts.candidates import Found, read_found
 from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection
 from lightspan.errors import CheckpointError, ConfigError, EngineError, RewardError
 from lightspan.schema.records import task_id
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 SMALL: dict[str, Any] = {
     "beam_width": 1,
@@ -492,7 +492,7 @@ async def test_a_model_that_does_not_answer(
     reply: Reply,
     error: str,
 ) -> None:
-    monkeypatch.setattr(reflection, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
     server.script = lambda request: reply if is_edit(request) else reflects(request)
     algorithm = apo(server, reflection_timeout_s=0.5, patience_s=30.0, beam_rounds=1)
     with pytest.raises(EngineError, match=f"failed: {error}"):
@@ -502,7 +502,7 @@ async def test_a_model_that_does_not_answer(
 
 
 async def test_a_dead_endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(reflection, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"

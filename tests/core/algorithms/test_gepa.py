@@ -22,15 +22,16 @@ import pytest
 from tests.core.algorithms.made_up import TASKS, World, gepa, pool, reflects, score, search
 
 from lightspan import GEPA, LLM, PromptTemplate
+from lightspan.algorithms import endpoint_client
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.gepa.questions import question
-from lightspan.algorithms.prompts import reflection
 from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.algorithms.prompts.journal import Journal
-from lightspan.algorithms.prompts.reflection import Reflector, Unusable, new_text
+from lightspan.algorithms.prompts.reflection import Unusable, new_text
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
 from lightspan.schema.records import task_id
-from lightspan.testing import scripted
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing import scripted
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 
 @pytest.fixture
@@ -432,7 +433,7 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
 @pytest.mark.parametrize(
     ("body", "tries", "message"),
     [
-        (b'{"choices": [', reflection.TRIES, "failed: JSONDecodeError: Expecting value"),
+        (b'{"choices": [', endpoint_client.TRIES, "failed: JSONDecodeError: Expecting value"),
         (b"null", 1, "answered with no choice: 'None'"),
         (b'{"choices": {"a": 1}}', 1, "answered with no choice"),
     ],
@@ -440,7 +441,7 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
 async def test_a_body_that_is_no_answer(
     monkeypatch: pytest.MonkeyPatch, body: bytes, tries: int, message: str
 ) -> None:
-    monkeypatch.setattr(reflection, "PAUSE_S", 0.0)
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.0)
     asked = []
 
     def answers(request: httpx.Request) -> httpx.Response:
@@ -450,7 +451,7 @@ async def test_a_body_that_is_no_answer(
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
     async with httpx.AsyncClient(transport=httpx.MockTransport(answers)) as http:
         client = openai.AsyncOpenAI(base_url=llm.base_url, api_key="k", http_client=http)
-        model = Reflector(llm, timeout_s=None, patience_s=0.0, note=print, client=client)
+        model = EndpointClient(llm, timeout_s=None, patience_s=0.0, note=print, client=client)
         with pytest.raises(EngineError, match=message):
             await model.ask("?")
     assert len(asked) == tries
@@ -497,12 +498,12 @@ async def test_it_can_be_cancelled_while_it_waits(server: ScriptedServer, tmp_pa
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reflection, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
 
 
 async def asks(url: str, notes: list[str], **options: Any) -> Any:
     given = {"timeout_s": 30.0, "patience_s": 30.0, **options}
-    reflector = Reflector(LLM(base_url=url, model="thinker"), note=notes.append, **given)
+    reflector = EndpointClient(LLM(base_url=url, model="thinker"), note=notes.append, **given)
     try:
         return await reflector.ask("why?")
     finally:

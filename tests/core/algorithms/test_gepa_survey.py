@@ -19,14 +19,14 @@ from lightspan.capture import wire
 from lightspan.capture.bypass import bypassing_call, client_of
 from lightspan.capture.candidates import note
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope, acting
+from lightspan.capture.scope import AttemptContext, current_agent
 from lightspan.errors import ConfigError, RewardError, UnknownAgentError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.schema import conventions as c
 from lightspan.schema.instructions import ASKS, NEW_AGENT, NO_INSTRUCTIONS, OTHER_TEXT, Instructions
 from lightspan.schema.prompts import PromptPlace
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 ROUTER = "You are the router of a desk. It is 2026-11-{day:02d}. Say which desk it is."
 OTHER = "Now sum up in a few words what all of the others have said so far, please."
@@ -64,10 +64,12 @@ def played(app: App, told: Instructions, count: int = 8) -> list[Episode]:
     episodes = []
     for number in range(count):
         rollout = Rollout(rollout_id=f"ro-{number}", task=number, task_id=str(number))
-        scope = Scope(rollout_id=rollout.rollout_id, attempt_id=f"at-{number}", instructions=told)
+        scope = AttemptContext(
+            rollout_id=rollout.rollout_id, attempt_id=f"at-{number}", instructions=told
+        )
         with open_scope(scope):
             app(number)
-        assert scope.recorder.damages() == []
+        assert scope.recorder.capture_errors() == []
         attempt = Attempt(
             rollout_id=rollout.rollout_id,
             attempt_id=scope.attempt_id,
@@ -176,7 +178,7 @@ def test_a_client_that_lightspan_does_not_see_is_named() -> None:
 
     def app(n: int) -> None:
         with agent("router"):
-            current = acting()
+            current = current_agent()
             assert current is not None
             made = client_of(ChatOllama(), "langchain_openai.ChatOpenAI")
             span = bypassing_call(current, {"model": "m"}, {}, start_ns=1, client=made)
@@ -281,9 +283,9 @@ async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path)
 def test_the_text_of_a_call_that_another_span_tells() -> None:
     """As of one that the gateway records, which has the text that was sent alone."""
     told = Instructions(surveyed=["router"])
-    scope = Scope(rollout_id="ro", attempt_id="at", instructions=told)
+    scope = AttemptContext(rollout_id="ro", attempt_id="at", instructions=told)
     with open_scope(scope), agent("router"):
-        current = acting()
+        current = current_agent()
         assert current is not None
         call = bypassing_call(current, {"model": "m", "messages": [USER]}, {}, start_ns=1)
         scope.recorder.add(call)

@@ -21,7 +21,7 @@ from lightspan.lightning.health import check_computed
 from lightspan.lightning.selection import Rejection
 from lightspan.schema.routing import Route
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 MODEL = "a/model"
 
@@ -167,58 +167,6 @@ def test_impossible_options(options: dict[str, Any], message: str) -> None:
 
 def test_batch_statistics_allow_groups_of_one() -> None:
     assert LightningRL(MODEL, group_size=1, estimator="reinforce++").group_size == 1
-
-
-def test_the_config_is_that_of_every_earlier_run() -> None:
-    """It is compared when a run goes on, and a folder may be older than this version: what it does
-    not have counts as None, parts of a setting must be equal."""
-    assert LightningRL(MODEL, credit="discounted", gamma=0.5, learning_rate=1e-3).config() == {
-        "algorithm": "lightning_rl",
-        "model": MODEL,
-        "optimize": "*",
-        "frozen": None,
-        "estimator": "grpo",
-        "unit": "rollout",
-        "credit": "discounted(0.5)",
-        "step_rewards": True,
-        "air": None,
-        "overlong": None,
-        "critic": None,
-        "weight": "rollout",
-        "token_constant": None,
-        "group_size": 8,
-        "tasks_per_step": 16,
-        "minibatches": 1,
-        "resample": 0,
-        "temperature": 1.0,
-        "max_tokens": None,
-        "max_length": None,
-        "max_staleness": None,
-        "overlap": 0,
-        "failure_reward": None,
-        "timeout_s": 600.0,
-        "loss": {
-            "clip_low": 0.2,
-            "clip_high": 0.28,
-            "dual_clip": 3.0,
-            "kl": 0.0,
-            "kl_estimator": "k3",
-            "entropy": 0.0,
-            "importance_cap": None,
-        },
-        "optimizer": {
-            "name": "adamw",
-            "learning_rate": 1e-3,
-            "muon_learning_rate": 0.01,
-            "betas": (0.9, 0.95),
-            "weight_decay": 0.0,
-            "max_grad_norm": 1.0,
-            "warmup_steps": 0,
-            "decay_steps": None,
-        },
-        "lora": None,
-        "seed": 0,
-    }
 
 
 def test_the_config_names_what_later_versions_added() -> None:

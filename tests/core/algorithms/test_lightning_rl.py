@@ -488,15 +488,16 @@ def test_agents_are_checked_after_training_rollouts_with_all_that_was_seen() -> 
         (2, "no model call was seen: all 2 rollouts failed, the first: app_error: boom"),
         (
             0,
-            "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL "
-            "(rollouts: 2). Give another client (LiteLLM, httpx, requests) base_url=llm.base_url "
-            "and api_key=llm.api_key(), where `llm` is an argument that the app asks for, and the "
-            "agent's name as the model; or use the OpenAI SDK",
+            "the app made no model call through the OpenAI SDK in its own process, nor to "
+            "OPENAI_BASE_URL (rollouts: 2). Give another client (LiteLLM, httpx, requests) or "
+            "process base_url=llm.base_url and api_key=llm.api_key(), where `llm` is an argument "
+            "that the app asks for, and the agent's name as the model; or use the OpenAI SDK",
         ),
         (
             1,
             "no model call was seen: 1 of 2 rollouts failed, the first: app_error: boom; in the "
-            "others the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL",
+            "others the app made no model call through the OpenAI SDK in its own process, nor to "
+            "OPENAI_BASE_URL",
         ),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan import GEPA, LLM, Alternate, LightningRL, LoRA, Policy
-from lightspan.algorithms.overlap import InFlight, due_groups
+from lightspan.algorithms.overlap import due_groups, next_episodes
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners.protocol import LearnerCapabilities
@@ -44,27 +44,27 @@ class Ends:
     last_step: int
     rng: random.Random
     step: int = 0
-    flying: list[str] = field(default_factory=list)
+    in_flight: dict[str, int] = field(default_factory=dict)
     most: int = 0
-    versions: dict[str, int] = field(default_factory=lambda: {"policy": 1})
 
     def publish(self) -> None:
-        self.versions = {"policy": self.versions["policy"] + 1}
+        self.in_flight = {group: age + 1 for group, age in self.in_flight.items()}
 
     def next_tasks(self, count: int) -> list[int]:
         return [0] * count
 
     async def submit(self, tasks: Sequence[Any], group_size: int) -> list[str]:
         new = [f"{self.step}-{number}" for number in range(len(tasks))]
-        self.flying += new
-        self.most = max(self.most, len(self.flying))
+        self.in_flight |= dict.fromkeys(new, 0)
+        self.most = max(self.most, len(self.in_flight))
         return new
 
     async def take(self, count: int, first: Sequence[str]) -> list[Episode]:
-        assert len(first) <= count <= len(self.flying)
-        others = [group for group in self.flying if group not in first]
+        assert len(first) <= count <= len(self.in_flight)
+        others = [group for group in self.in_flight if group not in first]
         taken = [*first, *self.rng.sample(others, count - len(first))]
-        self.flying = [group for group in self.flying if group not in taken]
+        for group in taken:
+            del self.in_flight[group]
         return [episode(group) for group in taken for _ in range(2)]
 
 
@@ -93,44 +93,19 @@ def test_every_group_is_trained_once_and_in_time(
     """Whatever ends first, and whether or not a step publishes."""
     rng = random.Random(seed)
     world: Any = Ends(steps, rng)
-    flying = InFlight(overlap, per_step)
     trained: Counter[str] = Counter()
     for world.step in range(1, steps + 1):
-        taken = {each.group_id for each in asyncio.run(flying.next(world, 2))}
+        episodes, metrics = asyncio.run(next_episodes(world, overlap, per_step, 2))
+        taken = {each.group_id for each in episodes}
         assert len(taken) == per_step
         trained.update(taken)
-        metrics = flying.metrics()
         assert 0 <= metrics["overlap/behind"] <= metrics["overlap/behind_max"] <= overlap
-        assert metrics["overlap/in_flight"] == len(world.flying)
+        assert metrics["overlap/in_flight"] == len(world.in_flight)
         if rng.random() < 0.8:
             world.publish()
     assert trained.total() == len(trained) == steps * per_step
-    assert world.flying == []
+    assert not world.in_flight
     assert world.most <= (overlap + 1) * per_step
-
-
-def test_another_run_begins_with_nothing_in_flight() -> None:
-    flying = InFlight(1, 1)
-    for _ in range(2):
-        world: Any = Ends(3, random.Random(0), step=1)
-        assert len(asyncio.run(flying.next(world, 2))) == 2
-        assert flying.metrics()["overlap/in_flight"] == 1
-
-
-def test_a_world_of_its_own_for_each_step_is_told() -> None:
-    """It is another run to the algorithm, while the trainer still has the groups of this one."""
-
-    class OldestFirst(Ends):
-        async def take(self, count: int, first: Sequence[str]) -> list[Episode]:
-            taken, self.flying = self.flying[:count], self.flying[count:]
-            return [episode(group) for group in taken]
-
-    flying = InFlight(1, 1)
-    world: Any = OldestFirst(2, random.Random(0), step=1)
-    asyncio.run(flying.next(world, 2))
-    view: Any = OldestFirst(2, random.Random(0), step=2, flying=world.flying)
-    with pytest.raises(ConfigError, match=r"groups \['1-1'\] that .* one and the same world"):
-        asyncio.run(flying.next(view, 2))
 
 
 def test_an_engine_that_cannot_change_its_weights_under_calls_is_refused() -> None:

@@ -12,7 +12,7 @@ from tests.core.algorithms.made_up import World, call, gepa, pool, reflects, sea
 
 from lightspan import Price
 from lightspan.errors import ConfigError
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 
 @pytest.fixture

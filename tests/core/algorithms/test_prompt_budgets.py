@@ -25,7 +25,7 @@ from tests.core.algorithms.test_apo import apo, reflects
 
 from lightspan import Price
 from lightspan.algorithms.prompts.candidates import Found
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 PER_ROLLOUT = 20
 APP = [call(1, "small", 15, 5)]

@@ -17,7 +17,7 @@ from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Rejection
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.schema.tokens import TokenRecord
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 GRAMMAR = "start: X"
 

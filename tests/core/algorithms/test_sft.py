@@ -24,9 +24,9 @@ from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 QUIET = SilentReporter()
 

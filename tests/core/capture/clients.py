@@ -11,17 +11,17 @@ import openai
 
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 TRAINED = Routing(rules=[Rule("writer", Target(route=Route.POLICY, policy="policy"))])
 
 
-def make_scope(gateway: ScriptedServer | None, routing: Routing = TRAINED) -> Scope:
-    return Scope(
+def make_scope(gateway: ScriptedServer | None, routing: Routing = TRAINED) -> AttemptContext:
+    return AttemptContext(
         rollout_id="ro-1",
         attempt_id="at-1",
         gateway_url=None if gateway is None else gateway.origin,
@@ -32,12 +32,12 @@ def make_scope(gateway: ScriptedServer | None, routing: Routing = TRAINED) -> Sc
 
 
 @contextmanager
-def acting_as(gateway: ScriptedServer | None, name: str) -> Iterator[Scope]:
+def acting_as(gateway: ScriptedServer | None, name: str) -> Iterator[AttemptContext]:
     with open_scope(make_scope(gateway)) as scope, agent(name):
         yield scope
 
 
-def llm_spans(scope: Scope) -> list[Span]:
+def llm_spans(scope: AttemptContext) -> list[Span]:
     return [span for span in scope.recorder.drain() if span.kind is SpanKind.LLM]
 
 

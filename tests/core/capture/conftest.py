@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lightspan.capture import wire
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.core.capture.clients import MESSAGES
 
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import Span
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 APIS = ("chat", "completions", "responses")
 ASKED: dict[str, dict[str, Any]] = {

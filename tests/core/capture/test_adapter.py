@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from typing import Any
 
@@ -10,27 +9,28 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.capture.adapter import (
-    TEXT_LIMIT,
+    MAX_TEXT_LENGTH,
     AdapterInstrumentor,
     Instrumentation,
-    as_json,
+    SpanEnd,
+    end_span,
+    patch_subclasses,
     require_framework,
-    shortened,
-    shown,
-    subclasses,
-    too_new,
+    truncated_json,
 )
+from lightspan.capture.scope import AgentContext, AttemptContext, Frame
 from lightspan.errors import ConfigError
+from lightspan.schema import conventions
+from lightspan.schema.spans import SpanKind, SpanLink, SpanStatus
 
 
 # --- versions -------------------------------------------------------------------------------
-def test_the_installed_version_is_told() -> None:
-    assert require_framework("pytest", "1.0") == importlib.metadata.version("pytest")
-
-
 def test_a_framework_that_is_absent() -> None:
-    with pytest.raises(ConfigError) as caught:
-        require_framework("no-such-framework", "1.2")
+    with (
+        pytest.raises(ConfigError) as caught,
+        require_framework("lightspan-crew", "no-such-framework", "1.2"),
+    ):
+        raise AssertionError
     assert str(caught.value) == (
         "no-such-framework is not installed in this environment: "
         "pip install 'no-such-framework>=1.2'"
@@ -53,22 +53,80 @@ def test_a_framework_that_is_too_old(
     """Versions are compared by their numbers, not as text."""
     monkeypatch.setattr("lightspan.capture.adapter.version", lambda name: found)
     if not is_old:
-        assert require_framework("crew", floor) == found
-        return
-    with pytest.raises(ConfigError) as caught:
-        require_framework("crew", floor)
+        with require_framework("lightspan-crew", "crew", floor):
+            return
+    with (
+        pytest.raises(ConfigError) as caught,
+        require_framework("lightspan-crew", "crew", floor),
+    ):
+        raise AssertionError
     assert str(caught.value) == (
         f"crew {found} is older than {floor}, which this needs: pip install 'crew>={floor}'"
     )
 
 
-def test_a_framework_that_is_too_new() -> None:
-    error = too_new("lightspan-crew", "crew", "9.0", ImportError("no module crew.bus"))
-    assert isinstance(error, ImportError)
-    assert str(error) == (
+def test_a_framework_that_is_too_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightspan.capture.adapter.version", lambda name: "9.0")
+    with (
+        pytest.raises(ImportError) as caught,
+        require_framework("lightspan-crew", "crew", "1.0"),
+    ):
+        raise ImportError("no module crew.bus")
+    assert str(caught.value) == (
         "this lightspan-crew does not know crew 9.0 (no module crew.bus): upgrade lightspan-crew, "
         "or install an older crew"
     )
+
+
+# --- spans ----------------------------------------------------------------------------------
+ATTEMPT = AttemptContext(rollout_id="r", attempt_id="a", trace_id="f" * 32)
+TEAM = AgentContext(ATTEMPT, (Frame("team", "1" * 16),), "1" * 16)
+
+
+def test_the_span_of_an_agent() -> None:
+    inside = TEAM.enter_agent("wri/ter")
+    end = SpanEnd.from_error(ValueError("no"))._replace(status=SpanStatus.ERROR)
+    end = end._replace(attributes={**end.attributes, "x": 1})
+    span = end_span(TEAM, SpanKind.AGENT, "wri/ter", end, span_id=inside.parent_span_id, start_ns=1)
+    assert (span.name, span.status, span.status_message) == (
+        "invoke_agent wri/ter",
+        SpanStatus.ERROR,
+        "no",
+    )
+    assert (span.span_id, span.parent_id, span.start_ns) == (inside.frames[-1].span_id, "1" * 16, 1)
+    assert span.attributes[conventions.AGENT_PATH] == inside.path == "team/wri%2Fter"
+    assert span.attributes[conventions.OPENINFERENCE_PARENT] == "team"
+    assert span.attributes[conventions.ERROR_TYPE] == "ValueError"
+    assert "x" not in span.attributes
+
+
+def test_the_span_of_a_tool() -> None:
+    result = SpanEnd(attributes={conventions.TOOL_CALL_RESULT: "7"})
+    arguments = {conventions.TOOL_CALL_ARGUMENTS: "{}"}
+    span = end_span(TEAM, SpanKind.TOOL, "look", result, attributes=arguments)
+    assert span.name == "execute_tool look"
+    assert span.attributes == {
+        conventions.OPERATION_NAME: "execute_tool",
+        conventions.TOOL_NAME: "look",
+        conventions.AGENT_PATH: "team",
+        conventions.OPENINFERENCE_KIND: "TOOL",
+        **arguments,
+        **result.attributes,
+    }
+
+
+def test_the_span_of_something_else_is_as_it_is_given() -> None:
+    links = [("2" * 16, {"from": "triage"})]
+    span = end_span(TEAM, SpanKind.OTHER, "handoff", attributes={"x": 1}, links=links)
+    assert (span.name, span.links) == (
+        "handoff",
+        [SpanLink("f" * 32, "2" * 16, {"from": "triage"})],
+    )
+    assert span.attributes == {conventions.AGENT_PATH: "team", "x": 1}
+
+
+def test_a_closed_generator_is_no_error() -> None:
+    assert SpanEnd.from_error(GeneratorExit()) == SpanEnd(SpanStatus.UNSET)
 
 
 # --- installing -----------------------------------------------------------------------------
@@ -108,7 +166,7 @@ def test_opentelemetry_calls_with_options_that_say_nothing_to_an_adapter() -> No
     assert called == ["on", "off"]
 
 
-def test_subclasses_are_named_once() -> None:
+def test_subclasses_are_wrapped_once_each_and_later_ones_until_undone() -> None:
     class Base:
         pass
 
@@ -121,7 +179,15 @@ def test_subclasses_are_named_once() -> None:
     class Both(Left, Right):
         pass
 
-    assert sorted(one.__name__ for one in subclasses(Base)) == ["Both", "Left", "Right"]
+    wrapped: list[str] = []
+    patch = patch_subclasses(Base, lambda cls: wrapped.append(cls.__name__))
+    assert sorted(wrapped) == ["Base", "Both", "Left", "Right"]
+    type("Later", (Left,), {})
+    assert wrapped[4:] == ["Later"]
+    patch.undo()
+    type("Last", (Left,), {})
+    assert len(wrapped) == 5
+    assert "__init_subclass__" not in vars(Base)
 
 
 # --- texts ----------------------------------------------------------------------------------
@@ -147,15 +213,15 @@ CIRCLE.append(CIRCLE)
     ],
 )
 def test_values_as_text(value: Any, text: str) -> None:
-    assert shown(value) == text
+    assert truncated_json(value) == text
 
 
 def test_what_is_too_long_is_cut_and_says_so() -> None:
-    assert shortened("x" * TEXT_LIMIT) == "x" * TEXT_LIMIT
-    assert shortened("x" * 70_000) == "x" * TEXT_LIMIT + "… (70000 characters)"
-    assert shown(b"x" * 1_000_000).endswith("… (1000005 characters)")
+    assert truncated_json("x" * MAX_TEXT_LENGTH) == "x" * MAX_TEXT_LENGTH
+    assert truncated_json("x" * 70_000) == "x" * MAX_TEXT_LENGTH + "… (70000 characters)"
+    assert truncated_json(b"x" * 1_000_000).endswith("… (1000005 characters)")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
 def test_what_json_can_say_is_json(value: Any) -> None:
-    assert json.loads(as_json(value)) == value
+    assert json.loads(truncated_json([value])) == [value]

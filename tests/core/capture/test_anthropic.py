@@ -21,8 +21,8 @@ from lightspan.production.record import record
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.stores import open_store
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -125,7 +125,7 @@ async def test_every_async_way_to_ask(
 
 def _check_recorded(scope: Any, elsewhere: ScriptedServer, model: str = "claude") -> None:
     """The same whichever way it was asked for, but for whether it was streamed."""
-    assert scope.recorder.damages() == []
+    assert scope.recorder.capture_errors() == []
     [span] = llm_spans(scope)
     known = dict(span.attributes)
     known.pop(c.REQUEST_STREAM, None)

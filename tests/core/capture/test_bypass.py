@@ -9,13 +9,12 @@ import pytest
 
 from lightspan import LightningRL
 from lightspan.capture.bypass import (
-    CallsInside,
+    NestedCalls,
     bypassing_call,
     client_of,
     is_at_gateway,
-    is_routed,
 )
-from lightspan.capture.scope import Acting, Frame, Scope
+from lightspan.capture.scope import AgentContext, AttemptContext, Frame
 from lightspan.lightning import Rejection, build_episode, cover
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema import conventions as c
@@ -25,11 +24,13 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores import open_store
-from lightspan.testing.strategies import make_rollout
 from lightspan.training.folder import RunFolder
+from lightspan_testing.strategies import make_rollout
 
-ACTING = Acting(
-    Scope(rollout_id="r", attempt_id="a", trace_id="0" * 32), (Frame("writer", "1" * 16),), "1" * 16
+ACTING = AgentContext(
+    AttemptContext(rollout_id="r", attempt_id="a", trace_id="0" * 32),
+    (Frame("writer", "1" * 16),),
+    "1" * 16,
 )
 REQUEST = {"model": "mine", "messages": [{"role": "user", "content": "go"}]}
 ANSWER = {
@@ -133,8 +134,10 @@ def test_calls_that_the_gateway_answers_in_a_rollout(
     mode: Mode, path: str, gateway: str | None, routed: bool
 ) -> None:
     routing = Routing(rules=[Rule("writer", Target(route=Route.POLICY, policy="main"))])
-    scope = Scope(rollout_id="r", attempt_id="a", mode=mode, gateway_url=gateway, routing=routing)
-    assert is_routed(Acting(scope, (Frame(path, "1" * 16),))) is routed
+    scope = AttemptContext(
+        rollout_id="r", attempt_id="a", mode=mode, gateway_url=gateway, routing=routing
+    )
+    assert AgentContext(scope, (Frame(path, "1" * 16),)).is_routed is routed
 
 
 # --- clients --------------------------------------------------------------------------------
@@ -225,10 +228,10 @@ ENDS: dict[str, tuple[list[bool | None], bool, bool]] = {
 @pytest.mark.parametrize("case", ENDS)
 def test_who_records_a_call_inside_which_others_were_made(case: str) -> None:
     ended, is_ok, expected = ENDS[case]
-    calls = CallsInside()
-    told = [calls.begins() for _ in ended]
+    calls = NestedCalls()
+    told = [calls.start() for _ in ended]
     for end, is_answered in zip(told, ended, strict=True):
         if is_answered is not None:
             end(is_answered)
             end(not is_answered)  # only the first time counts
-    assert calls.leave(is_ok=is_ok) is expected
+    assert calls.needs_record(is_ok=is_ok) is expected

@@ -11,7 +11,7 @@ import pytest
 
 from lightspan.capture import emit, wire
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope, acting
+from lightspan.capture.scope import AttemptContext, current_agent
 from lightspan.errors import RewardError
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import Span, SpanKind, SpanStatus, decode_span, encode_span
@@ -21,20 +21,20 @@ ROOT = "00000000000000aa"
 
 
 def acting_path() -> str | None:
-    current = acting()
+    current = current_agent()
     return None if current is None else current.path
 
 
 @pytest.fixture
-def scope() -> Iterator[Scope]:
+def scope() -> Iterator[AttemptContext]:
     with open_scope(
-        Scope(rollout_id="ro", attempt_id="at", trace_id=TRACE, root_span_id=ROOT)
+        AttemptContext(rollout_id="ro", attempt_id="at", trace_id=TRACE, root_span_id=ROOT)
     ) as made:
         yield made
     wire.uninstall()
 
 
-def only(scope: Scope) -> Span:
+def only(scope: AttemptContext) -> Span:
     [span] = scope.recorder.drain()
     assert decode_span(encode_span(span)) == span
     assert (span.rollout_id, span.attempt_id, span.trace_id) == ("ro", "at", TRACE)
@@ -68,19 +68,19 @@ def test_outside_a_scope_nothing_happens() -> None:
         ),
     ],
 )
-def test_rewards(scope: Scope, value: Any, known: dict[str, Any]) -> None:
+def test_rewards(scope: AttemptContext, value: Any, known: dict[str, Any]) -> None:
     emit.emit_reward(value)
     span = only(scope)
     assert span.attributes == {c.AGENT_PATH: "app", **known}
     assert (span.name, span.kind, span.parent_id) == ("lightspan.reward", SpanKind.REWARD, ROOT)
 
 
-def test_none_is_no_reward(scope: Scope) -> None:
+def test_none_is_no_reward(scope: AttemptContext) -> None:
     assert emit.emit_reward(None) is None
     assert scope.recorder.drain() == []
 
 
-def test_rewards_of_a_call_or_a_span(scope: Scope) -> None:
+def test_rewards_of_a_call_or_a_span(scope: AttemptContext) -> None:
     emit.emit_reward(1.0, call="chatcmpl-call-7")
     assert only(scope).attributes[c.REWARD_CALL_ID] == "call-7"
     emit.emit_reward(1.0, call="call-7")
@@ -94,7 +94,7 @@ def test_rewards_of_a_call_or_a_span(scope: Scope) -> None:
     assert only(scope).attributes[c.REWARD_VALUE] == 0.5
 
 
-def test_what_is_no_reward(scope: Scope) -> None:
+def test_what_is_no_reward(scope: AttemptContext) -> None:
     with pytest.raises(RewardError, match="call= or span=, not both"):
         emit.emit_reward(1.0, call="a", span="b")
     with pytest.raises(RewardError, match="not the text 'good'"):
@@ -102,7 +102,7 @@ def test_what_is_no_reward(scope: Scope) -> None:
     assert scope.recorder.drain() == []
 
 
-def test_annotations_messages_objects(scope: Scope) -> None:
+def test_annotations_messages_objects(scope: AttemptContext) -> None:
     emit.emit_annotation({"a": 1, "b": ["x"], "c": object})  # type: ignore[dict-item]
     assert only(scope).attributes == {
         c.AGENT_PATH: "app",
@@ -120,7 +120,7 @@ def test_annotations_messages_objects(scope: Scope) -> None:
     assert only(scope).attributes[c.OBJECT_JSON] == '"<list>"'
 
 
-def test_exceptions(scope: Scope) -> None:
+def test_exceptions(scope: AttemptContext) -> None:
     class OddError(Exception):
         def __str__(self) -> str:
             raise ValueError("no text")
@@ -133,7 +133,7 @@ def test_exceptions(scope: Scope) -> None:
     assert only(scope).attributes[c.EXCEPTION_MESSAGE] == "<OddError>"
 
 
-def test_agents_nest(scope: Scope) -> None:
+def test_agents_nest(scope: AttemptContext) -> None:
     with emit.agent("team") as team, emit.agent("a/b") as inner:
         assert acting_path() == "team/a%2Fb"
         emit.emit_message("hi")
@@ -150,6 +150,7 @@ def test_agents_nest(scope: Scope) -> None:
         c.OPENINFERENCE_KIND: "AGENT",
         c.OPENINFERENCE_AGENT: "a/b",
         c.OPENINFERENCE_NODE: "a/b",
+        c.OPENINFERENCE_PARENT: "team",
     }
     assert (first.name, first.kind, first.status) == (
         "invoke_agent a/b",
@@ -158,7 +159,7 @@ def test_agents_nest(scope: Scope) -> None:
     )
 
 
-def test_a_block_that_fails(scope: Scope) -> None:
+def test_a_block_that_fails(scope: AttemptContext) -> None:
     with pytest.raises(ValueError, match="boom"), emit.operation("retrieve", k=3):
         raise ValueError("boom")
     span = only(scope)
@@ -166,14 +167,14 @@ def test_a_block_that_fails(scope: Scope) -> None:
     assert (span.attributes["k"], span.attributes[c.ERROR_TYPE]) == (3, "ValueError")
 
 
-def test_tools(scope: Scope) -> None:
+def test_tools(scope: AttemptContext) -> None:
     with emit.tool("search", '{"q": 1}'):
         pass
     span = only(scope)
     assert (span.kind, span.attributes[c.TOOL_CALL_ARGUMENTS]) == (SpanKind.TOOL, '{"q": 1}')
 
 
-def test_decorated_functions(scope: Scope) -> None:
+def test_decorated_functions(scope: AttemptContext) -> None:
     @emit.agent("writer")
     def write(depth: int) -> list[str | None]:
         return [acting_path(), *(write(depth - 1) if depth else [])]
@@ -188,14 +189,14 @@ async def test_decorated_coroutines() -> None:
         await asyncio.sleep(0)
         return acting_path()
 
-    with open_scope(Scope(rollout_id="ro", attempt_id="at")) as scope:
+    with open_scope(AttemptContext(rollout_id="ro", attempt_id="at")) as scope:
         assert list(await asyncio.gather(write(), write())) == ["writer", "writer"]
         assert acting_path() == "app"
     assert len(scope.recorder.drain()) == 2
     wire.uninstall()
 
 
-def test_decorated_generators(scope: Scope) -> None:
+def test_decorated_generators(scope: AttemptContext) -> None:
     @emit.agent("writer")
     def write() -> Generator[str | None, str, str]:
         said: list[str] = []
@@ -233,7 +234,7 @@ async def test_decorated_async_generators() -> None:
         emit.emit_message("".join(said))
 
     assert inspect.isasyncgenfunction(write)
-    with open_scope(Scope(rollout_id="ro", attempt_id="at")) as scope:
+    with open_scope(AttemptContext(rollout_id="ro", attempt_id="at")) as scope:
         writing = write()
         steps = [await anext(writing), acting_path(), await writing.asend("a")]
         assert [*steps, await writing.athrow(KeyError("b"))] == [

@@ -247,13 +247,13 @@ def test_an_app_can_import_what_cannot_be_wrapped(name: str) -> None:
     code = (
         "from lightspan.capture import sdks, wire\n"
         "from lightspan.capture.entry import open_scope\n"
-        "from lightspan.capture.scope import Scope\n"
+        "from lightspan.capture.scope import AttemptContext\n"
         "sdks.Sdk.wrapped_classes = None\n"
-        "with open_scope(Scope(rollout_id='r', attempt_id='a')) as scope:\n"
+        "with open_scope(AttemptContext(rollout_id='r', attempt_id='a')) as scope:\n"
         f"    import {name}\n"
-        "    print(*scope.recorder.damages())\n"
-        "with open_scope(Scope(rollout_id='r', attempt_id='b')) as scope:\n"
-        "    print(*scope.recorder.damages())\n"
+        "    print(*scope.recorder.capture_errors())\n"
+        "with open_scope(AttemptContext(rollout_id='r', attempt_id='b')) as scope:\n"
+        "    print(*scope.recorder.capture_errors())\n"
     )
     damage = "a client SDK could not be wrapped: TypeError(\"'NoneType' object is not callable\")"
     assert run(code) == [damage, damage]

@@ -12,7 +12,7 @@ import gc
 import aiohttp, anthropic, asyncio, httpx, multiprocessing.pool, openai, queue, requests
 from lightspan.capture import threads
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 
 # what Python and pydantic build when it is first asked for
 BUILT = ("__pydantic_", "__signature__", "__module__", "__abstractmethods__", "_abc_")
@@ -23,7 +23,7 @@ def attributes():
 
 before = attributes()
 threads.carry()
-with open_scope(Scope(rollout_id="r", attempt_id="a")):
+with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
     for kind, old in before.items():
         for name in vars(kind).keys() | old.keys():
             if vars(kind).get(name) is not old.get(name) and not name.startswith(BUILT):

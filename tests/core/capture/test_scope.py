@@ -13,30 +13,30 @@ from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import (
-    Acting,
+    AgentContext,
+    AttemptContext,
     CallEnd,
     Frame,
     Resolver,
-    Scope,
-    acting,
     add_call_listener,
-    call_begins,
     call_listeners,
     connect,
+    current_agent,
+    current_context,
     disconnect,
     make_span,
+    notify_call_start,
     push,
-    pushed,
     register_resolver,
     remove_call_listener,
-    reset_acting,
-    resolved,
-    set_acting,
+    reset_agent,
+    resolve_agent,
+    set_agent,
     unregister_resolver,
 )
 from lightspan.schema.spans import SpanKind
 
-SCOPE = Scope(rollout_id="r", attempt_id="a", root_span_id="00000000000000aa")
+SCOPE = AttemptContext(rollout_id="r", attempt_id="a", root_span_id="00000000000000aa")
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def clean() -> Iterator[None]:
 
 
 def test_outside() -> None:
-    assert (pushed(), acting()) == (None, None)
+    assert (current_context(), current_agent()) == (None, None)
     with push(Frame("writer", "1")) as current:
         assert current is None
 
@@ -54,25 +54,25 @@ def test_outside() -> None:
 def test_frames() -> None:
     with open_scope(SCOPE) as scope:
         assert scope is SCOPE
-        assert acting() == pushed() == Acting(SCOPE, (), "00000000000000aa")
+        assert current_agent() == current_context() == AgentContext(SCOPE, (), "00000000000000aa")
         with push(Frame("team", "1")), push(Frame("a/b", "2")) as inner:
-            assert acting() is inner
-            assert inner == Acting(SCOPE, (Frame("team", "1"), Frame("a/b", "2")), "2")
+            assert current_agent() is inner
+            assert inner == AgentContext(SCOPE, (Frame("team", "1"), Frame("a/b", "2")), "2")
             assert inner.path == "team/a%2Fb"
-        assert acting() == Acting(SCOPE, (), "00000000000000aa")
-    assert acting() is None
+        assert current_agent() == AgentContext(SCOPE, (), "00000000000000aa")
+    assert current_agent() is None
 
 
 def test_what_an_adapter_notes_comes_and_goes_with_the_frames() -> None:
     with open_scope(SCOPE), push(Frame("team", "1")) as team:
         assert team is not None
-        token = set_acting(team.noting("crew", "a trail").noting("graph", 7))
+        token = set_agent(team.noting("crew", "a trail").noting("graph", 7))
         with agent("writer"):
-            current = acting()
+            current = current_agent()
             assert current is not None
             assert current.notes == {"crew": "a trail", "graph": 7}
-        reset_acting(token)
-        assert acting() is team
+        reset_agent(token)
+        assert current_agent() is team
         assert team.notes == {}
 
 
@@ -85,11 +85,11 @@ def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
         register_resolver(resolver)
     try:
         with open_scope(SCOPE):
-            current = pushed()
+            current = current_context()
             assert current is not None
-            assert acting() == resolved(current)
-            assert resolved(current).path == "a/b/c"
-            assert resolved(current, before=resolvers[1]).path == "a"
+            assert current_agent() == resolve_agent(current)
+            assert resolve_agent(current).path == "a/b/c"
+            assert resolve_agent(current, before=resolvers[1]).path == "a"
     finally:
         for resolver in resolvers:
             unregister_resolver(resolver)
@@ -98,11 +98,11 @@ def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
 def test_who_is_told_of_calls() -> None:
     told: list[str] = []
 
-    def first(asking: Acting) -> CallEnd:
+    def first(asking: AgentContext) -> CallEnd:
         told.append(f"1 {asking.path}")
         return lambda is_answered: told.append(f"1 {is_answered}")
 
-    def second(_: Acting) -> None:
+    def second(_: AgentContext) -> None:
         told.append("2")
 
     for listener in (first, second, first):
@@ -110,10 +110,10 @@ def test_who_is_told_of_calls() -> None:
     try:
         with open_scope(SCOPE), push(Frame("team", "1")) as team:
             assert team is not None
-            assert acting() is team
+            assert current_agent() is team
             assert told == []
-            ended = call_begins(team)
-            other = call_begins(team, besides=second)
+            ended = notify_call_start(team)
+            other = notify_call_start(team, besides=second)
             other(False)
             ended(True)
             ended(False)  # once is enough
@@ -126,15 +126,16 @@ def test_who_is_told_of_calls() -> None:
 
 def test_connections_may_end_in_any_order() -> None:
     first, second = (
-        Acting(Scope(rollout_id=name, attempt_id="", is_outside=True)) for name in "ab"
+        AgentContext(AttemptContext(rollout_id=name, attempt_id="", is_outside=True))
+        for name in "ab"
     )
     connect(first)
     connect(second)
-    assert pushed() is second
+    assert current_context() is second
     disconnect(first)
-    assert pushed() is second
+    assert current_context() is second
     disconnect(second)
-    assert pushed() is None
+    assert current_context() is None
 
 
 def test_an_sdk_that_cannot_be_wrapped_damages_the_attempt_and_not_the_app(
@@ -144,49 +145,49 @@ def test_an_sdk_that_cannot_be_wrapped_damages_the_attempt_and_not_the_app(
         raise ImportError("a broken SDK")
 
     monkeypatch.setattr(wire, "install", broken)
-    scope = Scope(rollout_id="r", attempt_id="a")
+    scope = AttemptContext(rollout_id="r", attempt_id="a")
     with open_scope(scope):
         pass
     damage = "a client SDK could not be wrapped: ImportError('a broken SDK')"
-    assert scope.recorder.damages() == [damage]
+    assert scope.recorder.capture_errors() == [damage]
 
 
 def test_the_token_is_not_shown() -> None:
-    assert "secret" not in repr(Scope(rollout_id="r", attempt_id="a", call_token="secret"))
+    assert "secret" not in repr(AttemptContext(rollout_id="r", attempt_id="a", call_token="secret"))
 
 
 async def test_tasks_do_not_mix() -> None:
     async def one(name: str) -> str | None:
-        scope = Scope(rollout_id=name, attempt_id=name)
+        scope = AttemptContext(rollout_id=name, attempt_id=name)
         with open_scope(scope), agent(name):
             await asyncio.sleep(0)
-            current = acting()
+            current = current_agent()
             return None if current is None else f"{current.scope.attempt_id}:{current.path}"
 
     assert list(await asyncio.gather(one("x"), one("y"))) == ["x:x", "y:y"]
-    assert acting() is None
+    assert current_agent() is None
 
 
 async def test_resetting_from_another_context_is_harmless() -> None:
-    token = set_acting(Acting(SCOPE))
+    token = set_agent(AgentContext(SCOPE))
 
     async def elsewhere() -> None:
-        reset_acting(token)
+        reset_agent(token)
 
     await asyncio.create_task(elsewhere())
-    assert pushed() == Acting(SCOPE)
-    reset_acting(token)
-    assert pushed() is None
+    assert current_context() == AgentContext(SCOPE)
+    reset_agent(token)
+    assert current_context() is None
 
 
 def test_the_recorder_counts_what_does_not_fit() -> None:
     recorder = Recorder(limit=2)
-    spans = [make_span(Acting(SCOPE), str(n), SpanKind.OTHER, {}) for n in range(4)]
+    spans = [make_span(AgentContext(SCOPE), str(n), SpanKind.OTHER, {}) for n in range(4)]
     for span in spans:
         recorder.add(span)
     assert recorder.drain() == spans[:2]
-    recorder.damage("broken")
-    assert recorder.damages() == ["broken", "2 spans dropped"]
+    recorder.add_capture_error("broken")
+    assert recorder.capture_errors() == ["broken", "2 spans dropped"]
     recorder.add(spans[2])
     assert recorder.drain() == [spans[2]]
     assert recorder.drain() == []

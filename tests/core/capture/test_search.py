@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from lightspan.capture import search
-from lightspan.capture.search import AgentSearch, Where, frameworks
+from lightspan.capture.search import AgentSearch, Location, frameworks
 from lightspan.schema.routing import AgentPaths
 
 
@@ -21,10 +21,10 @@ class Agent:
         self.tools = tools
 
 
-class Search(AgentSearch[Where]):
+class Search(AgentSearch[Location]):
     makers = frozenset({"make_agent"})
 
-    def visit(self, thing: Any, where: Where) -> None:
+    def visit(self, thing: Any, where: Location) -> None:
         if isinstance(thing, Agent):
             self.add(where.within(thing.name))
             self.look_at_all(thing.tools, where.within(thing.name))
@@ -48,7 +48,7 @@ class Desk:
 
 
 def found_in(app: Any) -> AgentPaths:
-    return Search().search(app, Where())
+    return Search().search(app, Location())
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_an_app_without_end_leaves_the_list_incomplete(monkeypatch: pytest.Monke
 @pytest.fixture
 def sibling(monkeypatch: pytest.MonkeyPatch) -> str:
     """A framework that an adapter which is installed beside this one is for."""
-    point = EntryPoint("crews", "lightspan_crews", search.FRAMEWORKS_GROUP)
-    monkeypatch.setattr(search, "entry_points", lambda group: EntryPoints([point]))
+    point = EntryPoint("crews", "lightspan_crews", "lightspan.frameworks")
+    monkeypatch.setattr(search, "installed_plugins", lambda kind: {"crews": point})
     return "crews"
 
 
@@ -126,4 +126,4 @@ def test_an_adapters_own_framework_is_no_other(sibling: str) -> None:
     def mentions() -> Any:
         return crews  # type: ignore[name-defined]  # noqa: F821
 
-    assert Own().search(Agent("team", mentions), Where()) == (("team",), True)
+    assert Own().search(Agent("team", mentions), Location()) == (("team",), True)

@@ -12,7 +12,7 @@ import pytest
 from lightspan.capture import threads, wire
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope, acting
+from lightspan.capture.scope import AttemptContext, current_agent
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def carrying() -> Iterator[None]:
 
 
 def acting_path() -> str | None:
-    current = acting()
+    current = current_agent()
     return None if current is None else current.path
 
 
@@ -38,7 +38,7 @@ def seen_in_thread() -> str | None:
 
 
 def test_threads_inherit() -> None:
-    with open_scope(Scope(rollout_id="r", attempt_id="a")), agent("writer"):
+    with open_scope(AttemptContext(rollout_id="r", attempt_id="a")), agent("writer"):
         assert seen_in_thread() == "writer"
     assert seen_in_thread() is None
 
@@ -50,7 +50,7 @@ def test_thread_classes_inherit() -> None:
         def run(self) -> None:
             self.found = acting_path()
 
-    with open_scope(Scope(rollout_id="r", attempt_id="a")), agent("writer"):
+    with open_scope(AttemptContext(rollout_id="r", attempt_id="a")), agent("writer"):
         worker = Worker()
         worker.start()
         worker.join()
@@ -60,7 +60,7 @@ def test_thread_classes_inherit() -> None:
 def test_executors_inherit_per_submit() -> None:
     """A pool's thread, started by one agent, belongs to whoever submits."""
     with ThreadPoolExecutor(1) as pool:
-        with open_scope(Scope(rollout_id="r", attempt_id="a")):
+        with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
             with agent("writer"):
                 assert pool.submit(acting_path).result() == "writer"
             with agent("checker"):
@@ -75,7 +75,7 @@ def test_pools_of_multiprocessing_inherit_per_call() -> None:
     def path(*_: object) -> str | None:
         return acting_path()
 
-    with open_scope(Scope(rollout_id="r", attempt_id="a")):
+    with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
         with agent("starter"):
             pool = ThreadPool(2)
         with agent("writer"):
@@ -96,5 +96,5 @@ def test_stop_carrying_leaves_the_classes_as_they_were() -> None:
     threads.stop_carrying()
     assert threading.Thread.start.__module__ == "threading"
     assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
-    with open_scope(Scope(rollout_id="r", attempt_id="a")):
+    with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
         assert seen_in_thread() is None

@@ -13,10 +13,10 @@ import pytest
 import lightspan
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.capture.state import state
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 ASKED = {"model": "mine", "messages": [{"role": "user", "content": "a secret"}]}
 HERE = __name__.partition(".")[0]
@@ -38,7 +38,7 @@ def clean() -> Iterator[None]:
 
 def noted(send: Callable[[], object], **fields: Any) -> list[list[Any]]:
     """What is noted of requests that `writer` sends in a dry run."""
-    scope = Scope(rollout_id="r", attempt_id="a", **{"mode": Mode.DEV, **fields})
+    scope = AttemptContext(rollout_id="r", attempt_id="a", **{"mode": Mode.DEV, **fields})
     with open_scope(scope), lightspan.agent("writer"):
         send()
     assert "secret" not in str(scope.recorder.uncaptured)

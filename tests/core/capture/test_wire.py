@@ -29,7 +29,7 @@ from lightspan.capture.state import state
 from lightspan.schema import conventions as c
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -79,7 +79,7 @@ def test_an_answer_that_the_app_cannot_parse(agent_name: str, raw: bool) -> None
             else:
                 with pytest.raises(openai.LengthFinishReasonError):
                     api.parse(model="m", messages=MESSAGES, response_format=Parsed)
-        assert scope.recorder.damages() == []
+        assert scope.recorder.capture_errors() == []
         spans = llm_spans(scope)
     if agent_name == "writer":
         assert spans == []

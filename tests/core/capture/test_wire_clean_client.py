@@ -10,9 +10,9 @@ import pytest
 
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.schema.routing import Route, Routing, Target
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -21,7 +21,7 @@ OURS = Routing(default=Target(route=Route.POLICY, policy="policy"))
 
 
 def ask(client: openai.OpenAI, gateway: ScriptedServer) -> Request:
-    scope = Scope(
+    scope = AttemptContext(
         rollout_id="r", attempt_id="a", gateway_url=gateway.origin, call_token="t", routing=OURS
     )
     with open_scope(scope), agent("writer"):
@@ -108,7 +108,7 @@ def test_an_async_callable_key_is_not_asked_for() -> None:
         raise AssertionError("the app's key is asked for")
 
     async def main(gateway: ScriptedServer) -> None:
-        scope = Scope(
+        scope = AttemptContext(
             rollout_id="r", attempt_id="a", gateway_url=gateway.origin, call_token="t", routing=OURS
         )
         url = "http://127.0.0.1:9/v1"
@@ -128,7 +128,7 @@ def test_the_idempotency_key_is_kept() -> None:
         ScriptedServer() as gateway,
         openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="k") as client,
     ):
-        scope = Scope(
+        scope = AttemptContext(
             rollout_id="r", attempt_id="a", gateway_url=gateway.origin, call_token="t", routing=OURS
         )
         with open_scope(scope):

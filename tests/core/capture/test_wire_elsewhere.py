@@ -22,8 +22,8 @@ from tests.core.capture.clients import (
 from lightspan.schema import conventions as c
 from lightspan.schema.messages import answers_of, asked_of
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.conditions import until
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.conditions import until
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -21,7 +21,7 @@ from tests.core.capture.clients import (
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import (
-    Acting,
+    AgentContext,
     Frame,
     add_call_listener,
     register_resolver,
@@ -29,7 +29,7 @@ from lightspan.capture.scope import (
     unregister_resolver,
 )
 from lightspan.schema import conventions as c
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("unwrapped")
 def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
     gateway: ScriptedServer, elsewhere: ScriptedServer
 ) -> None:
-    def resolver(current: Acting) -> Acting | None:
+    def resolver(current: AgentContext) -> AgentContext | None:
         raise ValueError("no idea")
 
     register_resolver(resolver)
@@ -46,7 +46,7 @@ def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
             assert WAYS["create"](client) == "from the gateway"
     finally:
         unregister_resolver(resolver)
-    assert set(scope.recorder.damages()) == {
+    assert set(scope.recorder.capture_errors()) == {
         "who is acting could not be resolved: ValueError('no idea')"
     }
 
@@ -54,7 +54,7 @@ def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
 def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
     gateway: ScriptedServer, elsewhere: ScriptedServer
 ) -> None:
-    def listener(asking: Acting) -> None:
+    def listener(asking: AgentContext) -> None:
         raise ValueError(f"not for {asking.path}")
 
     add_call_listener(listener)
@@ -63,7 +63,7 @@ def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
             assert WAYS["create"](client) == "from the gateway"
     finally:
         remove_call_listener(listener)
-    assert set(scope.recorder.damages()) == {
+    assert set(scope.recorder.capture_errors()) == {
         "a model call could not be told of: ValueError('not for writer')"
     }
 
@@ -71,8 +71,10 @@ def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
 def test_a_resolver_is_asked_when_the_model_is_called(
     gateway: ScriptedServer, elsewhere: ScriptedServer
 ) -> None:
-    def resolver(current: Acting) -> Acting:
-        return Acting(current.scope, (Frame("writer", "00000000000000bb"),), "00000000000000bb")
+    def resolver(current: AgentContext) -> AgentContext:
+        return AgentContext(
+            current.scope, (Frame("writer", "00000000000000bb"),), "00000000000000bb"
+        )
 
     register_resolver(resolver)
     register_resolver(resolver)
@@ -95,7 +97,9 @@ def test_a_recorder_that_fails_damages_the_attempt_and_not_the_app(
     monkeypatch.setattr(wire, "answer_attributes", broken)
     with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
         assert WAYS[way](client) == "from elsewhere"
-    assert scope.recorder.damages() == ["a model call could not be recorded: ValueError('broken')"]
+    assert scope.recorder.capture_errors() == [
+        "a model call could not be recorded: ValueError('broken')"
+    ]
 
 
 @pytest.mark.parametrize("broken", ["sync_client", "_kept_headers"])
@@ -112,7 +116,7 @@ def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
     with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
         assert WAYS["create"](client) == "from elsewhere"
     damage = ["a model call could not be redirected: ValueError('broken')"]
-    assert scope.recorder.damages() == damage
+    assert scope.recorder.capture_errors() == damage
     assert gateway.requests == []
 
 
@@ -128,7 +132,7 @@ async def test_an_async_redirection_that_fails_damages_the_attempt_and_not_the_a
             answer = await client.chat.completions.create(model="m", messages=MESSAGES)
     assert text_of(answer) == "from elsewhere"
     damage = ["a model call could not be redirected: ValueError('broken')"]
-    assert scope.recorder.damages() == damage
+    assert scope.recorder.capture_errors() == damage
 
 
 def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
@@ -139,7 +143,7 @@ def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
         next(iter(stream))
         monkeypatch.setattr(wire, "request_attributes", None)
         scope.recorder.give_up()
-        [damage] = scope.recorder.damages()
+        [damage] = scope.recorder.capture_errors()
         assert "a model call could not be recorded: TypeError" in damage
 
 

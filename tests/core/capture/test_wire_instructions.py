@@ -16,10 +16,9 @@ from tests.core.capture.clients import async_client_of, client_of, llm_spans, te
 
 from lightspan import prompt
 from lightspan.capture import wire
-from lightspan.capture.bypass import is_routed
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope, acting
+from lightspan.capture.scope import AttemptContext, current_agent
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.instructions import (
     COMPLETION,
@@ -35,7 +34,7 @@ from lightspan.schema.instructions import (
 )
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -57,8 +56,8 @@ SYSTEM: dict[str, Any] = {"role": "system", "content": OLD}
 @contextmanager
 def told(
     told: Instructions | None, name: str = "router", routing: Routing | None = None, **more: Any
-) -> Iterator[Scope]:
-    scope = Scope(
+) -> Iterator[AttemptContext]:
+    scope = AttemptContext(
         rollout_id="ro-1",
         attempt_id="at-1",
         instructions=told,
@@ -67,7 +66,7 @@ def told(
     )
     with open_scope(scope), agent(name):
         yield scope
-    assert scope.recorder.damages() == []
+    assert scope.recorder.capture_errors() == []
 
 
 def chat(client: Any, **more: Any) -> Any:
@@ -252,9 +251,9 @@ def test_a_retry_has_the_candidates_text() -> None:
 def test_no_cache_answers_where_texts_are_learned() -> None:
     for name, expected in (("router", True), ("other", True), ("checker", False)):
         with told(TOLD, name):
-            current = acting()
+            current = current_agent()
             assert current is not None
-            assert is_routed(current) is expected
+            assert current.is_routed is expected
 
 
 def test_candidates_side_by_side(elsewhere: ScriptedServer) -> None:
@@ -347,12 +346,12 @@ def test_what_fails_is_ours_and_the_app_goes_on(
 
     monkeypatch.setattr("lightspan.capture.wire.with_text", broken)
     monkeypatch.setattr(Instructions, "text_of", broken)
-    scope = Scope(rollout_id="r", attempt_id="a", instructions=TOLD)
+    scope = AttemptContext(rollout_id="r", attempt_id="a", instructions=TOLD)
     with client_of(elsewhere) as client, open_scope(scope), agent("router"):
         assert text_of(chat(client)) == "from elsewhere"
         assert prompt("mails", "Be brief.") == "Be brief."
     assert elsewhere.requests[0].body["messages"][0]["content"] == OLD
-    damages = " ".join(scope.recorder.damages())
+    damages = " ".join(scope.recorder.capture_errors())
     assert "the instructions of a model call could not be replaced: RuntimeError" in damages
     assert "the prompt 'mails' could not be read: RuntimeError" in damages
     wire.close()

@@ -36,8 +36,8 @@ from tests.core.capture.streams import (
 
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.conditions import until
-from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.conditions import until
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -86,7 +86,7 @@ def test_what_passes_is_recorded(
             with api_of(client, api).with_streaming_response.create(**asked) as response:
                 seen = read(response)
             [span] = llm_spans(scope)
-    assert scope.recorder.damages() == []
+    assert scope.recorder.capture_errors() == []
     assert type(seen) is type(plain)
     assert said_of(span) == whole(api, streamed=streamed)
     assert (span.status, span.status_message) == (SpanStatus.OK, "")
@@ -111,7 +111,7 @@ async def test_what_passes_asynchronously_is_recorded(
                 else:
                     assert await getattr(response, way)()
             [span] = llm_spans(scope)
-    assert scope.recorder.damages() == []
+    assert scope.recorder.capture_errors() == []
     assert said_of(span) == whole(api, streamed=streamed)
 
 
@@ -264,7 +264,7 @@ def test_a_stream_that_the_app_leaves(gateway: ScriptedServer, api: str, way: st
         [span] = llm_spans(scope)
         scope.recorder.give_up()
         assert llm_spans(scope) == []
-    assert scope.recorder.damages() == []
+    assert scope.recorder.capture_errors() == []
     assert said_of(span) == saying(api, "one two", "cancelled")
     assert (span.status, span.status_message) == (SpanStatus.UNSET, "")
 
@@ -346,7 +346,7 @@ async def test_an_async_stream_that_the_app_leaves(
                         waiting.cancel()
                         await asyncio.wait([waiting])
                 [span] = llm_spans(scope)
-    assert scope.recorder.damages() == []
+    assert scope.recorder.capture_errors() == []
     assert said_of(span) == saying(api, "one two", "cancelled")
     assert (span.status, span.status_message) == (SpanStatus.UNSET, "")
 
@@ -552,7 +552,7 @@ def test_an_event_that_is_no_json_is_passed_over(gateway: ScriptedServer) -> Non
         with client.chat.completions.with_streaming_response.create(**asked) as response:
             list(response.iter_lines())
         [span] = llm_spans(scope)
-    assert scope.recorder.damages() == []
+    assert scope.recorder.capture_errors() == []
     assert span.attributes[c.CALL_OUTCOME] == "ok"
     assert span.attributes[c.FINISH_REASONS] == ["stop"]
 
@@ -567,7 +567,7 @@ def test_a_stream_cut_in_the_middle_of_a_character(gateway: ScriptedServer) -> N
             parts = response.iter_bytes()
             next(parts), next(parts)
         [span] = llm_spans(scope)
-    assert scope.recorder.damages() == []
+    assert scope.recorder.capture_errors() == []
     assert said_of(span) == saying("chat", "one", "cancelled")
 
 

@@ -19,9 +19,9 @@ from tests.core.capture.clients import (
 from tests.core.capture.streams import stopping
 
 from lightspan.capture import wire
-from lightspan.capture.scope import Acting, CallEnd, add_call_listener, remove_call_listener
-from lightspan.testing.conditions import until
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan.capture.scope import AgentContext, CallEnd, add_call_listener, remove_call_listener
+from lightspan_testing.conditions import until
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -31,7 +31,7 @@ def told() -> Iterator[list[bool]]:
     """How each call ended."""
     ends: list[bool] = []
 
-    def listener(_: Acting) -> CallEnd:
+    def listener(_: AgentContext) -> CallEnd:
         return ends.append
 
     add_call_listener(listener)
@@ -46,7 +46,7 @@ def test_an_answer(
 ) -> None:
     with client_of(elsewhere) as client, acting_as(gateway, name) as scope:
         WAYS[way](client)
-    assert (told, scope.recorder.damages()) == ([True], [])
+    assert (told, scope.recorder.capture_errors()) == ([True], [])
 
 
 @pytest.mark.parametrize("name", ["writer", "checker"], ids=["from the gateway", "from elsewhere"])
@@ -58,7 +58,7 @@ async def test_an_async_answer(
         with acting_as(gateway, name) as scope:
             await ask_async(client, way)
         await wire.aclose()
-    assert (told, scope.recorder.damages()) == ([True], [])
+    assert (told, scope.recorder.capture_errors()) == ([True], [])
 
 
 @pytest.mark.parametrize("through_gateway", [True, False])

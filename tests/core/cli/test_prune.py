@@ -11,7 +11,7 @@ import pytest
 
 from lightspan.cli import main
 from lightspan.stores import open_store
-from lightspan.testing.store_suite import make_rollout
+from lightspan_testing.store_suite import make_rollout
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ from lightspan.lightning.transitions import Transition
 from lightspan.schema.tokens import CallOutcome, TokenRecord
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.engine_suite import TOLERANCE, generate, of_tokens, reference
-from lightspan.testing.gateway_suite import Answered, Reading, Rig
-from lightspan.testing.scripted_engine import ScriptedEngine
-from lightspan.testing.tiny import Family, tiny_model
+from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, reference
+from lightspan_testing.gateway_suite import Answered, Reading, Rig
+from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_testing.tiny import Family, tiny_model
 
 FAMILIES: list[Family] = ["qwen2", "llama"]
 PUBLISHED = {"qwen2": "qwen2_5", "llama": "llama3_2"}

@@ -22,9 +22,9 @@ from lightspan.engines.transformers import TransformersEngine
 from lightspan.engines.weights import load_model
 from lightspan.errors import UnsupportedError
 from lightspan.schema.tokens import FinishReason, Sampling
-from lightspan.testing.conditions import until
-from lightspan.testing.engine_suite import TOLERANCE, Answer, perturbed
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.conditions import until
+from lightspan_testing.engine_suite import TOLERANCE, Answer, perturbed
+from lightspan_testing.tiny import tiny_model
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 COMPACT = '"x-guidance": {"whitespace_flexible": false}'

@@ -18,7 +18,7 @@ from lightspan.engines.hub import locate
 from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.engines.weights import load_model
 from lightspan.errors import ModelError
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 NAME = "meta-llama/Llama-3.2-1B-Instruct"
 SECRET = "hf_thisIsASecret"

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from lightspan.engines import tokenizer as module
 from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.errors import ContextOverflowError
-from lightspan.testing.tiny import CHAT_TEMPLATE, SPECIAL, TEXTS, tiny_tokenizer
+from lightspan_testing.tiny import CHAT_TEMPLATE, SPECIAL, TEXTS, tiny_tokenizer
 
 
 def _unigram() -> Any:

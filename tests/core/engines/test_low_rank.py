@@ -13,9 +13,9 @@ from lightspan.engines.low_rank import LowRank
 from lightspan.engines.transformers import TransformersEngine
 from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError
-from lightspan.testing.engine_suite import low_rank
-from lightspan.testing.lora_suite import LoRAEngineSuite, merged
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import low_rank
+from lightspan_testing.lora_suite import LoRAEngineSuite, merged
+from lightspan_testing.tiny import tiny_model
 
 
 class TestTransformersEngineWithLoRA(LoRAEngineSuite):

@@ -13,8 +13,8 @@ from lightspan.engines.openai import OpenAIEngine
 from lightspan.engines.protocol import EndpointRefused
 from lightspan.errors import ConfigError
 from lightspan.schema.llm import LLM
-from lightspan.testing.chat_engine_suite import ChatEngineSuite
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.chat_engine_suite import ChatEngineSuite
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 BODY: dict[str, Any] = {"model": "asked", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan import LightningRL, Trainer
+from lightspan import LightningRL, Trainer, Transformers
 from lightspan.engines.out_of_memory import explained, is_out_of_memory, wanted
 from lightspan.engines.transformers import (
     GPU_CACHE_TOKENS,
@@ -27,9 +27,9 @@ from lightspan.errors import (
 from lightspan.learners import LoRA, SFTLoss
 from lightspan.learners.models import default_dtype
 from lightspan.learners.torch import TorchLearner
-from lightspan.testing.engine_suite import generate
-from lightspan.testing.learner_suite import make_rows
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import generate
+from lightspan_testing.learner_suite import make_rows
+from lightspan_testing.tiny import tiny_model
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 9.27 GiB. GPU 0 has a total capacity of 79.11 GiB of "
@@ -96,9 +96,9 @@ def test_the_learner_names_its_budget(folder: Path, monkeypatch: pytest.MonkeyPa
         assert str(caught.value) == (
             f"the learner, {doing} on cpu with rows of up to {longest} tokens, ran out of memory "
             "(it tried to allocate 9.27 GiB). Lower token_budget, now 1024: "
-            'learner_options={"token_budget": 512}. If that is not enough: a shorter max_tokens or '
+            "learner=Torch(token_budget=512). If that is not enough: a shorter max_tokens or "
             "max_length, adapters instead of full weights (lora=LoRA()), a smaller key-value cache "
-            '(engine_options={"num_blocks": …}), or a smaller model'
+            "(engine=Transformers(num_blocks=…)), or a smaller model"
         )
 
 
@@ -158,7 +158,7 @@ def test_a_learner_that_really_runs_out_of_memory(tmp_path: Path) -> None:
     assert said.startswith(
         "the learner, updating on cpu with rows of up to 4,096 tokens, ran out of memory"
     )
-    assert 'learner_options={"token_budget": 2048}' in said
+    assert "learner=Torch(token_budget=2048)" in said
     assert went_on == "went on"
 
 
@@ -174,8 +174,9 @@ async def test_a_cache_that_is_too_large_names_its_size(folder: Path) -> None:
     assert text.startswith("the engine ran out of memory")
     assert (
         "while generating for policy writer. Lower num_blocks, now 1000000000 (64,000,000,000 "
-        "tokens of keys and values), and batch_tokens, now 512: engine_options={'num_blocks': "
-        "500000000, 'batch_tokens': 256}. If that is not enough: a shorter context_length, now 512"
+        "tokens of keys and values), and batch_tokens, now 512: "
+        "engine=Transformers(num_blocks=500000000, batch_tokens=256). If that is not enough: a "
+        "shorter context_length, now 512"
     ) in text
     with pytest.raises(EngineMemoryError, match="Lower num_blocks"):
         await generate(engine, [7, 8, 9])
@@ -193,7 +194,7 @@ def test_a_run_ends_with_its_engine(folder: Path, apps: Any, tmp_path: Path) -> 
         runners=2,
         steps=9,
         folder=tmp_path / "run",
-        engine_options={"num_blocks": 10**9},
+        engine=Transformers(num_blocks=10**9),
     )
     with pytest.raises(EngineMemoryError, match="Lower num_blocks, now 1000000000"):
         trainer.fit(apps.spell, [{"q": "One?"}, {"q": "Two?"}])

@@ -16,8 +16,8 @@ from lightspan.engines.protocol import GenerationRequest
 from lightspan.engines.transformers import CPU_PAGE, TransformersEngine
 from lightspan.engines.weights import load_model
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.engine_suite import TOLERANCE, generate, of_tokens, perturbed, reference
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, perturbed, reference
+from lightspan_testing.tiny import tiny_model
 
 PROMPT = [5 + number * 7 % 300 for number in range(125)]
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.engines.tokenizer import IncrementalDecoder, TransformersTokenizer, load_tokenizer
 from lightspan.errors import ModelError
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 TOOL = {
     "type": "function",

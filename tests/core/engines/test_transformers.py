@@ -25,7 +25,7 @@ from lightspan.errors import (
     UnsupportedError,
 )
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.engine_suite import (
+from lightspan_testing.engine_suite import (
     TOLERANCE,
     EngineSuite,
     generate,
@@ -33,7 +33,7 @@ from lightspan.testing.engine_suite import (
     perturbed,
     reference,
 )
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 
@@ -426,7 +426,7 @@ def test_a_forgotten_engine_does_not_keep_the_process_alive(folder: Path) -> Non
 import asyncio, torch
 torch.set_num_threads(1)
 from lightspan.engines.transformers import TransformersEngine
-from lightspan.testing.engine_suite import generate
+from lightspan_testing.engine_suite import generate
 async def main():
     engine = TransformersEngine({{"writer": {str(folder)!r}}})
     await engine.start()

@@ -29,7 +29,7 @@ from lightspan.engines.vllm.description import VLLM, Link
 from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.vllm.inside.lightspan_broadcast import receive
 from lightspan.errors import ConfigError, EngineError
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 LOOPBACK = Link("gloo", "127.0.0.1")
 CPU = torch.device("cpu")

@@ -19,8 +19,8 @@ from lightspan.engines.vllm.client import Client, Refused, Unreachable
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.errors import ConfigError, EngineError
-from lightspan.testing.engine_suite import generate
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import generate
+from lightspan_testing.tiny import tiny_model
 
 PROMPT = [5, 6, 7, 8]
 HANGS_S = 60

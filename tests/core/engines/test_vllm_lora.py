@@ -23,8 +23,8 @@ from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.vllm.weights import Blueprint
 from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError, EngineError, ModelError
-from lightspan.testing.engine_suite import Answer, generate, low_rank
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import Answer, generate, low_rank
+from lightspan_testing.tiny import tiny_model
 
 PROMPT = [5, 6, 7, 8]
 RANKS = {"writer": 4, "checker": 8, "base": 0}

@@ -33,7 +33,7 @@ from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.vllm.process import command, environment
 from lightspan.engines.vllm.weights import HEAD, PREFIX, Blueprint, Exchange
 from lightspan.errors import ConfigError, EngineMemoryError, ModelError
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 HERE, OTHER = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 
@@ -233,8 +233,8 @@ class TestDescription:
     def test_what_is_said_to_who_waits(self) -> None:
         lists = {"a": (HERE, OTHER), "b": (HERE, OTHER)}
         said = f"looking for the vLLM servers at {HERE}, {OTHER}"
-        assert VLLM(addresses=lists).waiting(Path("run")) == said
-        assert VLLM(addresses=(HERE, OTHER)).waiting(Path("run")) == said
+        assert VLLM(addresses=lists).describe(Path("run")) == said
+        assert VLLM(addresses=(HERE, OTHER)).describe(Path("run")) == said
 
     @pytest.mark.parametrize("flag", sorted(OURS))
     def test_flags_that_are_set_already_are_refused_however_they_are_spelled(

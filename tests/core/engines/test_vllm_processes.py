@@ -26,8 +26,8 @@ from lightspan.engines.vllm.process import Process
 from lightspan.errors import EngineError
 from lightspan.runners.command.process import guarding
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.engine_suite import generate
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import generate
+from lightspan_testing.tiny import tiny_model
 
 PROMPT = [5, 6, 7, 8]
 

@@ -32,8 +32,8 @@ from lightspan.errors import (
     UnsupportedError,
 )
 from lightspan.schema.tokens import FinishReason, Sampling
-from lightspan.testing.engine_suite import Answer, generate
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import Answer, generate
+from lightspan_testing.tiny import tiny_model
 
 PROMPT = [5, 6, 7, 8]
 SERVERS = "lightspan.engines.vllm.servers"

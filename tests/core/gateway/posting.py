@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from lightspan.testing.gateway_suite import MESSAGES, Rig
+from lightspan_testing.gateway_suite import MESSAGES, Rig
 
 
 async def post(rig: Rig, body: Any, path: str = "/v1/chat/completions", **headers: str) -> Any:

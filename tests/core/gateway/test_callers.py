@@ -9,7 +9,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import POLICY, make_rig
+from lightspan_testing.gateway_suite import POLICY, make_rig
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ async def test_starting_weights_and_moving_weights(store: Store) -> None:
 async def test_of_equal_calls_at_once_the_one_without_a_client_is_retried(store: Store) -> None:
     async with make_rig(store, ["one", "two"]) as rig:
         calls = [await post(rig, ask()), await post(rig, ask())]
-        first, second = rig.account().calls.values()
+        first, second = rig.session().calls.values()
         first.delivered = second.delivered = False
-        second.join()  # its client still waits
+        second.subscribe()  # its client still waits
         _, again = await post(rig, ask(), **{"x-stainless-retry-count": "1"})
         assert again["id"] == calls[0][1]["id"]
-        second.leave()
+        second.unsubscribe()
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -89,7 +89,7 @@ async def test_an_sdk_retry_without_the_shim(store: Store, restarted: bool) -> N
     """`x-stainless-retry-count` says that it is the unfinished call with this body."""
     async with make_rig(store, ["one", "two", "three"]) as rig:
         _, first = await post(rig, ask())
-        [call] = rig.account().calls.values()
+        [call] = rig.session().calls.values()
         call.delivered = False  # as if the answer had not arrived
         if restarted:
             await rig.restart()

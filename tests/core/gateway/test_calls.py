@@ -21,10 +21,10 @@ from lightspan.schema.spans import SpanStatus
 from lightspan.schema.tokens import CallOutcome, FinishReason
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store, StoredCall
-from lightspan.testing.conditions import until
-from lightspan.testing.gateway_suite import MESSAGES, POLICY, Rig, make_rig
-from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
-from lightspan.testing.scripted_engine import Gate, Say
+from lightspan_testing.conditions import until
+from lightspan_testing.gateway_suite import MESSAGES, POLICY, Rig, make_rig
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.scripted_engine import Gate, Say
 
 TOOLS_F: list[Any] = [{"type": "function", "function": {"name": "f"}}]
 
@@ -95,16 +95,16 @@ async def test_numbers_go_on_after_a_restart(store: Store) -> None:
 
 async def test_finished_attempts_are_forgotten(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
-        terms = rig.gateway.terms
+        access = rig.gateway.access
         for _ in range(20):
             rig.attempt = await rig.claim(Routing(default=POLICY))
             await rig.ask()
-        assert len(list(terms.accounts())) == 20
-        for account in terms.accounts():
-            account.checked_at -= 61
+        assert len(list(access.sessions())) == 20
+        for session in access.sessions():
+            session.checked_at -= 61
         rig.attempt = await rig.claim(Routing(default=POLICY))
         await rig.ask()
-        assert len(list(terms.accounts())) == 1
+        assert len(list(access.sessions())) == 1
 
 
 async def test_a_cancelled_call_does_not_keep_an_account(store: Store) -> None:
@@ -114,11 +114,11 @@ async def test_a_cancelled_call_does_not_keep_an_account(store: Store) -> None:
         await gate.reached.wait()
         task.cancel()
         await wait_for_outcome(rig, CallOutcome.CANCELLED)
-        rig.account().checked_at -= 61
+        rig.session().checked_at -= 61
         gate.open()
         rig.attempt = await rig.claim(Routing(default=POLICY))
         await rig.ask()
-        assert len(list(rig.gateway.terms.accounts())) == 1
+        assert len(list(rig.gateway.access.sessions())) == 1
         await asyncio.gather(task, return_exceptions=True)
 
 
@@ -295,8 +295,8 @@ async def test_an_answer_that_nobody_got_is_undelivered_until_a_retry_gets_it(
         task = asyncio.create_task(rig.ask(stream=stream))
         await store.gate.reached.wait()  # sampled, and not acknowledged yet
         task.cancel()
-        account = rig.account()
-        await until(lambda: account.calls["call-a"].deserted)
+        session = rig.session()
+        await until(lambda: session.calls["call-a"].is_abandoned)
         store.gate.open()
         await wait_for_outcome(rig, CallOutcome.UNDELIVERED)
         [record] = await rig.records()
@@ -323,8 +323,8 @@ async def leave_in_the_middle(rig: Rig, client: openai.AsyncOpenAI, gate: Gate) 
     await gate.reached.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    call = rig.account().calls["call-a"]
-    await until(lambda: call.deserted)
+    call = rig.session().calls["call-a"]
+    await until(lambda: call.is_abandoned)
     assert call.active
 
 
@@ -346,7 +346,7 @@ async def test_a_relayed_call_is_worked_on_when_its_connection_is_lost(store: St
 async def test_a_relayed_call_that_nobody_comes_back_for_is_cancelled(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightspan.gateway.intake.RELAYED_S", 0.05)
+    monkeypatch.setattr("lightspan.gateway.request_handler.RELAYED_S", 0.05)
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)
@@ -399,7 +399,7 @@ async def test_a_failing_store_damages_the_attempt_and_not_the_app() -> None:
 async def test_a_store_that_cannot_look_tokens_up(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         await rig.ask("call-a")
-        rig.account().checked_at -= 2
+        rig.session().checked_at -= 2
         await store.close()
         assert (await rig.ask("call-b")).choices[0].content == "ok"  # a session that is known
         rig.attempt = rig.attempt.__class__(

@@ -12,7 +12,7 @@ import pytest
 from lightspan.capture import wire
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.engines.protocol import PromptRefused
 from lightspan.schema import call_attributes, conventions as c
 from lightspan.schema.llm import LLM
@@ -21,9 +21,9 @@ from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.tokens import Sampling
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import Rig, make_rig
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.scripted_engine import Say
+from lightspan_testing.gateway_suite import Rig, make_rig
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import Say
 
 FORCED = Sampling(temperature=0.5, max_tokens=40)
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
@@ -176,9 +176,9 @@ def shim() -> Any:
     wire.close()
 
 
-async def in_scope(rig: Rig, app: Any, routing: Routing) -> Scope:
+async def in_scope(rig: Rig, app: Any, routing: Routing) -> AttemptContext:
     """Run the app, made for the wrong endpoint, as the writer in the rig's attempt."""
-    scope = Scope(
+    scope = AttemptContext(
         rollout_id=rig.attempt.rollout_id,
         attempt_id=rig.attempt.attempt_id,
         gateway_url=rig.gateway.url,
@@ -217,7 +217,7 @@ async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None
 
         scope = await in_scope(rig, app, routing)
         assert texts == ["ok"] * 5
-        assert scope.recorder.damages() == []
+        assert scope.recorder.capture_errors() == []
         prompts = [rig.tokenizer.encode("SELECT")] * 2 + [rig.tokenizer.encode("How")] * 2
         records = await rig.records()
         assert [record.prompt_ids for record in records] == [*prompts, [5, 6, 7]]

@@ -14,8 +14,8 @@ from lightspan.engines.protocol import EngineCapabilities, ToolParserName
 from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.engines.vllm.engine import CAPABILITIES as VLLM_CAPABILITIES
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import TOOLS, Rig
-from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_testing.gateway_suite import TOOLS, Rig
+from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 
 ABLE = EngineCapabilities(exact_tokens=True, grammars="the script")
 TEXT = {"type": "string"}
@@ -72,23 +72,6 @@ async def test_a_call_beside_a_format_is_one(
         for number, wanted in enumerate([{"type": "json_object"}, other]):
             answer = await rig.ask(f"call-{number}", response_format=wanted, tools=TOOLS)
             assert answer.choice(0).calls == [("calculator", '{"expression": "1"}')]
-
-
-@pytest.mark.parametrize(("parser", "arguments"), [*BARE, ("hermes", "arguments")])
-async def test_a_format_that_may_be_a_call_of_a_tool_is_refused(
-    store: Store, parser: ToolParserName, arguments: str
-) -> None:
-    """Nobody could tell them apart; where calls have marks one can."""
-    wanted = in_format(schema(arguments, TEXT))
-    async with rig_of(store, parser, "{}") as rig:
-        status, body = await post(rig, ask(response_format=wanted, tools=TOOLS))
-        if parser == "hermes":
-            assert status == 200, body
-        else:
-            assert (status, body["error"]["param"]) == (400, "response_format")
-            assert "rename one of its properties" in body["error"]["message"]
-        forced = ask(response_format=wanted, tools=TOOLS, tool_choice="required")
-        assert (await post(rig, forced))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Mapping
 from itertools import permutations
 from pathlib import Path
@@ -12,18 +14,17 @@ import jsonschema
 import pytest
 
 from lightspan.engines.grammars import GrammarMismatchError, Grammars
-from lightspan.engines.protocol import ToolParserName
+from lightspan.engines.protocol import EngineCapabilities, ToolParserName
 from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan.errors import UnsupportedError
+from lightspan.gateway.api_errors import ApiError
 from lightspan.gateway.dialects.chat import parse_chat
-from lightspan.gateway.dialects.constraints import Constraint, Format, Tool
-from lightspan.gateway.dialects.responses import parse_response
-from lightspan.gateway.grammars import grammar_of, parts_of
-from lightspan.gateway.refusal import ApiError
-from lightspan.gateway.schemas import closed
+from lightspan.gateway.dialects.constraints import Constraint, Tool
+from lightspan.gateway.dialects.openai_responses import parse_response
+from lightspan.gateway.grammars import GrammarCache, closed, grammar_of
 from lightspan.gateway.tools import tool_parser
 from lightspan.schema.records import Mode
-from lightspan.testing.tiny import Family, tiny_model
+from lightspan_testing.tiny import Family, tiny_model
 
 ADD = Tool(
     name="add",
@@ -33,12 +34,10 @@ ADD = Tool(
         "required": ["x", "y"],
         "$defs": {"Whole": {"type": "integer"}},
     },
-    field="tools[0].function.parameters",
 )
 SAY = Tool(
     name="say",
     parameters={"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-    field="tools[1].function.parameters",
 )
 TREE = Tool(
     name="tree",
@@ -47,17 +46,13 @@ TREE = Tool(
         "properties": {"v": {"type": "integer"}, "kids": {"type": "array", "items": {"$ref": "#"}}},
         "required": ["v", "kids"],
     },
-    field="tools[2].function.parameters",
 )
 TOOLS = (ADD, SAY, TREE)
-NAMED = Format(
-    schema={
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
-        "required": ["name", "n"],
-    },
-    field="response_format",
-)
+NAMED = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+}
 CONSTRAINTS: dict[str, Constraint] = {
     "auto": Constraint(tools=TOOLS),
     "one": Constraint(tools=TOOLS, parallel=False),
@@ -240,31 +235,21 @@ def _follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
             {"anyOf": [{"properties": {"a": {}}}, {"type": "null"}]},
             {"anyOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"type": "null"}]},
         ),
-        (  # one part of an allOf describes all of it
-            {"allOf": [{"properties": {"a": {}}}]},
-            {"allOf": [{"properties": {"a": {}}, "additionalProperties": False}]},
+        (  # a definition that is referred to beside other properties
+            {
+                "$defs": {"A": {"properties": {"a": {}}}},
+                "$ref": "#/$defs/A",
+                "properties": {"d": {}},
+            },
+            {
+                "$defs": {"A": {"properties": {"a": {}}}},
+                "$ref": "#/$defs/A",
+                "properties": {"d": {}},
+            },
         ),
         (  # beside properties it does not
             {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
             {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
-        ),
-        (  # what is referred to beside others, and what that refers to
-            {
-                "$defs": {
-                    "A": {"allOf": [{"$ref": "#/$defs/B"}]},
-                    "B": {"properties": {"b": {"$ref": "#/$defs/C"}}},
-                    "C": {"properties": {"c": {}}},
-                },
-                "allOf": [{"$ref": "#/$defs/A"}, {"properties": {"d": {}}}],
-            },
-            {
-                "$defs": {
-                    "A": {"allOf": [{"$ref": "#/$defs/B"}]},
-                    "B": {"properties": {"b": {"$ref": "#/$defs/C"}}},
-                    "C": {"properties": {"c": {}}, "additionalProperties": False},
-                },
-                "allOf": [{"$ref": "#/$defs/A"}, {"properties": {"d": {}}}],
-            },
         ),
         (
             {"items": [{"properties": {}}, {"type": "null"}]},
@@ -319,8 +304,8 @@ def test_what_a_schema_allows_can_be_said(
 ) -> None:
     """As a format and as a tool's parameters, in whatever order the grammar has the keys."""
     jsonschema.validate(json.loads(text), schema)
-    format = Constraint(format=Format(schema=schema, field="response_format"))
-    tool = Tool(name="f", parameters=schema, field="tools[0].function.parameters")
+    format = Constraint(format=schema)
+    tool = Tool(name="f", parameters=schema)
     forced = Constraint(tools=(tool,), calls="required", parallel=False)
     value = json.loads(text)
     orders = [json.dumps(dict(items)) for items in permutations(value.items())]
@@ -353,14 +338,58 @@ def test_what_the_library_cannot_do_is_refused_with_its_reason(
     """Never followed halfway."""
     schema, reason = REFUSED[name]
     wrapped = {"type": "object", "properties": {"it": schema}, "required": ["it"]}
-    tool = Tool(name="f", parameters=wrapped, field="tools[0].function.parameters")
-    format = Format(schema=wrapped, field="response_format")
-    for constraint in (Constraint(format=format), Constraint(tools=(tool,), calls="required")):
-        for field, part in parts_of(constraint, "hermes"):
-            with pytest.raises(UnsupportedError, match=reason) as caught:
-                grammars.check(part)
-            assert "\n" not in str(caught.value)
-            assert field in ("response_format", "tools[0].function.parameters")
+    tool = Tool(name="f", parameters=wrapped)
+    for constraint in (Constraint(format=wrapped), Constraint(tools=(tool,), calls="required")):
+        with pytest.raises(UnsupportedError, match=reason) as caught:
+            grammars.check(grammar_of(constraint, "hermes"))
+        assert "\n" not in str(caught.value)
+
+
+class _Engine:
+    """Compiles grammars at once, or only when it is let go on."""
+
+    capabilities = EngineCapabilities(exact_tokens=True, grammars="the script")
+
+    def __init__(self, *, is_slow: bool = False) -> None:
+        self.go_on = threading.Event()
+        if not is_slow:
+            self.go_on.set()
+
+    def check_grammar(self, policy: str, grammar: str) -> None:
+        assert self.go_on.wait(60)
+
+
+async def _refusal(engine: Any, schema: Any) -> ApiError:
+    cache = GrammarCache()
+    constraint = Constraint(asked=("response_format", schema), format=schema)
+    with pytest.raises(ApiError) as caught:
+        await cache.grammar(constraint, engine, "policy", "hermes")
+    engine.go_on.set()
+    cache.close()
+    assert (caught.value.status, caught.value.param) == (400, "response_format")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        # the library's compiler would end the process
+        ({"const": -(2**63)}, "the number -9223372036854775808; the least is"),
+        ({"enum": [{"a": [-1e308]}]}, r"the number -1e\+308"),
+        # and this take minutes and gigabytes
+        ({"properties": {"a": {"multipleOf": 9_999_991}}}, "multipleOf is 9999991"),
+        ({"allOf": [{"multipleOf": -(2**31)}]}, "multipleOf is -2147483648"),
+        ({"properties": {f"p{n}": {} for n in range(40_000)}}, "a grammar of 469,061"),
+    ],
+)
+async def test_what_the_library_would_fail_at_is_refused(schema: Any, reason: str) -> None:
+    assert re.search(reason, (await _refusal(_Engine(), schema)).message)
+
+
+async def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightspan.gateway.grammars.COMPILE_TIMEOUT_S", 0.05)
+    refusal = await _refusal(_Engine(is_slow=True), {"type": "object"})
+    assert "takes over 0.05 s to compile" in refusal.message
 
 
 def test_only_a_fast_tokenizer_has_grammars() -> None:
@@ -388,7 +417,7 @@ CHAT: list[tuple[dict[str, Any], Constraint | None]] = [
         {"response_format": {"type": "json_object"}},
         Constraint(
             asked=("response_format", {"type": "json_object"}),
-            format=Format(schema=ANY, field="response_format"),
+            format=ANY,
         ),
     ),
 ]
@@ -408,8 +437,8 @@ def test_a_named_schema() -> None:
     answer = _response({"text": {"format": {"type": "json_schema", **inner}}})
     assert chat is not None
     assert answer is not None
-    assert chat.format == Format(schema=SCHEMA, field="response_format")
-    assert answer.format == Format(schema=SCHEMA, field="text.format")
+    assert chat.format == SCHEMA
+    assert answer.format == SCHEMA
 
 
 @pytest.mark.parametrize(
@@ -450,8 +479,6 @@ def test_which_tools_may_be_called(
     schemas = {tool.name: tool.parameters for tool in constraint.tools}
     assert schemas.get("f", SCHEMA) == SCHEMA
     assert schemas.get("g", ANY) == (SCHEMA if calls == "required" else ANY)
-    fields = {tool.name: tool.field for tool in constraint.tools}
-    assert fields.get("g", "tools[1].function.parameters") == "tools[1].function.parameters"
 
 
 def test_a_function_without_parameters_takes_none() -> None:
@@ -474,7 +501,7 @@ def test_a_function_without_parameters_takes_none() -> None:
         ({"tools": [_tool("f")], "tool_choice": 5}, "tool_choice", "not understood"),
         (
             {"tools": [_tool("f", parameters=[])], "tool_choice": "required"},
-            "tools[0].function.parameters",
+            "tools[0]",
             "must be an object",
         ),
         ({"guided_regex": "a+"}, "guided_regex", "cannot be honoured"),

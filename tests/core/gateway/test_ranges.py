@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lightspan.gateway.api_errors import ApiError
 from lightspan.gateway.dialects import DIALECTS
-from lightspan.gateway.refusal import ApiError
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import Sampling
 
@@ -34,16 +34,16 @@ WRONG: dict[str, list[Any]] = {
     "top_logprobs": [*NO_WHOLE, -1, 21],
     "max_tokens": [*NO_WHOLE, 0, -1, 2**63],
     "max_completion_tokens": [*NO_WHOLE, 0, 2**63],
-    "logit_bias": [1, "a", [1], {"a": 1}, {"5": "a"}, {"5": 101}, {"5": math.nan}, {"-1": 0}],
+    "logit_bias": [1, "a", [1]],
     "stream": [1, "true", []],
     "stream_options": [1, "a", []],
-    "stop": [1, True, {"a": 1}, [""], [1], "", ["a"] * 65, "a" * 1_001],
+    "stop": [1, True, {"a": 1}, [""], [1], "", ["a"] * 65],
 }
 OF_ONE: dict[str, dict[str, list[Any]]] = {
     "chat/completions": {"logprobs": [1, "true", []]},
     "completions": {"logprobs": [*NO_WHOLE, -1, 21], "best_of": [*NO_WHOLE, 0, 129]},
     "responses": {"max_output_tokens": [*NO_WHOLE, 0, 2**63]},
-    "messages": {"stop_sequences": [1, "a", {}, [""], [1], ["a"] * 65, ["a" * 1_001]]},
+    "messages": {"stop_sequences": [1, "a", {}, [""], [1], ["a"] * 65]},
 }
 NOT_OF: dict[str, set[str]] = {
     # a chat's limit, which others pass over

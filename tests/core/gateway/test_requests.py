@@ -21,7 +21,7 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanStatus
 from lightspan.schema.tokens import CallOutcome, Sampling
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import MESSAGES, POLICY, make_rig
+from lightspan_testing.gateway_suite import MESSAGES, POLICY, make_rig
 
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=Sampling(max_tokens=100))
 
@@ -184,14 +184,14 @@ async def test_an_ended_attempts_token(store: Store) -> None:
         refused = (403, error(f"attempt {attempt.attempt_id} has ended (succeeded)"))
         assert await post(rig, ask()) == refused
         assert await post(rig, ask()) == refused
-        assert not list(rig.gateway.terms.accounts())
+        assert not list(rig.gateway.access.sessions())
 
 
 async def test_an_attempt_that_ends_is_noticed(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         assert (await post(rig, ask()))[0] == 200
         await store.cancel([rig.attempt.rollout_id])
-        rig.account().checked_at -= 2
+        rig.session().checked_at -= 2
         assert (await post(rig, ask()))[0] == 403
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import GatewaySuite
+from lightspan_testing.gateway_suite import GatewaySuite
 
 
 class TestTableInMemory(GatewaySuite):

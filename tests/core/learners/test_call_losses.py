@@ -22,9 +22,9 @@ from lightspan.learners.calls import number_calls
 from lightspan.learners.torch import TorchLearner
 from lightspan.lightning import Selection, build_episode, build_rows, cover, trained_transitions
 from lightspan.lightning.rows import Response, Row
-from lightspan.testing.learner_suite import make_call_rows
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.learner_suite import make_call_rows
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.tiny import tiny_model
 
 Scores = Sequence[Mapping[int, float]]
 """For each row, the log-probability of each trained token, by place."""

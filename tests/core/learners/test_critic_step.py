@@ -23,7 +23,7 @@ from lightspan.lightning import (
     trusted_lambda,
     values_by_call,
 )
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 CRITIC = Critic(warmup=2)
 EVERYONE = Selection.of("*").routing

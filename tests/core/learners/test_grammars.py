@@ -25,8 +25,8 @@ from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Constraint, Row, build_rows
 from lightspan.lightning.transitions import Transition
 from lightspan.schema.tokens import Sampling, TokenRecord, pack_ids
-from lightspan.testing.learner_suite import reference_loss, token_logprobs
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.learner_suite import reference_loss, token_logprobs
+from lightspan_testing.tiny import tiny_model
 
 NUMBER = 'start: "a" /[0-9]{1,3}/'
 WORD = "start: /[a-z0-9]{1,4}/"

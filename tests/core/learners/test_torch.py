@@ -18,8 +18,8 @@ from lightspan.errors import CheckpointError, ConfigError, ModelError
 from lightspan.learners import Critic, LoRA, Optimizer, PolicyLoss, SFTLoss
 from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row
-from lightspan.testing.engine_suite import generate
-from lightspan.testing.learner_suite import (
+from lightspan_testing.engine_suite import generate
+from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
     LearnerSuite,
     make_branching_rows,
@@ -27,8 +27,8 @@ from lightspan.testing.learner_suite import (
     reference_loss,
     token_logprobs,
 )
-from lightspan.testing.learner_suite.value_tests import make_call_rows
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.learner_suite.value_tests import make_call_rows
+from lightspan_testing.tiny import tiny_model
 
 
 class TestTorchLearner(LearnerSuite):

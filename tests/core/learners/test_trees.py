@@ -17,7 +17,7 @@ from lightspan.engines.weights import load_model
 from lightspan.learners import LoRA, Loss, PolicyLoss, SFTLoss, passes, trees
 from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row, common_prefix
-from lightspan.testing.learner_suite import (
+from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
     make_branching_rows,
     make_rows,

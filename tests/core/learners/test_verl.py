@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import sys
 from pathlib import Path
@@ -13,14 +14,14 @@ from lightspan import LightningRL, LoRA, Optimizer, Trainer, Verl
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.engines.weights import load_model
 from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
-from lightspan.learners.cards import card
 from lightspan.learners.protocol import LearnerCapabilities
+from lightspan.learners.verl.cuda_devices import card
 from lightspan.learners.verl.environment import check_environment
-from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner
+from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner, partition
 from lightspan.learners.verl.ray_workers import RayWorkers
 from lightspan.learners.verl.shards import Saved, Shard, write
-from lightspan.testing.learner_suite.rows import random_row
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.learner_suite.rows import random_row
+from lightspan_testing.tiny import tiny_model
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,12 @@ def test_where_ranks_are() -> None:
 
 
 def test_where_ranks_are_started_is_said() -> None:
-    assert Verl(python="p").where == ""
-    assert Verl(python="p", ray=True).where == "in a Ray cluster on this machine"
-    assert Verl(python="p", ray="head:6379").where == "in the Ray cluster head:6379"
+    two = "starting 2 ranks of the learner: cpu, cpu"
+    assert Verl(python="p").describe("cpu") == "starting 1 rank of the learner: cpu"
+    assert Verl(python="p", ranks=2).describe("cpu") == two
+    own, named = Verl(python="p", ranks=2, ray=True), Verl(python="p", ranks=2, ray="head:6379")
+    assert own.describe("cpu") == f"{two} in a Ray cluster on this machine"
+    assert named.describe("cpu") == f"{two} in the Ray cluster head:6379"
 
 
 def interpreter(folder: Path, found: str) -> str:
@@ -138,8 +142,6 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_the_trainer_refuses_what_contradicts(tmp_path: Path) -> None:
     algorithm = LightningRL(tmp_path)
-    with pytest.raises(ConfigError, match=r"beside learner=Verl.*Verl\(token_budget=…\)"):
-        Trainer(algorithm, learner=Verl(python="p"), learner_options={"token_budget": 1})
     with pytest.raises(ConfigError, match="2 ranks cannot all be on"):
         Trainer(algorithm, learner=Verl(python="p", ranks=2), device="cuda:0")
 
@@ -205,6 +207,12 @@ def test_weights_in_pickles_are_never_read(tmp_path: Path) -> None:
         VerlLearner({"writer": folder}, workers=Unasked())  # type: ignore[arg-type]
 
 
+def test_partition_gives_each_rank_about_as_many_tokens() -> None:
+    rows = [random_row([7] * size, random.Random(0), "ro", "writer") for size in (3, 9, 4, 5)]
+    assert partition(rows, 2) == [[0, 1], [2, 3]]
+    assert partition(rows[:1], 3) == [[0], [], []]
+
+
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
@@ -219,7 +227,7 @@ def test_a_rank_sees_its_own_of_the_cards_that_the_trainer_sees(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert [card(device, "Verl") for device in ("cuda", "cuda:1", "cuda:2")] == expected
+    assert [card(device) for device in ("cuda", "cuda:1", "cuda:2")] == expected
 
 
 @pytest.mark.parametrize(("shown", "count"), [("", 0), ("-1", 0), ("3", 1), ("3,-1,4", 1)])
@@ -230,4 +238,4 @@ def test_a_card_that_is_not_shown_is_named(
     with pytest.raises(
         ConfigError, match=rf"CUDA_VISIBLE_DEVICES='{shown}' shows {count} devices.*'cuda:1'"
     ):
-        card("cuda:1", "Verl")
+        card("cuda:1")

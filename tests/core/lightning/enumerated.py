@@ -32,7 +32,7 @@ from typing import Final, Literal, NamedTuple
 
 from lightspan.lightning import Call, Episode, build_episode
 from lightspan.schema.tokens import CallOutcome
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 State = tuple[int, tuple[int, ...]]
 """(place, what is seen there)."""

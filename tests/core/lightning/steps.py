@@ -25,7 +25,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.messages import dump
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.tokens import TokenRecord
-from lightspan.testing.strategies import (
+from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
     make_record,

@@ -48,7 +48,7 @@ from lightspan.lightning.episode import Episode
 from lightspan.lightning.transitions import turn_depths
 from lightspan.schema import conventions as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 
 # --- potentials -----------------------------------------------------------------------------

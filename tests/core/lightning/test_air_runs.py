@@ -28,8 +28,8 @@ from lightspan.lightning import (
 from lightspan.lightning.episode import Episode
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted_engine import ScriptedEngine
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted_engine import ScriptedEngine
 
 
 # --- settings -------------------------------------------------------------------------------

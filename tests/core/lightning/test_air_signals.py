@@ -40,7 +40,7 @@ from lightspan.lightning.episode import Episode
 from lightspan.schema import conventions as c
 from lightspan.schema.messages import dump
 from lightspan.schema.spans import SpanKind, SpanStatus
-from lightspan.testing.strategies import (
+from lightspan_testing.strategies import (
     attempts,
     make_attempt,
     make_call_span,

@@ -22,7 +22,7 @@ from lightspan.lightning.returns import group_rewards
 from lightspan.schema import conventions as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.tokens import pack_floats
-from lightspan.testing.strategies import (
+from lightspan_testing.strategies import (
     make_attempt,
     make_record,
     make_reward_span,

@@ -16,9 +16,9 @@ from lightspan.lightning.transitions import Transition, TransitionKey
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Attributes
 from lightspan.schema.tokens import CallOutcome
-from lightspan.testing.scripted_engine import tiny_chat_tokenizer
-from lightspan.testing.strategies import make_call_span, make_record
-from lightspan.testing.tiny import CHAT_TEMPLATE
+from lightspan_testing.scripted_engine import tiny_chat_tokenizer
+from lightspan_testing.strategies import make_call_span, make_record
+from lightspan_testing.tiny import CHAT_TEMPLATE
 
 DROPS_THINKING = CHAT_TEMPLATE.replace(
     "(message.content or '')",

@@ -22,7 +22,7 @@ from lightspan.lightning import (
 from lightspan.lightning.credit import unused_step_rewards
 from lightspan.schema import conventions as c
 from lightspan.schema.tokens import FinishReason, Sampling
-from lightspan.testing.strategies import (
+from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
     make_record,

@@ -12,7 +12,7 @@ from lightspan.lightning.health import why_no_call
 from lightspan.schema import conventions as c
 from lightspan.schema.origins import Request
 from lightspan.schema.spans import Span, SpanKind
-from lightspan.testing.strategies import make_attempt, make_rollout
+from lightspan_testing.strategies import make_attempt, make_rollout
 
 PLAIN = Request("writer", "my_app", "mine", "http://host:1/v1/chat/completions")
 GROQ = Request("writer", "litellm", "llama-3", "https://api.groq.com/openai/v1/chat/completions")

@@ -13,7 +13,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Route
 from lightspan.schema.spans import SpanEvent, SpanKind, SpanLink, SpanStatus
 from lightspan.schema.tokens import CallOutcome
-from lightspan.testing.strategies import (
+from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
     make_record,

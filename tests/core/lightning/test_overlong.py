@@ -23,7 +23,7 @@ from lightspan.lightning import (
     overlong_penalties,
     terminal,
 )
-from lightspan.testing.strategies import make_attempt, make_call_span, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_call_span, make_record, make_rollout
 
 WRITER = Selection.of("writer").routing
 DAPO = Overlong(max_tokens=20480, buffer=4096)

@@ -21,7 +21,7 @@ from lightspan.lightning import (
     trained_transitions,
     walk,
 )
-from lightspan.testing.strategies import attempts
+from lightspan_testing.strategies import attempts
 
 odd = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 routings = st.sampled_from(

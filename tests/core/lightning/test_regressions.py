@@ -36,7 +36,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.spans import SpanKind
-from lightspan.testing.strategies import (
+from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
     make_record,

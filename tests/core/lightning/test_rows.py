@@ -17,7 +17,7 @@ from lightspan.lightning import (
 )
 from lightspan.lightning.rows import _OpenRows
 from lightspan.schema.tokens import Sampling, pack_floats, pack_ids
-from lightspan.testing.strategies import make_record
+from lightspan_testing.strategies import make_record
 
 ALPHABET = string.ascii_letters
 

@@ -20,7 +20,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.routing import Route
 from lightspan.schema.tokens import CallOutcome, FinishReason, Sampling
-from lightspan.testing.strategies import (
+from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
     make_record,

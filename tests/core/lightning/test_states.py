@@ -12,7 +12,7 @@ from lightspan.lightning.episode import Call, build_episode
 from lightspan.lightning.states import State, key_name, key_of, observation, state_of
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.tokens import CallOutcome
-from lightspan.testing.strategies import make_attempt, make_call_span, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_call_span, make_record, make_rollout
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Find the key."},

@@ -26,7 +26,7 @@ from lightspan.lightning import (
     values_by_call,
 )
 from lightspan.schema.tokens import CallOutcome
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 EXACT = partial(pytest.approx, rel=0, abs=1e-12)
 BIASES = {"early": {0.95: 0.0055, 0.5: 0.0315}, "late": {0.95: 0.0009, 0.5: 0.0059}}

@@ -13,7 +13,7 @@ from opentelemetry.trace import Tracer
 from lightspan import otel
 from lightspan.capture import scope, wire
 from lightspan.capture.state import state
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No adapter is in force that an earlier test of this process has installed."""
     for name in ("resolvers", "call_listeners", "entry_listeners"):
         monkeypatch.setattr(state, name, [])
-    monkeypatch.setattr(state, "covered", {})
+    monkeypatch.setattr(state, "claims", {})
 
 
 @pytest.fixture

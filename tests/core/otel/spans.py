@@ -32,7 +32,7 @@ def tool(tracer: Tracer, name: str) -> AbstractContextManager[Span]:
 
 def path() -> str:
     """Who acts now."""
-    found = scope.acting()
+    found = scope.current_agent()
     assert found is not None
     return found.path
 

@@ -15,7 +15,7 @@ from lightspan import otel
 from lightspan.capture.entry import open_scope
 from lightspan.otel import frameworks
 from lightspan.otel.tracer import PROVIDER
-from lightspan.testing.attempts import captured, make_scope
+from lightspan_testing.attempts import captured, make_scope
 
 
 def proxy() -> trace.Tracer:
@@ -177,7 +177,7 @@ def test_a_global_provider_that_cannot_be_heard_gets_what_it_got(
         stand_in.tracer.start_span("invoke_agent writer")
         say(client)
     assert foreign.told == ["invoke_agent writer"]
-    [reason] = attempt.recorder.damages()
+    [reason] = attempt.recorder.capture_errors()
     assert "the global TracerProvider, a Foreign, is none of OpenTelemetry's SDK" in reason
 
 
@@ -198,7 +198,7 @@ def test_a_provider_of_its_own_keeps_it(instrumented: Any, client: openai.OpenAI
         with instrumented(stand_in), open_scope(attempt), agent(stand_in.tracer, "writer"):
             assert stand_in.tracer is before
             say(client)
-        [reason] = attempt.recorder.damages()
+        [reason] = attempt.recorder.capture_errors()
         assert "is of a TracerProvider that lightspan does not hear" in reason
 
 
@@ -219,7 +219,7 @@ def test_an_agent_of_pydantic_ai_that_has_settings_of_its_own(
     tracer = Settings(tracer_provider=TracerProvider()).tracer
     with instrumented(stand_in), open_scope(attempt), agent(tracer, "writer"):
         say(client)
-    [reason] = attempt.recorder.damages()
+    [reason] = attempt.recorder.capture_errors()
     assert "is of a TracerProvider that lightspan does not hear" in reason
 
 

@@ -23,13 +23,13 @@ from tests.core.otel.spans import INVOKES, agent, path, say, tool
 import lightspan
 from lightspan import otel
 from lightspan.capture import scope
-from lightspan.capture.adapter import cover, uncover
+from lightspan.capture.adapter import claim_scope, release_scope
 from lightspan.capture.entry import open_scope
 from lightspan.capture.state import state
 from lightspan.errors import ConfigError
 from lightspan.otel.frameworks import FRAMEWORKS, Framework, Switch
 from lightspan.otel.tracer import PROVIDER
-from lightspan.testing.attempts import captured, make_scope, tree
+from lightspan_testing.attempts import captured, make_scope, tree
 
 
 class Exported:
@@ -64,7 +64,7 @@ def an_app(tracer: Tracer) -> None:
     with tracer.start_as_current_span("request"), agent(tracer, "boss") as span:
         span.set_attribute("gen_ai.input.messages", "prompt")
         with tool(tracer, "ask"), pytest.raises(LookupError), agent(tracer, "expert"):
-            raise LookupError(str(scope.acting()))
+            raise LookupError(str(scope.current_agent()))
 
 
 # --- the app's provider ---------------------------------------------------------------------
@@ -237,7 +237,7 @@ def damage_of(inside: Callable[[], Any]) -> list[str]:
         inside()
         inside()
     assert tree(attempt.recorder.drain()) == ["chat @app"] * 2
-    return attempt.recorder.damages()
+    return attempt.recorder.capture_errors()
 
 
 def test_an_app_that_is_sampled_out_is_no_app_without_agents(client: openai.OpenAI) -> None:
@@ -286,7 +286,7 @@ def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.O
         attempt = make_scope()
         with open_scope(attempt):
             inside()
-        [reason] = attempt.recorder.damages()
+        [reason] = attempt.recorder.capture_errors()
         assert complaint in reason
 
 
@@ -310,11 +310,11 @@ def test_what_an_adapter_covers_hides_nobody(
         with agent(other, "writer"):
             say(client)
 
-    cover("some.adapter", ("covered",))
+    claim_scope("some.adapter", ("covered",))
     try:
         assert damage_of(inside) == []
     finally:
-        uncover("some.adapter")
+        release_scope("some.adapter")
     assert len(damage_of(inside)) == 1
 
 
@@ -334,14 +334,14 @@ def test_a_span_of_a_library_that_says_nothing(
                 assert path() == "boss/expert"
                 say(client)
         assert path() == "app"
-    assert attempt.recorder.damages() == []
+    assert attempt.recorder.capture_errors() == []
 
 
 def test_a_span_without_ids_that_hides_an_agent(ours: Tracer, client: openai.OpenAI) -> None:
     attempt = make_scope()
     with open_scope(attempt), agent(ours, "writer"), trace.use_span(trace.INVALID_SPAN):
         say(client)
-    [reason] = attempt.recorder.damages()
+    [reason] = attempt.recorder.capture_errors()
     assert "a library's span without ids is the current one, and hides the agent" in reason
 
 
@@ -371,7 +371,7 @@ def test_what_fails_before_an_attempt_damages_it(monkeypatch: pytest.MonkeyPatch
     attempt = make_scope()
     with open_scope(attempt):
         pass
-    assert attempt.recorder.damages() == [
+    assert attempt.recorder.capture_errors() == [
         "what has to be ready before an attempt is not: LookupError('it')"
     ]
 

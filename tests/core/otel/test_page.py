@@ -13,8 +13,8 @@ import pytest
 from pages import DOCS, blocks  # type: ignore[import-not-found]
 
 from lightspan.otel.frameworks import FRAMEWORKS
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 PAGE = (DOCS / "otel.md").read_text()
 [PROGRAM] = (text for _, name, text in blocks("otel.md") if name == "own_framework.py")

@@ -18,8 +18,8 @@ from lightspan.capture import scope
 from lightspan.otel import LightspanSpanProcessor
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
-from lightspan.testing.attempts import Recorded, captured, read_recorded
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import Recorded, captured, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 
 # --- spans ----------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_run_is_an_attempt(tracer: Tracer, client: openai.OpenAI, url: str) ->
                 say(client, "two")
         with agent(tracer, "other"):
             pass
-        assert scope.acting() is not None
+        assert scope.current_agent() is not None
     first, second = read_recorded(url)
     assert first.tree() == (
         "invoke_workflow boss\n"

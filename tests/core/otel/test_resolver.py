@@ -22,11 +22,11 @@ from tests.core.otel.spans import INVOKES, agent, path, say, tool
 import lightspan
 from lightspan import otel
 from lightspan.capture import scope
-from lightspan.capture.adapter import cover, uncover
-from lightspan.capture.scope import Acting, Frame
+from lightspan.capture.adapter import claim_scope, release_scope
+from lightspan.capture.scope import AgentContext, Frame
 from lightspan.capture.state import state
 from lightspan.otel import notes
-from lightspan.testing.attempts import captured, make_scope
+from lightspan_testing.attempts import captured, make_scope
 
 
 # --- one span -------------------------------------------------------------------------------
@@ -73,12 +73,12 @@ def test_an_agent_whose_name_is_an_id_has_none(tracer: Tracer) -> None:
 
 def test_outside_a_scope_nobody_acts(tracer: Tracer) -> None:
     with agent(tracer, "writer"):
-        assert scope.acting() is None
+        assert scope.current_agent() is None
 
 
 def test_a_process_that_is_connected_to_a_server(tracer: Tracer) -> None:
     """Outside every attempt: who acts says which policy answers."""
-    connection = Acting(replace(make_scope(), is_outside=True))
+    connection = AgentContext(replace(make_scope(), is_outside=True))
     scope.connect(connection)
     try:
         assert path() == "app"
@@ -209,7 +209,7 @@ def test_a_tool_and_an_operation_of_ours_are_parents(tracer: Tracer) -> None:
 
 
 def test_it_is_the_first_resolver_whenever_it_comes() -> None:
-    def other(acting: Acting) -> Acting | None:
+    def other(acting: AgentContext) -> AgentContext | None:
         return replace(acting, frames=(*acting.frames, Frame("resolved", "00000000000000f1")))
 
     for is_late in (True, False):
@@ -229,13 +229,13 @@ def test_it_is_the_first_resolver_whenever_it_comes() -> None:
 def test_what_an_adapter_covers_is_not_told_of_twice(provider: TracerProvider) -> None:
     covered, other = provider.get_tracer("covered"), provider.get_tracer("other")
     for name in ("adapter", "other"):
-        cover(name, ["covered", "more"])
-    uncover("other")
+        claim_scope(name, ["covered", "more"])
+    release_scope("other")
     with captured() as attempt, agent(other, "a"), agent(covered, "b"), agent(other, "c"):
         assert path() == "a/c"
-    uncover("adapter")
+    release_scope("adapter")
     assert attempt.tree == ["invoke_agent a @a", "  invoke_agent c @a/c"]
-    assert not state.covered
+    assert not state.claims
     with captured(), agent(covered, "b"):
         assert path() == "b"
 
@@ -393,14 +393,14 @@ def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
 @pytest.mark.parametrize("is_open", [False, True], ids=["outside", "covered"])
 def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open: bool) -> None:
     """Each step of a worker goes on from the last one, which has ended."""
-    cover("some.adapter", ("some.framework",) * is_open)
+    claim_scope("some.adapter", ("some.framework",) * is_open)
     context = None
     with captured() if is_open else ExitStack():
         for _ in range(50):
             span = tracer.start_span("step", context)
             context = trace.set_span_in_context(span)
             span.end()
-    uncover("some.adapter")
+    release_scope("some.adapter")
     found = notes.note_of(span)
     assert found is not None
     assert found._above is None

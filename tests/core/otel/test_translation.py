@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import lightspan
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.errors import DataError, LightspanError
 from lightspan.otel.translation import (
     LightspanSpanProcessor,
@@ -98,7 +98,7 @@ def test_otlp_round_trip(
 
 
 def test_bytes_that_are_no_otlp_are_refused() -> None:
-    with pytest.raises(DataError, match="not OTLP traces"):
+    with pytest.raises(DataError, match="no OTLP protobuf"):
         decode_otlp(b"\xff\xff\xff")
 
 
@@ -123,7 +123,7 @@ def test_processor_keeps_the_spans_of_a_scope_under_the_acting_agent() -> None:
     provider = TracerProvider()
     provider.add_span_processor(LightspanSpanProcessor())
     tracer = provider.get_tracer("app")
-    scope = Scope(rollout_id="ro", attempt_id="at", root_span_id="00000000000000aa")
+    scope = AttemptContext(rollout_id="ro", attempt_id="at", root_span_id="00000000000000aa")
     with tracer.start_as_current_span("outside"):
         pass
     tool = {c.OPENINFERENCE_KIND: "TOOL"}

@@ -16,7 +16,7 @@ from lightspan.otel import resolver
 from lightspan.otel.frameworks import Framework, Switch
 from lightspan.otel.processor import _found, global_provider, processors
 from lightspan.otel.tracer import PROVIDER
-from lightspan.testing.attempts import captured
+from lightspan_testing.attempts import captured
 
 
 @pytest.fixture

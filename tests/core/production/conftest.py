@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from lightspan.capture import scope
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 
 def echo(request: Request) -> str:
@@ -34,4 +34,4 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     yield f"sqlite:{tmp_path / 'production.db'}"
-    assert scope.pushed() is None
+    assert scope.current_context() is None

@@ -24,8 +24,8 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import make_routing
 from lightspan.schema.tokens import TokenRecord
 from lightspan.stores import open_store
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 
 def test_a_bare_call_is_an_attempt(client: openai.OpenAI, url: str) -> None:
@@ -229,7 +229,7 @@ async def test_production_is_never_claimed_nor_trained(client: openai.OpenAI, ur
 
 
 def test_rollouts_inside_a_recording_are_not_recorded(client: openai.OpenAI, url: str) -> None:
-    with record(url), open_scope(scope.Scope(rollout_id="r", attempt_id="a")) as inner:
+    with record(url), open_scope(scope.AttemptContext(rollout_id="r", attempt_id="a")) as inner:
         say(client)
         assert len(inner.recorder.drain()) == 1
     assert not Path(url.removeprefix("sqlite:")).exists()
@@ -238,11 +238,11 @@ def test_rollouts_inside_a_recording_are_not_recorded(client: openai.OpenAI, url
 def test_what_was_none_is_not_kept_unless_something_comes_late(url: str) -> None:
     """A framework may begin something in which nothing happens, and end it."""
     with record(url):
-        current = scope.pushed()
+        current = scope.current_context()
         assert current is not None
-        _, empty = scope.begin(current, "empty")
-        _, late = scope.begin(current, "late")
-        _, full = scope.begin(current, "full")
+        _, empty = scope.start_attempt(current, "empty")
+        _, late = scope.start_attempt(current, "late")
+        _, full = scope.start_attempt(current, "full")
         assert empty is not None
         assert late is not None
         assert full is not None
@@ -251,9 +251,9 @@ def test_what_was_none_is_not_kept_unless_something_comes_late(url: str) -> None
             full.close_unless_empty()
         empty.close_unless_empty()
         late.close_unless_empty()
-        token = scope.set_acting(late.acting)
+        token = scope.set_agent(late.acting)
         lightspan.emit_message("late")
-        scope.reset_acting(token)
+        scope.reset_agent(token)
     assert [one.tree() for one in read_recorded(url)] == [
         "lightspan.message",
         "invoke_workflow full\n  lightspan.message",

@@ -17,8 +17,8 @@ import lightspan
 from lightspan.errors import StoreError
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 
 def test_a_store_out_of_reach(
@@ -37,8 +37,11 @@ def test_a_store_out_of_reach(
     assert len(warnings) == 1
 
 
-def test_what_cannot_be_kept_is_counted_in_the_store(
-    client: openai.OpenAI, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_kept_is_counted(
+    client: openai.OpenAI,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("lightspan.production.journal.MOST_ATTEMPTS", 2)
     folder = tmp_path / "later"
@@ -53,10 +56,8 @@ def test_what_cannot_be_kept_is_counted_in_the_store(
     found = read_recorded(f"sqlite:{folder / 'production.db'}")
     asked = [one.answered[0].asked for one in found if one.calls]
     assert asked == ["first", "0", "1"]
-    [gap] = [one for one in found if not one.calls]
-    assert (gap.attempt.status, gap.rollout.run_id) == ("cancelled", "support")
-    [damage] = gap.attempt.damage
-    assert damage.startswith("3 attempts and 0 spans of others were not recorded: the queue was")
+    [last] = [line for line in caplog.messages if "could not be recorded" in line]
+    assert last.startswith("lightspan: 3 attempts of 'support' could not be recorded in sqlite:")
 
 
 def test_a_store_that_fails_in_between(
@@ -124,8 +125,7 @@ def test_an_attempt_that_cannot_be_put_together_is_counted(
             say(client)
         assert made.flush()
         assert made.lost == 1
-    damages = [one.attempt.damage for one in read_recorded(url)]
-    assert sorted(map(len, damages)) == [0, 1]
+    assert len(read_recorded(url)) == 1
 
 
 def test_large_attempts_are_written_in_pieces(client: openai.OpenAI, url: str) -> None:

@@ -21,7 +21,7 @@ from lightspan.capture import scope
 from lightspan.capture.state import state
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
-from lightspan.testing.attempts import read_recorded
+from lightspan_testing.attempts import read_recorded
 
 Way = Callable[[openai.OpenAI, str], Iterator[Any]]
 LETTERS = "123"
@@ -32,7 +32,7 @@ def nothing_stays() -> Iterator[None]:
     yield
     gc.collect()
     assert state.steps == {}
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 # --- ways to write one ----------------------------------------------------------------------
@@ -69,7 +69,7 @@ def of_the_apps_own(client: openai.OpenAI, name: str) -> Iterator[Any]:
         with lightspan.agent(name):
             yield
 
-    class Acting:
+    class AgentContext:
         def __enter__(self) -> None:
             self.inner = acting()
             self.inner.__enter__()
@@ -77,7 +77,7 @@ def of_the_apps_own(client: openai.OpenAI, name: str) -> Iterator[Any]:
         def __exit__(self, *error: Any) -> None:
             self.inner.__exit__(*error)
 
-    with Acting():
+    with AgentContext():
         for letter in LETTERS:
             yield say(client, f"{name}{letter}")
 
@@ -131,7 +131,7 @@ def test_two_in_turns(client: openai.OpenAI, url: str, way: str) -> None:
             next(second)
         for one in (first, second):
             assert next(one, None) is None
-        assert scope.acting() is not None
+        assert scope.current_agent() is not None
         say(client, "app-")
     check(url, ("a", LETTERS), ("b", LETTERS), *[("app", "-")] * 4)
 

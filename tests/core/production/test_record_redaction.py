@@ -16,8 +16,8 @@ from lightspan.errors import ConfigError
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import Span
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 SECRET = re.compile(r"hunter2|ann@example\.org")
 

@@ -17,8 +17,8 @@ from lightspan.production.feedback import Rated, feedback
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.attempts import Recorded, read_recorded
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.attempts import Recorded, read_recorded
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 ASKED: dict[str, Any] = {"model": "m", "messages": USER, "stream": True}
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightspan import DevReport, Trainer
 from lightspan.engines.protocol import GenerationRequest
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 
 
 class Script:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,12 @@ from tests.core.reports.dry_runs import dev, scripted
 from lightspan import DevReport, Trainer
 from lightspan.errors import ConfigError, OutOfMemoryError
 from lightspan.learners.torch import TorchLearner
-from lightspan.lightning.credit import anchor
 from lightspan.progress import SilentReporter
 from lightspan.reports.dry_run import text
-from lightspan.reports.forecast import RunSize
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.scripted_engine import tiny_chat_tokenizer
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import tiny_chat_tokenizer
 
 APPS = Path(__file__).parents[2] / "apps"
 
@@ -98,14 +97,10 @@ def test_frozen_calls_name_the_endpoint(report: DevReport, server: ScriptedServe
     helper = next(a for a in report.agents if a.path == "team/planner/helper")
     assert helper.goes_to == [f"any at {host}"]
     [endpoint] = report.costs.endpoints
-    assert (endpoint.host, endpoint.model, endpoint.agents) == (
-        host,
-        "any",
-        ["team/planner/helper"],
-    )
-    assert (endpoint.calls, endpoint.calls_per_rollout) == (8, 1.0)
+    assert (endpoint.name, endpoint.agents) == (f"any at {host}", ["team/planner/helper"])
+    assert (endpoint.calls, endpoint.expected_calls) == (8, 680.0)
     # the server counts words: "help" in, "more help please" out
-    assert (endpoint.prompt_tokens_per_rollout, endpoint.response_tokens_per_rollout) == (1.0, 3.0)
+    assert (endpoint.expected_prompt_tokens, endpoint.expected_response_tokens) == (680.0, 2040.0)
 
 
 def test_overrides_are_told_with_what_was_asked(report: DevReport) -> None:
@@ -125,7 +120,6 @@ def test_rewards_by_group(report: DevReport) -> None:
     for group in groups.values():
         assert sorted(group.rewards, key=lambda value: value or 0.0) == [0.0, 0.5, 1.0, 1.0]
         assert group.mean == 0.625
-        assert group.std == pytest.approx(0.4145780987944249, abs=1e-12)
         assert group.varies
     assert rewards.mean == 0.625
     assert rewards.varying == 2
@@ -134,7 +128,6 @@ def test_rewards_by_group(report: DevReport) -> None:
 def test_rows_merge_token_for_token(report: DevReport) -> None:
     rows = report.rows
     assert rows is not None
-    assert rows.exact
     assert (rows.calls, rows.rows, rows.merged, rows.new) == (16, 8, 8, 8)
     assert (rows.branch, rows.broken, rows.breaks) == (0, 0, [])
     assert rows.row_tokens < rows.call_tokens
@@ -155,13 +148,11 @@ def _row_length(question: str, plan: str, answer: str) -> int:
 def test_costs_of_a_whole_fit(report: DevReport) -> None:
     costs = report.costs
     # evaluations: before, after steps 2 and 4, and after the last
-    assert costs.size == RunSize(
-        steps=5, tasks_per_step=16, group_size=8, evaluations=4, val_tasks=10
-    )
+    assert costs.plan == "5 steps x 16 tasks x 8 + 4 x 10 evaluated"
     assert costs.rollouts == 5 * 128 + 40
     [search] = costs.tools
-    assert (search.name, search.calls, search.calls_per_rollout) == ("search", 16, 2.0)
-    assert (search.expected_calls, search.failed) == (1360.0, 0)
+    assert (search.name, search.calls) == ("search", 16)
+    assert search.expected_calls == 1360.0
     assert costs.expected_frozen_calls == 680.0
     assert costs.max_frozen_calls == 100
 
@@ -178,33 +169,29 @@ def test_warnings_come_first_and_say_what_matters(report: DevReport) -> None:
 
 
 def test_the_time_of_fit_is_what_was_measured_scaled(report: DevReport) -> None:
-    forecast = report.time
-    assert forecast is not None
-    speed = forecast.speed
-    assert speed.tokens_per_rollout == pytest.approx(report.rows.row_tokens / 8)  # type: ignore[union-attr]
-    assert speed.varying == 1.0
-    assert speed.latency_s > 0
-    assert speed.step_s + speed.token_s > 0
-    assert speed.save_s is not None
-    assert forecast.total_s > forecast.start_s
+    time, rows = report.time, report.rows
+    assert time is not None
+    assert rows is not None
+    assert time.rollout_s == report.seconds / 8
+    assert time.token_s > 0
+    assert time.rollouts_s == pytest.approx(680 * time.rollout_s)
+    assert time.updates_s == pytest.approx(5 * 128 * rows.row_tokens / 8 * time.token_s)
+    assert time.total_s == time.rollouts_s + time.updates_s
     assert report.memory is None
     assert report.missing == ["memory: engine= or learner= is your own"]
 
 
 def test_json_is_plain_and_complete(report: DevReport) -> None:
     plain = json.loads(json.dumps(report.json(), allow_nan=False))
-    assert plain["format"] == 1
     assert plain["time"].pop("total_s") == pytest.approx(report.time.total_s)  # type: ignore[union-attr]
     assert msgspec.convert(plain, DevReport) == report
     assert list(plain) == [
-        "format",
         "lightspan",
         "app",
         "algorithm",
         "models",
         "answered_by",
         "endpoint",
-        "exact",
         "tasks",
         "group_size",
         "rollouts",
@@ -212,7 +199,7 @@ def test_json_is_plain_and_complete(report: DevReport) -> None:
         "warnings",
         "choices",
         "agents",
-        "detours",
+        "uncaptured",
         "overrides",
         "rewards",
         "rows",
@@ -232,7 +219,7 @@ def test_text_is_made_of_aligned_sections(report: DevReport) -> None:
         "REWARDS",
         "ROWS",
         "WHAT FIT WOULD CALL",
-        "TIME (forecast)",
+        "TIME (estimate)",
         "NOT KNOWN",
     ):
         assert f"\n\n{heading}\n" in text
@@ -304,27 +291,6 @@ def test_failures_and_missing_rewards(rl: Callable[..., Any], dry_apps: Any) -> 
     assert report.warnings[2].startswith("2 of 4 calls would be rejected (2 unscored: ")
 
 
-def test_air_that_changes_nothing_is_told(rl: Callable[..., Any], dry_apps: Any) -> None:
-    report = dev(rl, dry_apps.says, ["1", "0"], algorithm={"air": True})
-    told = "AIR: no selected call follows a tool"
-    assert f"{told}: air= would change nothing" in report.warnings
-    assert "\n  AIR: tool_success saw 0; no selected call follows a tool\n" in report.text()
-
-
-def test_air_that_follows_a_tool(
-    rl: Callable[..., Any], dry_apps: Any, server: ScriptedServer
-) -> None:
-    trainer = Trainer(
-        rl(optimize="planner", frozen={"checker": "base"}, air=True),
-        engine=scripted(ANSWERS),
-        steps=1,
-        reporter=SilentReporter(),
-    )
-    report = trainer.dev(dry_apps.research, [{"q": "easy", "url": server.url, "id": "1"}])
-    assert not [warning for warning in report.warnings if "AIR" in warning]
-    assert "\n  AIR: tool_success saw 8\n" in report.text()
-
-
 def test_calls_that_are_too_long_are_rejected_by_name(
     rl: Callable[..., Any], dry_apps: Any
 ) -> None:
@@ -348,26 +314,18 @@ def test_a_broken_conversation_is_shown_with_its_first_differing_token(
     tokenizer = tiny_chat_tokenizer()
     prompt = tokenizer.render([{"role": "user", "content": "q"}])
     expected, got = tokenizer.encode("name")[0], tokenizer.encode("NAME")[0]
-    for found in rows.breaks:
-        assert (found.agent, found.cause, found.where) == ("writer", "other", "response")
-        assert (found.place, found.expected_id, found.got_id) == (len(prompt), expected, got)
-        texts = tokenizer.token_text(expected), tokenizer.token_text(got)
-        assert (found.expected_text, found.got_text) == texts
-        assert found.detail == "the app changed the answer before it sent it back (message 1)"
+    texts = tokenizer.token_text(expected), tokenizer.token_text(got)
+    detail = "the app changed the answer before it sent it back (message 1)"
+    for example in rows.breaks:
+        assert example.startswith(f"writer, token {len(prompt)} (response), after ")
+        assert f": {texts[0]!r} ({expected}) became {texts[1]!r} ({got}): {detail} " in example
     assert report.warnings[0] == (
         "2 of 2 calls that go on with a conversation begin a new row (2 other): the learner "
         "computes their history again"
     )
-    text = report.text()
-    before = rows.breaks[0].before
-    assert tokenizer.decode(prompt, skip_special_tokens=False).endswith(before)
-    assert before
-    place = f"writer, token {len(prompt)} (response), after {before!r}: "
-    assert "  2 breaks by other:\n" in text
-    assert f"{place}{texts[0]!r} ({expected}) became {texts[1]!r} ({got})\n" in text
-    call = rows.breaks[0].following_call.removesuffix("/0")
-    assert f"look at it: rollout {rows.breaks[0].rollout_id}, call {call}\n" in text
-    shown = inspect_run(tmp_path / "dry", rows.breaks[0].rollout_id, call)
+    assert f"  2 breaks by other\n    {rows.breaks[0]}\n" in report.text()
+    [(rollout, call)] = re.findall(r"rollout (\S+), call (\S+)\)$", rows.breaks[0])
+    shown = inspect_run(tmp_path / "dry", rollout, call)
     assert shown.startswith(f"call {call}, choice 0, agent writer")
 
 
@@ -440,7 +398,6 @@ def test_dev_works_inside_a_running_loop(rl: Callable[..., Any], dry_apps: Any) 
     [
         ({"count": 0}, "count=0, group_size=None: both must be at least 1"),
         ({"group_size": 0}, "count=4, group_size=0: both must be at least 1"),
-        ({"local": False}, "local=False needs an endpoint"),
     ],
 )
 def test_impossible_requests_are_refused(
@@ -529,14 +486,6 @@ def test_a_critic_compares_no_group(rl: Callable[..., Any], dry_apps: Any) -> No
     assert "teaches nothing" not in report.text()
 
 
-def test_a_key_of_states_that_fails_is_told(rl: Callable[..., Any], dry_apps: Any) -> None:
-    """`fit` would stop over it, after the first rollouts."""
-    credit = anchor(lambda state: state.messages[7])
-    report = dev(rl, dry_apps.says, ["1", "0"], algorithm={"credit": credit})
-    [problem] = [text for text in report.warnings if "fit would stop" in text]
-    assert "IndexError: list index out of range; return None where" in problem
-
-
 def test_an_algorithm_of_ones_own_needs_no_more_than_the_protocol(
     tiny: Path, dry_apps: Any
 ) -> None:
@@ -566,4 +515,4 @@ def test_an_algorithm_of_ones_own_needs_no_more_than_the_protocol(
     ("calls", "shown"), [(0.0, "0.0"), (2 / 54, "<0.1"), (0.1, "0.1"), (1.25, "1.2")]
 )
 def test_who_is_seldom_called_does_not_read_as_never(calls: float, shown: str) -> None:
-    assert text._often(calls) == shown
+    assert text._rate(calls) == shown

@@ -25,14 +25,14 @@ from lightspan.schema.records import AttemptRef, AttemptStatus, Report
 from lightspan.schema.resources import ROUTING
 from lightspan.stores import open_store
 from lightspan.stores.protocol import StoredCall
-from lightspan.testing.strategies import (
+from lightspan.training.folder import RunFolder
+from lightspan.training.results import Evaluation
+from lightspan_testing.strategies import (
     make_call_span,
     make_record,
     make_reward_span,
     make_rollout,
 )
-from lightspan.training.folder import RunFolder
-from lightspan.training.results import Evaluation
 
 APPS = Path(__file__).parents[2] / "apps"
 
@@ -183,24 +183,19 @@ class Lenient(msgspec.Struct, frozen=True):
 
 
 @pytest.mark.parametrize(
-    ("credit", "noted", "coverage"),
+    ("credit", "coverage"),
     [
-        ("terminal", True, "rejected:unscored 1"),
-        ("discounted", True, "trained 1"),
-        (Lenient(), True, "rejected:unscored 1"),
-        (Lenient(step_rewards=True), True, "trained 1"),
-        # before it was noted: by the name of the rule
-        ("terminal", False, "rejected:unscored 1"),
-        ("discounted", False, "trained 1"),
+        ("terminal", "rejected:unscored 1"),
+        ("discounted", "trained 1"),
+        (Lenient(), "rejected:unscored 1"),
+        (Lenient(step_rewards=True), "trained 1"),
     ],
 )
 def test_rewards_on_calls_count_as_they_did_in_the_run(
-    tmp_path: Path, credit: Any, noted: bool, coverage: str
+    tmp_path: Path, credit: Any, coverage: str
 ) -> None:
     folder = RunFolder(tmp_path)
     config = LightningRL("a/model", credit=credit).config()
-    if not noted:
-        del config["step_rewards"]
     folder.write_config({**config, "run_id": "run"})
     asyncio.run(_stepwise_run(folder))
     assert f"coverage of calls: {coverage}\n" in inspect_run(tmp_path)

@@ -11,7 +11,7 @@ from tests.core.reports.dry_runs import scripted
 
 from lightspan import DevReport, Trainer
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ PAST = "PAST THE OPENAI AND ANTHROPIC SDKS"
 
 def test_an_app_without_such_requests(rl: Callable[..., Any], dry_apps: Any) -> None:
     report = dev(rl, dry_apps.says)
-    assert report.detours == []
+    assert report.uncaptured == []
     assert PAST not in report.text()
 
 
@@ -58,13 +58,10 @@ def test_requests_past_the_sdks(rl: Callable[..., Any], apps: Any, server: Scrip
         "max_frozen_calls counts none",
         f"  writer: 2 requests to {asked}: {fix}",
     ]
-    assert report.json()["detours"][1] == {
+    assert report.json()["uncaptured"][1] == {
         "agent": "writer",
-        "client": "framework_apps",
-        "model": "mine",
-        "url": f"{server.url}/chat/completions",
+        "request": asked,
         "requests": 2,
-        "asked": asked,
         "selected": True,
         "fix": fix,
     }

@@ -20,9 +20,9 @@ from lightspan.progress import SilentReporter
 from lightspan.reports.inspect import inspect_run
 from lightspan.reports.rescore import Change, compare, most_changed, rescore
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import Scored
+from lightspan_testing.scripted import ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 
@@ -89,9 +89,9 @@ def change(name: str, before: float | None, after: float | None, group: str = "g
     )
 
 
-def test_signs_and_ranks_are_counted_within_groups() -> None:
+def test_signs_are_counted_within_groups() -> None:
     changes = [
-        # means .5 and .5: signs - + + - become + + - -; ranks 2 0 0 2 become 0 0 2 2
+        # means .5 and .5: signs - + + - become + + - -
         change("a", 0.0, 1.0),
         change("b", 1.0, 1.0),
         change("c", 1.0, 0.0),
@@ -110,7 +110,7 @@ def test_signs_and_ranks_are_counted_within_groups() -> None:
     [found] = compare(changes)
     assert (found.rollouts, found.both, found.compared) == (11, 9, 8)
     assert (found.unscored_before, found.unscored_after) == (1, 1)
-    assert (found.sign_changes, found.rank_changes) == (2 + 2, 2 + 1)
+    assert found.sign_changes == 2 + 2
     assert found.mean_before == pytest.approx(4.3 / 9)
     assert found.mean_after == pytest.approx(33.6 / 9)
     assert found.reasons == {"it said nothing": 1}
@@ -135,12 +135,12 @@ def test_a_function_scores_a_run_again_and_leaves_it_as_it_is(run: Path) -> None
         3.0,
     )
     # pairs that ran one text: they were equal before, and are after
-    assert (train.compared, train.sign_changes, train.rank_changes) == (12, 0, 0)
+    assert (train.compared, train.sign_changes) == (12, 0)
     assert (val.mode, val.rollouts, val.mean_after, val.compared) == ("val", 2, 5.0, 0)
     text = found.text(3)
     assert text.startswith(f"{run}: the reward by_length in place of app\n")
     assert "train, 12 rollouts: mean 0.250 -> 3.000 (12 scored by both); unscored 0 -> 0\n" in text
-    assert "  in their groups: 0 of 12 get an advantage of another sign, 0 another rank\n" in text
+    assert "  in their groups: 0 of 12 get an advantage of another sign\n" in text
     assert "14 of 14 rollouts would have another reward, the most changed:\n" in text
     assert text.count("0.25 -> 5\n") == 3
     assert text.endswith(

@@ -27,10 +27,10 @@ def page(**options: object) -> list[str]:
 
 def test_the_last_rows_are_shown_and_how_to_see_others() -> None:
     assert page(limit=3) == [
-        "rollout  step  status     reward  calls  agents",
-        "4-1         4  succeeded       1      3  checker, editor",
-        "5-0         5  succeeded       0      1  writer",
-        "5-1         5  succeeded    0.25      1  writer",
+        "rollout   step  status     reward  calls  agents",
+        "0abc-4-1     4  succeeded       1      3  checker, editor",
+        "0abc-5-0     5  succeeded       0      1  writer",
+        "0abc-5-1     5  succeeded    0.25      1  writer",
         "the last 3 of 12 rollouts; --limit 0 shows all, "
         "--sort reward|step|agent and --status choose others",
     ]
@@ -39,9 +39,9 @@ def test_the_last_rows_are_shown_and_how_to_see_others() -> None:
 
 def test_the_lowest_rewards_first_and_before_them_those_without() -> None:
     assert [line.split()[:4] for line in page(sort="reward", limit=3)[1:4]] == [
-        ["3-1", "3", "failed", "-"],
-        ["0-0", "0", "succeeded", "0"],
-        ["2-1", "2", "succeeded", "0"],
+        ["0abc-3-1", "3", "failed", "-"],
+        ["0abc-0-0", "0", "succeeded", "0"],
+        ["0abc-2-1", "2", "succeeded", "0"],
     ]
 
 
@@ -51,7 +51,7 @@ def test_by_agent() -> None:
 
 
 def test_by_status() -> None:
-    assert [line.split()[0] for line in page(status="failed")] == ["rollout", "3-1"]
+    assert [line.split()[0] for line in page(status="failed")] == ["rollout", "0abc-3-1"]
     assert page(status="lost") == ["no rollout is lost; there are: failed 1, succeeded 11"]
 
 
@@ -66,6 +66,11 @@ def test_short_ids_are_ends_of_one_id_alone(ids: set[str]) -> None:
     assert short.keys() == ids
     for name, end in short.items():
         assert end == name or [other for other in ids if other.endswith(end)] == [name]
+
+
+def test_no_short_id_is_an_option_of_the_command() -> None:
+    ids = {f"run-ab{n}cd-0-1-0-0" for n in range(3)} | {f"run-ab-0-1-{n}-0-0" for n in range(3)}
+    assert not any(end.startswith("-") for end in short_ids(ids).values())
 
 
 def test_random_ids_are_cut_to_a_few_digits() -> None:

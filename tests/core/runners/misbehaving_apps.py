@@ -7,7 +7,6 @@ import ctypes
 import io
 import itertools
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 
 async def blocks(task: dict[str, Any]) -> float:
@@ -32,9 +31,6 @@ async def blocks(task: dict[str, Any]) -> float:
     if task["kind"] == "in a callback":
         asyncio.get_running_loop().call_soon(calls_back)
         await asyncio.sleep(600)
-    if task["kind"] == "after it returned":
-        asyncio.get_running_loop().call_soon(calls_back)
-        return 1.0
     if task["kind"] == "in a loop":
         spins()
     time.sleep(601)
@@ -128,21 +124,6 @@ async def blocks_for_a_while(task: dict[str, Any]) -> float:
     return 1.0
 
 
-async def blocks_its_neighbours(task: dict[str, Any]) -> float:
-    """Blocks for longer than the others' limit of 2 s; they need the loop again and again."""
-    Path(task["marker"]).touch()
-    await seen(*task["when"])
-    if task["kind"] == "again and again":
-        for _ in range(8):
-            time.sleep(0.325)
-            await asyncio.sleep(0)
-    if task["kind"] == "with Python's lock":
-        ctypes.PyDLL(None).usleep(2_600_000)
-    for _ in range(8):
-        await asyncio.sleep(0.01)
-    return 1.0
-
-
 async def freezes_time(task: dict[str, Any]) -> float:
     """Freezes it for its process, as freezegun does: wherever a module refers to it."""
     if task["kind"] == "freezes":
@@ -158,20 +139,10 @@ async def freezes_time(task: dict[str, Any]) -> float:
     return 1.0
 
 
-async def waits_for_its_neighbours(task: dict[str, Any]) -> float:
-    if task["kind"] == "unlimited":
-        Path(task["marker"]).touch()
-    await seen(*task["when"])
-    return 1.0
-
-
 async def crashes(task: dict[str, Any]) -> float:
     """Kills its process when its neighbours are under way."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
-    if task["kind"] == "leaves an alarm":
-        signal.alarm(1)
-        return 1.0
     await seen(*task["when"])
     if task["kind"] == "crashes":
         ctypes.string_at(0)
@@ -186,22 +157,7 @@ ENDS: dict[str, Callable[[], Any]] = {
     "exits as if stuck": lambda: os._exit(3),
     "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "is alarmed": lambda: signal.alarm(1),
-    "closes what is open": lambda: os.closerange(3, 256),
-    "may write no file": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-    "cancels all tasks": lambda: [task.cancel() for task in asyncio.all_tasks()],
-    "stops its loop": lambda: asyncio.get_running_loop().stop(),
-    "has a handler that raises": lambda: raises_in(0.2),
 }
-
-
-def raises_in(seconds: float) -> None:
-    """A limit that an app has made itself, as signals allow."""
-
-    def over(*_: Any) -> None:
-        raise TimeoutError("over")
-
-    signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def harms(task: dict[str, Any]) -> float:
@@ -223,12 +179,6 @@ async def harms_async(task: dict[str, Any]) -> float:
     return float(os.getpid())
 
 
-def forks(task: dict[str, Any]) -> None:
-    child = os.fork()
-    if child:
-        Path(task["marker"]).write_text(str(child))
-
-
 def exits_in_a_thread(task: dict[str, Any]) -> None:
     thread = threading.Thread(target=sys.exit)
     thread.start()
@@ -242,7 +192,6 @@ def closes_its_streams(task: dict[str, Any]) -> None:
 
 
 HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "forks": forks,
     "exits in a thread": exits_in_a_thread,
     "closes its streams": closes_its_streams,
     "closes 0, 1 and 2": lambda task: os.closerange(0, 3),

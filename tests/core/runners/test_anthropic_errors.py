@@ -12,8 +12,8 @@ from lightspan.runners.outcome import classify
 from lightspan.schema.records import Outcome
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import make_rig
-from lightspan.testing.scripted_engine import Say
+from lightspan_testing.gateway_suite import make_rig
+from lightspan_testing.scripted_engine import Say
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan import Command
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.errors import AppError, ConfigError
 from lightspan.runners.app import App, as_app, load_app
 from lightspan.runners.command.command import check_served
@@ -27,7 +27,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 TEXTS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
@@ -149,7 +149,7 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 # --- what a program finds -----------------------------------------------------------------------
 def test_the_environment_is_the_users_without_secrets_of_ours() -> None:
     judge = LLM(base_url="http://judge", model="big", api_key_env="JUDGE_KEY")
-    scope = Scope(
+    scope = AttemptContext(
         rollout_id="ro-1",
         attempt_id="at-1",
         mode=Mode.VAL,
@@ -190,7 +190,9 @@ def test_the_environment_is_the_users_without_secrets_of_ours() -> None:
 
 def test_an_auth_token_of_the_users_is_not_handed_on() -> None:
     """Anthropic's clients send it, the older ones beside the key."""
-    scope = Scope(rollout_id="r", attempt_id="a", gateway_url="http://h:9", call_token="the-token")
+    scope = AttemptContext(
+        rollout_id="r", attempt_id="a", gateway_url="http://h:9", call_token="the-token"
+    )
     for inherited in ({"ANTHROPIC_AUTH_TOKEN": "users"}, {}):
         found = program_environment(inherited, {}, scope, "", {})
         assert found.get("ANTHROPIC_AUTH_TOKEN") == ("the-token" if inherited else None)
@@ -198,7 +200,7 @@ def test_an_auth_token_of_the_users_is_not_handed_on() -> None:
 
 
 def test_a_proxy_does_not_stand_before_the_gateway() -> None:
-    scope = Scope(rollout_id="r", attempt_id="a", gateway_url="http://[::1]:9")
+    scope = AttemptContext(rollout_id="r", attempt_id="a", gateway_url="http://[::1]:9")
     with_proxy = {"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "localhost"}
     found = program_environment(with_proxy, {}, scope, "", {})
     assert found["no_proxy"] == found["NO_PROXY"] == "localhost,::1"

@@ -30,9 +30,9 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.conditions import until
-from lightspan.testing.gateway_suite import shared_tokenizer
-from lightspan.testing.scripted_engine import ScriptedEngine
+from lightspan_testing.conditions import until
+from lightspan_testing.gateway_suite import shared_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine
 
 PROGRAMS = Path(__file__).parents[2] / "apps" / "programs"
 POLICY = Target(route=Route.POLICY, policy="policy")

@@ -179,8 +179,6 @@ def test_the_dev_command(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["my_app:answer", "--reward=exit"], "--reward is for programs: give --command too"),
-        (["my_app:answer", "--task=file"], "--task is for programs: give --command too"),
         (["--command", "sh '"], 'the command line "sh \'" cannot be read: No closing quotation'),
         (["--command", ""], "a command needs a program, such as ['node', 'app.js']"),
         (["--command", "no-such-program x"], "the command's program 'no-such-program' is not on"),

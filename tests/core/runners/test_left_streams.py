@@ -19,9 +19,9 @@ from lightspan.schema import conventions as c
 from lightspan.schema.records import AttemptStatus, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.stores import open_store
-from lightspan.testing.conditions import until
-from lightspan.testing.gateway_suite import shared_tokenizer
-from lightspan.testing.scripted_engine import Gate, Say, ScriptedEngine
+from lightspan_testing.conditions import until
+from lightspan_testing.gateway_suite import shared_tokenizer
+from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
 
 WRITER = Rule("writer", Target(route=Route.POLICY, policy="policy"))
 MESSAGES: Any = [{"role": "user", "content": "How are you?"}]

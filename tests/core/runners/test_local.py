@@ -7,8 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 HERE = str(Path(__file__).parent)
 
@@ -201,30 +200,6 @@ async def test_every_attempt_its_process(store: Store, make: Make) -> None:
     assert [(attempt.message, attempt.status) for attempt in attempts] == [
         ("", AttemptStatus.SUCCEEDED)
     ] * 2
-
-
-async def test_what_one_process_gives_back_no_other_one_takes(
-    store: Store, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All stop claiming first: each rollout has one attempt, though one process gives back what it
-    has long before another one is told to."""
-    let_go = local._let_go
-
-    def slowly(workers: Iterable[Any]) -> None:
-        for worker in workers:
-            if not worker.lifeline.closed:
-                let_go([worker])
-                time.sleep(1.0)
-
-    monkeypatch.setattr(local, "_let_go", slowly)
-    await enqueue(store, [{"seconds": 600}] * 6)
-    names = [f"ro-{number}" for number in range(6)]
-    async with started(make(9, processes=3), plan(store, "runner_apps:sleeps")):
-        while len(await store.attempts(names)) < 6:  # noqa: ASYNC110 - processes of others
-            await asyncio.sleep(0.02)
-    attempts = await store.attempts(names)
-    assert [attempt.outcome for attempt in attempts] == [Outcome.CANCELLED] * 6
-    assert {state.status for state in await store.rollouts()} == {RolloutStatus.QUEUED}
 
 
 async def test_a_stuck_process_is_replaced(store: Store, make: Make) -> None:

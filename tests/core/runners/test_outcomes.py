@@ -17,7 +17,7 @@ from tests.core.runners.runs import (
 
 import lightspan
 from lightspan.capture import emit
-from lightspan.capture.scope import acting
+from lightspan.capture.scope import current_agent
 from lightspan.runners.app import App
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema import conventions as c
@@ -33,7 +33,7 @@ from lightspan.schema.routing import Routing
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.schema.texts import LONGEST_TEXT
 from lightspan.stores.protocol import Store
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -209,7 +209,7 @@ async def test_a_dimension_with_a_name_of_fifty_million_characters(store: Store)
 
 async def test_damage_of_fifty_million_characters(store: Store) -> None:
     def app(task: Any) -> None:
-        acting().scope.recorder.damage("x" * HUGE)  # type: ignore[union-attr]
+        current_agent().scope.recorder.add_capture_error("x" * HUGE)  # type: ignore[union-attr]
 
     attempt = await run_one(store, app, "task")
     [damage] = attempt.damage

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import openai
@@ -19,7 +18,6 @@ from tests.core.runners.runs import (
     enqueue,
     finished,
     reaches,
-    run_one,
     running,
     spans_of,
 )
@@ -28,12 +26,11 @@ from lightspan.errors import StoreError
 from lightspan.gateway import Gateway
 from lightspan.runners.app import App
 from lightspan.runners.outcome import _causes, classify
-from lightspan.runners.runner import Runner, RunnerConfig, _pause_after
+from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema import conventions as c
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
     AttemptStatus,
-    Mode,
     Outcome,
     Rollout,
     RolloutStatus,
@@ -42,10 +39,10 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
-from lightspan.testing.conditions import until
-from lightspan.testing.gateway_suite import shared_tokenizer
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.scripted_engine import ScriptedEngine
+from lightspan_testing.conditions import until
+from lightspan_testing.gateway_suite import shared_tokenizer
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -98,21 +95,6 @@ async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form:
                 await finished(store)
     attempts = await store.attempts([f"ro-{number}" for number in range(6)])
     assert [(attempt.reward, attempt.message) for attempt in attempts] == [(Reward(1.0), "")] * 6
-
-
-async def test_what_a_sync_app_sets_its_awaitable_sees(store: Store) -> None:
-    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
-
-    async def reads() -> float:
-        return float(tenant.get() == "ann")
-
-    def app(task: Any) -> Any:
-        tenant.set("ann")
-        return reads()
-
-    attempt = await run_one(store, app, {})
-    assert attempt.reward == Reward(1.0)
-    assert tenant.get() == "nobody"
 
 
 async def test_an_awaitable_that_comes_too_late_is_not_left_alone(store: Store) -> None:
@@ -324,34 +306,6 @@ async def test_every_training_has_its_share_and_no_slot_waits(
     assert tuple(under_way) == shares
 
 
-async def test_trainings_take_turns_at_a_single_slot(store: Store) -> None:
-    done: list[str] = []
-
-    async def app(task: Any) -> float:
-        done.append(task)
-        return 1.0
-
-    await store.enqueue(
-        [
-            Rollout(rollout_id=f"{run}-{number}", task=run, task_id="t", run_id=run)
-            for run in ("old", "new")
-            for number in range(4)
-        ]
-    )
-    async with running(store, app, slots=1) as runner:
-        runner.work_for(["old", "new"])
-        await finished(store)
-    assert done == ["old", "new"] * 4
-
-
-@pytest.mark.parametrize(
-    ("idle_s", "pause_s"), [(0.0, 0.02), (1.0, 0.02), (5.0, 0.05), (60.0, 0.6), (3600.0, 1.0)]
-)
-def test_how_long_an_idle_runner_pauses(idle_s: float, pause_s: float) -> None:
-    """1 % of the time for which nothing was queued: it is never late by more."""
-    assert _pause_after(idle_s, 0.02) == pytest.approx(pause_s)
-
-
 async def test_never_more_than_its_slots(store: Store) -> None:
     busy = most = 0
 
@@ -376,26 +330,6 @@ async def test_a_cancelled_rollout_is_stopped(store: Store) -> None:
         await store.cancel(["ro-0"])
     [attempt] = await store.attempts(["ro-0"])
     assert attempt.status is AttemptStatus.CANCELLED
-
-
-async def test_a_claim_loses_nothing_of_its_own(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that was stopped for longer than a lease, as by Ctrl-Z, may claim before the next
-    heartbeat: what it has under way is extended first, or that claim would find it lost."""
-    monkeypatch.setattr(Runner, "_heartbeats", lambda _: asyncio.sleep(60))
-    await enqueue(store, [{"seconds": 60}])
-    runner = Runner(store, App(apps.sleeps_async), RunnerConfig(slots=2, lease_s=0.1))
-    task = asyncio.create_task(runner.run())
-    await reaches(store, RolloutStatus.RUNNING)
-    await asyncio.sleep(0.3)
-    late = Rollout(rollout_id="ro-late", task_id="late", task={"seconds": 60}, mode=Mode.VAL)
-    await store.enqueue([late])
-    await reaches(store, RolloutStatus.RUNNING, 2)
-    [attempt] = await store.attempts(["ro-0"])
-    assert attempt.status is AttemptStatus.RUNNING
-    runner.abort()
-    await task
 
 
 async def test_aborting_queues_the_rollouts_again(store: Store) -> None:

@@ -17,7 +17,7 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 
 async def test_it_waits_for_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import Runners
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.runners_suite import RunnersSuite
+from lightspan_testing.runners_suite import RunnersSuite
 
 
 class TestLocal(RunnersSuite):

@@ -23,7 +23,7 @@ from lightspan.schema.records import Attempt, Mode, Rollout
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 MISSING = (
     "it made no model call that was seen, and one was made beside it for no attempt under way, by "

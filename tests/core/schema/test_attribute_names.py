@@ -101,10 +101,6 @@ ELSEWHERE = {
     # OpenLLMetry's, in versions of its own package that are no more
     *("llm.request.functions", "llm.request.model", "llm.request.type"),
     *("llm.usage.completion_tokens", "llm.usage.prompt_tokens"),
-    # events of OpenTelemetry's earlier conventions and of today's, and where libraries put a body
-    *("gen_ai.content.prompt", "gen_ai.content.completion", "gen_ai.choice"),
-    *("gen_ai.client.inference.operation.details", "gen_ai.event.content"),
-    *("event.name", "event.body"),
 }
 """Names that are read of what others wrote; none is written."""
 INSTRUMENTATIONS = "openinference.instrumentation"

@@ -16,8 +16,8 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.serving.visitors import (
     ServingGateway,
 )
-from lightspan.testing.gateway_suite import MESSAGES, shared_tokenizer
-from lightspan.testing.scripted_engine import ScriptedEngine
+from lightspan_testing.gateway_suite import MESSAGES, shared_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine
 
 ROUTING = Routing(
     rules=[
@@ -46,12 +46,12 @@ async def serving(script: Any = says_who, **options: Any) -> AsyncIterator[Servi
 
 
 def calls_of(gateway: ServingGateway) -> list[ServedCall]:
-    [account] = gateway.terms.accounts()
-    return list(account.calls.values())
+    [session] = gateway.access.sessions()
+    return list(session.calls.values())
 
 
 def asked_of(gateway: ServingGateway) -> list[GenerationRequest]:
-    engine = gateway._intake._engine
+    engine = gateway._handler._engine
     assert isinstance(engine, ScriptedEngine)
     return engine.requests
 

@@ -16,7 +16,7 @@ from lightspan.learners import SFTLoss
 from lightspan.learners.models import adapter_base, load_adapter, merge_adapter
 from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row
-from lightspan.testing.learner_suite import make_rows, published, token_logprobs
+from lightspan_testing.learner_suite import make_rows, published, token_logprobs
 
 
 @pytest.fixture(scope="module")

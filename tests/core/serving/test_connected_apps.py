@@ -22,7 +22,7 @@ import lightspan
 from lightspan.capture import scope, sdks, wire
 from lightspan.capture.emit import agent, emit_reward
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.errors import ConfigError
 from lightspan.production.connect import ENDPOINT_VARIABLE, KEY_VARIABLE
 from lightspan.schema import conventions as c
@@ -30,9 +30,9 @@ from lightspan.serving.visitors import (
     ServingGateway,
     Visitors,
 )
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.gateway_suite import MESSAGES
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.gateway_suite import MESSAGES
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 
 @contextmanager
@@ -133,13 +133,13 @@ def test_nothing_of_the_apps_client_travels(
     elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, str]] = []
-    original = Visitors.admit
+    original = Visitors.authenticate
 
-    async def admit(self: Visitors, request: Any) -> Any:
+    async def authenticate(self: Visitors, request: Any) -> Any:
         seen.append({key.lower(): value for key, value in request.headers.items()})
         return await original(self, request)
 
-    monkeypatch.setattr(Visitors, "admit", admit)
+    monkeypatch.setattr(Visitors, "authenticate", authenticate)
     monkeypatch.setenv("OPENAI_PROJECT_ID", "app-project")
     with in_thread() as served, lightspan.connect(served.url), app_client(elsewhere) as client:
         assert say(client, "writer") == "I am sql"
@@ -188,7 +188,7 @@ def test_what_a_connected_app_says_can_be_recorded(
         "app",
         "policy",
     ]
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 def test_the_servers_key(elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_threads_streams_and_async_clients(
 
 def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) -> None:
     """In training the algorithm's routing counts, and a block of agents is the scope's."""
-    scope = Scope(rollout_id="ro", attempt_id="at")
+    scope = AttemptContext(rollout_id="ro", attempt_id="at")
     with lightspan.connect(served.url), app_client(elsewhere) as client:
         with open_scope(scope):
             assert say(client, "writer") == "from elsewhere"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import shlex
 import signal
@@ -26,8 +25,8 @@ from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.serving.endpoint import ServeOptions, describe, load_served, serve
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.manifest import KEY, Served, ServedPolicy
+from lightspan_testing.scripted import ScriptedServer
 
 POLICY = Target(route=Route.POLICY, policy="policy")
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
@@ -70,9 +69,9 @@ def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"is not complete.*resume=True, --resume"):
         load_served(tmp_path)
-    old = write_run(tmp_path / "old", None)
-    with pytest.raises(ConfigError, match="train it again"):
-        load_served(old)
+    bare = write_run(tmp_path / "bare", None)
+    with pytest.raises(ConfigError, match="trained no policy, so it has no model"):
+        load_served(bare)
     odd = write_run(tmp_path / "odd", None, **{KEY: {"policies": 3}})
     with pytest.raises(ConfigError, match="does not say how"):
         load_served(odd)
@@ -145,7 +144,7 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     assert main(["serve", str(folder)]) == 1
     assert capsys.readouterr().err == (
         f"lightspan: the run in {folder} has calls sent to these endpoints, with keys of your "
-        "environment, and nothing outside of the folder says that you have trained it here:\n"
+        "environment:\n"
         "  judge -> https://one.test/v1, with the key in $JUDGE_KEY\n"
         "  judge -> http://two.test:8/v1, with the key in $JUDGE_KEY\n"
         "if you know each of them, add --allow-upstream https://one.test/v1 "
@@ -193,7 +192,7 @@ def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str
         serve(folder, ServeOptions(allow_upstreams=[flag]))
 
 
-def test_a_run_of_ones_own_is_served_wherever_it_lies(
+def test_a_run_with_an_endpoint_is_served_once_that_is_named(
     apps: Any,
     rl: Any,
     ask: Any,
@@ -201,30 +200,16 @@ def test_a_run_of_ones_own_is_served_wherever_it_lies(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Trained here, with a judge whose key is in a variable; then moved, changed, and taken to
-    somebody else."""
+    """Trained with a judge whose key is in a variable."""
     monkeypatch.setenv("JUDGE_KEY", "the judge's")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    trained, moved = tmp_path / "trained", tmp_path / "moved"
+    folder = tmp_path / "run"
     with ScriptedServer("fine") as judge:
         frozen = LLM(base_url=judge.url, model="big", api_key_env="JUDGE_KEY")
-        Trainer(rl(frozen=frozen), steps=1, folder=trained).fit(apps.two, ask(2))
-        trained.rename(moved)
-        serve(moved, ServeOptions(port=0), reporter=lines, ready=stop)
+        Trainer(rl(frozen=frozen), steps=1, folder=folder).fit(apps.two, ask(2))
+        with pytest.raises(ConfigError, match=r"with the key in \$JUDGE_KEY"):
+            serve(folder)
+        serve(folder, ServeOptions(port=0, allow_upstreams=[judge.url]), reporter=lines, ready=stop)
         assert f"  other agents -> big at {judge.url}, with the key in $JUDGE_KEY" in lines.texts
-    (moved / "model").rename(tmp_path / "model")  # what was not refused says so now
-    written = (moved / "result.json").read_text()
-    for change in ((judge.url, "https://evil.test/v1"), ("JUDGE_KEY", "HOME")):
-        (moved / "result.json").write_text(written.replace(*change))
-        with pytest.raises(ConfigError, match="nothing outside of the folder says") as refused:
-            serve(moved)
-        assert change[1] in str(refused.value)
-    (moved / "result.json").write_text(written)
-    with pytest.raises(ConfigError, match="which is gone"):
-        serve(moved)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
-    with pytest.raises(ConfigError, match="nothing outside of the folder says"):
-        serve(moved)
 
 
 # --- what is printed ------------------------------------------------------------------------
@@ -371,22 +356,6 @@ def test_a_key_other_options_and_a_connected_app(
     assert f'  lightspan.connect("{url}", api_key_env="SERVE_KEY")' in lines
     assert lines[-1] == "calls answered: checker 1 (base), writer 1 (policy)"
     assert "open sesame" not in "\n".join(lines)
-
-
-def test_what_is_loaded_is_not_looked_through(tiny: Path, tmp_path: Path) -> None:
-    """By the garbage collector, which holds up every call meanwhile."""
-    folder = write_run(tmp_path / "run", served_by(tiny, Routing(default=POLICY), policy=str(tiny)))
-    frozen: list[int] = []
-
-    def ready(gateway: Any) -> None:
-        frozen.append(gc.get_freeze_count())
-        stop(gateway)
-
-    gc.unfreeze()
-    serve(folder, ServeOptions(port=0), ready=ready)
-    assert frozen[0] > 10_000
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
 
 
 def test_an_engine_that_has_died_ends_it(

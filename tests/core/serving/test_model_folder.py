@@ -15,7 +15,7 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.routing import Route
 from lightspan.serving.endpoint import ServeOptions, describe, load_served
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
 

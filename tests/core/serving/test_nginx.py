@@ -22,7 +22,7 @@ from yarl import URL
 
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.scripted_engine import Gate, Say
+from lightspan_testing.scripted_engine import Gate, Say
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 PAGE = Path(__file__).parents[3] / "docs" / "stores.md"
@@ -45,7 +45,7 @@ http {{
 WRITES = """
 import asyncio, sys
 from lightspan.stores import open_store
-from lightspan.testing.store_suite import make_rollout
+from lightspan_testing.store_suite import make_rollout
 
 async def main():
     async with open_store(sys.argv[1]) as store:

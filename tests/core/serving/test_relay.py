@@ -6,14 +6,13 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
-from tests.core.serving.asking import begun
 from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
 from yarl import URL
 
@@ -26,19 +25,18 @@ from lightspan.schema.records import AttemptStatus, Claim, Outcome, RolloutStatu
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.serving.store.keys import Keys
-from lightspan.stores import open_store
+from lightspan.stores import open_store, relay_url
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.address import relay_of
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.conditions import until
-from lightspan.testing.scripted_engine import (
+from lightspan_testing.conditions import until
+from lightspan_testing.scripted_engine import (
     Gate,
     Say,
     ScriptedEngine,
     TokenScript,
     tiny_chat_tokenizer,
 )
-from lightspan.testing.store_suite import make_report, make_rollout
+from lightspan_testing.store_suite import make_report, make_rollout
 
 BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOKENIZER = tiny_chat_tokenizer()
@@ -168,7 +166,7 @@ async def test_who_leaves_leaves_at_the_gateway_too(
 ) -> None:
     """Which samples no further if nobody comes back; who asks again under the same id asks for the
     same call, and a finished one is not sampled again."""
-    monkeypatch.setattr("lightspan.gateway.intake.RELAYED_S", 0.1)
+    monkeypatch.setattr("lightspan.gateway.request_handler.RELAYED_S", 0.1)
     gate, asked = Gate(), list[object]()
 
     def script(request: object) -> Say:
@@ -184,7 +182,7 @@ async def test_who_leaves_leaves_at_the_gateway_too(
         assert account.is_busy
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        while account.is_busy or place.served.server._relay.inside:  # noqa: ASYNC110
+        while account.is_busy:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         gate.open()
         for _ in range(3):
@@ -291,7 +289,7 @@ async def test_a_call_token_opens_nothing_of_the_store(tmp_path: Path) -> None:
             claim = await run.claim("a")
             assert await Place(served, store, session).said(claim) == (200, "yes")
             headers = {"Authorization": f"Bearer {claim.attempt.call_token}"}
-            for path in ("/store/v1", "/metrics", "/anything"):
+            for path in ("/store/v1", "/anything"):
                 async with session.get(f"{served.url}{path}", headers=headers) as answer:
                     assert answer.status == 401
 
@@ -377,52 +375,13 @@ async def test_what_is_registered_is_no_gateway(
     assert (found, said in message) == (status, True), message
 
 
-async def test_sizes_that_are_only_said_keep_out_nobody(place: Place) -> None:
-    """One attempt's app may say that much comes, send nothing, and stop no other attempt's call."""
-    gate = place.served.server._relay._gate
-    async with training(place.store, "fine") as run, AsyncExitStack() as stack:
-        hostile, victim = await run.claim("a"), await run.claim("b")
-        headers = {"Authorization": f"Bearer {hostile.attempt.call_token}", "Content_Length": 2**24}
-        for _ in range(20):  # 320 MiB of 256
-            path = "/gateway/v1/chat/completions"
-            stack.enter_context(begun(place.served.url, path, b"{", **headers))
-        while gate.bytes < 20:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0)
-        assert (gate.inside, gate.bytes) == (0, 20)
-        assert await place.said(victim) == (200, "fine")
-
-
-async def test_one_attempt_leaves_places_to_others(place: Place) -> None:
-    """A call token may be that of a program which nobody trusts."""
-    relay = place.served.server._relay
-    relay._most_of_one = 2
-    async with training(place.store, "fine") as run, AsyncExitStack() as stack:
-        hostile, victim = await run.claim("a"), await run.claim("b")
-        headers = {"Authorization": f"Bearer {hostile.attempt.call_token}", "Content_Length": 100}
-        for _ in range(2):
-            path = "/gateway/v1/chat/completions"
-            stack.enter_context(begun(place.served.url, path, b"{", **headers))
-        while relay._gate.bytes < 2:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0)
-        status, message = await place.said(hostile)
-        assert (status, "2 calls of this attempt are under way" in message) == (429, True)
-        assert await place.said(victim) == (200, "fine")
-    while relay._of_attempts:  # noqa: ASYNC110 - it tells nobody
-        await asyncio.sleep(0)
-
-
-async def test_limits(tmp_path: Path) -> None:
-    """A body that is too large, and more calls than there is room for: 429, and when to come."""
-    gate = Gate()
-    async with AsyncExitStack() as stack:
-        served = stack.enter_context(serving(lambda: SQLiteStore(tmp_path / "store.db")))
-        store = await stack.enter_async_context(open_store(served.url))
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        place = Place(served, store, session)
-        relay = served.server._relay
-        relay._gate._most, relay._max_body = 1, 1_000
-        script = [Say(text="a b", gates={1: gate})]
-        run = await stack.enter_async_context(training(store, script))
+async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that is too large is refused; more calls than there are places wait."""
+    monkeypatch.setattr("lightspan.serving.store.relay.MAX_BODY", 1_000)
+    gate, places = Gate(), asyncio.Semaphore(1)
+    place.served.server._relay._places = places
+    script = [Say(text="a b", gates={1: gate}), "second"]
+    async with training(place.store, script) as run:
         claim = await run.claim("a")
         large = {"messages": [{"role": "user", "content": "x" * 1_000}]}
         assert await place.said(claim, **large) == (
@@ -431,15 +390,10 @@ async def test_limits(tmp_path: Path) -> None:
         )
         first = asyncio.create_task(place.said(claim))
         await gate.reached.wait()
-        async with place.ask(claim) as answer:
-            assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
-            assert (await answer.json())["error"]["code"] == c.BUSY_RELAY
+        second = asyncio.create_task(place.said(claim))
+        await until(lambda: bool(places._waiters))
         gate.open()
-        assert await first == (200, "a b")
-        async with session.get(f"{served.url}/metrics") as answer:
-            text = await answer.text()
-    assert 'lightspan_store_requests_total{operation="gateway",status="200"} 1' in text
-    assert 'lightspan_store_requests_total{operation="gateway",status="429"} 1' in text
+        assert await asyncio.gather(first, second) == [(200, "a b"), (200, "second")]
 
 
 async def test_one_reported_lost_opens_nothing(place: Place) -> None:
@@ -464,7 +418,7 @@ async def asks(task: Any) -> float:
 @asynccontextmanager
 async def running(place: Place) -> AsyncIterator[None]:
     """A runner that knows the store's server alone."""
-    config = RunnerConfig(slots=1, name="far", relay=relay_of(place.served.url))
+    config = RunnerConfig(slots=1, name="far", relay=relay_url(place.served.url))
     runner = Runner(place.store, as_app(asks), config)
     task = asyncio.create_task(runner.run())
     try:
@@ -495,20 +449,3 @@ async def test_a_runner_waits_for_a_gateway_that_is_gone(
             async with Gateway(place.store, engine, port=port):
                 await _ended(place.store, 4)
     assert len(await place.store.attempts(names)) == 4 + 1
-
-
-async def test_a_server_that_is_busy_is_not_the_app_s_failure(place: Place) -> None:
-    """Its attempt is lost and run again, when there is room."""
-    relay = place.served.server._relay
-    relay._gate._most = 0
-    async with training(place.store, "7") as run:
-        name = await run.enqueue("ro-0")
-        async with running(place):
-            while not any(a.sealed for a in await place.store.attempts([name])):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            relay._gate._most = 1
-            await _ended(place.store, 1)
-        first, *others = await place.store.attempts([name])
-    assert (first.status, first.outcome) == (AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
-    assert "the store's server is busy" in first.message
-    assert {each.status for each in others[:-1]} <= {AttemptStatus.LOST}

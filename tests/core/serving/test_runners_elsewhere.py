@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,18 +60,6 @@ def spell(task, llm):
         "streamed": float(bool("".join(parts)) or bool(parts)),
     }
 """
-
-
-def _relayed(url: str) -> int:
-    """Model calls that the server has handed on."""
-    request = urllib.request.Request(
-        f"{url}/metrics", headers={"Authorization": f"Bearer {TRAINER}"}
-    )
-    with urllib.request.urlopen(request) as answer:
-        text = answer.read().decode()
-    # 499: the SDK has all of a stream, and closes the connection before it ends
-    counts = re.findall(r'requests_total{operation="gateway",status="(?:200|499)"} (\d+)', text)
-    return sum(map(int, counts))
 
 
 async def _records(url: str, run_id: str) -> tuple[list[Any], dict[str, list[Any]]]:
@@ -131,7 +117,6 @@ def test_the_store_s_server_is_all_that_a_runner_reaches(
         # a trainer takes its key out of the environment, and remembers it
         monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
         attempts, relayed = _evaluated(rl, tmp_path / "far", elsewhere, url, trainers_path)
-        calls = _relayed(url)
     assert {attempt.status for attempt in attempts} == {AttemptStatus.SUCCEEDED}
     for attempt in attempts:
         seen = dict(attempt.reward.dimensions)
@@ -144,7 +129,6 @@ def test_the_store_s_server_is_all_that_a_runner_reaches(
             "folder": 1.0,
             "streamed": 1.0,
         }
-    assert calls == 2 * 4
     assert relayed.keys() == direct.keys() == {each["q"] for each in questions(4)}
     for question, records in relayed.items():
         assert len(records) == 2

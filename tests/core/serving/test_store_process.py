@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,10 @@ from tests.core.stores.served import RUNNER, TRAINER
 
 from lightspan import LocalRunners, Trainer
 from lightspan.cli import main
-from lightspan.errors import StoreError
 from lightspan.schema.records import AttemptStatus, PeerRole, RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.stores import open_store
-from lightspan.testing.store_suite import make_peer, make_production, make_report, make_rollout
+from lightspan_testing.store_suite import make_peer, make_production, make_report, make_rollout
 
 KEYS = ("--trainer-key-env", "TRAINER_KEY", "--runner-key-env", "RUNNER_KEY")
 IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}
@@ -117,14 +114,10 @@ async def test_runners_of_elsewhere(
 
 async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = tmp_path / "store.db"
-    old = ("--trainer-key-env", "OLD_KEY")
-    with serving_store(str(database), *KEYS, *old, OLD_KEY="x" * 20, **IN_ENVIRONMENT) as (
-        url,
-        lines,
-    ):
+    with serving_store(str(database), *KEYS, **IN_ENVIRONMENT) as (url, lines):
         pass
     assert lines == [
-        "trainer keys: $TRAINER_KEY, $OLD_KEY",
+        "trainer key: $TRAINER_KEY",
         "runner key: $RUNNER_KEY",
         "who uses it has a key in LIGHTSPAN_STORE_KEY, or names it with ?api_key_env=NAME",
         f'a trainer:  Trainer(…, store="{url}")',
@@ -132,56 +125,6 @@ async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         f"serving the store sqlite://{database} at {url} (Ctrl-C stops)",
         "stopping",
     ]
-
-
-async def test_keys_are_changed_without_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client that is connected stays so; a file that is no good changes nothing."""
-    file, database = tmp_path / "keys", tmp_path / "store.db"
-    old, new = "an-old-key-0123456789", "a-new-key-0123456789"
-    monkeypatch.setenv("OLD", old)
-    monkeypatch.setenv("NEW", new)
-    file.write_text(f"# of trainers\n{old}\n")
-    options = ("--trainer-key-file", str(file), "--runner-key-env", "RUNNER_KEY")
-    with serving_store(str(database), *options, RUNNER_KEY=RUNNER) as (url, lines):
-        [said] = [line for line in lines if line.startswith("trainer keys")]
-        process = int(said.removesuffix(" has them read again)").rpartition(" ")[2])
-        assert said == f"trainer keys: {file} (kill -HUP {process} has them read again)"
-
-        async def opens(name: str) -> bool:
-            with suppress(StoreError):
-                async with open_store(f"{url}?api_key_env={name}") as store:
-                    return await store.count() == {}
-            return False
-
-        async def changed(text: str, name: str, wanted: bool) -> None:
-            file.write_text(text)
-            os.kill(process, signal.SIGHUP)
-            while await opens(name) is not wanted:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-        assert await opens("OLD")
-        assert not await opens("NEW")
-        async with open_store(f"{url}?api_key_env=OLD") as connected:
-            await changed(f"{old}\n{new}\n", "NEW", wanted=True)
-            assert await opens("OLD")
-            assert await connected.count() == {}
-            await changed(new, "OLD", wanted=False)
-            assert await opens("NEW")
-            with pytest.raises(StoreError, match="opens nothing here"):
-                await connected.count()
-        for text in ("short", "", f"{RUNNER}\n", "with a space 0123456789"):
-            file.write_text(text)
-            os.kill(process, signal.SIGHUP)
-            assert await opens("NEW")
-        await changed(old, "OLD", wanted=True)
-    assert lines.count("read 1 key from the files again") == 2
-    assert lines.count("read 2 keys from the files again") == 1
-    said = "\n".join(lines)
-    assert f"the keys stay as they were: --trainer-key-file {file} holds no key" in said
-    assert "holds a key that is a runner's too" in said
-    assert not any(key in said for key in (old, new, RUNNER))
 
 
 async def test_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,9 +158,6 @@ async def test_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--store", "x.db", "--without-key", "--device", "cuda"], "--device applies to a run"),
         (["--store", "x.db", "--api-key-env", "X"], "--api-key-env applies to a run"),
         (["runs/x", "--runner-key-env", "X"], "--runner-key-env applies to a store"),
-        (["--store", "x.db", "--runner-key-file", "gone"], "cannot be read: No such file"),
-        (["--store", "x.db", "--without-key", "--runner-key-file", "x"], "contradicts"),
-        (["runs/x", "--admin-key-file", "X"], "--admin-key-file applies to a store"),
         (["runs/x", "--without-key"], "--without-key applies to a store"),
     ],
 )

@@ -10,7 +10,7 @@ from lightspan.errors import ConflictError
 from lightspan.schema.records import AttemptStatus, RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.stores import open_store
-from lightspan.testing.store_suite import (
+from lightspan_testing.store_suite import (
     LEASE_S,
     make_call,
     make_production,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import aiohttp
 from aiohttp import web
 
-from lightspan.stores.remote.operations import PATH, read_asked
+from lightspan.stores.remote.rpc import PATH, read_batch
 
 _HOP = ("Content-Length", "Connection", "Transfer-Encoding", "Host")
 
@@ -55,7 +55,7 @@ class LossyProxy:
             told = {name: value for name, value in answer.headers.items() if name not in _HOP}
         asked = {(request.path.removeprefix(f"{PATH}/"), body)}
         if request.path == PATH and body:
-            asked = set(read_asked(body))
+            asked = set(read_batch(body))
         if request.method == "POST" and asked.isdisjoint(self._seen):
             self._seen |= asked
             self.lost += 1

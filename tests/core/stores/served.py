@@ -18,7 +18,7 @@ T = TypeVar("T")
 ADMIN = "an-admin-key-0123456789"
 TRAINER = "a-trainer-key-0123456789"
 RUNNER = "a-runner-key-0123456789"
-KEYS = {Role.ADMIN: [ADMIN], Role.TRAINER: [TRAINER], Role.RUNNER: [RUNNER]}
+KEYS = {Role.ADMIN: ADMIN, Role.TRAINER: TRAINER, Role.RUNNER: RUNNER}
 
 
 class Served:
@@ -33,7 +33,7 @@ class Served:
         self, make_store: Callable[[], Store], keys: Keys | None = None, **options: Any
     ) -> None:
         self._make_store = make_store
-        self._keys = keys or Keys.of_this_machine()
+        self._keys = keys or Keys(None)
         self._options = options
         self._runner = asyncio.Runner()
         self._loop = self._runner.get_loop()

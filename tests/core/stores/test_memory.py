@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores.memory import MemoryStore
-from lightspan.testing.store_suite import LEASE_S, Clock, StoreSuite, make_report, make_rollout
+from lightspan_testing.store_suite import LEASE_S, Clock, StoreSuite, make_report, make_rollout
 
 
 class TestMemoryStore(StoreSuite):

@@ -10,7 +10,7 @@ from tests.core.stores.served import Served
 
 from lightspan.stores.remote.store import RemoteStore
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.store_suite import Clock, StoreSuite
+from lightspan_testing.store_suite import Clock, StoreSuite
 
 
 class TestRemoteStore(StoreSuite):

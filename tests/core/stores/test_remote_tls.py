@@ -26,8 +26,8 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
-from lightspan.testing.store_suite import make_peer, make_rollout
+from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_testing.store_suite import make_peer, make_rollout
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
 

@@ -17,7 +17,6 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,12 @@ from tests.core.stores.programs import END, FORKED, WRITER, check_acknowledged
 
 from lightspan import __version__
 from lightspan.errors import ConfigError, StoreClosedError, StoreError, StoreFormatError
-from lightspan.schema.records import Attempt, RolloutStatus, new_id
+from lightspan.schema.records import Attempt, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores._sql import tables as sql_tables
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.sqlite import SQLiteStore, file as sqlite_file, tables as sqlite_tables
-from lightspan.testing.store_suite import (
+from lightspan_testing.store_suite import (
     LEASE_S,
     Clock,
     StoreSuite,
@@ -164,29 +163,8 @@ async def test_an_older_store(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     async with SQLiteStore(path):
         pass
-    _execute(path, f"PRAGMA user_version = {sqlite_file.OLDEST_VERSION - 1}")
-    await _refused(path, StoreFormatError, "older lightspan", "format 1", "with that lightspan")
-
-
-async def test_a_store_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None:
-    """It keeps what it has; a lightspan that wrote format 2 may have it open still, and go on."""
-    path = tmp_path / "x.db"
-    async with SQLiteStore(path) as store:
-        assert await store.allot_version("sql", "run", 1) == 1
-    _execute(
-        path,
-        "ALTER TABLE policies DROP COLUMN request_id",
-        "DROP TABLE lease_time",
-        "PRAGMA user_version = 2",
-    )
-    async with SQLiteStore(path) as store, SQLiteStore(path):
-        request_id = new_id("version")
-        asked = [await store.allot_version("sql", request_id=request_id) for _ in range(2)]
-        assert asked == [2, 2]
-        assert [each.run_id for each in await store.policy_versions("sql")] == ["run", ""]
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (sqlite_file.FORMAT_VERSION,)
-        db.execute("INSERT INTO policies (policy, version, run_id, step) VALUES ('sql', 3, '', 0)")
+    _execute(path, f"PRAGMA user_version = {sqlite_file.FORMAT_VERSION - 1}")
+    await _refused(path, StoreFormatError, "older lightspan", "format 4", "with that lightspan")
 
 
 async def test_a_damaged_store(tmp_path: Path) -> None:
@@ -390,7 +368,7 @@ async def test_another_process_wakes_a_watch(tmp_path: Path) -> None:
     script = f"""
         import asyncio
         from lightspan.stores import open_store
-        from lightspan.testing.store_suite import make_rollout
+        from lightspan_testing.store_suite import make_rollout
         async def main():
             async with open_store({url!r}) as store:
                 await store.enqueue([make_rollout()])
@@ -506,7 +484,7 @@ async def test_large_batches_are_many_short_transactions(tmp_path: Path) -> None
             sizes.append(tables._db.total_changes)
             begin()
 
-        store._opened._writer._on_begin = begin_and_count
+        tables.begin = begin_and_count  # type: ignore[method-assign]
         await store.add_spans(ref(attempt), [make_span(attempt, i) for i in range(1000)])
         text = {"text": "x" * 100_000}
         await store.add_spans(
@@ -519,11 +497,15 @@ async def test_large_batches_are_many_short_transactions(tmp_path: Path) -> None
         assert max(rows[-10:]) <= 11  # about a megabyte
 
 
-async def test_writes_that_wait_together_share_a_transaction(tmp_path: Path) -> None:
+async def test_writes_that_wait_together_share_a_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with SQLiteStore(tmp_path / "x.db") as store:
         attempt = await start(store)
-        begun: list[int] = []
-        store._opened._writer._on_begin = lambda: begun.append(1)
+        begun: list[None] = []
+        tables = store._opened.tables
+        begin = tables.begin
+        monkeypatch.setattr(tables, "begin", lambda: begun.append(begin()))
         spans = [make_span(attempt, number) for number in range(100)]
         await asyncio.gather(*(store.add_spans(ref(attempt), [span]) for span in spans))
         assert len(begun) < 100

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,9 @@ from lightspan.errors import NotFoundError, StoreClosedError
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores._encoding import pack_rollout
 from lightspan.stores._sql.jobs import GROUP_COST
-from lightspan.stores.sqlite import SQLiteStore, writer as sqlite_writer
-from lightspan.testing.conditions import until
-from lightspan.testing.store_suite import make_rollout, make_span, ref, start
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine makes any write slow."""
-    monkeypatch.setattr(sqlite_writer, "_LONG_S", 3600.0)
+from lightspan.stores.sqlite import SQLiteStore, database as sqlite_database
+from lightspan_testing.conditions import until
+from lightspan_testing.store_suite import make_rollout, make_span, ref, start
 
 
 @pytest.fixture
@@ -37,14 +29,14 @@ async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
 def spying(store: SQLiteStore) -> list[int]:
     """The thread of every transaction from here on."""
     threads: list[int] = []
-    writer = store._opened._writer
-    begin = writer._on_begin
+    tables = store._opened.tables
+    begin = tables.begin
 
-    def on_begin() -> None:
+    def spy() -> None:
         threads.append(threading.get_ident())
         begin()
 
-    writer._on_begin = on_begin
+    tables.begin = spy  # type: ignore[method-assign]
     return threads
 
 
@@ -103,46 +95,6 @@ async def test_a_lock_held_elsewhere_is_waited_for_in_the_writers_thread(
     assert threads[0] != threading.get_ident()
 
 
-def slowly(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, wait: Callable[[], None]) -> None:
-    """Every transaction takes long from here on: it waits, or has no processor."""
-    monkeypatch.setattr(sqlite_writer, "_LONG_S", 0.0)
-    monkeypatch.setattr(sqlite_writer, "_PAUSE", 1e9)
-    begin = store._opened._writer._on_begin
-
-    def on_begin() -> None:
-        wait()
-        begin()
-
-    store._opened._writer._on_begin = on_begin
-
-
-async def test_after_a_write_that_waited_the_thread_writes_for_a_while(
-    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the second long one on: only then is it known whether it waited."""
-    slowly(store, monkeypatch, lambda: time.sleep(0.001))
-    threads = spying(store)
-    for name in ("ro-1", "ro-2", "ro-3"):
-        await store.enqueue([make_rollout(name)])
-    monkeypatch.setattr(sqlite_writer, "_LONG_S", 3600.0)
-    store._opened._writer._here_from = 0.0
-    await store.enqueue([make_rollout("ro-4")])
-    here = threading.get_ident()
-    assert [thread == here for thread in threads] == [True, True, False, True]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="nobody counts the waits of a thread")
-async def test_a_write_that_had_no_processor_is_not_handed_over(
-    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slowly(store, monkeypatch, lambda: None)
-    monkeypatch.setattr(sqlite_writer, "_waits", lambda: 7)
-    threads = spying(store)
-    for name in ("ro-1", "ro-2", "ro-3"):
-        await store.enqueue([make_rollout(name)])
-    assert threads == [threading.get_ident()] * 3
-
-
 async def test_what_one_task_writes_alone_waits_for_no_turn_of_the_loop(store: SQLiteStore) -> None:
     """But once in `_AT_ONCE`, for the others' sake."""
     turns = 0
@@ -154,11 +106,11 @@ async def test_what_one_task_writes_alone_waits_for_no_turn_of_the_loop(store: S
 
     turn()
     seen = []
-    for number in range(2 * sqlite_writer._AT_ONCE + 1):
+    for number in range(2 * sqlite_database._AT_ONCE + 1):
         before = turns
         await store.enqueue([make_rollout(f"ro-{number}")])
         seen.append(turns > before)
-    others = [False] * (sqlite_writer._AT_ONCE - 1)
+    others = [False] * (sqlite_database._AT_ONCE - 1)
     assert seen == [True, *others, True, *others, True]
     assert await store.count() == {RolloutStatus.QUEUED: len(seen)}
 
@@ -166,7 +118,7 @@ async def test_what_one_task_writes_alone_waits_for_no_turn_of_the_loop(store: S
 async def test_a_write_at_once_overtakes_nothing(store: SQLiteStore) -> None:
     """The task that wrote last writes again while another's write waits for the loop."""
     await store.enqueue([make_rollout("ro-1")])
-    store._opened._writer.submit(store._opened.enqueue, [pack_rollout(make_rollout("ro-2"))], 1)
+    store._opened._submit(store._opened.enqueue, [pack_rollout(make_rollout("ro-2"))], 1)
     await store.enqueue([make_rollout("ro-3")])
     names = [state.rollout.rollout_id for state in await store.rollouts()]
     assert names == ["ro-1", "ro-2", "ro-3"]
@@ -210,12 +162,12 @@ async def test_more_than_fits_one_transaction(store: SQLiteStore) -> None:
     await asyncio.gather(*writes)
     assert len(threads) >= 20 * 100 // (GROUP_COST + 100)
     assert await store.count() == {RolloutStatus.QUEUED: 2000}
-    assert store._opened._writer._unanswered == 0
+    assert store._opened._unanswered == 0
 
 
 async def test_a_write_cancelled_in_time_is_not_written(store: SQLiteStore) -> None:
     writing = asyncio.create_task(store.enqueue([make_rollout("ro-1")]))
-    lock = store._opened._writer._turn
+    lock = store._opened._turn
     lock.acquire()  # nobody writes now
     await asyncio.sleep(0)
     writing.cancel()
@@ -243,10 +195,10 @@ async def test_close_writes_what_was_submitted(tmp_path: Path) -> None:
 async def test_a_closed_writer_refuses(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "x.db")
     await store.open()
-    writer = store._opened._writer
+    database = store._opened
     await store.close()
     with pytest.raises(StoreClosedError):
-        writer.submit(lambda items: [None for _ in items], [1], 1)
+        await database.write(lambda items: [None for _ in items], [1], 1)
 
 
 def test_two_event_loops_share_a_store(tmp_path: Path) -> None:
@@ -279,7 +231,7 @@ async def test_the_log_is_moved_into_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No commit does it (`keep_log`), the writer's thread does."""
-    monkeypatch.setattr(sqlite_writer, "_LOG_PAGES", 100)
+    monkeypatch.setattr(sqlite_database, "_LOG_PAGES", 100)
     path = tmp_path / "x.db"
     async with SQLiteStore(path) as store:
         [automatic] = store._opened.tables._db.execute("PRAGMA wal_autocheckpoint").fetchone()

@@ -15,7 +15,7 @@ from lightspan.capture.entry import open_scope
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.schema.tokens import TokenRecord
-from lightspan.testing.adapter_suite import (
+from lightspan_testing.adapter_suite import (
     IMPOSSIBLE,
     SCENARIOS,
     AdapterSuite,
@@ -24,9 +24,9 @@ from lightspan.testing.adapter_suite import (
     instructions,
     tree,
 )
-from lightspan.testing.adapter_suite.checks import changed
-from lightspan.testing.adapter_suite.trees import inside, ordered
-from lightspan.testing.stage import ByteTokenizer, Part, Played, Stage, Turn, sampled_text
+from lightspan_testing.adapter_suite.checks import changed
+from lightspan_testing.adapter_suite.trees import inside, ordered
+from lightspan_testing.stage import ByteTokenizer, Part, Played, Stage, Turn, sampled_text
 
 TREE = """
     invoke_agent writer @writer

@@ -11,9 +11,9 @@ import pytest
 from lightspan.engines.protocol import GenerationRequest, TokenEngine
 from lightspan.errors import ContextOverflowError, EngineClosedError, NotFoundError
 from lightspan.schema.tokens import FinishReason, Sampling
-from lightspan.testing.gateway_suite import shared_tokenizer
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan.testing.scripted_engine import Gate, Say, ScriptedEngine, logprob_of
+from lightspan_testing.gateway_suite import shared_tokenizer
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine, logprob_of
 
 MESSAGES: Any = [{"role": "user", "content": "hi there"}]
 

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 
 CALL = ToolCall(name="look", arguments='{"what": "it"}', call_id="call_1")
 FUNCTION: Any = {"type": "function", "name": "look", "parameters": {}, "strict": False}

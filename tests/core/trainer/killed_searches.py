@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 SCRIPT = Path(__file__).parents[2] / "apps" / "desk_learning.py"
 KILLS = [("app", 13), ("reflection", 1), ("app", 2)]

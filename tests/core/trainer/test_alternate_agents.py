@@ -26,9 +26,9 @@ from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores import open_store
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.training import checkpoints
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import Request, ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 SEARCHES = (1, 4)
@@ -192,9 +192,7 @@ def test_a_dry_run_says_what_it_finds_and_takes(
     toy: Any, tiny: Path, guide: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
     trainer = toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url))
-    report = trainer.dev(
-        toy.guided, toy.tasks(*range(8)), toy.tasks(20, 21), count=2, group_size=2, local=True
-    )
+    report = trainer.dev(toy.guided, toy.tasks(*range(8)), toy.tasks(20, 21), count=2, group_size=2)
     text = report.text()
     assert "found the text of 'guide': 29 characters" in text
     assert "found the text of 'writer': 6 characters" in text

@@ -22,8 +22,8 @@ from lightspan.errors import ConfigError
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode, task_id
 from lightspan.stores import open_store
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training import checkpoints
+from lightspan_testing.scripted import ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 SEARCHES = (1, 4)
@@ -172,9 +172,7 @@ def test_a_dry_run_says_what_both_would_take(
 ) -> None:
     asked = len(thinker.requests)
     trainer = toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url))
-    report = trainer.dev(
-        toy.styled, toy.tasks(*range(8)), toy.tasks(20, 21), count=2, group_size=2, local=True
-    )
+    report = trainer.dev(toy.styled, toy.tasks(*range(8)), toy.tasks(20, 21), count=2, group_size=2)
     assert report.answered_by == "local"
     assert report.costs.rollouts == 48 + 3 * 8 + 2 * 2
     said = "76 rollouts: 48 at most in 2 search phases + 3 steps x 2 tasks x 4 + 2 x 2 evaluated"

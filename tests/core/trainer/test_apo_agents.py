@@ -20,8 +20,8 @@ from lightspan.reports.inspect import inspect_run
 from lightspan.schema.instructions import Instructions
 from lightspan.schema.records import Mode
 from lightspan.schema.resources import INSTRUCTIONS
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 BOTH = ["router", "clerk"]
 CLERK = "You are a clerk of the {part_1} desk. "

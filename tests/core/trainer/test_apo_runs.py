@@ -19,8 +19,8 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, EngineError
 from lightspan.progress import SilentReporter
 from lightspan.reports.inspect import inspect_run
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 LEARNED = {"rules": "SHOUT Speak.", "form": 'REVERSE As {"text": …}. Q: {q}'}

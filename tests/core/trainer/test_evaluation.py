@@ -12,7 +12,7 @@ import pytest
 from lightspan import LLM, Trainer
 from lightspan.errors import ConfigError
 from lightspan.learners.torch import TorchLearner
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 Make = Callable[..., Any]
 

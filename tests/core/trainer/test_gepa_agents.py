@@ -23,8 +23,8 @@ from lightspan.schema import conventions as c
 from lightspan.schema.instructions import Instructions
 from lightspan.schema.records import Mode
 from lightspan.schema.resources import INSTRUCTIONS
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import Request, ScriptedServer
 
 BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer"
 
@@ -186,18 +186,6 @@ def test_the_reflection_is_told_of_the_placeholders(run: Run) -> None:
     asked = run.thinker[0].last_text
     assert "<prompt>\nYou are the router of a help desk.\nToday is {date_1}." in asked
     assert "placeholders that the application fills: {date_1}, {part_2}, {part_3}." in asked
-
-
-@pytest.mark.slow
-def test_a_cache_of_the_apps_own_is_reported(
-    desk: Any, environment: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It answers for every candidate what it answered to the first one."""
-    options = {"max_rollouts": 22, "minibatch": 3, "app": desk.remembered}
-    told = learned(desk, environment, tmp_path / "run", **options).told
-    [said] = [line for line in told if "was not asked" in line]
-    assert "'router' was not asked in " in said
-    assert "if a cache of the app's answered" in said
 
 
 @pytest.mark.faults

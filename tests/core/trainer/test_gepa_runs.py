@@ -22,8 +22,8 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, EngineError
 from lightspan.progress import SilentReporter
 from lightspan.reports.inspect import inspect_run
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 
@@ -140,17 +140,9 @@ def test_the_folder_says_what_was_found(run: tuple[Path, Any]) -> None:
     text = inspect_run(folder)
     assert text.startswith(f"{folder}: GEPA\napp prompt_apps:told\n")
     assert "candidate 0, as given: selection 0.000 (0 0 0 0)\n" in text
-    changed = "".join(
-        f"  {sign}{line}\n"
-        for sign, number in (("-", 1), ("+", found.chosen))
-        for line in found.candidates[number].templates["form"].splitlines()
-    )
-    assert (
-        f"candidate {found.chosen}, of 1: selection 1.000 (1 1 1 1; again 1 1 1 1), chosen\n"
-        f"  form:\n{changed}"
-    ) in text
+    chosen = f"candidate {found.chosen}, of 1: selection 1.000 (1 1 1 1; again 1 1 1 1), chosen\n"
+    assert chosen in text
     assert "candidate 1, of 0: " in text
-    assert ")\n  rules:\n  -Speak.\n  +SHOUT Speak.\ncandidate 2, " in text
     assert "prompt rules:\n  --- before\n  +++ after\n  @@ -1 +1 @@\n  -Speak.\n  +SHOUT" in text
 
 
@@ -258,39 +250,6 @@ class Told(SilentReporter):
 
     def line(self, text: str) -> None:
         self.told.append(text)
-
-
-@pytest.mark.parametrize(
-    ("app", "learned"),
-    [
-        ("remembered", {"prompts": {"style": PromptTemplate("Say it. Q: {q}")}}),
-        ("remembered_system", {"optimize": ["app"]}),
-    ],
-)
-def test_a_cache_of_the_apps_own_ends_no_run_and_is_reported(
-    toy: Any,
-    model: ScriptedServer,
-    thinker: ScriptedServer,
-    tmp_path: Path,
-    app: str,
-    learned: dict[str, Any],
-) -> None:
-    """Rollouts of a whole batch make no call, of whomever, where the first ones did."""
-    apps = importlib.import_module("prompt_apps")
-    algorithm = GEPA(
-        **learned,
-        reflection=LLM(base_url=thinker.url, model="thinker"),
-        max_rollouts=30,
-        minibatch=2,
-    )
-    told = Told()
-    trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=told)
-    tasks = toy.tasks(model.url, *range(100, 108))
-    trainer.fit(getattr(apps, app), tasks, toy.tasks(model.url, 120))
-    [said] = [line for line in told.told if "if a cache of the app's answered" in line]
-    who = "no model was asked" if app == "remembered" else "'app' was not asked"
-    assert f"{who} in " in said
-    assert said.removeprefix("step 1: ") in inspect_run(tmp_path / "run")
 
 
 def test_a_dead_reflection_model_ends_the_run_and_another_one_goes_on(

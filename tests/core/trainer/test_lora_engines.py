@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from lightspan import VLLM, LoRA, Policy, Trainer
+from lightspan import VLLM, LoRA, Policy, Trainer, Transformers
 from lightspan.engines.protocol import GenerationRequest, LoRAWeights, Probe, ProbedEngine
 from lightspan.engines.transformers import TransformersEngine
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.learners.torch import TorchLearner
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.engine_suite import generate, of_tokens, reference
-from lightspan.testing.lora_suite import merged
+from lightspan.training.backends import engine_request, make_engine
 from lightspan.training.checkpoints import latest
-from lightspan.training.embedded import embedded_lora, make_engine
+from lightspan_testing.engine_suite import generate, of_tokens, reference
+from lightspan_testing.lora_suite import merged
 
 PROMPT = [5, 6, 7, 8, 9]
 TWO = {"checker": Policy(lora=LoRA(rank=8)), "writer": Policy(lora=LoRA(rank=4))}
@@ -95,31 +95,33 @@ def test_two_policies_of_one_model_are_beside_one_copy(
     rl: Callable[..., Any], tmp_path: Path
 ) -> None:
     settings = settings_of(rl(optimize=TWO), folder=tmp_path / "run")
-    assert embedded_lora(settings) == {"writer": 4, "checker": 8}
+    assert engine_request(settings).lora == {"writer": 4, "checker": 8}
     assert make_engine(settings, seed=0).capabilities.lora == ("checker", "writer")
 
 
 def test_one_policy_is_merged(rl: Callable[..., Any], tmp_path: Path) -> None:
     """It has a copy for itself either way, and computes less per token."""
     settings = settings_of(rl(lora=LoRA(rank=4)), folder=tmp_path / "run")
-    assert embedded_lora(settings) == {}
     assert make_engine(settings, seed=0).capabilities.lora == ()
 
 
 def test_the_starting_weights_are_the_same_copy(rl: Callable[..., Any], tmp_path: Path) -> None:
     settings = settings_of(rl(lora=LoRA(rank=4), frozen="base"), folder=tmp_path / "run")
-    assert embedded_lora(settings) == {"policy": 4, "base": 0}
+    assert engine_request(settings).lora == {"policy": 4, "base": 0}
     engine = make_engine(settings, seed=0)
     assert (engine.capabilities.lora, set(engine.policies())) == (("policy",), {"policy", "base"})
 
 
 def test_whole_weights_beside_lora_have_their_own(rl: Callable[..., Any], tmp_path: Path) -> None:
     algorithm = rl(optimize={"writer": Policy(lora=LoRA(rank=4)), "checker": Policy()})
-    assert embedded_lora(settings_of(algorithm, folder=tmp_path / "run")) == {}
+    settings = settings_of(algorithm, folder=tmp_path / "run")
+    assert make_engine(settings, seed=0).capabilities.lora == ()
 
 
 def test_a_user_has_them_merged(rl: Callable[..., Any], tmp_path: Path) -> None:
-    settings = settings_of(rl(optimize=TWO), folder=tmp_path / "run", engine_options={"lora": {}})
+    settings = settings_of(
+        rl(optimize=TWO), folder=tmp_path / "run", engine=Transformers(merge_lora=True)
+    )
     assert make_engine(settings, seed=0).capabilities.lora == ()
 
 

@@ -21,10 +21,10 @@ from lightspan.lightning.episode import Episode
 from lightspan.reports.rescore import rescore
 from lightspan.schema.records import Mode, RolloutStatus
 from lightspan.stores import open_store
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_testing.scripted import ScriptedServer
 
 STEPS, TASKS, GROUP = 4, 2, 4
 

@@ -21,9 +21,9 @@ from lightspan.cli import main
 from lightspan.errors import AppError, BudgetError, ConfigError, RewardError
 from lightspan.progress import SilentReporter
 from lightspan.reports.inspect import inspect_run
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.training.collector import rewarded_episodes, stored_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_testing.scripted import Request, ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 

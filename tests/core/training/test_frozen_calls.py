@@ -11,8 +11,8 @@ import pytest
 from lightspan import LLM, Trainer
 from lightspan.errors import BudgetError, ConfigError
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.checkpoints import latest, load_state
+from lightspan_testing.scripted import ScriptedServer
 
 
 def trainer(rl: Callable[..., Any], folder: Path, **options: Any) -> Trainer:

@@ -19,7 +19,7 @@ from msgspec import structs
 
 import lightspan
 from lightspan import LLM, Judge
-from lightspan.algorithms.prompts import reflection
+from lightspan.algorithms import endpoint_client
 from lightspan.algorithms.prompts.feedback import evidence_of
 from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.episode import Episode, build_episode
@@ -27,18 +27,18 @@ from lightspan.lightning.transcript import answer_of, task_text, transcript
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
-from lightspan.testing import scripted
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
-from lightspan.testing.strategies import (
+from lightspan.training.ballots import Ballot, ballots, scores, words
+from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import Kept, Member, Place, Scored, scored_groups, with_reward
+from lightspan_testing import scripted
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
     make_reward_span,
     make_rollout,
     make_span,
 )
-from lightspan.training.ballots import Ballot, ballots, scores, words
-from lightspan.training.folder import RunFolder
-from lightspan.training.rewards import Kept, Member, Place, Scored, scored_groups, with_reward
 
 APPS = Path(__file__).parents[2] / "apps"
 KEY = "sk-" + "proj-abcdefghijklmnop1234567890"
@@ -335,7 +335,7 @@ def test_an_answer_that_was_cut_off_says_so() -> None:
 async def test_failures_are_unscored_and_counted(
     server: ScriptedServer, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reflection, "PAUSE_S", 0.001)
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.001)
 
     def answers(request: Request) -> Any:
         shown = script.shown(request.last_text)
@@ -358,7 +358,7 @@ async def test_failures_are_unscored_and_counted(
     assert "BadRequestError" in whys[1]
     assert whys[2] == "the judge's answer has no line of JSON: 'I cannot say.'"
     assert spent["calls"] == 4  # what failed was not answered; what was mumbled was
-    assert sum("boom" in r.last_text for r in server.requests) == 2 * reflection.TRIES
+    assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.TRIES
 
 
 async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, script: Any) -> None:
@@ -413,7 +413,7 @@ async def test_what_will_never_be_answered_ends_the_run(
 async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reflection, "PAUSE_S", 0.001)
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.001)
     server.script = lambda request: Reply(drop=True)
     with pytest.raises(EngineError, match="the judge has answered nothing yet: the judge wise at"):
         await scored(judge(server), group(["3", "7"]))

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from lightspan import LightningRL, Trainer
-from lightspan.errors import ConfigError, LightspanError
+from lightspan.errors import ConfigError
 from lightspan.progress import SilentReporter
+from lightspan.reports.sinks import TensorBoard
 from lightspan.training.folder import RunFolder
 from lightspan.training.sinks import (
     MetricSink,
     SinkRun,
     Sinks,
-    TensorBoard,
     metric_values,
-    send_metrics,
 )
 
 RUN = SinkRun(run_id="run-1", folder=Path("runs/a"), config={}, first_step=0)
@@ -74,7 +73,7 @@ def test_unknown_sinks_and_missing_packages(monkeypatch: pytest.MonkeyPatch) -> 
         Sinks([object()], print)  # type: ignore[list-item]
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ConfigError, match=r"needs mlflow, .*: pip install mlflow$"):
-        send_metrics([], RUN, "mlflow")
+        Sinks(["mlflow"], print)
 
 
 class Half:
@@ -105,12 +104,6 @@ def test_only_what_was_opened_is_closed() -> None:
     never = Kept()
     Sinks([never], said.append).close()
     assert (never.events, said) == ([], [])
-
-
-@pytest.mark.parametrize("call", ["open", "log", "close"])
-def test_metrics_that_did_not_arrive_are_an_error(call: str) -> None:
-    with pytest.raises(LightspanError, match=rf"^not all metrics were sent: Kept .*: {call}: the"):
-        send_metrics([{"kind": "train", "step": 1, "reward": 0.5}], RUN, Kept(call))
 
 
 def test_a_run_and_its_resumption(tiny: Path, apps: Any, tmp_path: Path) -> None:

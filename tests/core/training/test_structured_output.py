@@ -28,8 +28,8 @@ from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.tokens import FinishReason, Sampling
 from lightspan.serving.visitors import ServingGateway
 from lightspan.stores import open_store
-from lightspan.testing.gateway_suite import Rig
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.gateway_suite import Rig
+from lightspan_testing.tiny import tiny_model
 
 GAP = 1e-4
 SCHEMA = {
@@ -223,7 +223,7 @@ async def test_what_cannot_be_followed_is_refused_by_name(folder: Path) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
             "response_format",
         ),
-        ({"tools": [*TOOLS, bad]}, "tools[2].function.parameters"),
+        ({"tools": [*TOOLS, bad]}, "tools"),
     ]
     async with running(folder) as rig:
         for number, (fields, param) in enumerate(cases):

@@ -6,14 +6,13 @@ lightspan_autogen.instrument()            # or runtime=LightspanRuntime(), for s
 lightspan_autogen.agents(team)            # what `optimize=` may name
 """
 
-from lightspan.capture.adapter import require_framework, too_new
+from lightspan.instrumentation import (
+    require_framework,
+)
 from lightspan_autogen._versions import FLOOR, FRAMEWORK
 
-_found = require_framework(FRAMEWORK, FLOOR)
-try:
+with require_framework("lightspan-autogen", FRAMEWORK, FLOOR):
     from lightspan_autogen._hook import LightspanRuntime, instrument, uninstrument
     from lightspan_autogen._static import agents
-except ImportError as error:
-    raise too_new("lightspan-autogen", FRAMEWORK, _found, error) from error
 
 __all__ = ["LightspanRuntime", "agents", "instrument", "uninstrument"]

@@ -5,8 +5,8 @@ Those that bypass it: see `lightspan.capture.bypass`.
 
 from __future__ import annotations
 
-import asyncio
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,48 +19,44 @@ from autogen_core.models import (
     SystemMessage,
 )
 
-from lightspan.capture import scope
-from lightspan.capture.adapter import damage
-from lightspan.capture.bypass import (
-    CallsInside,
-    Client,
-    bypassing_call,
-    client_of,
-    is_at_gateway,
-    is_routed,
+from lightspan.instrumentation import (
+    AgentContext,
+    CallEnd,
+    NestedCalls,
+    SpanEnd,
+    add_capture_error,
+    notify_call_start,
+    record_call,
+    resolve_agent,
 )
-from lightspan.capture.scope import Acting, CallEnd
-from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.spans import SpanStatus, now_ns, text_of
-from lightspan.schema.tokens import CallOutcome
 
 
 @dataclass(slots=True, eq=False)
 class Ask:
     """One call of a model client's `create` or `create_stream`."""
 
-    acting: Acting
+    acting: AgentContext
     """Who asks."""
-    around: Acting
+    around: AgentContext
     """Who asks by the pushed frames alone."""
     client: Any
     messages: Iterable[Any]
     tools: Iterable[Any]
     told: CallEnd
-    """See `scope.call_begins`."""
-    inside: CallsInside = field(default_factory=CallsInside)
+    """See `notify_call_start`."""
+    inside: NestedCalls = field(default_factory=NestedCalls)
     """That somebody records: the wire shim, or a client inside."""
-    start_ns: int = field(default_factory=now_ns)
+    start_ns: int = field(default_factory=time.time_ns)
 
     @property
-    def acting_inside(self) -> Acting:
+    def acting_inside(self) -> AgentContext:
         """Who acts in the call."""
         return self.around.noting(NAME, self)
 
     @property
     def is_uncached(self) -> bool:
-        """Whether the client is AutoGen's cache, which must not answer where `is_routed`."""
-        return self.is_cache and is_routed(self.acting)
+        """Whether the client is AutoGen's cache, which must not answer a call that `is_routed`."""
+        return self.is_cache and self.acting.is_routed
 
     @property
     def is_cache(self) -> bool:
@@ -73,56 +69,44 @@ NAME: Final = "lightspan_autogen"
 """Of the adapter: its note is the client's call that is under way in a context."""
 
 
-def note_call(acting: Acting) -> CallEnd | None:
-    """Somebody records the call of the client that is under way (`scope.CallListener`)."""
+def note_call(acting: AgentContext) -> CallEnd | None:
+    """Somebody records the call of the client that is under way (`add_call_listener`)."""
     ask: Ask | None = acting.notes.get(NAME)
-    return None if ask is None else ask.inside.begins()
+    return None if ask is None else ask.inside.start()
 
 
-def begin(around: Acting, client: Any, args: Any, kwargs: Mapping[str, Any]) -> Ask | None:
+def begin(around: AgentContext, client: Any, args: Any, kwargs: Mapping[str, Any]) -> Ask | None:
     """The call that begins; None where nothing is recorded."""
-    acting = scope.resolved(around)
-    told = scope.call_begins(acting)
+    acting = resolve_agent(around)
+    told = notify_call_start(acting)
     if not acting.scope.recorder.keeps:
         return None
     messages = kwargs["messages"] if "messages" in kwargs else args[0]
     return Ask(acting, around, client, list(messages), list(kwargs.get("tools", ())), told)
 
 
-def _client(ask: Ask) -> Client:
-    native = "autogen_ext.models.openai.OpenAIChatCompletionClient"
-    return client_of(ask.client, native)
-
-
 def end(ask: Ask, result: Any, error: BaseException | None) -> None:
     """Record the call, unless somebody else did."""
     ask.told(error is None or isinstance(error, GeneratorExit))
-    if not ask.inside.leave(is_ok=error is None):
+    if not ask.inside.needs_record(is_ok=error is None):
         return
-    client = None if ask.is_cache else _client(ask)
-    if is_at_gateway(client, ask.acting.scope.gateway_url):
-        return
-    is_left = isinstance(error, GeneratorExit | asyncio.CancelledError)
-    span = bypassing_call(
+    record_call(
         ask.acting,
         _request(ask),
         _answer(result) if isinstance(result, CreateResult) else {},
+        SpanEnd() if error is None else SpanEnd.from_error(error),
         start_ns=ask.start_ns,
-        status=SpanStatus.OK if error is None else SpanStatus.ERROR,
-        message="" if error is None else text_of(error) or "error",
-        attributes={} if error is None else exception_attributes(error),
-        outcome=CallOutcome.CANCELLED if is_left else None,
-        client=client,
+        client=None if ask.is_cache else ask.client,
+        native="autogen_ext.models.openai.OpenAIChatCompletionClient",
     )
-    ask.acting.scope.recorder.add(span)
 
 
-def guarded(note: Callable[..., Any], acting: Acting, *values: Any) -> Any:
+def guarded(note: Callable[..., Any], acting: AgentContext, *values: Any) -> Any:
     """Note something; an error of ours damages the attempt and never reaches the app."""
     try:
         return note(*values)
     except Exception as error:
-        damage(acting.scope.recorder, NAME, error)
+        add_capture_error(acting.scope.recorder, NAME, error)
         return None
 
 

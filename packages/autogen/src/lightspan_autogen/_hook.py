@@ -30,29 +30,34 @@ from autogen_core import BaseAgent, SingleThreadedAgentRuntime
 from autogen_core.models import ChatCompletionClient
 from autogen_core.tools import BaseTool, StaticWorkbench, ToolResult, Workbench
 
-from lightspan.capture import scope
-from lightspan.capture.adapter import (
+from lightspan.instrumentation import (
     AdapterInstrumentor,
+    AgentContext,
+    AttemptHandle,
     Instrumentation,
-    cover,
-    damage,
-    follow,
-    shortened,
-    subclasses,
-    uncover,
+    Patch,
+    SpanEnd,
+    SpanKind,
+    SpanStatus,
+    add_call_listener,
+    add_capture_error,
+    conventions,
+    current_context,
+    disable_adapter,
+    enable_adapter,
+    patch_subclasses,
+    remove_call_listener,
+    reset_agent,
+    resolve_agent,
+    set_agent,
+    start_attempt,
+    truncated_json,
 )
-from lightspan.capture.patch import Patch
-from lightspan.capture.scope import Acting
-from lightspan.production import record
-from lightspan.schema import conventions
-from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.messages import dump_json
-from lightspan.schema.spans import SpanKind, SpanStatus, text_of
 from lightspan_autogen import _bypass, _messages
-from lightspan_autogen._identity import End, Opened, Role, enter, span_of
+from lightspan_autogen._identity import Opened, Role, enter, span_of
 
-_COVERED: Final = ("autogen-core", "openinference.instrumentation.autogen_agentchat")
-"""OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
+_SCOPES: Final = ("autogen-core", "openinference.instrumentation.autogen_agentchat")
+"""OpenTelemetry's instrumentation scopes whose spans describe the same agents."""
 
 
 @dataclass(slots=True)
@@ -61,9 +66,9 @@ class _State:
 
     open: dict[str, Opened] = field(default_factory=dict)
     """Span id → the invocation under way."""
-    roots: dict[str, scope.Root] = field(default_factory=dict)
+    roots: dict[str, AttemptHandle] = field(default_factory=dict)
     """Span id of an invocation under way → the attempt that began with it, in production."""
-    runs: dict[str, Acting] = field(default_factory=dict)
+    runs: dict[str, AgentContext] = field(default_factory=dict)
     """Team id → who is acting for everything that its runtime does."""
     patches: list[Patch] = field(default_factory=list)
     is_everywhere: bool = False
@@ -100,34 +105,36 @@ def _workbench_tool(workbench: Any, args: Any, kwargs: Any) -> Role:
 
 def _tool_call(name: str, arguments: Any, rest: Any, kwargs: Any) -> Role:
     call_id = kwargs["call_id"] if "call_id" in kwargs else (*rest, None)[0]
-    return Role(name, call_id, SpanKind.TOOL, arguments=dump_json(arguments))
+    return Role(name, call_id, SpanKind.TOOL, arguments=truncated_json(arguments))
 
 
 # --- how it ended ---------------------------------------------------------------------------
-def _returned(owner: Any, value: Any) -> End:
+def _returned(owner: Any, value: Any) -> SpanEnd:
     if isinstance(value, ToolResult):
         return _tool_result(value)
     if not isinstance(owner, BaseTool):
-        return End()
+        return SpanEnd()
     try:
         text = owner.return_value_as_string(value)
     except Exception:  # the app's own; it will see for itself
         text = f"<{type(value).__name__}>"
-    return End(attributes={conventions.TOOL_CALL_RESULT: shortened(text)})
+    return SpanEnd(attributes={conventions.TOOL_CALL_RESULT: truncated_json(text)})
 
 
-def _tool_result(result: ToolResult) -> End:
-    attributes = {conventions.TOOL_CALL_RESULT: shortened(result.to_text())}
+def _tool_result(result: ToolResult) -> SpanEnd:
+    attributes = {conventions.TOOL_CALL_RESULT: truncated_json(result.to_text())}
     if not result.is_error:
-        return End(attributes=attributes)
-    return End(SpanStatus.ERROR, attributes={**attributes, conventions.ERROR_TYPE: "tool_error"})
+        return SpanEnd(attributes=attributes)
+    return SpanEnd(
+        SpanStatus.ERROR, attributes={**attributes, conventions.ERROR_TYPE: "tool_error"}
+    )
 
 
-def _raised(error: BaseException, last: Any) -> End:
+def _raised(error: BaseException, last: Any) -> SpanEnd:
     if isinstance(error, GeneratorExit):  # left by whoever read it, perhaps after the last item
         is_over = isinstance(last, Response | TaskResult)
-        return End(SpanStatus.OK if is_over else SpanStatus.UNSET)
-    return End(SpanStatus.ERROR, text_of(error), exception_attributes(error))
+        return SpanEnd(SpanStatus.OK if is_over else SpanStatus.UNSET)
+    return SpanEnd.from_error(error)
 
 
 # --- opening and closing --------------------------------------------------------------------
@@ -136,10 +143,10 @@ RoleOf = Callable[[Any, Any, Any], Role]
 
 def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Opened | None:
     """The invocation that begins; None outside a scope, or where it is under way already."""
-    current = scope.pushed()
+    current = current_context()
     if current is None:
         return None
-    around, root = scope.resolved(current), None
+    around, root = resolve_agent(current), None
     try:
         innermost = _state.open.get(around.parent_span_id or "")
         if innermost is None:
@@ -155,18 +162,20 @@ def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Opened | None
             _note(opened, root)
         return opened
     except Exception as error:
-        damage(around.scope.recorder, _bypass.NAME, error)
+        add_capture_error(around.scope.recorder, _bypass.NAME, error)
         if root is not None:
             root.close()
         return None
 
 
-def _rooted(around: Acting, role: Role, args: Any, kwargs: Any) -> tuple[Acting, scope.Root | None]:
+def _rooted(
+    around: AgentContext, role: Role, args: Any, kwargs: Any
+) -> tuple[AgentContext, AttemptHandle | None]:
     """Who is acting; in production, in the conversation's attempt, or in one that begins."""
     conversation = _messages.conversation_of(around)
     if conversation is not None and around.scope.is_outside:
         around = conversation.acting
-    around, root = scope.begin(around, role.name, _task_in(args, kwargs))
+    around, root = start_attempt(around, role.name, _task_in(args, kwargs))
     if root is not None and conversation is not None:
         around = conversation.begin(root)
     return around, root
@@ -177,17 +186,17 @@ def _task_in(args: Any, kwargs: Any) -> Any:
     return kwargs.get("task", kwargs.get("messages", args[0] if args else None))
 
 
-def _note(opened: Opened, root: scope.Root | None) -> None:
+def _note(opened: Opened, root: AttemptHandle | None) -> None:
     _state.open[opened.span_id] = opened
     if root is not None:
         _state.roots[opened.span_id] = root
     recorder = opened.inside.scope.recorder
-    recorder.expect(opened.span_id, lambda: _end(opened, lambda: End(SpanStatus.UNSET)))
+    recorder.expect(opened.span_id, lambda: _end(opened, lambda: SpanEnd(SpanStatus.UNSET)))
     if opened.role.is_team:
         _state.runs.setdefault(_team_id(opened.role.owner), opened.inside)
 
 
-def _end(opened: Opened, how: Callable[[], End], raised: BaseException | None = None) -> None:
+def _end(opened: Opened, how: Callable[[], SpanEnd], raised: BaseException | None = None) -> None:
     """The invocation has ended; what is told twice counts once."""
     _state.open.pop(opened.span_id, None)
     root = _state.roots.pop(opened.span_id, None)
@@ -199,7 +208,7 @@ def _end(opened: Opened, how: Callable[[], End], raised: BaseException | None = 
             span = span_of(opened, how())
             recorder.add(span)
         except Exception as error:
-            damage(recorder, _bypass.NAME, error)
+            add_capture_error(recorder, _bypass.NAME, error)
     if root is not None:
         root.close(raised)
 
@@ -215,7 +224,7 @@ def _coroutine(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Call
         opened, bound = _begin(role_of, self, args, kwargs), _bound(original, self)
         if opened is None:
             return await bound(*args, **kwargs)
-        token = scope.set_acting(opened.inside)
+        token = set_agent(opened.inside)
         try:
             value = await bound(*args, **kwargs)
         except BaseException as error:
@@ -223,7 +232,7 @@ def _coroutine(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Call
             _end(opened, lambda: _raised(failure, None), failure)
             raise
         finally:
-            scope.reset_acting(token)
+            reset_agent(token)
         _end(opened, lambda: _returned(self, value))
         return value
 
@@ -259,15 +268,15 @@ def _stream(
     return invoke
 
 
-async def _step(inside: Acting | None, step: Awaitable[Any]) -> Any:
+async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
     """Take it with this acting; None: with whoever acts."""
     if inside is None:
         return await step
-    token = scope.set_acting(inside)
+    token = set_agent(inside)
     try:
         return await step
     finally:
-        scope.reset_acting(token)
+        reset_agent(token)
 
 
 def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[..., Any]:
@@ -349,7 +358,7 @@ def _create_stream(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any
 
 
 def _ask(client: Any, args: Any, kwargs: Any) -> _bypass.Ask | None:
-    current = scope.pushed()
+    current = current_context()
     if current is None or not (_state.is_everywhere or current.parent_span_id in _state.open):
         return None
     ask: _bypass.Ask | None = _bypass.guarded(_bypass.begin, current, current, client, args, kwargs)
@@ -399,8 +408,7 @@ def instrument() -> Instrumentation:
             return Instrumentation(None)
         _install()
         _state.is_everywhere = True
-        cover(__name__, _COVERED)
-        record.hold(__name__)
+        enable_adapter(__name__, _SCOPES)
         return Instrumentation(uninstrument)
 
 
@@ -408,11 +416,10 @@ def uninstrument() -> None:
     """Undo `instrument`, and silence every `LightspanRuntime`; AutoGen is left as it was."""
     with _state.lock:
         _state.is_everywhere = False
-        scope.remove_call_listener(_bypass.note_call)
+        remove_call_listener(_bypass.note_call)
         while _state.patches:
             _state.patches.pop().undo()
-    uncover(__name__)
-    record.release(__name__)
+    disable_adapter(__name__)
 
 
 class Instrumentor(AdapterInstrumentor):
@@ -438,13 +445,12 @@ def _install() -> None:
         for name in _messages.PROCESSING:
             _wrap(SingleThreadedAgentRuntime, name, _messages.processing)
         for wrapping in _WRAPPINGS:
-            for known in [wrapping.base, *subclasses(wrapping.base)]:
-                _wrap_class(known, wrapping)
-            _state.patches.append(follow(wrapping.base, partial(_wrap_new, wrapping)))
-        scope.add_call_listener(_bypass.note_call)
+            patch = patch_subclasses(wrapping.base, partial(_wrap_class, wrapping))
+            _state.patches.append(patch)
+        add_call_listener(_bypass.note_call)
 
 
-def _wrap_class(known: type, wrapping: _Wrapping) -> None:
+def _wrap_class(wrapping: _Wrapping, known: type) -> None:
     if issubclass(known, StaticWorkbench):  # its tools are told of themselves
         return
     for name in wrapping.names:
@@ -462,8 +468,3 @@ def _wrap_class(known: type, wrapping: _Wrapping) -> None:
 def _wrap(owner: type, name: str, make: Callable[..., Any], *role_of: RoleOf) -> None:
     original = vars(owner)[name]
     _state.patches.append(Patch(owner, name, lambda patch: make(original, *role_of)))
-
-
-def _wrap_new(wrapping: _Wrapping, defined: type) -> None:
-    with _state.lock:
-        _wrap_class(defined, wrapping)

@@ -11,20 +11,17 @@ wraps (a `MessageFilterAgent`) is that agent. What happens inside a tool is a ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lightspan.capture.adapter import shortened
-from lightspan.capture.scope import Acting, Frame, agent_attributes, make_span
-from lightspan.schema import conventions
-from lightspan.schema.spans import (
-    Attributes,
+from lightspan.instrumentation import (
+    AgentContext,
     Span,
+    SpanEnd,
     SpanKind,
-    SpanStatus,
-    new_span_id,
-    now_ns,
+    conventions,
+    end_span,
 )
 
 
@@ -45,25 +42,16 @@ class Opened:
     """An invocation under way."""
 
     role: Role
-    around: Acting
-    inside: Acting
-    start_ns: int = field(default_factory=now_ns)
+    around: AgentContext
+    inside: AgentContext
+    start_ns: int = field(default_factory=time.time_ns)
 
     @property
     def span_id(self) -> str:
         return self.inside.parent_span_id or ""
 
 
-class End(NamedTuple):
-    """How an invocation ended."""
-
-    status: SpanStatus = SpanStatus.OK
-    """UNSET where it was abandoned, which is no error."""
-    message: str = ""
-    attributes: Mapping[str, Any] = {}
-
-
-def enter(around: Acting, role: Role, innermost: Opened | None) -> Opened | None:
+def enter(around: AgentContext, role: Role, innermost: Opened | None) -> Opened | None:
     """The invocation that begins; None if it goes on with the innermost one.
 
     Args:
@@ -73,11 +61,8 @@ def enter(around: Acting, role: Role, innermost: Opened | None) -> Opened | None
     """
     if innermost is not None and _goes_on(innermost.role, role):
         return None
-    span_id = new_span_id()
-    frames = around.frames
-    if role.kind is SpanKind.AGENT:
-        frames = (*frames, Frame(role.name, span_id))
-    return Opened(role, around, around.within(span_id, frames))
+    is_agent = role.kind is SpanKind.AGENT
+    return Opened(role, around, around.enter_agent(role.name) if is_agent else around.enter_tool())
 
 
 def _goes_on(innermost: Role, role: Role) -> bool:
@@ -88,39 +73,20 @@ def _goes_on(innermost: Role, role: Role) -> bool:
     return role.owner is innermost.owner or (role.name == innermost.name and not role.is_team)
 
 
-def span_of(opened: Opened, end: End) -> Span:
+def span_of(opened: Opened, end: SpanEnd) -> Span:
     """The span of an invocation that has ended now."""
     role = opened.role
-    attributes = _agent(opened) if role.kind is SpanKind.AGENT else _tool(opened)
-    attributes |= end.attributes
-    return make_span(
+    return end_span(
         opened.around,
-        f"{attributes[conventions.OPERATION_NAME]} {role.name}",
         role.kind,
-        attributes,
+        role.name,
+        end,
         span_id=opened.span_id,
         start_ns=opened.start_ns,
-        end_ns=now_ns(),
-        status=end.status,
-        status_message=end.message,
+        attributes=None if role.kind is SpanKind.AGENT else _tool(role),
     )
 
 
-def _agent(opened: Opened) -> Attributes:
-    attributes = agent_attributes(opened.role.name, opened.around.frames)
-    attributes[conventions.AGENT_PATH] = opened.inside.path
-    return attributes
-
-
-def _tool(opened: Opened) -> Attributes:
-    role = opened.role
-    attributes: Attributes = {
-        conventions.OPERATION_NAME: "execute_tool",
-        conventions.TOOL_NAME: role.name,
-        conventions.AGENT_PATH: opened.inside.path,
-        conventions.OPENINFERENCE_KIND: "TOOL",
-        conventions.TOOL_CALL_ARGUMENTS: shortened(role.arguments),
-    }
-    if role.owner:
-        attributes[conventions.TOOL_CALL_ID] = str(role.owner)
-    return attributes
+def _tool(role: Role) -> dict[str, Any]:
+    attributes = {conventions.TOOL_CALL_ARGUMENTS: role.arguments}
+    return {**attributes, conventions.TOOL_CALL_ID: str(role.owner)} if role.owner else attributes

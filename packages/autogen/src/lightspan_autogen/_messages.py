@@ -21,10 +21,14 @@ from autogen_core._single_threaded_agent_runtime import (
 )
 from autogen_core.tool_agent import ToolAgent
 
-from lightspan.capture import scope
-from lightspan.capture.scope import Acting, Root
-from lightspan.schema.records import Mode
-from lightspan.schema.spans import new_span_id
+from lightspan.instrumentation import (
+    AgentContext,
+    AttemptHandle,
+    current_agent,
+    new_span_id,
+    reset_agent,
+    set_agent,
+)
 from lightspan_autogen._bypass import guarded
 
 ENVELOPES: Final = (SendMessageEnvelope, PublishMessageEnvelope)
@@ -42,15 +46,15 @@ _POSTED: Final = "_lightspan_posted"
 class Conversation:
     """Messages that follow from one another, and where the first was sent from."""
 
-    def __init__(self, began: Acting) -> None:
+    def __init__(self, began: AgentContext) -> None:
         self.acting = began.noting(_NOTE, self)
         """In production, outside every attempt: in the one that its first agent began."""
         self._waiting: set[str] = set()
         """The messages that are not handled yet, while there is no attempt to tell."""
-        self._is_counted = began.scope.is_outside or began.scope.mode is Mode.PRODUCTION
+        self._is_counted = not began.scope.is_rollout
         """Whether its messages keep an attempt open: a rollout's ends with its app."""
 
-    def begin(self, root: Root) -> Acting:
+    def begin(self, root: AttemptHandle) -> AgentContext:
         """An attempt has begun with it, which stays open until its messages are handled."""
         self.acting = root.acting.noting(_NOTE, self)
         for message in self._waiting:
@@ -75,7 +79,7 @@ def _nothing() -> None:
     """A message that is never handled leaves nothing to record."""
 
 
-def conversation_of(acting: Acting) -> Conversation | None:
+def conversation_of(acting: AgentContext) -> Conversation | None:
     """The conversation that somebody acts in, if it is one."""
     found: Conversation | None = acting.notes.get(_NOTE)
     return found
@@ -86,7 +90,7 @@ class Posted:
 
     __slots__ = ("_conversation", "_id", "_sender")
 
-    def __init__(self, sender: Acting, *, is_published: bool) -> None:
+    def __init__(self, sender: AgentContext, *, is_published: bool) -> None:
         self._id = new_span_id()
         self._conversation = conversation_of(sender) or Conversation(sender)
         self._sender = None if is_published else sender.noting(_NOTE, self._conversation)
@@ -97,7 +101,7 @@ class Posted:
             self.handled()
 
     @property
-    def acting(self) -> Acting:
+    def acting(self) -> AgentContext:
         """Who acts for whoever handles it."""
         if self._sender is None or self._sender.scope.is_outside:
             return self._conversation.acting
@@ -114,13 +118,13 @@ def envelope_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        sender = scope.acting()
+        sender = current_agent()
         setattr(self, _POSTED, None if sender is None else guarded(_posted, sender, sender, self))
 
     return init
 
 
-def _posted(sender: Acting, envelope: Any) -> Posted:
+def _posted(sender: AgentContext, envelope: Any) -> Posted:
     return Posted(sender, is_published=isinstance(envelope, PublishMessageEnvelope))
 
 
@@ -134,11 +138,11 @@ def processing(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaita
             await bound(envelope)
             return
         posted: Posted | None = getattr(envelope, _POSTED)
-        token = scope.set_acting(None if posted is None else posted.acting)
+        token = set_agent(None if posted is None else posted.acting)
         try:
             await bound(envelope)
         finally:
-            scope.reset_acting(token)
+            reset_agent(token)
             if posted is not None:
                 posted.handled()
 

@@ -16,9 +16,11 @@ from autogen_agentchat.base import ChatAgent, Team
 from autogen_core import SingleThreadedAgentRuntime
 from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-from lightspan.capture.references import enclosed, names_in, referred, root_of
-from lightspan.capture.search import AgentSearch, Where
-from lightspan.schema.routing import AgentPaths
+from lightspan.instrumentation import (
+    AgentPaths,
+    AgentSearch,
+    Location,
+)
 from lightspan_autogen._messages import NO_AGENTS
 
 _OWN: Final = ("autogen_agentchat", "autogen_core", "autogen_ext")
@@ -45,19 +47,19 @@ def agents(app: Any) -> AgentPaths:
     Args:
         app: a team, an agent, a runtime, or a list of them.
     """
-    return _Search().search(app, _Where())
+    return _Search().search(app, _Location())
 
 
 @dataclass(frozen=True, slots=True)
-class _Where(Where):
+class _Location(Location):
     holder: str | None = field(default=None, compare=False)
     """The name of the agent that holds what is there, if an agent does."""
 
 
-class _Search(AgentSearch[_Where]):
+class _Search(AgentSearch[_Location]):
     installed = _OWN
 
-    def visit(self, thing: Any, where: _Where) -> None:
+    def visit(self, thing: Any, where: _Location) -> None:
         if len(where.names) > _DEEPEST:
             return
         if isinstance(thing, list | tuple):
@@ -75,12 +77,16 @@ class _Search(AgentSearch[_Where]):
         elif callable(thing):
             self._tool(thing, where)
 
-    def _runtime(self, runtime: Any, where: _Where) -> None:
+    def _runtime(self, runtime: Any, where: _Location) -> None:
         """Who is registered; which of them ask a model, or one another, is not seen."""
         self.complete = False
         for name, factory in runtime._agent_factories.items():
             made = [one for at, one in runtime._instantiated_agents.items() if at.type == name]
-            kinds = [one for one in (*enclosed(factory), *map(type, made)) if isinstance(one, type)]
+            kinds = [
+                one
+                for one in (*AgentSearch.closure(factory), *map(type, made))
+                if isinstance(one, type)
+            ]
             if any(issubclass(kind, NO_AGENTS) for kind in kinds):
                 continue
             inside = where.within(name)
@@ -89,18 +95,18 @@ class _Search(AgentSearch[_Where]):
                 if isinstance(held, ChatAgent | Team):
                     self.look(held, replace(inside, holder=name))
 
-    def _team(self, team: Any, where: _Where) -> None:
+    def _team(self, team: Any, where: _Location) -> None:
         if hasattr(team, "_model_client"):
             self.add(where)
         self._inside(team, where, None)
 
-    def _agent(self, agent: Any, where: _Where) -> None:
+    def _agent(self, agent: Any, where: _Location) -> None:
         asks = getattr(agent, "_model_client", None) is not None or hasattr(agent, "_client")
         if asks or (not _is_own(agent) and not isinstance(agent, UserProxyAgent)):
             self.add(where)
         self._inside(agent, where, agent.name)
 
-    def _inside(self, thing: Any, where: _Where, holder: str | None) -> None:
+    def _inside(self, thing: Any, where: _Location, holder: str | None) -> None:
         if not _is_own(thing):
             self.complete = False
         for attribute in _CALLED:
@@ -109,19 +115,19 @@ class _Search(AgentSearch[_Where]):
                 if one is not None:
                     self.look(one, replace(where, holder=holder))
 
-    def _tool(self, function: Any, where: _Where) -> None:
+    def _tool(self, function: Any, where: _Location) -> None:
         """A tool of the user's: agents that it refers to can be seen, those it builds cannot."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
             return
-        for held in referred(function, set(names_in(function.__code__)), installed=_OWN):
+        for held in self.references(function):
             if isinstance(held, ChatAgent | Team | BaseTool | SingleThreadedAgentRuntime):
                 self.look(held, replace(where, holder=None))
-            elif root_of(held) in _OWN:
+            elif AgentSearch.package(held) in _OWN:
                 self.complete = False
 
 
 def _is_own(thing: Any) -> bool:
     """Whether the class is AutoGen's: what a user's class does cannot be seen."""
-    return root_of(type(thing)) in _OWN
+    return AgentSearch.package(type(thing)) in _OWN

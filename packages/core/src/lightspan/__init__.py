@@ -28,17 +28,19 @@ if TYPE_CHECKING:
         operation,
         tool,
     )
+    from lightspan.engines.config import Transformers
     from lightspan.engines.vllm.description import VLLM
     from lightspan.learners.description import Torch
     from lightspan.learners.protocol import Critic, LoRA, Optimizer, PolicyLoss
     from lightspan.learners.verl.description import Verl
     from lightspan.lightning.air import AIR
     from lightspan.lightning.overlong import Overlong
+    from lightspan.production.apply_prompts import apply_prompts
     from lightspan.production.connect import connect
     from lightspan.production.feedback import feedback
     from lightspan.production.record import record
     from lightspan.production.redact import map_text
-    from lightspan.production.use import use
+    from lightspan.reports.dry_run import DevReport
     from lightspan.runners.app import rollout
     from lightspan.runners.cluster import RayRunners
     from lightspan.runners.command.command import Command
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from lightspan.schema.prices import Price
     from lightspan.schema.prompts import PromptTemplate
     from lightspan.stores import open_store
-    from lightspan.trainer import DevReport, FitResult, Trainer
+    from lightspan.trainer import FitResult, Trainer
     from lightspan.training.data import tasks_from_store
     from lightspan.training.judge import Judge
 
@@ -56,15 +58,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AIR": "lightspan.lightning.air",
-    "APO": "lightspan.algorithms.apo",
-    "Alternate": "lightspan.algorithms.alternate",
     "Command": "lightspan.runners.command.command",
     "Critic": "lightspan.learners.protocol",
-    "DevReport": "lightspan.trainer",
-    "GEPA": "lightspan.algorithms.gepa",
     "ExternalRunners": "lightspan.runners.external",
     "FitResult": "lightspan.trainer",
-    "Judge": "lightspan.training.judge",
     "LLM": "lightspan.schema.llm",
     "LightningRL": "lightspan.algorithms.lightning_rl",
     "LoRA": "lightspan.learners.protocol",
@@ -75,13 +72,9 @@ _HOME = {
     "PolicyLoss": "lightspan.learners.protocol",
     "Price": "lightspan.schema.prices",
     "PromptTemplate": "lightspan.schema.prompts",
-    "RayRunners": "lightspan.runners.cluster",
-    "SFT": "lightspan.algorithms.sft",
-    "Torch": "lightspan.learners.description",
-    "Verl": "lightspan.learners.verl.description",
     "Trainer": "lightspan.trainer",
-    "VLLM": "lightspan.engines.vllm.description",
     "agent": "lightspan.capture.emit",
+    "apply_prompts": "lightspan.production.apply_prompts",
     "connect": "lightspan.production.connect",
     "current_attempt_id": "lightspan.capture.emit",
     "emit_annotation": "lightspan.capture.emit",
@@ -98,7 +91,6 @@ _HOME = {
     "rollout": "lightspan.runners.app",
     "tasks_from_store": "lightspan.training.data",
     "tool": "lightspan.capture.emit",
-    "use": "lightspan.production.use",
 }
 
 __all__ = [
@@ -127,9 +119,11 @@ __all__ = [
     "RayRunners",
     "Torch",
     "Trainer",
+    "Transformers",
     "Verl",
     "__version__",
     "agent",
+    "apply_prompts",
     "connect",
     "current_attempt_id",
     "emit_annotation",
@@ -146,28 +140,57 @@ __all__ = [
     "rollout",
     "tasks_from_store",
     "tool",
-    "use",
 ]
 
 
+_PLUGINS = {
+    "APO": "prompts",
+    "Alternate": "prompts",
+    "DevReport": "train",
+    "GEPA": "prompts",
+    "Judge": "prompts",
+    "RayRunners": "ray",
+    "SFT": "train",
+    "Torch": "train",
+    "Transformers": "train",
+    "VLLM": "vllm",
+    "Verl": "verl",
+}
+"""Names of plugins (entry points of `lightspan.api`) → the extra that installs them."""
+
+
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
     try:
-        home = _HOME[name]
-    except KeyError:
-        raise AttributeError(f"module 'lightspan' has no attribute {name!r}") from None
-    try:
-        value = getattr(importlib.import_module(home), name)
+        value = _find(name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightspan"):
             raise
         from lightspan.errors import how_to_install
 
         raise ModuleNotFoundError(
-            f"lightspan.{name} needs {error.name!r}: {how_to_install('train')}",
+            f"lightspan.{name} needs {error.name!r}: {how_to_install(_PLUGINS.get(name, 'train'))}",
             name=error.name,
         ) from error
     globals()[name] = value
     return value
+
+
+def _find(name: str) -> Any:
+    """Import the core's name, or the plugin's that an entry point of `lightspan.api` provides."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    from lightspan.plugins import installed_plugins
+
+    point = installed_plugins("api").get(name)
+    if point is not None:
+        return point.load()
+    if name in _PLUGINS:
+        from lightspan.errors import how_to_install
+
+        raise AttributeError(f"lightspan.{name}: {how_to_install(_PLUGINS[name])}")
+    raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -31,15 +31,6 @@ Narrower ones stand beside what raises them: `engines.protocol.PromptRefused` an
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from types import TracebackType
-from typing import Final, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
-C = TypeVar("C", bound=type)
-
 
 class LightspanError(Exception):
     """lightspan failed."""
@@ -147,7 +138,6 @@ class EngineClosedError(EngineError):
     """The engine is closed."""
 
 
-# --- what a person sees of them -------------------------------------------------------------
 def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> str:
     """What to type for lightspan itself, for an error: the command, and where it works.
 
@@ -162,60 +152,3 @@ def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> s
     package = f"'./packages/core[{extra}]'" if extra else "./packages/core"
     checkout = f"lightspan {version}" if version else "lightspan"
     return f"`{pip} install {package}`, from a checkout of {checkout}"
-
-
-def short_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
-    """A front door: errors of ours that leave it do not show how we came to raise them, so that the
-    line of the user's that called it stands beside the message."""
-
-    @functools.wraps(function)
-    def door(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except LightspanError as error:
-            cause = error.__cause__
-            if cause is None and not error.__suppress_context__:
-                cause = error.__context__  # `raise` in an `except` of the user's
-            while cause is not None and not _is_of_theirs(cause):
-                cause = cause.__cause__  # such as a full disk, of which the message says all
-            if cause is not None:  # such as the user's own module, which could not be imported
-                cause.__traceback__ = _from_theirs(cause.__traceback__)
-            if _from_theirs(error.__traceback__) is None:
-                error = error.with_traceback(None)
-            raise error from cause
-
-    return door
-
-
-def short_constructor(cls: C) -> C:
-    """A class whose construction is a front door. A msgspec struct, whose constructor is none of
-    Python's, has `short_tracebacks` on its `__post_init__`."""
-    cls.__init__ = short_tracebacks(cls.__init__)  # type: ignore[misc]
-    return cls
-
-
-_MACHINERY: Final = frozenset(
-    {
-        *(__package__, "asyncio", "concurrent", "threading", "contextlib", "multiprocessing"),
-        *("importlib", "_frozen_importlib", "_frozen_importlib_external"),
-        *("json", "msgspec", "os", "pathlib", "shutil", "subprocess", "sqlite3"),
-        *("http", "socket", "ssl", "urllib", "aiohttp", "httptools", "openai"),
-        *("httpx", "httpcore", "httpx2", "httpcore2"),
-        *("huggingface_hub", "safetensors", "tokenizers", "transformers", "torch", "peft"),
-    }
-)
-"""Ours, and what we call ourselves: a message of ours says what came of it."""
-
-
-def _is_of_theirs(cause: BaseException) -> bool:
-    """Whether somebody else's code is on the way to it, or is what cannot be read."""
-    return isinstance(cause, SyntaxError) or _from_theirs(cause.__traceback__) is not None
-
-
-def _from_theirs(frames: TracebackType | None) -> TracebackType | None:
-    """The frames, from the first of somebody else's on: an algorithm, an engine, a signal."""
-    while frames is not None:
-        if frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
-            return frames
-        frames = frames.tb_next
-    return None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.errors import ConfigError, short_constructor, short_tracebacks
-from lightspan.learners.ranks.torchrun import joined
+from lightspan.errors import ConfigError
 from lightspan.lightning.selection import check_agents
+from lightspan.plugins import load_plugin
 from lightspan.progress import Reporter
-from lightspan.reports.dry_run import DevReport, DryRun
 from lightspan.runners.app import App, as_app
 from lightspan.runners.command.command import check_served
 from lightspan.runners.local import end_if_imported_by_a_runner
@@ -27,12 +26,14 @@ from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings, takes
 
-__all__ = ["Data", "DevReport", "Evaluation", "FitResult", "Trainer"]
+if TYPE_CHECKING:
+    from lightspan.reports.dry_run import DevReport
+
+__all__ = ["Data", "Evaluation", "FitResult", "Trainer"]
 
 Data = Iterable[Json] | str | Path
 
 
-@short_constructor
 class Trainer:
     """Trains the models behind an app's agents.
 
@@ -54,15 +55,14 @@ class Trainer:
         validate_temperature: what the agents that learn are sampled at in evaluations; None for
             what the app asks. 0 is greedy: the likeliest token each time.
         checkpoint_every: steps between checkpoints; there is one after the last step in any case.
-        engine: None for transformers in this process; `VLLM(python=…)` for vLLM servers, which are
-            started and ended with the run.
-        learner: None for torch in this process; `Torch(ranks=2)` for several devices of this
-            machine, or for others than the engine's (`docs/devices.md`); `Verl(python=…)` for
-            verl's FSDP2, in an environment of its own (`docs/verl.md`).
+        engine: None for transformers in this process, `Transformers(…)` for its settings;
+            `VLLM(python=…)` for vLLM servers, which are started and ended with the run; the name of
+            a plugin (entry point of `lightspan.engines`), or an engine of your own.
+        learner: None for torch in this process, `Torch(…)` for its settings; `Verl(python=…)` for
+            verl's FSDP2, in an environment of its own, on several devices (`docs/verl.md`); the
+            name of a plugin (entry point of `lightspan.learners`), or a learner of your own.
         store: URL; None for a SQLite file in the folder.
-        device: of engine and learner, such as `"cuda"`; `Torch(devices=…)` has its own.
-        engine_options: further arguments of the embedded engine.
-        learner_options: further arguments of the embedded learner.
+        device: of engine and learner, such as `"cuda"`; `Torch(device=…)` has its own.
         metric: what the reward is called where people read it.
         cluster: a key of the held-out tasks that names what they share (`"db"`, `"document"`), such
             that those with one value are alike. Intervals then say that so many clusters were seen,
@@ -103,7 +103,6 @@ class Trainer:
         """Where progress goes."""
         return self.settings.progress
 
-    @short_tracebacks
     def fit(
         self,
         app: App | Callable[..., Any] | str,
@@ -146,10 +145,8 @@ class Trainer:
         if agents is not None:
             check_agents(self.algorithm.routing(), agents)
         resume = self._checked(resume)
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(self._fit(chosen, splits, agents, resume))
+        return run_sync(self._fit(chosen, splits, agents, resume))
 
-    @short_tracebacks
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
     ) -> Evaluation:
@@ -164,10 +161,8 @@ class Trainer:
         clusters_of(held_out, self.settings.cluster)
         chosen = self._served(as_app(app))
         resume = self._checked(resume)
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(self._evaluate(chosen, held_out, resume))
+        return run_sync(self._evaluate(chosen, held_out, resume))
 
-    @short_tracebacks
     def dev(
         self,
         app: App | Callable[..., Any] | str,
@@ -179,7 +174,6 @@ class Trainer:
         count: int = 4,
         group_size: int | None = None,
         endpoint: LLM | None = None,
-        local: bool | None = None,
         folder: str | Path | None = None,
     ) -> DevReport:
         """A dry run: a few tasks, nothing trained, and a report of what `fit` would do.
@@ -192,10 +186,8 @@ class Trainer:
             agents: every agent path, where it is known: those never called are in the report.
             count: tasks, the first that `fit` would take.
             group_size: rollouts per task; None for the algorithm's, at most 4.
-            endpoint: who answers for the agents that would be trained. Token ids stay unknown.
-            local: True: the algorithm's own model, in this process. None: that too if the model
-                is on this machine, else the endpoint of `OPENAI_BASE_URL` and `OPENAI_API_KEY` if
-                one of them is set, else the model after all.
+            endpoint: who answers for the agents that would be trained, whose token ids stay
+                unknown then. None: the algorithm's own model, in this process.
             folder: where to keep the rollouts for `lightspan inspect`; None keeps nothing. The
                 trainer's own folder is never touched.
 
@@ -210,7 +202,7 @@ class Trainer:
             None if val is None else load_distinct(val, "val"),
             selection,
         )
-        plan = DryRun(
+        plan = load_plugin("api", "DryRun")(
             self.settings,
             chosen,
             splits.train,
@@ -220,11 +212,10 @@ class Trainer:
             count=count,
             group_size=group_size,
             endpoint=endpoint,
-            local=local,
             folder=None if folder is None else Path(folder),
         )
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(plan.report())
+        report: DevReport = run_sync(plan.report())
+        return report
 
     async def _fit(
         self,
@@ -238,7 +229,9 @@ class Trainer:
             finished = session.prepare(resume=resume)
             if finished is not None:
                 return finished
-            if self.settings.is_our_learner:  # one of the user's own has an optimiser of its own
+            if (
+                self.settings.learner_spec is not None
+            ):  # one of the user's own has an optimiser of its own
                 for choice in self.algorithm.choices():
                     self.reporter.line(choice)
             await session.open()

@@ -6,14 +6,13 @@ lightspan_crewai.instrument()             # or LightspanListener(), as CrewAI's 
 lightspan_crewai.agents(crew)             # what `optimize=` may name
 """
 
-from lightspan.capture.adapter import require_framework, too_new
+from lightspan.instrumentation import (
+    require_framework,
+)
 from lightspan_crewai._versions import FLOOR, FRAMEWORK
 
-_found = require_framework(FRAMEWORK, FLOOR)
-try:
+with require_framework("lightspan-crewai", FRAMEWORK, FLOOR):
     from lightspan_crewai._hook import LightspanListener, instrument, uninstrument
     from lightspan_crewai._static import agents
-except ImportError as error:
-    raise too_new("lightspan-crewai", FRAMEWORK, _found, error) from error
 
 __all__ = ["LightspanListener", "agents", "instrument", "uninstrument"]

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, cast
@@ -28,36 +29,43 @@ from crewai.events import BaseEventListener, crewai_event_bus
 from crewai.flow.flow import Flow
 from crewai.llms.base_llm import BaseLLM
 
-from lightspan.capture import scope
-from lightspan.capture.adapter import (
+from lightspan.instrumentation import (
     AdapterInstrumentor,
+    AgentContext,
+    AttemptContext,
+    AttemptHandle,
+    CallEnd,
     Instrumentation,
-    as_json,
-    cover,
-    damage,
-    place_of,
-    shown,
-    subclasses,
-    uncover,
+    NestedCalls,
+    Patch,
+    SpanEnd,
+    SpanStatus,
+    add_call_listener,
+    add_capture_error,
+    conventions,
+    current_context,
+    disable_adapter,
+    enable_adapter,
+    notify_call_start,
+    record_call,
+    remove_call_listener,
+    set_agent,
+    start_attempt,
+    truncated_json,
 )
-from lightspan.capture.patch import Patch
-from lightspan.production import record
-from lightspan.schema import conventions
-from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.spans import SpanStatus, text_of
 from lightspan_crewai._identity import (
     End,
     Entry,
-    Ids,
     Kind,
     Name,
+    Place,
     Start,
     Trail,
     begin,
     clean,
     end,
     given_up,
-    spans,
+    span_of,
 )
 
 
@@ -65,17 +73,17 @@ class _Open(NamedTuple):
     """What has begun in this context and not ended, with who acted before each."""
 
     trail: Trail = ()
-    before: tuple[scope.Acting, ...] = ()
+    before: tuple[AgentContext, ...] = ()
 
 
 _NOTHING: Final = _Open()
 
 
-_COVERED: Final = (
+_SCOPES: Final = (
     *("crewai", "crewai.telemetry"),
     *("openinference.instrumentation.crewai", "opentelemetry.instrumentation.crewai"),
 )
-"""OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
+"""OpenTelemetry's instrumentation scopes whose spans describe the same agents."""
 
 
 @dataclass(slots=True)
@@ -86,7 +94,7 @@ class _State:
     """What is wrapped of CrewAI's, and of the clients that users wrote."""
     clients: weakref.WeakSet[type] = field(default_factory=weakref.WeakSet)
     """Subclasses of BaseLLM that are watched, or CrewAI's own."""
-    roots: dict[int, scope.Root] = field(default_factory=dict)
+    roots: dict[int, AttemptHandle] = field(default_factory=dict)
     """Identity of a scope → the attempt that began with a trail's outermost, in production."""
     lock: Any = field(default_factory=threading.RLock)
 
@@ -98,7 +106,7 @@ _NAME: Final = "lightspan_crewai"
 # --- events ---------------------------------------------------------------------------------
 def observe(source: Any, event: Any) -> None:
     """Take note of an event of CrewAI's, in the context in which it is emitted."""
-    current = scope.pushed()
+    current = current_context()
     if current is None:
         return
     read = _READERS.get(event.type)
@@ -107,7 +115,7 @@ def observe(source: Any, event: Any) -> None:
     try:
         told = read(source, event)
     except Exception as error:
-        damage(current.scope.recorder, _NAME, error)
+        add_capture_error(current.scope.recorder, _NAME, error)
         return
     if told is not None:
         _note(current, told)
@@ -115,21 +123,21 @@ def observe(source: Any, event: Any) -> None:
 
 def note(event: Start | End | None) -> None:
     """Take note that something begins or ends in this context."""
-    current = scope.pushed()
+    current = current_context()
     if current is not None and event is not None:
         _note(current, event)
 
 
-def _note(current: scope.Acting, event: Start | End) -> None:
+def _note(current: AgentContext, event: Start | End) -> None:
     root = None
     try:
         if isinstance(event, Start):
-            scope.add_call_listener(note_call)
+            add_call_listener(note_call)
             name = event.name.filled if event.name is not None else str(event.kind)
-            around, root = scope.begin(current, name, event.given)
+            around, root = start_attempt(current, name, event.given)
             told = []
             if event.kind is Kind.CALL:
-                told.append(scope.call_begins(around, besides=note_call))
+                told.append(notify_call_start(around, besides=note_call))
             if root is not None:
                 _state.roots[id(root.acting.scope)] = root
                 current = root.acting
@@ -137,37 +145,37 @@ def _note(current: scope.Acting, event: Start | End) -> None:
         else:
             _end(current, event)
     except Exception as error:
-        damage(current.scope.recorder, _NAME, error)
+        add_capture_error(current.scope.recorder, _NAME, error)
         if root is not None:  # its end would not be told
             _state.roots.pop(id(root.acting.scope), None)
             root.close()
 
 
-def _left(current: scope.Scope, error: BaseException | str | None) -> None:
+def _left(current: AttemptContext, error: BaseException | str | None) -> None:
     """The outermost of an attempt's trail has ended."""
     root = _state.roots.pop(id(current), None)
     if root is not None:
-        scope.set_acting(None)
+        set_agent(None)
         root.close(error)
 
 
 def _begin(
-    around: scope.Acting, start: Start, pushed: scope.Acting, told: Sequence[scope.CallEnd]
+    around: AgentContext, start: Start, pushed: AgentContext, told: Sequence[CallEnd]
 ) -> None:
     """Something begins, with this acting around it; as pushed, for when it has ended."""
     opened: _Open = around.notes.get(_NAME, _NOTHING)
-    rules = around.scope.routing.rules
-    trail, abandoned = begin(opened.trail, start, place_of(around), rules, told)
+    choose = around.scope.routing.choose_name
+    trail, abandoned = begin(opened.trail, start, Place.of(around), choose, told)
     for entry in abandoned:
         _record(around.scope, entry, given_up(entry))
     before = opened.before[: len(trail) - 1]
     base = opened.before[len(trail) - 1] if abandoned else pushed
     inside, notes = trail[-1].inside, {**around.notes, _NAME: _Open(trail, (*before, base))}
-    scope.set_acting(scope.Acting(around.scope, inside.frames, inside.span_id, notes))
+    set_agent(AgentContext(around.scope, inside.frames, inside.span_id, notes))
     _expect(around.scope, trail[-1])
 
 
-def _end(current: scope.Acting, event: End) -> None:
+def _end(current: AgentContext, event: End) -> None:
     opened: _Open = current.notes.get(_NAME, _NOTHING)
     trail, entry, abandoned = end(opened.trail, event)
     if entry is None:
@@ -180,35 +188,45 @@ def _end(current: scope.Acting, event: End) -> None:
 
 
 def _go_back(
-    current: scope.Acting, opened: _Open, depth: int, error: BaseException | str | None
+    current: AgentContext, opened: _Open, depth: int, error: BaseException | str | None
 ) -> None:
     """This context is where it was when its trail was of this depth."""
-    scope.set_acting(opened.before[depth])
+    set_agent(opened.before[depth])
     if not depth:
         _left(current.scope, error)
 
 
-def _opened(current: scope.Acting) -> _Open:
+def _opened(current: AgentContext) -> _Open:
     opened: _Open = current.notes.get(_NAME, _NOTHING)
     return opened
 
 
-def _expect(current: scope.Scope, entry: Entry) -> None:
+def _expect(current: AttemptContext, entry: Entry) -> None:
     """What never ends, such as a task that was cancelled, is recorded when the attempt ends."""
     if entry.records:
         current.recorder.expect(_token(entry), lambda: _record(current, entry, given_up(entry)))
 
 
-def _record(current: scope.Scope, entry: Entry, event: End) -> None:
+def _record(current: AttemptContext, entry: Entry, event: End) -> None:
     entry.tell(event)
     if entry.records:
         if not current.recorder.settle(_token(entry)):
             return
     elif entry.start.kind is not Kind.CALL:
         return  # most of what begins: no span is due
-    ids = Ids(current.rollout_id, current.attempt_id, current.trace_id, current.gateway_url)
-    for span in spans(entry, event, ids):
-        current.recorder.add(span)
+    if entry.needs_record(event):
+        inside = entry.inside
+        record_call(
+            AgentContext(current, inside.frames, inside.span_id),
+            entry.start.attributes,
+            event.attributes,
+            SpanEnd(event.status, event.message, event.attributes),
+            start_ns=entry.start_ns,
+            client=entry.start.client,
+            native='crewai.LLM(model="openai/…")',
+        )
+    if entry.records:
+        current.recorder.add(span_of(entry, event, current))
 
 
 def _token(entry: Entry) -> str:
@@ -217,7 +235,7 @@ def _token(entry: Entry) -> str:
 
 # --- what events say ------------------------------------------------------------------------
 def _crew_started(source: Any, event: Any) -> Start | None:
-    current = scope.pushed()
+    current = current_context()
     trail = () if current is None else _opened(current).trail
     if any(entry.start.key == _kickoff_key(source) for entry in trail):
         return None  # its kickoff said so
@@ -286,7 +304,7 @@ def _succeeded(kind: Kind, key: Callable[[Any, Any], Hashable]) -> Callable[[Any
 def _failed(kind: Kind, key: Callable[[Any, Any], Hashable]) -> Callable[[Any, Any], End]:
     def read(source: Any, event: Any) -> End:
         error = getattr(event, "error", None)
-        return End(kind, key(source, event), SpanStatus.ERROR, _text(error), _error(event, error))
+        return End(kind, key(source, event), *_error(event, error))
 
     return read
 
@@ -296,12 +314,12 @@ def _paused(kind: Kind, key: Callable[[Any, Any], Hashable]) -> Callable[[Any, A
 
 
 def _tool_finished(source: Any, event: Any) -> End:
-    result: dict[str, Any] = {conventions.TOOL_CALL_RESULT: shown(event.output)}
+    result: dict[str, Any] = {conventions.TOOL_CALL_RESULT: truncated_json(event.output)}
     failure = getattr(event, "failure", None)  # it ran, and says that it did not succeed
     if failure is None:
         return End(Kind.TOOL, _tool_key(event), attributes=result)
     result[conventions.ERROR_TYPE] = "ToolFailure"
-    message = _text(getattr(failure, "message", failure))
+    message = truncated_json(getattr(failure, "message", failure))
     return End(Kind.TOOL, _tool_key(event), SpanStatus.ERROR, message, result)
 
 
@@ -315,7 +333,7 @@ def _call_completed(source: Any, event: Any) -> End:
 
 def _answer(said: Any, finish_reason: str | None = None) -> dict[str, Any]:
     """What a model said, as an OpenAI client would hand it out."""
-    content = said if isinstance(said, str) else as_json(said)
+    content = said if isinstance(said, str) else truncated_json(said, None)
     message = {"role": "assistant", "content": content}
     return {"choices": [{"message": message, "finish_reason": finish_reason or "stop"}]}
 
@@ -410,35 +428,30 @@ def _is_internal(flow: Any) -> bool:
     return bool(is_internal) or type(flow).__module__.startswith(_INTERNAL)
 
 
-def _error(event: Any, error: Any) -> dict[str, Any]:
+def _error(event: Any, error: Any) -> SpanEnd:
     if isinstance(error, BaseException):
-        return exception_attributes(error)
-    kind = getattr(event, "error_type", None)
+        return SpanEnd.from_error(error)._replace(status=SpanStatus.ERROR)
+    kind, message = getattr(event, "error_type", None), truncated_json(error)
     name = kind.__qualname__ if isinstance(kind, type) else "Exception"
-    return {
+    attributes = {
         conventions.ERROR_TYPE: name,
         conventions.EXCEPTION_TYPE: name,
-        conventions.EXCEPTION_MESSAGE: _text(error),
+        conventions.EXCEPTION_MESSAGE: message,
     }
-
-
-def _text(error: Any) -> str:
-    return text_of(error) if isinstance(error, BaseException) else shown(error)
+    return SpanEnd(SpanStatus.ERROR, message, attributes)
 
 
 def _arguments(arguments: Any) -> str:
-    return shown(arguments)
+    return truncated_json(arguments)
 
 
 # --- calls that somebody records --------------------------------------------------------------
-def note_call(acting: scope.Acting) -> scope.CallEnd | None:
-    """Somebody records the call that is under way in this context (`scope.CallListener`)."""
-    ends: list[scope.CallEnd] = []
-    for entry in reversed(_opened(acting).trail):
-        if entry.start.kind is not Kind.CALL:
-            break
-        ends.append(entry.calls.begins())
-    return scope.all_ends(ends)
+def note_call(acting: AgentContext) -> CallEnd | None:
+    """Somebody records the call that is under way in this context (`add_call_listener`)."""
+    open_calls = itertools.takewhile(
+        lambda entry: entry.start.kind is Kind.CALL, reversed(_opened(acting).trail)
+    )
+    return NestedCalls.start_in(entry.calls for entry in open_calls)
 
 
 # --- what is watched ------------------------------------------------------------------------
@@ -461,14 +474,14 @@ def _emitting(original: Any, watch: Patch) -> Any:
 def _kicking_off(original: Any, watch: Patch) -> Any:
     @functools.wraps(original)
     async def kickoff(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = scope.pushed()
+        current = current_context()
         if current is None or not watch.on:
             return await original(self, *args, **kwargs)
         depth = len(_opened(current).trail)
         try:
             return await original(self, *args, **kwargs)
         except BaseException as error:
-            _unwind(scope.pushed() or current, depth, error)
+            _unwind(current_context() or current, depth, error)
             raise
 
     return kickoff
@@ -501,7 +514,7 @@ class _Kickoff:
         checkpoint = args[2] if len(args) > 2 else kwargs.get("from_checkpoint")
         is_restored = getattr(checkpoint, "restore_from", None) is not None
         is_told_of = crew.stream or is_restored  # by another kickoff, which does the work
-        self._current = None if is_told_of or not watch.on else scope.pushed()
+        self._current = None if is_told_of or not watch.on else current_context()
         self._crew = crew
         self._given = args[0] if args else kwargs.get("inputs")
 
@@ -521,14 +534,13 @@ class _Kickoff:
         if error is None:
             note(End(Kind.CREW, key))
         elif isinstance(error, Exception):
-            told = exception_attributes(error)
-            note(End(Kind.CREW, key, SpanStatus.ERROR, text_of(error), told))
+            note(End(Kind.CREW, key, *SpanEnd.from_error(error)))
         else:
             depth = len(_opened(self._current).trail)
-            _unwind(scope.pushed() or self._current, depth, error)
+            _unwind(current_context() or self._current, depth, error)
 
 
-def _unwind(current: scope.Acting, depth: int, error: BaseException) -> None:
+def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
     """A coroutine was left: whatever began in it and has not ended was abandoned."""
     try:
         opened = _opened(current)
@@ -538,13 +550,13 @@ def _unwind(current: scope.Acting, depth: int, error: BaseException) -> None:
             _record(current.scope, entry, given_up(entry))
         _go_back(current, opened, depth, error)
     except Exception as error:
-        damage(current.scope.recorder, _NAME, error)
+        add_capture_error(current.scope.recorder, _NAME, error)
 
 
 # --- clients of the user's own --------------------------------------------------------------
 def _watch_clients() -> None:
     """Watch the model clients that users wrote: they need not emit any event."""
-    for kind in subclasses(BaseLLM):
+    for kind in _subclasses(BaseLLM):
         if kind in _state.clients:
             continue
         with _state.lock:
@@ -554,6 +566,12 @@ def _watch_clients() -> None:
             if not kind.__module__.startswith("crewai."):
                 own = [name for name in ("call", "acall") if name in vars(kind)]
                 _state.watches += [_watch(kind, name, _calling) for name in own]
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for cls in type.__subclasses__(base):
+        yield cls
+        yield from _subclasses(cls)
 
 
 def _calling(original: Any, watch: Patch) -> Any:
@@ -580,7 +598,7 @@ class _ModelCall:
     def __init__(
         self, client: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
     ) -> None:
-        self._current = scope.pushed() if watch.on else None
+        self._current = current_context() if watch.on else None
         self._key = object()
         messages = args[0] if args else kwargs.get("messages")
         self._start = Start(
@@ -610,8 +628,7 @@ class _ModelCall:
         if error is None:
             self._told(End(Kind.CALL, self._key, attributes=self._answer))
         elif isinstance(error, Exception):
-            told = exception_attributes(error)
-            self._told(End(Kind.CALL, self._key, SpanStatus.ERROR, text_of(error), told))
+            self._told(End(Kind.CALL, self._key, *SpanEnd.from_error(error)))
         else:
             self._told(End(Kind.CALL, self._key, SpanStatus.UNSET))
 
@@ -646,9 +663,8 @@ def instrument() -> Instrumentation:
         _state.watches.append(_watch(Crew, "akickoff", _crew_kicking_off_async))
         for owner in (Agent, Flow):
             _state.watches.append(_watch(owner, "kickoff_async", _kicking_off))
-        scope.add_call_listener(note_call)
-        cover(__name__, _COVERED)
-        record.hold(__name__)
+        add_call_listener(note_call)
+        enable_adapter(__name__, _SCOPES)
         return Instrumentation(uninstrument)
 
 
@@ -659,9 +675,8 @@ def uninstrument() -> None:
             watch.undo()
         _state.watches.clear()
         _state.clients.clear()
-        scope.remove_call_listener(note_call)
-    uncover(__name__)
-    record.release(__name__)
+        remove_call_listener(note_call)
+    disable_adapter(__name__)
 
 
 class Instrumentor(AdapterInstrumentor):

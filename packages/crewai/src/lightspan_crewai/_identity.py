@@ -21,32 +21,26 @@ attempt's routing matches the filled role only: so `optimize=` may say either.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Mapping, Sequence
+import operator
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from lightspan.capture.adapter import Place, error_attributes
-from lightspan.capture.bypass import (
-    CallsInside,
-    Client,
-    bypassing_attributes,
-    client_of,
-    is_at_gateway,
-    outcome_of,
-)
-from lightspan.capture.scope import CallEnd, Frame, agent_attributes
-from lightspan.schema import conventions
-from lightspan.schema.routing import Rule, join_path, matches
-from lightspan.schema.spans import (
-    Attributes,
+from lightspan.instrumentation import (
+    AgentContext,
+    AttemptContext,
+    CallEnd,
+    Frame,
+    NestedCalls,
     Span,
+    SpanEnd,
     SpanKind,
     SpanStatus,
-    clean_attributes,
+    conventions,
+    end_span,
     new_span_id,
-    now_ns,
 )
 
 
@@ -104,13 +98,16 @@ class End(NamedTuple):
     """Of the error; a tool's result; the answer of a model call, as an OpenAI client gets it."""
 
 
-class Ids(NamedTuple):
-    """Of the attempt."""
+class Place(NamedTuple):
+    """A context without its attempt."""
 
-    rollout_id: str
-    attempt_id: str
-    trace_id: str
-    gateway_url: str | None = None
+    frames: tuple[Frame, ...] = ()
+    span_id: str | None = None
+
+    @classmethod
+    def of(cls, context: AgentContext) -> Place:
+        """Return the place of a context."""
+        return cls(context.frames, context.parent_span_id)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,11 +118,16 @@ class Entry:
     around: Place
     inside: Place
     """What is around whatever happens in it."""
-    start_ns: int = field(default_factory=now_ns)
-    calls: CallsInside = field(default_factory=CallsInside)
+    start_ns: int = field(default_factory=time.time_ns)
+    calls: NestedCalls = field(default_factory=NestedCalls)
     """Of a model call: those of clients that lightspan watches."""
     told: Sequence[CallEnd] = ()
     """Of a model call: who hears of its end."""
+
+    @property
+    def name(self) -> str:
+        """Of the agent that it is the turn of."""
+        return self.inside.frames[-1].name
 
     @property
     def records(self) -> bool:
@@ -136,6 +138,11 @@ class Entry:
         """It ends, perhaps once more."""
         for told in self.told:
             told(event.status is SpanStatus.OK)
+
+    def needs_record(self, event: End) -> bool:
+        """Return whether it is a model call that nobody else records."""
+        is_call = self.start.kind is Kind.CALL
+        return is_call and self.calls.needs_record(is_ok=event.status is SpanStatus.OK)
 
     def is_of(self, event: Start | End) -> bool:
         """Whether the event is about this."""
@@ -151,33 +158,12 @@ def clean(name: Any) -> str:
     return " ".join(str(name or "").split())
 
 
-def choose_name(name: Name, rules: Sequence[Rule] = ()) -> str:
-    """The form of a name that the rules know, the template if they make no difference."""
-    if name.template != name.filled:
-        for rule in rules:
-            for segment in _segments(rule):
-                is_template, is_filled = (_hits(rule, segment, form) for form in name[:2])
-                if is_template is not is_filled:
-                    return name.template if is_template else name.filled
-    return name.template
-
-
-def _segments(rule: Rule) -> list[str]:
-    return [rule.pattern] if rule.regex else rule.pattern.split("/")
-
-
-def _hits(rule: Rule, segment: str, name: str) -> bool:
-    if rule.regex:
-        return re.search(segment, name) is not None
-    return matches(segment, join_path([name]))
-
-
 # --- what begins and ends -------------------------------------------------------------------
 def begin(
     trail: Trail,
     start: Start,
     given: Place,
-    rules: Sequence[Rule] = (),
+    choose: Callable[[Sequence[str]], str] = operator.itemgetter(0),
     told: Sequence[CallEnd] = (),
 ) -> tuple[Trail, list[Entry]]:
     """Note that something begins.
@@ -187,7 +173,7 @@ def begin(
     Args:
         trail: what has begun before in this context.
         given: where it begins, by everything that is known of this context.
-        rules: of the attempt's routing.
+        choose: picks one of the forms of a name, by the attempt's routing.
         told: who hears of its end.
 
     Returns:
@@ -200,11 +186,11 @@ def begin(
     if start.kind is Kind.TOOL:
         inside = Place(around.frames, new_span_id())
     elif start.name is not None and start.name.filled and not _is_acting(trail, start):
-        frame = Frame(choose_name(start.name, rules), new_span_id())
+        frame = Frame(choose(start.name[:2]), new_span_id())
         inside = Place((*around.frames, frame), frame.span_id)
     if start.kind is Kind.CALL:
         outer = [entry for entry in trail if entry.start.kind is Kind.CALL]
-        told = (*told, *(entry.calls.begins() for entry in outer))
+        told = (*told, *(entry.calls.start() for entry in outer))
     return (*trail, Entry(start, around, inside, told=told)), abandoned
 
 
@@ -244,86 +230,20 @@ def _is_acting(trail: Trail, start: Start) -> bool:
 
 
 # --- spans ----------------------------------------------------------------------------------
-def spans(entry: Entry, event: End, ids: Ids) -> list[Span]:
-    """What is recorded of something that ended: of an agent, a tool, a call that nobody saw."""
-    found = []
-    is_call = entry.start.kind is Kind.CALL
-    is_unseen = is_call and entry.calls.leave(is_ok=event.status is SpanStatus.OK)
-    if is_unseen and not is_at_gateway(_client(entry), ids.gateway_url):
-        found.append(_span(entry, SpanKind.LLM, entry.inside, new_span_id(), event, ids))
-    if entry.records:
-        is_tool = entry.start.kind is Kind.TOOL
-        kind = SpanKind.TOOL if is_tool else SpanKind.AGENT
-        found.append(_span(entry, kind, entry.around, str(entry.inside.span_id), event, ids))
-    return found
-
-
-def _span(entry: Entry, kind: SpanKind, around: Place, span_id: str, event: End, ids: Ids) -> Span:
-    attributes = clean_attributes(_ATTRIBUTES[kind](entry, event))
-    return Span(
-        span_id=span_id,
-        name=f"{attributes[conventions.OPERATION_NAME]} {_subject(entry, kind)}".rstrip(),
-        kind=kind,
-        parent_id=around.span_id,
+def span_of(entry: Entry, event: End, attempt: AttemptContext) -> Span:
+    """Return the span of an agent or a tool that ended."""
+    around, is_tool = entry.around, entry.start.kind is Kind.TOOL
+    attributes = dict(entry.start.attributes) if is_tool else {}
+    name = str(attributes.get(conventions.TOOL_NAME) or "") if is_tool else entry.name
+    return end_span(
+        AgentContext(attempt, around.frames, around.span_id),
+        SpanKind.TOOL if is_tool else SpanKind.AGENT,
+        name,
+        SpanEnd(event.status, event.message, event.attributes),
+        span_id=entry.inside.span_id,
         start_ns=entry.start_ns,
-        end_ns=now_ns(),
-        status=event.status,
-        status_message=event.message,
         attributes=attributes,
-        rollout_id=ids.rollout_id,
-        attempt_id=ids.attempt_id,
-        trace_id=ids.trace_id,
     )
-
-
-def _subject(entry: Entry, kind: SpanKind) -> str:
-    if kind is SpanKind.AGENT:
-        return entry.inside.frames[-1].name
-    key = conventions.TOOL_NAME if kind is SpanKind.TOOL else "model"
-    return str(entry.start.attributes.get(key) or "")
-
-
-def _agent_attributes(entry: Entry, event: End) -> Attributes:
-    return {
-        **agent_attributes(entry.inside.frames[-1].name, entry.around.frames),
-        conventions.AGENT_PATH: entry.inside.path,
-        **error_attributes(event.attributes),
-    }
-
-
-def _tool_attributes(entry: Entry, event: End) -> Attributes:
-    return {
-        conventions.OPERATION_NAME: "execute_tool",
-        conventions.AGENT_PATH: entry.inside.path,
-        conventions.OPENINFERENCE_KIND: "TOOL",
-        **entry.start.attributes,
-        **event.attributes,
-    }
-
-
-def _call_attributes(entry: Entry, event: End) -> Attributes:
-    """Of a model call that bypassed the OpenAI SDK: its structure, and no tokens."""
-    outcome, client = outcome_of(event.status), _client(entry)
-    return {
-        conventions.AGENT_PATH: entry.inside.path,
-        **bypassing_attributes(entry.start.attributes, event.attributes, outcome),
-        **({} if client is None else client.attributes()),
-        **error_attributes(event.attributes),
-    }
-
-
-_ATTRIBUTES: Final = {
-    SpanKind.AGENT: _agent_attributes,
-    SpanKind.TOOL: _tool_attributes,
-    SpanKind.LLM: _call_attributes,
-}
-
-
-def _client(entry: Entry) -> Client | None:
-    if entry.start.client is None:
-        return None
-    native = 'crewai.LLM(model="openai/…")'
-    return client_of(entry.start.client, native)
 
 
 def given_up(entry: Entry) -> End:

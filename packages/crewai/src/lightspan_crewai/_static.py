@@ -18,8 +18,11 @@ from crewai.flow.flow import Flow
 from crewai.lite_agent import LiteAgent
 from crewai.llms.base_llm import BaseLLM
 
-from lightspan.capture.search import AgentSearch, Where
-from lightspan.schema.routing import AgentPaths
+from lightspan.instrumentation import (
+    AgentPaths,
+    AgentSearch,
+    Location,
+)
 from lightspan_crewai._hook import crew_name, role_of
 from lightspan_crewai._identity import clean
 
@@ -42,16 +45,15 @@ def agents(app: Any) -> AgentPaths:
     Args:
         app: a `Crew`, a `Flow` or its class, an `Agent`, a `Task`, a model or a function.
     """
-    return _Search().search(app, Where())
+    return _Search().search(app, Location())
 
 
-class _Search(AgentSearch[Where]):
+class _Search(AgentSearch[Location]):
     makers = frozenset({"Agent", "Crew", "LiteAgent", "CrewBase", "lightspan_agent"})
     installed = ("crewai", "openai", "litellm", "pydantic")
-    plain = ("lightspan.testing",)
     reads_texts = False
 
-    def visit(self, thing: Any, at: Where) -> None:
+    def visit(self, thing: Any, at: Location) -> None:
         if isinstance(thing, Crew):
             self._crew(thing, at)
         elif isinstance(thing, Flow) or (isinstance(thing, type) and issubclass(thing, Flow)):
@@ -67,11 +69,11 @@ class _Search(AgentSearch[Where]):
         else:
             super().visit(thing, at)
 
-    def mentions(self, names: set[str], at: Where) -> None:
+    def mentions(self, names: set[str], at: Location) -> None:
         if names & _CLIENTS:
             self.add(at)
 
-    def _crew(self, crew: Any, at: Where) -> None:
+    def _crew(self, crew: Any, at: Location) -> None:
         name = crew_name(crew)
         at = at if name is None else at.within(name)
         if crew.planning:
@@ -89,13 +91,13 @@ class _Search(AgentSearch[Where]):
         self.look_at_all(crew.before_kickoff_callbacks, at)
         self.look_at_all(crew.after_kickoff_callbacks, at)
 
-    def _managed(self, crew: Any, manager: Any, at: Where) -> None:
+    def _managed(self, crew: Any, manager: Any, at: Location) -> None:
         leader = at.within(MANAGER if manager is None else _name(manager))
         self.add(leader)
         for agent in crew.agents:
             self._agent(agent, leader)
 
-    def _delegated(self, crew: Any, at: Where) -> None:
+    def _delegated(self, crew: Any, at: Location) -> None:
         """Agents that may delegate ask their co-workers by a tool."""
         for task in crew.tasks:
             agent = task.agent
@@ -104,7 +106,7 @@ class _Search(AgentSearch[Where]):
                     if other is not agent:
                         self._agent(other, at.within(_name(agent)))
 
-    def _task(self, task: Any, agent: Any, at: Where) -> None:
+    def _task(self, task: Any, agent: Any, at: Location) -> None:
         inside = at
         if agent is not None:
             inside = at.within(_name(agent))
@@ -118,7 +120,7 @@ class _Search(AgentSearch[Where]):
                 self.look(guardrail, inside)
         self.look(task.callback, inside)
 
-    def _agent(self, agent: Any, at: Where) -> None:
+    def _agent(self, agent: Any, at: Location) -> None:
         inside = at.within(_name(agent))
         self.add(inside)
         if not isinstance(agent, Agent | LiteAgent):
@@ -131,7 +133,7 @@ class _Search(AgentSearch[Where]):
             else:
                 self.look(value, inside)
 
-    def _flow(self, flow: Any, at: Where) -> None:
+    def _flow(self, flow: Any, at: Location) -> None:
         kind = flow if isinstance(flow, type) else type(flow)
         at = at.within(clean(getattr(flow, "name", None) or kind.__name__))
         for name in _methods(kind):

@@ -6,14 +6,13 @@ lightspan_langgraph.instrument()          # or {"callbacks": [LightspanCallback(
 lightspan_langgraph.agents(graph)         # what `optimize=` may name
 """
 
-from lightspan.capture.adapter import require_framework, too_new
+from lightspan.instrumentation import (
+    require_framework,
+)
 from lightspan_langgraph._versions import FLOOR, FRAMEWORK
 
-_found = require_framework(FRAMEWORK, FLOOR)
-try:
+with require_framework("lightspan-langgraph", FRAMEWORK, FLOOR):
     from lightspan_langgraph._hook import LightspanCallback, instrument, uninstrument
     from lightspan_langgraph._static import agents
-except ImportError as error:
-    raise too_new("lightspan-langgraph", FRAMEWORK, _found, error) from error
 
 __all__ = ["LightspanCallback", "agents", "instrument", "uninstrument"]

@@ -8,19 +8,22 @@ LangChain's cache answered.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Final
 from uuid import UUID
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
-from lightspan.capture.bypass import CallsInside, Client, client_of, running
-from lightspan.capture.scope import CallEnd
-from lightspan.schema.messages import dump_json
-from lightspan.schema.spans import now_ns
+from lightspan.instrumentation import (
+    CallEnd,
+    NestedCalls,
+    truncated_json,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -30,12 +33,12 @@ class Run:
     prompt: Any
     """A list of messages, or a text."""
     told: CallEnd
-    """See `scope.call_begins`."""
+    """See `notify_call_start`."""
     around: Sequence[Run]
     """The model runs that it is in: one, or those of which it is one."""
     ends: Sequence[CallEnd]
     """Those that tell them."""
-    inside: CallsInside = field(default_factory=CallsInside)
+    inside: NestedCalls = field(default_factory=NestedCalls)
     """That somebody records: the wire shim, or a client inside."""
     is_open: bool = True
 
@@ -58,7 +61,7 @@ class Asking:
     """What is asked; None where it is not known."""
     around: Sequence[Run] = ()
     """The model runs that they are in."""
-    start_ns: int = field(default_factory=now_ns)
+    start_ns: int = field(default_factory=time.time_ns)
 
     @property
     def last(self) -> UUID | None:
@@ -69,7 +72,7 @@ class Asking:
 asking: Final[ContextVar[Asking | None]] = ContextVar("lightspan_langgraph_asking", default=None)
 """What last began to ask a model in this context and has not answered yet.
 
-It is no note of `scope.Acting`: a model run may end in another context than it began in, where a
+It is no note of `AgentContext`: a model run may end in another context than it began in, where a
 note could not be taken back, and the frames pushed with it would stay.
 """
 
@@ -89,15 +92,15 @@ def begin(
         prompt: its messages, or its text.
         name: of the model's class.
         event: what else LangChain tells.
-        told: see `scope.call_begins`.
+        told: see `notify_call_start`.
         known: the model runs that are open.
     """
     size, current = int(event.get("batch_size") or 1), asking.get()
     if current is None or len(current.runs) >= size or current.size != size:
-        params, model = event.get("invocation_params") or {}, running(BaseLanguageModel)
+        params, model = event.get("invocation_params") or {}, _running_model()
         current = Asking(size, params=params, name=name, model=model, around=innermost(known))
         asking.set(current)
-    ends = [run.inside.begins() for run in current.around]
+    ends = [run.inside.start() for run in current.around]
     current.runs[run_id] = Run(prompt, told, current.around, ends)
     return current
 
@@ -133,15 +136,20 @@ def _on_stack(known: Mapping[UUID, Asking]) -> Run | None:
     return None
 
 
+def _running_model() -> Any:
+    """Return the innermost model whose method is running; LangChain does not name it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, BaseLanguageModel):
+                return owner
+        frame = frame.f_back
+    return None
+
+
 _MANAGER: Final = "run_manager"
 """What every method of a model calls what LangChain gives it of the run."""
-
-
-def client(ask: Asking) -> Client | None:
-    """The model client, where it is known."""
-    if ask.model is None:
-        return None
-    return client_of(ask.model, "langchain_openai.ChatOpenAI")
 
 
 def request(ask: Asking, run_id: UUID) -> dict[str, Any]:
@@ -203,5 +211,5 @@ def _plain(messages: Sequence[BaseMessage]) -> Iterator[dict[str, Any]]:
         try:
             converted: Any = convert_to_openai_messages(message)
         except Exception:  # a role or a content of the user's own
-            converted = {"role": message.type, "content": dump_json(message.content)}
+            converted = {"role": message.type, "content": truncated_json(message.content, None)}
         yield from converted if isinstance(converted, list) else [converted]

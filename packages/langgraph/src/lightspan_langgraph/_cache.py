@@ -14,8 +14,10 @@ from typing import Any, Final
 
 from langchain_core.caches import BaseCache
 
-from lightspan.capture.adapter import follow, subclasses
-from lightspan.capture.patch import Patch
+from lightspan.instrumentation import (
+    Patch,
+    patch_subclasses,
+)
 
 IsOff = Callable[[], bool]
 
@@ -33,9 +35,7 @@ def switch(is_off: IsOff) -> list[Patch]:
                 make = _asynchronous if name.startswith("a") else _synchronous
                 patches.append(Patch(known, name, partial(make, original, is_off)))
 
-    for known in (BaseCache, *subclasses(BaseCache)):
-        wrap(known)
-    patches.append(follow(BaseCache, wrap))
+    patches.append(patch_subclasses(BaseCache, wrap))
     return patches
 
 

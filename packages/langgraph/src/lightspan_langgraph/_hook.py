@@ -24,25 +24,36 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers import context as langchain_context
 from langgraph.errors import GraphBubbleUp
 
-from lightspan.capture import scope
-from lightspan.capture.adapter import (
+from lightspan.instrumentation import (
     AdapterInstrumentor,
+    AgentContext,
+    AttemptContext,
+    AttemptHandle,
+    CallEnd,
     Instrumentation,
-    cover,
-    damage,
-    place_of,
-    shown,
-    uncover,
+    NestedCalls,
+    NullRecorder,
+    Patch,
+    Recorder,
+    SpanEnd,
+    SpanStatus,
+    add_call_listener,
+    add_capture_error,
+    conventions,
+    current_context,
+    disable_adapter,
+    enable_adapter,
+    notify_call_start,
+    record_call,
+    register_resolver,
+    remove_call_listener,
+    resolve_agent,
+    start_attempt,
+    truncated_json,
+    unregister_resolver,
 )
-from lightspan.capture.bypass import bypassing_call, is_at_gateway, is_routed
-from lightspan.capture.patch import Patch
-from lightspan.capture.recorder import Recorder, Unrecorded
-from lightspan.production import record
-from lightspan.schema import conventions
-from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.spans import SpanStatus, text_of
 from lightspan_langgraph import _bypass, _cache
-from lightspan_langgraph._identity import End, RunKind, RunTree, Start
+from lightspan_langgraph._identity import End, Place, RunKind, RunTree, Start
 from lightspan_langgraph._prebuilt import is_running_prebuilt
 
 _NAME: Final = "lightspan_langgraph"
@@ -50,24 +61,22 @@ _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
 """Interrupted, abandoned."""
 
 
-_COVERED: Final = (
+_SCOPES: Final = (
     "openinference.instrumentation.langchain",
     "opentelemetry.instrumentation.langchain",
 )
-"""OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
+"""OpenTelemetry's instrumentation scopes whose spans describe the same agents."""
 
 
 class _AttemptRuns:
     """The runs of one attempt and where its spans go; it does not keep the recorder alive."""
 
-    def __init__(self, current: scope.Scope) -> None:
-        self.tree = RunTree(current.rollout_id, current.attempt_id, current.trace_id)
+    def __init__(self, current: AttemptContext) -> None:
+        self.tree = RunTree(replace(current, recorder=NullRecorder()))
         self.recorder = weakref.ref(current.recorder)
-        self.scope = replace(current, recorder=Unrecorded())
-        """The attempt without its recorder."""
         self.asks: dict[UUID, _bypass.Asking] = {}
         """Open model run → the call that it is of."""
-        self.root: Callable[[], scope.Root | None] = lambda: None
+        self.root: Callable[[], AttemptHandle | None] = lambda: None
         """In production: what the runs are in, while it is open."""
 
 
@@ -83,7 +92,7 @@ class _State:
         default_factory=weakref.WeakValueDictionary
     )
     """The attempt of each open run: a run may end in another context than it began in."""
-    roots: dict[UUID, scope.Root] = field(default_factory=dict)
+    roots: dict[UUID, AttemptHandle] = field(default_factory=dict)
     """Open run → the attempt that began with it, in production."""
     patches: list[Patch] = field(default_factory=list)
     """Of LangChain's caches."""
@@ -106,23 +115,23 @@ class LightspanCallback(BaseCallbackHandler):
     ignore_custom_event = True
 
     def on_chain_start(self, serialized: Any, inputs: Any, **event: Any) -> None:
-        if (current := scope.pushed()) is not None:
+        if (current := current_context()) is not None:
             _start(current, RunKind.CHAIN, serialized, event, inputs)
 
     def on_retriever_start(self, serialized: Any, query: Any, **event: Any) -> None:
-        if (current := scope.pushed()) is not None:
+        if (current := current_context()) is not None:
             _start(current, RunKind.RETRIEVER, serialized, event, query)
 
     def on_tool_start(self, serialized: Any, input_str: str, **event: Any) -> None:
-        if (current := scope.pushed()) is not None:
+        if (current := current_context()) is not None:
             _start(current, RunKind.TOOL, serialized, event, input_str)
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **event: Any) -> None:
-        if (current := scope.pushed()) is not None:
+        if (current := current_context()) is not None:
             _start(current, RunKind.MODEL, serialized, event, messages[0] if messages else [])
 
     def on_llm_start(self, serialized: Any, prompts: Any, **event: Any) -> None:
-        if (current := scope.pushed()) is not None:
+        if (current := current_context()) is not None:
             _start(current, RunKind.MODEL, serialized, event, prompts[0] if prompts else "")
 
     def on_llm_new_token(self, token: Any, **event: Any) -> None:
@@ -149,7 +158,7 @@ class LightspanCallback(BaseCallbackHandler):
 
 # --- events ---------------------------------------------------------------------------------
 def _start(
-    current: scope.Acting,
+    current: AgentContext,
     kind: RunKind,
     serialized: Any,
     event: Mapping[str, Any],
@@ -160,35 +169,35 @@ def _start(
         current = _attempted(current, kind, name, event, given)
         _note_start(current, kind, name, event, given)
     except Exception as error:
-        damage(current.scope.recorder, _NAME, error)
+        add_capture_error(current.scope.recorder, _NAME, error)
         root = _state.roots.pop(event["run_id"], None)  # nobody would tell of its end
         if root is not None:
             root.close()
 
 
 def _attempted(
-    current: scope.Acting, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
-) -> scope.Acting:
+    current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
+) -> AgentContext:
     """Who is acting; in production, in the attempt of the runs around, or in one of its own."""
     if current.scope.is_outside:
         around = _root_of(event.get("parent_run_id") or _current_run())
         current = current if around is None else around.acting
     label = None if kind is RunKind.MODEL else name
-    current, root = scope.begin(current, label, given, before=resolve)
+    current, root = start_attempt(current, label, given, before=resolve)
     if root is not None:
         _state.roots[event["run_id"]] = root
         _attempt(root.acting.scope).root = weakref.ref(root)
     return current
 
 
-def _root_of(run_id: UUID | None) -> scope.Root | None:
+def _root_of(run_id: UUID | None) -> AttemptHandle | None:
     """In production: the open attempt of a run."""
     attempt = None if run_id is None else _state.owners.get(run_id)
     return None if attempt is None else attempt.root()
 
 
 def _note_start(
-    current: scope.Acting, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
+    current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
 ) -> None:
     run_id, attempt = event["run_id"], _attempt(current.scope)
     attempt.tree.start(
@@ -197,7 +206,7 @@ def _note_start(
             parent_id=event.get("parent_run_id") or _current_run(),  # `generate` does not inherit
             kind=kind,
             name=name,
-            pushed=place_of(current),
+            pushed=Place.of(current),
             metadata=event.get("metadata") or {},
             attributes=_tool_called(event, given) if kind is RunKind.TOOL else {},
             runs_prebuilt=is_running_prebuilt(name) if kind is RunKind.CHAIN else None,
@@ -205,7 +214,7 @@ def _note_start(
     )
     _state.owners[run_id] = attempt
     if kind is RunKind.MODEL:
-        told = scope.call_begins(current, besides=_note_call)
+        told = notify_call_start(current, besides=_note_call)
         attempt.asks[run_id] = _bypass.begin(run_id, given, name, event, told, attempt.asks)
 
 
@@ -231,12 +240,12 @@ def _note_end(
         if ask is not None:
             run, is_ok = ask.runs[run_id], end.status is SpanStatus.OK
             run.ended(is_answered=is_ok or isinstance(what, GeneratorExit))
-            if run.inside.leave(is_ok=is_ok):
+            if run.inside.needs_record(is_ok=is_ok):
                 _record_bypassing(attempt, recorder, ask, end, what)
         for span in attempt.tree.end(end):
             recorder.add(span)
     except Exception as error:
-        damage(recorder, _NAME, error)
+        add_capture_error(recorder, _NAME, error)
 
 
 def _record_bypassing(
@@ -244,21 +253,16 @@ def _record_bypassing(
 ) -> None:
     """Add the call of a model client that did not use the OpenAI SDK."""
     place = attempt.tree.inside(end.run_id)
-    acting = scope.Acting(attempt.scope, place.frames, place.span_id)
-    client = None if _bypass.is_cached(said) else _bypass.client(ask)
-    if is_at_gateway(client, attempt.scope.gateway_url):
-        return
-    call = bypassing_call(
-        acting,
+    scope = replace(attempt.tree.attempt, recorder=recorder)
+    record_call(
+        AgentContext(scope, place.frames, place.span_id),
         _bypass.request(ask, end.run_id),
         _bypass.answer(said),
+        SpanEnd(end.status, end.message, end.attributes),
         start_ns=ask.start_ns,
-        status=end.status,
-        message=end.message,
-        attributes=end.attributes,
-        client=client,
+        client=None if _bypass.is_cached(said) else ask.model,
+        native="langchain_openai.ChatOpenAI",
     )
-    recorder.add(call)
 
 
 def _succeeded(run_id: UUID, _: Any) -> End:
@@ -268,7 +272,7 @@ def _succeeded(run_id: UUID, _: Any) -> End:
 def _failed(run_id: UUID, error: BaseException) -> End:
     if isinstance(error, _NO_ERRORS):
         return End(run_id, SpanStatus.UNSET)
-    return End(run_id, SpanStatus.ERROR, text_of(error), exception_attributes(error))
+    return End(run_id, *SpanEnd.from_error(error))
 
 
 def _tool_returned(run_id: UUID, output: Any) -> End:
@@ -298,10 +302,10 @@ def _name(serialized: Any, event: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return shown(value.content if isinstance(value, ToolMessage) else value)
+    return truncated_json(value.content if isinstance(value, ToolMessage) else value)
 
 
-def _attempt(current: scope.Scope) -> _AttemptRuns:
+def _attempt(current: AttemptContext) -> _AttemptRuns:
     attempt = _state.attempts.get(current.recorder)
     if attempt is not None:
         return attempt
@@ -311,8 +315,8 @@ def _attempt(current: scope.Scope) -> _AttemptRuns:
 
 
 # --- who is acting --------------------------------------------------------------------------
-def resolve(acting: scope.Acting) -> scope.Acting | None:
-    """Who really acts, by LangChain's runs; None where no run is known (`scope.Resolver`)."""
+def resolve(acting: AgentContext) -> AgentContext | None:
+    """Who really acts, by LangChain's runs; None where no run is known (`register_resolver`)."""
     root = _root_around() if acting.scope.is_outside else None
     if root is not None:
         inside = replace(root.acting, notes=acting.notes)  # which other adapters' resolvers read
@@ -323,16 +327,16 @@ def resolve(acting: scope.Acting) -> scope.Acting | None:
     try:
         ask = _bypass.asking.get()
         model = None if ask is None else ask.last
-        place = attempt.tree.place(place_of(acting), _current_run(), model)
+        place = attempt.tree.place(Place.of(acting), _current_run(), model)
     except Exception as error:
-        damage(acting.scope.recorder, _NAME, error)
+        add_capture_error(acting.scope.recorder, _NAME, error)
         return None
     if place is None:
         return None
     return acting.within(place.span_id, place.frames)
 
 
-def _root_around() -> scope.Root | None:
+def _root_around() -> AttemptHandle | None:
     """In production: the attempt of the calling context's run, which pushed nothing."""
     ask = _bypass.asking.get()
     return _root_of(None if ask is None else ask.last) or _root_of(_current_run())
@@ -344,11 +348,11 @@ def _current_run() -> UUID | None:
     return getattr((config or {}).get("callbacks"), "parent_run_id", None)
 
 
-def _note_call(acting: scope.Acting) -> scope.CallEnd | None:
-    """Somebody records a model call: the one that LangChain told of (`scope.CallListener`)."""
+def _note_call(acting: AgentContext) -> CallEnd | None:
+    """Somebody records a model call: the one that LangChain told of (`add_call_listener`)."""
     attempt = _state.attempts.get(acting.scope.recorder)
     runs = () if attempt is None else _bypass.innermost(attempt.asks)
-    return scope.all_ends([run.inside.begins() for run in runs])
+    return NestedCalls.start_in(run.inside for run in runs)
 
 
 # --- installing -----------------------------------------------------------------------------
@@ -364,7 +368,7 @@ class _InScopes:
 
     @staticmethod
     def get() -> LightspanCallback | None:
-        return None if scope.pushed() is None else _callback
+        return None if current_context() is None else _callback
 
 
 _everywhere: Final = cast("ContextVar[Any | None]", _InScopes())
@@ -383,8 +387,7 @@ def instrument() -> Instrumentation:
             _everywhere, inheritable=True, handle_class=LightspanCallback
         )
         _watch()
-        cover(__name__, _COVERED)
-        record.hold(__name__)
+        enable_adapter(__name__, _SCOPES)
         return Instrumentation(uninstrument)
 
 
@@ -393,12 +396,11 @@ def uninstrument() -> None:
     with _state.lock:
         hooks = langchain_context._configure_hooks
         hooks[:] = [hook for hook in hooks if hook[0] is not _everywhere]
-        scope.unregister_resolver(resolve)
-        scope.remove_call_listener(_note_call)
+        unregister_resolver(resolve)
+        remove_call_listener(_note_call)
         while _state.patches:
             _state.patches.pop().undo()
-    uncover(__name__)
-    record.release(__name__)
+    disable_adapter(__name__)
 
 
 class Instrumentor(AdapterInstrumentor):
@@ -410,21 +412,21 @@ class Instrumentor(AdapterInstrumentor):
 
 def _watch() -> None:
     """What a callback alone needs too: to be asked who acts, and no cache where none may answer."""
-    scope.register_resolver(resolve)
-    scope.add_call_listener(_note_call)
+    register_resolver(resolve)
+    add_call_listener(_note_call)
     if not _state.patches:
         with _state.lock:
             _state.patches = _state.patches or _cache.switch(_is_cache_off)
 
 
 def _is_cache_off() -> bool:
-    current = scope.pushed()
+    current = current_context()
     if current is None or current.scope.gateway_url is None:
         return False
     try:
-        return is_routed(scope.resolved(current))
+        return resolve_agent(current).is_routed
     except Exception as error:
-        damage(current.scope.recorder, _NAME, error)
+        add_capture_error(current.scope.recorder, _NAME, error)
         return False
 
 

@@ -23,23 +23,23 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from lightspan.capture.adapter import Place, error_attributes
-from lightspan.capture.scope import Frame, agent_attributes
-from lightspan.schema import conventions
-from lightspan.schema.spans import (
-    Attributes,
+from lightspan.instrumentation import (
+    AgentContext,
+    AttemptContext,
+    Frame,
     Span,
+    SpanEnd,
     SpanKind,
     SpanStatus,
-    clean_attributes,
+    end_span,
     new_span_id,
-    now_ns,
 )
 
 EXPLICIT_KEY: Final = "lightspan_agent"
@@ -80,6 +80,18 @@ def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str |
         return None
     says_its_name = metadata.get(_MADE_BY_KEY) == _CREATE_AGENT and node not in _REACT_NODES
     return name if not says_its_name or name == metadata.get(_AGENT_KEY) else None
+
+
+class Place(NamedTuple):
+    """A context without its attempt, which a run must not keep alive."""
+
+    frames: tuple[Frame, ...] = ()
+    span_id: str | None = None
+
+    @classmethod
+    def of(cls, context: AgentContext) -> Place:
+        """Return the place of a context."""
+        return cls(context.frames, context.parent_span_id)
 
 
 class RunKind(StrEnum):
@@ -143,15 +155,16 @@ class _Run:
     is_node: bool
     settled: bool = False
     """It is known whether this run is that of a graph that is an agent."""
-    start_ns: int = field(default_factory=now_ns)
+    start_ns: int = field(default_factory=time.time_ns)
     open_spans: list[_OpenSpan] = field(default_factory=list)
 
 
 class RunTree:
     """The runs of one attempt. Thread-safe."""
 
-    def __init__(self, rollout_id: str, attempt_id: str, trace_id: str) -> None:
-        self._ids = (rollout_id, attempt_id, trace_id)
+    def __init__(self, attempt: AttemptContext) -> None:
+        self.attempt = attempt
+        """Without its recorder, which lives as long as the attempt."""
         self._open: dict[UUID, _Run] = {}
         self._closed: dict[UUID, _Run] = {}
         self._orders = itertools.count()
@@ -210,34 +223,22 @@ class RunTree:
         return self._open.get(run_id) or self._closed.get(run_id)
 
     def _span(self, run: _Run, event: End, span: _OpenSpan) -> Span:
-        if span.kind is SpanKind.TOOL:
-            attributes = _tool_attributes(span, {**run.start.attributes, **event.attributes})
-        else:
-            attributes = {
-                **agent_attributes(span.name, span.around.frames),
-                conventions.AGENT_PATH: span.inside.path,
-                **error_attributes(event.attributes),
-            }
-        return Span(
-            span_id=span.inside.span_id or new_span_id(),
-            name=f"{attributes[conventions.OPERATION_NAME]} {span.name}",
-            kind=span.kind,
-            parent_id=span.around.span_id,
+        is_tool = span.kind is SpanKind.TOOL
+        return end_span(
+            AgentContext(self.attempt, span.around.frames, span.around.span_id),
+            span.kind,
+            span.name,
+            SpanEnd(event.status, event.message, event.attributes),
+            span_id=span.inside.span_id,
             start_ns=run.start_ns,
-            end_ns=now_ns(),
-            status=event.status,
-            status_message=event.message,
-            attributes=attributes,
-            rollout_id=self._ids[0],
-            attempt_id=self._ids[1],
-            trace_id=self._ids[2],
+            attributes=run.start.attributes if is_tool else None,
         )
 
 
 def _place_in(run: _Run, pushed: Place) -> Place:
     """The place of something that happens now in `run`: what was pushed since comes last.
 
-    `pushed` may hold the run's own frames too: whoever pushes builds on what `scope.acting()` says.
+    `pushed` may hold the run's own frames too, as `current_agent()` returns them.
     """
     before, inside = run.start.pushed, run.inside
     if pushed == before:
@@ -318,16 +319,6 @@ def _add_frame(run: _Run, name: str) -> None:
 def _open_span(run: _Run, kind: SpanKind, name: str, inside: Place) -> None:
     run.open_spans.append(_OpenSpan(kind, name, run.inside, inside))
     run.inside = inside
-
-
-def _tool_attributes(span: _OpenSpan, more: Mapping[str, Any]) -> Attributes:
-    return {
-        conventions.OPERATION_NAME: "execute_tool",
-        conventions.TOOL_NAME: span.name,
-        conventions.AGENT_PATH: span.inside.path,
-        conventions.OPENINFERENCE_KIND: "TOOL",
-        **clean_attributes(more),
-    }
 
 
 def _text(value: Any) -> str | None:

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from langgraph.prebuilt import ToolNode
 
-from lightspan.capture.references import module_of
 from lightspan_langgraph._identity import is_prebuilt_node
 
 _SHARED: Final = frozenset({"agent", "model", "tools", "generate_structured_response"})
@@ -25,7 +24,9 @@ def is_prebuilt(name: str, bound: Any) -> bool:
     if name not in _SHARED:
         return is_prebuilt_node(name)
     function = getattr(bound, "func", None) or getattr(bound, "afunc", None)
-    return isinstance(bound, ToolNode) or module_of(function).startswith(_MAKERS)
+    return isinstance(bound, ToolNode) or str(getattr(function, "__module__", "")).startswith(
+        _MAKERS
+    )
 
 
 def is_running_prebuilt(name: str) -> bool | None:

@@ -28,8 +28,11 @@ from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
-from lightspan.capture.search import AgentSearch, Where
-from lightspan.schema.routing import AgentPaths
+from lightspan.instrumentation import (
+    AgentPaths,
+    AgentSearch,
+    Location,
+)
 from lightspan_langgraph._identity import EXPLICIT_KEY, graph_agent_name
 from lightspan_langgraph._prebuilt import is_prebuilt
 
@@ -40,16 +43,16 @@ def agents(app: Any) -> AgentPaths:
     Args:
         app: what `create_agent` or `StateGraph.compile` returned, or a chain, a model, a function.
     """
-    return _Search().search(app, _Where())
+    return _Search().search(app, _Location())
 
 
 @dataclass(frozen=True, slots=True)
-class _Where(Where):
+class _Location(Location):
     in_node: bool = False
     """The innermost name is a graph node's."""
 
 
-class _Search(AgentSearch[_Where]):
+class _Search(AgentSearch[_Location]):
     makers = frozenset(
         {
             EXPLICIT_KEY,
@@ -64,7 +67,7 @@ class _Search(AgentSearch[_Where]):
     )
     installed = ("langchain", "langchain_core", "langgraph", "openai")
 
-    def visit(self, thing: Any, where: _Where) -> None:
+    def visit(self, thing: Any, where: _Location) -> None:
         if isinstance(thing, Pregel):
             self._graph(thing, where)
         elif isinstance(thing, BaseLanguageModel):
@@ -74,7 +77,7 @@ class _Search(AgentSearch[_Where]):
         else:
             super().visit(thing, where)
 
-    def _graph(self, graph: Pregel[Any, Any, Any, Any], where: _Where) -> None:
+    def _graph(self, graph: Pregel[Any, Any, Any, Any], where: _Location) -> None:
         inside = _in_graph(graph, where)
         for name, node in graph.nodes.items():
             if name.startswith("__"):
@@ -87,11 +90,11 @@ class _Search(AgentSearch[_Where]):
                 self.add(at)
             self.look(node.bound, at)
 
-    def _model(self, model: Any, where: _Where) -> None:
+    def _model(self, model: Any, where: _Location) -> None:
         explicit = (getattr(model, "metadata", None) or {}).get(EXPLICIT_KEY)
         self.add(_named(where, explicit) if explicit else where)
 
-    def _runnable(self, thing: Any, where: _Where) -> None:
+    def _runnable(self, thing: Any, where: _Location) -> None:
         if isinstance(thing, RunnableBinding):
             explicit = (thing.config.get("metadata") or {}).get(EXPLICIT_KEY)
             self.look(thing.bound, _named(where, explicit) if explicit else where)
@@ -106,7 +109,7 @@ class _Search(AgentSearch[_Where]):
             self.complete = False
 
 
-def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Where) -> _Where:
+def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
     """Where the nodes of a graph are."""
     metadata = (graph.config or {}).get("metadata") or {}
     agent_name = metadata.get("lc_agent_name")
@@ -120,7 +123,7 @@ def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Where) -> _Where:
     return _named(where, name)
 
 
-def _named(where: _Where, name: Any) -> _Where:
+def _named(where: _Location, name: Any) -> _Location:
     """Inside an agent that is no node."""
     return replace(where.within(str(name)), in_node=False)
 

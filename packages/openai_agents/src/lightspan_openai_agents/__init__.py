@@ -6,14 +6,13 @@ lightspan_openai_agents.instrument()      # or add_trace_processor(LightspanProc
 lightspan_openai_agents.agents(triage)    # what `optimize=` may name
 """
 
-from lightspan.capture.adapter import require_framework, too_new
+from lightspan.instrumentation import (
+    require_framework,
+)
 from lightspan_openai_agents._versions import FLOOR, FRAMEWORK
 
-_found = require_framework(FRAMEWORK, FLOOR)
-try:
+with require_framework("lightspan-openai-agents", FRAMEWORK, FLOOR):
     from lightspan_openai_agents._hook import LightspanProcessor, instrument, uninstrument
     from lightspan_openai_agents._static import agents
-except ImportError as error:
-    raise too_new("lightspan-openai-agents", FRAMEWORK, _found, error) from error
 
 __all__ = ["LightspanProcessor", "agents", "instrument", "uninstrument"]

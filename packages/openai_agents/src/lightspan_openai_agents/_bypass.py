@@ -15,21 +15,28 @@ from typing import Any, Final
 
 from agents import FunctionTool, Handoff, Model, ModelResponse
 
-from lightspan.capture import scope
-from lightspan.capture.adapter import damage, follow, subclasses
-from lightspan.capture.answers import as_mapping
-from lightspan.capture.patch import Patch
-from lightspan.capture.scope import Acting, CallEnd
-from lightspan.schema.call_attributes import StreamedAnswer
-from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.spans import SpanStatus, new_span_id, text_of
+from lightspan.instrumentation import (
+    AgentContext,
+    AttemptHandle,
+    CallEnd,
+    Patch,
+    SpanEnd,
+    StreamedAnswer,
+    add_capture_error,
+    current_context,
+    new_span_id,
+    notify_call_start,
+    patch_subclasses,
+    record_call,
+    reset_agent,
+    set_agent,
+    start_attempt,
+)
 from lightspan_openai_agents._identity import (
     NAME,
-    End,
     Operation,
     OperationKind,
     begin,
-    bypassing_call,
 )
 
 _ASKED: Final = inspect.signature(Model.get_response)
@@ -42,11 +49,11 @@ class _Ask:
 
     model: Model
     operation: Operation
-    inside: Acting
+    inside: AgentContext
     """Who acts in it, as far as it has come."""
-    root: scope.Root | None
+    root: AttemptHandle | None
     told: CallEnd
-    """See `scope.call_begins`."""
+    """See `notify_call_start`."""
     args: Any
     options: Mapping[str, Any]
     chunks: StreamedAnswer | None
@@ -88,7 +95,7 @@ def _function(name: str, description: str, parameters: Mapping[str, Any]) -> dic
 
 
 def _answer(response: ModelResponse) -> dict[str, Any]:
-    output = [dict(i) if isinstance(i, Mapping) else as_mapping(i) for i in response.output]
+    output = [_mapping(item) for item in response.output]
     used = response.usage
     counts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
     return {
@@ -98,15 +105,21 @@ def _answer(response: ModelResponse) -> dict[str, Any]:
     }
 
 
+def _mapping(item: Any) -> dict[str, Any]:
+    if isinstance(item, Mapping):
+        return dict(item)
+    return item.model_dump(mode="json", exclude_unset=True, warnings=False)  # type: ignore[no-any-return]
+
+
 def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | None:
     """The call that begins; None where nothing is recorded. Never raises."""
-    current = scope.pushed()
+    current = current_context()
     if current is None:
         return None
     root = None
     try:
-        acting, root = scope.begin(current, None)
-        told = scope.call_begins(acting)
+        acting, root = start_attempt(current, None)
+        told = notify_call_start(acting)
         current = acting
         if not acting.scope.recorder.keeps:
             return None
@@ -117,7 +130,7 @@ def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | N
         acting.scope.recorder.expect(ask.key, partial(_end, ask, None, GeneratorExit()))
         return ask
     except Exception as error:
-        damage(current.scope.recorder, NAME, error)
+        add_capture_error(current.scope.recorder, NAME, error)
         if root is not None:
             root.close()
         return None
@@ -133,38 +146,36 @@ def _end(ask: _Ask, response: ModelResponse | None, error: BaseException | None)
             ask.told(error is None or isinstance(error, GeneratorExit))
             _record(ask, response, error)
     except Exception as failure:
-        damage(recorder, NAME, failure)
+        add_capture_error(recorder, NAME, failure)
     if ask.root is not None:
         ask.root.close(error)
 
 
 def _record(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> None:
     calls = ask.operation.calls
-    if calls is not None and not calls.leave(is_ok=error is None):
+    if calls is not None and not calls.needs_record(is_ok=error is None):
         return
     gathered = ask.chunks or StreamedAnswer()
     answer = gathered.answer() if response is None else _answer(response)
-    span = bypassing_call(ask.operation, ask.request(), answer, _ending(error), ask.model)
-    if span is not None:
-        ask.operation.around.scope.recorder.add(span)
-
-
-def _ending(error: BaseException | None) -> End:
-    if error is None:
-        return End()
-    if isinstance(error, GeneratorExit):
-        return End(SpanStatus.UNSET)
-    return End(SpanStatus.ERROR, text_of(error) or "error", exception_attributes(error))
+    record_call(
+        ask.operation.around,
+        ask.request(),
+        answer,
+        SpanEnd() if error is None else SpanEnd.from_error(error),
+        start_ns=ask.operation.start_ns,
+        client=ask.model,
+        native="agents.OpenAIChatCompletionsModel",
+    )
 
 
 async def _step(ask: _Ask, step: Awaitable[Any]) -> Any:
     """Take it with the call acting."""
-    token = scope.set_acting(ask.inside)
+    token = set_agent(ask.inside)
     try:
         return await step
     finally:
-        ask.inside = scope.pushed() or ask.inside
-        scope.reset_acting(token)
+        ask.inside = current_context() or ask.inside
+        reset_agent(token)
 
 
 # --- wrapping -------------------------------------------------------------------------------
@@ -220,7 +231,7 @@ def _gather(ask: _Ask, event: Any) -> None:
         if ask.chunks is not None:
             ask.chunks.add(event)
     except Exception as error:
-        damage(ask.operation.around.scope.recorder, NAME, error)
+        add_capture_error(ask.operation.around.scope.recorder, NAME, error)
 
 
 _MAKE: Final = {"get_response": _get_response, "stream_response": _stream_response}
@@ -229,9 +240,7 @@ _MAKE: Final = {"get_response": _get_response, "stream_response": _stream_respon
 def wrap() -> list[Patch]:
     """Wrap every class of models, also those that are defined from now on."""
     patches: list[Patch] = []
-    for known in subclasses(Model):
-        _wrap_class(known, patches)
-    patches.append(follow(Model, partial(_wrap_class, patches=patches)))
+    patches.append(patch_subclasses(Model, partial(_wrap_class, patches=patches)))
     return patches
 
 

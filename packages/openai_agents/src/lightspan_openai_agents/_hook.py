@@ -35,21 +35,29 @@ from agents.tracing import (
     setup,
 )
 
-from lightspan.capture import scope
-from lightspan.capture.adapter import (
+from lightspan.instrumentation import (
     AdapterInstrumentor,
+    AgentContext,
+    AttemptHandle,
+    CallEnd,
     Instrumentation,
-    cover,
-    damage,
-    shown,
-    uncover,
+    Patch,
+    Recorder,
+    SpanEnd,
+    SpanStatus,
+    add_call_listener,
+    add_capture_error,
+    conventions,
+    current_context,
+    disable_adapter,
+    enable_adapter,
+    remove_call_listener,
+    reset_agent,
+    resolve_agent,
+    set_agent,
+    start_attempt,
+    truncated_json,
 )
-from lightspan.capture.patch import Patch
-from lightspan.capture.recorder import Recorder
-from lightspan.production import record
-from lightspan.schema import conventions
-from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.spans import SpanStatus, text_of
 from lightspan_openai_agents import _bypass
 from lightspan_openai_agents._identity import (
     GUARDRAIL_TRIGGERED,
@@ -57,7 +65,6 @@ from lightspan_openai_agents._identity import (
     HANDOFF_TO,
     NAME,
     WITHOUT_SPAN,
-    End,
     Operation,
     OperationKind,
     Origin,
@@ -74,7 +81,7 @@ _KINDS: Final = {kind.value: kind for kind in OperationKind}
 _watched: Final[ContextVar[_Watched | None]] = ContextVar(
     "lightspan_openai_agents_span", default=None
 )
-"""The span of the SDK's that is current in this context, if it is none that `scope.Acting` notes
+"""The span of the SDK's that is current in this context, if it is none that `AgentContext` notes
 an operation of: the operation knows its span, and to set one ContextVar takes half as long as two.
 
 The SDK's own spans have no room for ours, and an app may keep none but `get_current_span()` to end
@@ -82,11 +89,11 @@ one by.
 """
 
 
-_COVERED: Final = (
+_SCOPES: Final = (
     "openinference.instrumentation.openai_agents",
     "opentelemetry.instrumentation.openai_agents",
 )
-"""OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
+"""OpenTelemetry's instrumentation scopes whose spans describe the same agents."""
 
 
 @dataclass(slots=True)
@@ -117,18 +124,18 @@ class _Open:
         self.operation = operation
         self.handled = sys.exception()
         """What was being handled already when it began: not its error."""
-        self.root: scope.Root | None = None
+        self.root: AttemptHandle | None = None
         """The attempt that began with it, in production."""
-        self.token: scope.Acted | None = None
+        self.token: Token[Any] | None = None
         """None where it is not what acts."""
         if is_current:
-            self.token = scope.set_acting(operation.inside.noting(NAME, operation))
+            self.token = set_agent(operation.inside.noting(NAME, operation))
 
     def leave(self) -> None:
         """Nothing acts in it any more."""
         token, self.token = self.token, None
         if token is not None:
-            scope.reset_acting(token)
+            reset_agent(token)
 
 
 def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = None) -> _Open | None:
@@ -139,7 +146,7 @@ def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = Non
         is_current: it becomes the current one.
         watched: what stands for the span.
     """
-    current = scope.pushed()
+    current = current_context()
     kind = _KINDS.get(data.type)
     if current is None or kind is None:
         return None
@@ -147,9 +154,9 @@ def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = Non
     try:
         name = str(getattr(data, "name", None) or "")
         if is_current:
-            acting, root = scope.begin(current, name or str(data.type))
+            acting, root = start_attempt(current, name or str(data.type))
         else:
-            acting = scope.resolved(current)
+            acting = resolve_agent(current)
         recorder = acting.scope.recorder
         parent = acting.notes.get(NAME)
         handed = _state.handed.get(recorder) if parent is None else None
@@ -158,10 +165,10 @@ def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = Non
         opened = _Open(operation, is_current=is_current)
         opened.root = root
         if operation.inside is not operation.around:
-            recorder.expect(operation.key, partial(_record, operation, End(SpanStatus.UNSET)))
+            recorder.expect(operation.key, partial(_record, operation, SpanEnd(SpanStatus.UNSET)))
         return opened
     except Exception as error:
-        damage(recorder, NAME, error)
+        add_capture_error(recorder, NAME, error)
         if root is not None:
             root.close()
         return None
@@ -190,10 +197,10 @@ def _end(opened: _Open, data: Any, reported: Any) -> None:
         if opened.root is not None:
             opened.root.close(error or (end.message if end.status is SpanStatus.ERROR else None))
     except Exception as error:
-        damage(recorder, NAME, error)
+        add_capture_error(recorder, NAME, error)
 
 
-def _record(operation: Operation, end: End) -> None:
+def _record(operation: Operation, end: SpanEnd) -> None:
     """Add its span, once."""
     recorder = operation.around.scope.recorder
     span = span_of(operation, end) if recorder.settle(operation.key) else None
@@ -201,31 +208,31 @@ def _record(operation: Operation, end: End) -> None:
         recorder.add(span)
 
 
-_ENDED: Final = End()
+_ENDED: Final = SpanEnd()
 
 
-def _ending(operation: Operation, data: Any, reported: Any, error: BaseException | None) -> End:
+def _ending(operation: Operation, data: Any, reported: Any, error: BaseException | None) -> SpanEnd:
     describe = None if operation.kind in WITHOUT_SPAN else _DESCRIBED.get(operation.kind)
     attributes = {} if describe is None else describe(operation, data)
     if error is None and reported is None:
-        return End(attributes=attributes) if attributes else _ENDED
+        return SpanEnd(attributes=attributes) if attributes else _ENDED
     if isinstance(error, GeneratorExit):
-        return End(SpanStatus.UNSET, attributes=attributes)
+        return SpanEnd(SpanStatus.UNSET, attributes=attributes)
     if error is not None:
-        failed = {**attributes, **exception_attributes(error)}
-        return End(SpanStatus.ERROR, text_of(error), failed)
+        end = SpanEnd.from_error(error)
+        return end._replace(attributes={**attributes, **end.attributes})
     details = reported.get("data") or {}
     told = [str(reported.get("message") or "error"), str(details.get("error") or "")]
     failed = {**attributes, conventions.ERROR_TYPE: f"{operation.kind.name.title()}Error"}
-    return End(SpanStatus.ERROR, ": ".join(filter(None, told)), failed)
+    return SpanEnd(SpanStatus.ERROR, ": ".join(filter(None, told)), failed)
 
 
 def _tool_said(operation: Operation, data: Any) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if data.input is not None:
-        said[conventions.TOOL_CALL_ARGUMENTS] = shown(data.input)
+        said[conventions.TOOL_CALL_ARGUMENTS] = truncated_json(data.input)
     if data.output is not None:
-        said[conventions.TOOL_CALL_RESULT] = shown(data.output)
+        said[conventions.TOOL_CALL_RESULT] = truncated_json(data.output)
     return said
 
 
@@ -379,7 +386,7 @@ class _Watched(Span[Any]):
 
 def _watching(span: Span[Any]) -> Span[Any]:
     """What stands for a span that is current here; itself, if nothing does."""
-    current = scope.pushed()
+    current = current_context()
     operation = None if current is None else current.notes.get(NAME)
     while operation is not None:
         if operation.watched is not None and operation.watched.inner is span:
@@ -435,7 +442,7 @@ class _Provider(TraceProvider):
         if isinstance(parent, _Watched):
             parent = parent.inner
         span = (self._inner or self.inner).create_span(span_data, span_id, parent, disabled)
-        is_watched = self.on and span_data.type in _KINDS and scope.pushed() is not None
+        is_watched = self.on and span_data.type in _KINDS and current_context() is not None
         return _Watched(span) if is_watched else span
 
     def get_current_span(self) -> Span[Any] | None:
@@ -444,7 +451,7 @@ class _Provider(TraceProvider):
 
     def create_trace(self, name: str, *args: Any, **options: Any) -> Trace:
         made = self.inner.create_trace(name, *args, **options)
-        current = scope.pushed() if self.on else None
+        current = current_context() if self.on else None
         if current is not None and current.scope.is_outside:
             _watch_trace(made, name, is_off=bool(options.get("disabled")))
         return made
@@ -508,22 +515,22 @@ class _WatchedTrace:
     def __init__(self, trace: Trace, name: str, is_off: bool) -> None:
         self._start, self._finish = trace.start, trace.finish
         self._name, self._is_off = name, is_off
-        self._root: scope.Root | None = None
-        self._token: scope.Acted | None = None
+        self._root: AttemptHandle | None = None
+        self._token: Token[Any] | None = None
         self._handled: BaseException | None = None
 
     def start(self, mark_as_current: bool = False) -> None:
         self._handled = sys.exception()
-        current = scope.pushed() if mark_as_current else None
-        root = None if current is None else scope.begin(current, self._name)[1]
+        current = current_context() if mark_as_current else None
+        root = None if current is None else start_attempt(current, self._name)[1]
         if root is not None:
-            self._root, self._token = root, scope.set_acting(root.acting)
+            self._root, self._token = root, set_agent(root.acting)
         self._start(mark_as_current)
 
     def finish(self, reset_current: bool = False) -> None:
         root, self._root = self._root, None
         if root is not None and self._token is not None:
-            scope.reset_acting(self._token)
+            reset_agent(self._token)
             raised = sys.exception()
             error = None if raised is self._handled else raised
             if self._is_off and error is None:
@@ -548,15 +555,15 @@ def _noting(original: Any, _: Patch) -> Any:
 
 
 def _note_tool(context: Any) -> None:
-    current = scope.pushed()
+    current = current_context()
     operation = None if current is None else current.notes.get(NAME)
     if operation is None or operation.kind is not OperationKind.TOOL or operation.tool_call_id:
         return
     try:
         operation.tool_call_id = str(context.tool_call_id or "")
-        operation.arguments = shown(context.tool_arguments or "")
+        operation.arguments = truncated_json(context.tool_arguments or "")
     except Exception as error:
-        damage(operation.around.scope.recorder, NAME, error)
+        add_capture_error(operation.around.scope.recorder, NAME, error)
 
 
 # --- installing -----------------------------------------------------------------------------
@@ -572,17 +579,15 @@ def instrument() -> Instrumentation:
         _wrap_provider()
         _wrap_tool_context()
         _watch_models()
-        cover(__name__, _COVERED)
-        record.hold(__name__)
+        enable_adapter(__name__, _SCOPES)
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
     """Undo `instrument`; the SDK is left as it was, with the processors that the app gave it."""
-    uncover(__name__)
-    record.release(__name__)
+    disable_adapter(__name__)
     with _state.lock:
-        scope.remove_call_listener(_note_call)
+        remove_call_listener(_note_call)
         if _state.tool_context is not None:
             _state.tool_context.undo()
             _state.tool_context = None
@@ -607,7 +612,7 @@ class Instrumentor(AdapterInstrumentor):
 def _watch_models() -> None:
     with _state.lock:
         _state.models = _state.models or _bypass.wrap()
-        scope.add_call_listener(_note_call)
+        add_call_listener(_note_call)
 
 
 def _is_installed() -> bool:
@@ -627,8 +632,8 @@ def _wrap_tool_context() -> None:
         _state.tool_context = Patch(ToolContext, _MAKER, partial(_noting, original))
 
 
-def _note_call(acting: scope.Acting) -> scope.CallEnd | None:
-    """Somebody records a model call (`scope.CallListener`).
+def _note_call(acting: AgentContext) -> CallEnd | None:
+    """Somebody records a model call (`add_call_listener`).
 
     It is noted that this call did not bypass the clients that core sees, and seen to that the app
     has not put another provider in our place.
@@ -639,7 +644,7 @@ def _note_call(acting: scope.Acting) -> scope.CallEnd | None:
     return ended
 
 
-def _watch_provider(acting: scope.Acting) -> None:
+def _watch_provider(acting: AgentContext) -> None:
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return
     with _state.lock:
@@ -649,7 +654,7 @@ def _watch_provider(acting: scope.Acting) -> None:
         _state.provider.on = False
         _wrap_provider()
     if replaced is not None and replaced.get_current_trace() is not None:
-        acting.scope.recorder.damage(
+        acting.scope.recorder.add_capture_error(
             "lightspan_openai_agents: the app called set_trace_provider() after instrument(), so "
             "it is not known which agent made this call; call instrument() after it"
         )

@@ -19,31 +19,21 @@ came from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from lightspan.capture import bypass
-from lightspan.capture.scope import (
-    Acting,
+from lightspan.instrumentation import (
+    AgentContext,
     CallEnd,
-    Frame,
-    agent_attributes,
-    all_ends,
-    make_span,
-)
-from lightspan.schema import conventions
-from lightspan.schema.spans import (
-    Attributes,
+    NestedCalls,
     Span,
+    SpanEnd,
     SpanKind,
-    SpanLink,
-    SpanStatus,
-    new_span_id,
-    now_ns,
+    conventions,
+    end_span,
 )
-from lightspan.schema.tokens import CallOutcome
 
 NAME: Final = "lightspan_openai_agents"
 """Of the adapter: its note is the innermost operation of a context."""
@@ -67,15 +57,6 @@ class OperationKind(StrEnum):
 WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.MODEL)
 
 
-class End(NamedTuple):
-    """How an operation ended."""
-
-    status: SpanStatus = SpanStatus.OK
-    """UNSET for one that was abandoned: that is no error."""
-    message: str = ""
-    attributes: Mapping[str, Any] = {}
-
-
 class Origin(NamedTuple):
     """The agent that handed over."""
 
@@ -89,17 +70,17 @@ class Operation:
 
     kind: OperationKind
     name: str
-    around: Acting
+    around: AgentContext
     """Who acted when it began."""
-    inside: Acting
+    inside: AgentContext
     """Who acts in it."""
     parent: Operation | None = None
     origin: Origin | None = None
     tool_call_id: str = ""
     arguments: str = ""
-    calls: bypass.CallsInside | None = None
+    calls: NestedCalls | None = None
     """Of a model call: those inside it that somebody else records."""
-    start_ns: int = field(default_factory=now_ns)
+    start_ns: int = field(default_factory=time.time_ns)
     handed: dict[str, Origin] = field(default_factory=dict)
     """Name of an agent that was handed to → who handed over; until it begins."""
     watched: Any = None
@@ -114,7 +95,7 @@ class Operation:
 def begin(
     kind: OperationKind,
     name: str,
-    around: Acting,
+    around: AgentContext,
     parent: Operation | None = None,
     handed: dict[str, Origin] | None = None,
 ) -> Operation:
@@ -129,26 +110,26 @@ def begin(
     """
     operation = Operation(kind, name, around, around, parent)
     if kind is OperationKind.MODEL:
-        operation.calls = bypass.CallsInside()
+        operation.calls = NestedCalls()
     is_agent = kind is OperationKind.AGENT
     if kind in WITHOUT_SPAN or (is_agent and not name):
         return operation
-    span_id, frames = new_span_id(), around.frames
     if is_agent:
-        frames = (*frames, Frame(name, span_id))
+        operation.inside = around.enter_agent(name)
         waiting = handed if parent is None else parent.handed
         operation.origin = (waiting or {}).pop(name, None)
-    operation.inside = around.within(span_id, frames)
+    else:
+        operation.inside = around.enter_tool()
     return operation
 
 
 def note_asked(operation: Operation | None) -> CallEnd | None:
     """Somebody who knows more of it asks a model in this operation, and tells how that ended."""
-    ends: list[CallEnd] = []
+    calls: list[NestedCalls] = []
     while operation is not None and operation.calls is not None:
-        ends.append(operation.calls.begins())
+        calls.append(operation.calls)
         operation = operation.parent
-    return all_ends(ends)
+    return NestedCalls.start_in(calls)
 
 
 def hand_over(
@@ -172,85 +153,38 @@ def hand_over(
         known[target] = Origin(source, str(agent.inside.parent_span_id))
 
 
-def span_of(operation: Operation, end: End) -> Span | None:
+def span_of(operation: Operation, end: SpanEnd) -> Span | None:
     """The span of an operation that has ended; None for one that makes none."""
     span_id = operation.inside.parent_span_id
     if operation.inside is operation.around or span_id is None:
         return None
     name, kind, attributes = _DESCRIBED[operation.kind](operation)
-    attributes |= end.attributes
-    return make_span(
+    origin = operation.origin
+    return end_span(
         operation.around,
-        name,
         kind,
-        attributes,
+        name,
+        end,
         span_id=span_id,
         start_ns=operation.start_ns,
-        end_ns=now_ns(),
-        status=end.status,
-        status_message=end.message,
-        links=_links(operation),
+        attributes=attributes,
+        links=[] if origin is None else [(origin.span_id, {HANDOFF_FROM: origin.name})],
     )
-
-
-def bypassing_call(
-    operation: Operation,
-    request: Mapping[str, Any],
-    answer: Mapping[str, Any],
-    end: End,
-    model: Any,
-) -> Span | None:
-    """Return the LLM span of a model call that core could not see; None if the gateway records it.
-
-    Args:
-        operation: the call, which has ended.
-        request: as the body of an OpenAI request.
-        answer: as an OpenAI completion or response.
-        end: how it ended.
-        model: the SDK's object that asked.
-    """
-    client = bypass.client_of(model, "agents.OpenAIChatCompletionsModel")
-    if bypass.is_at_gateway(client, operation.around.scope.gateway_url):
-        return None
-    is_cancelled = end.attributes.get(conventions.ERROR_TYPE) == "CancelledError"
-    return bypass.bypassing_call(
-        operation.around,
-        request,
-        answer,
-        start_ns=operation.start_ns,
-        status=end.status,
-        message=end.message,
-        attributes=end.attributes,
-        outcome=CallOutcome.CANCELLED if is_cancelled else None,
-        client=client,
-    )
-
-
-def _links(operation: Operation) -> list[SpanLink]:
-    if operation.origin is None:
-        return []
-    told: Attributes = {HANDOFF_FROM: operation.origin.name}
-    return [SpanLink(operation.around.scope.trace_id, operation.origin.span_id, told)]
 
 
 _Described = tuple[str, SpanKind, dict[str, Any]]
 
 
 def _agent(operation: Operation) -> _Described:
-    attributes = agent_attributes(operation.name, operation.around.frames)
-    attributes[conventions.AGENT_PATH] = operation.inside.path
-    return f"invoke_agent {operation.name}", SpanKind.AGENT, attributes
+    return operation.name, SpanKind.AGENT, {}
 
 
 def _tool(operation: Operation) -> _Described:
     attributes = {
-        conventions.OPERATION_NAME: "execute_tool",
-        conventions.TOOL_NAME: operation.name,
         conventions.TOOL_CALL_ID: operation.tool_call_id or None,
         conventions.TOOL_CALL_ARGUMENTS: operation.arguments or None,
-        conventions.OPENINFERENCE_KIND: "TOOL",
     }
-    return f"execute_tool {operation.name}", SpanKind.TOOL, attributes
+    return operation.name, SpanKind.TOOL, attributes
 
 
 def _handoff(operation: Operation) -> _Described:

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 from agents import Agent, Handoff
 
-from lightspan.capture.references import enclosed, root_of
-from lightspan.capture.search import AgentSearch, Where
-from lightspan.schema.routing import AgentPaths
+from lightspan.instrumentation import (
+    AgentPaths,
+    AgentSearch,
+    Location,
+)
 
 _RUNNERS: Final = frozenset({"Runner", "run", "run_sync", "run_streamed"})
 """Names which in a function's code mean that it runs the agents that it mentions."""
@@ -41,41 +43,40 @@ def agents(app: Any) -> AgentPaths:
     Args:
         app: an `Agent`, a list of them, or a function.
     """
-    return _Search().search(app, _Where())
+    return _Search().search(app, _Location())
 
 
 @dataclass(frozen=True, slots=True)
-class _Where(Where):
+class _Location(Location):
     ids: frozenset[int] = frozenset()
     """Of the agents around."""
 
-    def entering(self, agent: Agent[Any]) -> _Where:
+    def entering(self, agent: Agent[Any]) -> _Location:
         inside = self.within(agent.name) if agent.name else self
         return replace(inside, ids=self.ids | {id(agent)})
 
 
-class _Search(AgentSearch[_Where]):
+class _Search(AgentSearch[_Location]):
     makers = frozenset({"Agent", "SandboxAgent", "as_tool", "clone"})
     installed = (_SDK, "openai")
-    plain = ("lightspan.testing",)
 
-    def visit(self, thing: Any, where: _Where) -> None:
+    def visit(self, thing: Any, where: _Location) -> None:
         if isinstance(thing, Agent):
             self._agent(thing, where)
         elif isinstance(thing, Handoff):
             self._handoff(thing, where)
         else:
             super().visit(thing, where)
-            if root_of(thing) == _SDK:
+            if AgentSearch.package(thing) == _SDK:
                 self.look_at_all(_held(thing), where)
 
-    def refers(self, thing: Any, names: set[str], where: _Where) -> None:
+    def refers(self, thing: Any, names: set[str], where: _Location) -> None:
         if isinstance(thing, Agent) and not names & _RUNNERS:
             self.complete = False  # it does something with an agent, who knows what
         else:
             self.look(thing, where)
 
-    def _agent(self, agent: Agent[Any], where: _Where) -> None:
+    def _agent(self, agent: Agent[Any], where: _Location) -> None:
         inside = where.entering(agent)
         self.add(inside)
         if id(agent) in where.ids:  # it can be reached from itself, deeper each time
@@ -85,7 +86,7 @@ class _Search(AgentSearch[_Where]):
             self.look(getattr(agent, name, None), inside)
         self.look_at_all(agent.handoffs, where)
 
-    def _handoff(self, handoff: Handoff[Any, Any], where: _Where) -> None:
+    def _handoff(self, handoff: Handoff[Any, Any], where: _Location) -> None:
         reference = getattr(handoff, "_agent_ref", None)
         agent = reference() if reference is not None else None
         if agent is not None:
@@ -104,9 +105,13 @@ def _held(thing: Any) -> Iterator[Any]:
     if isinstance(thing, type | ModuleType):
         return
     if isinstance(thing, FunctionType):
-        held = enclosed(thing)
+        held = AgentSearch.closure(thing)
     else:
         held = iter(list(getattr(thing, "__dict__", {}).values()))
     for value in held:
-        if callable(value) or isinstance(value, Agent | list | tuple) or root_of(value) == _SDK:
+        if (
+            callable(value)
+            or isinstance(value, Agent | list | tuple)
+            or AgentSearch.package(value) == _SDK
+        ):
             yield value

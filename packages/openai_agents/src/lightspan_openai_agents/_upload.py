@@ -11,8 +11,9 @@ from typing import Any
 
 from agents.tracing import Span, Trace, TraceProvider, TracingProcessor, processors
 
-from lightspan.capture import scope
-from lightspan.schema.records import Mode
+from lightspan.instrumentation import (
+    current_context,
+)
 
 
 class _OutsideRollouts(TracingProcessor):
@@ -51,10 +52,8 @@ class _OutsideRollouts(TracingProcessor):
 
 
 def _in_rollout() -> bool:
-    current = scope.pushed()
-    if current is None or current.scope.is_outside:
-        return False
-    return current.scope.mode is not Mode.PRODUCTION
+    current = current_context()
+    return current is not None and current.scope.is_rollout
 
 
 def silenced(processor: TracingProcessor) -> TracingProcessor:

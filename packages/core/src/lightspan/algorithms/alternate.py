@@ -19,7 +19,7 @@ from lightspan.algorithms.prompts.chosen import Chosen
 from lightspan.algorithms.prompts.survey import Surveyed
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, Reflections, World
 from lightspan.engines.protocol import EngineCapabilities
-from lightspan.errors import ConfigError, short_constructor
+from lightspan.errors import ConfigError
 from lightspan.learners.protocol import Critic, LearnerCapabilities, Loss, Optimizer
 from lightspan.lightning.batch import BatchConfig
 from lightspan.lightning.episode import Episode
@@ -55,7 +55,6 @@ class _State(msgspec.Struct, kw_only=True):
     """A name of the weights as they are: another one after each step of theirs."""
 
 
-@short_constructor
 class Alternate(Algorithm):
     """Learns prompts and weights in turns: a search for better prompts, run by the model as it is
     then; some steps of the weights, with the prompts as they are then; and again.

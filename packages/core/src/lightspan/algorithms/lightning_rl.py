@@ -27,12 +27,12 @@ from lightspan.algorithms.metrics import (
     saw_nothing,
     why_nothing,
 )
-from lightspan.algorithms.overlap import InFlight, check_overlap
+from lightspan.algorithms.overlap import check_overlap, next_episodes
 from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
 from lightspan.algorithms.rates import Rate, choose_rate
 from lightspan.algorithms.replays import without_mismatches
 from lightspan.engines.protocol import EngineCapabilities
-from lightspan.errors import ConfigError, UnsupportedError, short_constructor
+from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners.protocol import (
     Critic,
     LearnerCapabilities,
@@ -207,7 +207,6 @@ class LightningSettings:
 LightningSettings.__init__.__qualname__ = "LightningRL.__init__"
 
 
-@short_constructor
 class LightningRL(LightningSettings, Algorithm):
     """Reinforcement learning for the agents of an app.
 
@@ -305,7 +304,7 @@ class LightningRL(LightningSettings, Algorithm):
         self._specs = self._policy_specs(selection.policies)
         self._supported: frozenset[Rejection] = frozenset()
         self._air_was_idle = False
-        self._in_flight = InFlight(self.overlap, self.tasks_per_step)
+        self._overlap_metrics: Metrics = {}
         self._was_scored = False
         self._was_computed = False
         self._unscored_tasks: set[str] = set()
@@ -399,7 +398,10 @@ class LightningRL(LightningSettings, Algorithm):
         episodes, those of replaced groups too, which `build` leaves out. With `overlap` those of
         groups that were begun before, while others begin."""
         if self.overlap:
-            return await self._in_flight.next(world, self.group_size)
+            episodes, self._overlap_metrics = await next_episodes(
+                world, self.overlap, self.tasks_per_step, self.group_size
+            )
+            return episodes
         episodes = await world.rollouts(self.plan(world), self.group_size)
         missing = self._missing_groups(episodes)
         for _ in range(self.resample):
@@ -503,7 +505,7 @@ class LightningRL(LightningSettings, Algorithm):
         learned = await self._update(world, batch)
         if learned:
             await world.publish()
-        counted = self._in_flight.metrics() if self.overlap else self._resample_metrics(episodes)
+        counted = self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
         return {**rollout_metrics(episodes), **counted, **batch_metrics(batch), **learned}
 
     async def _expected(self, world: World, draft: Draft) -> Batch:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from lightspan.engines.protocol import EngineCapabilities, TokenEngine
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.learners.protocol import (
     Critic,
     Learner,
@@ -50,7 +50,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Starting weights; None for the algorithm's."""
     lora: LoRA | None = None
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         for name in ("name", "model"):
             value: Any = getattr(self, name)
@@ -121,6 +120,11 @@ class World(Protocol):
     @property
     def versions(self) -> dict[str, int]:
         """Policy → the version that the engine serves."""
+        ...
+
+    @property
+    def in_flight(self) -> Mapping[str, int]:
+        """The groups that were submitted and not taken, in order → publications since."""
         ...
 
     def next_tasks(self, count: int) -> list[Json]:

@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from lightspan.algorithms.protocol import PolicySpec
-from lightspan.engines.sizes import count_parameters
 from lightspan.errors import ModelError
+from lightspan.plugins import load_plugin
 
 SMALL: Final = 0.8e6
 """Parameters of the small model."""
@@ -64,14 +64,16 @@ def default_rate(parameters: int, *, lora: bool) -> float:
 
 
 def choose_rate(
-    policies: Mapping[str, PolicySpec], count: Callable[[str], int] = count_parameters
+    policies: Mapping[str, PolicySpec], count: Callable[[str], int] | None = None
 ) -> Rate:
     """The rate for these policies, which share an optimiser: of different ones the lowest, at which
     none is spoiled.
 
     Args:
-        count: the parameters of a model; raises `ModelError` where they cannot be known.
+        count: the parameters of a model, `count_parameters` of a plugin if it is left out; raises
+            `ModelError` where they cannot be known.
     """
+    count = count or load_plugin("api", "count_parameters")
     of_spec = {spec: _rate_of(spec, count) for spec in policies.values()}
     least = min(of_spec.values())
     if len(set(of_spec.values())) == 1:

@@ -20,7 +20,8 @@ from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.traces import Query, Time, reward_bound
 from lightspan.algorithms.unfinished import Done, Unfinished, interrupts
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.errors import ConfigError, DataError, short_constructor, short_tracebacks
+from lightspan.errors import ConfigError, DataError
+from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
@@ -61,7 +62,6 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
     """With `from_store`: reason → how many calls were not imitated."""
 
 
-@short_constructor
 @dataclass(kw_only=True, eq=False)
 class SFT:
     """Imitates demonstrations: those given to `fit`, or what production recorded (`from_store`).
@@ -90,7 +90,7 @@ class SFT:
         lora: adapters instead of full weights.
         device: such as `"cuda"`.
         seed: for the order of the demonstrations.
-        learner_options: further arguments of the torch learner.
+        learner: settings of the torch learner, `Torch(…)`.
         from_store: the URL of a store that production wrote.
         min_reward: the least score of a call that is imitated; None takes unscored ones too.
         service: only calls of this service.
@@ -114,7 +114,7 @@ class SFT:
     lora: LoRA | None = None
     device: str = "cpu"
     seed: int = 0
-    learner_options: Mapping[str, Any] | None = None
+    learner: Torch | None = None
     from_store: str | os.PathLike[str] | None = None
     min_reward: float | None = None
     service: str | None = None
@@ -153,7 +153,6 @@ class SFT:
         names = ("min_reward", "service", "agents", "since", "until")
         return {name: getattr(self, name) for name in names}
 
-    @short_tracebacks
     def fit(
         self,
         demonstrations: Sequence[Json | Demonstration] | str | Path | None = None,
@@ -210,7 +209,7 @@ class SFT:
             lora=self.lora,
             device=self.device,
             seed=self.seed,
-            **(self.learner_options or {}),
+            **(self.learner or Torch()).options(),
         )
         target = Path(folder)
         unfinished = Unfinished(target)

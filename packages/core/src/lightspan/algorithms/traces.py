@@ -17,7 +17,7 @@ import msgspec
 
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Call, Episode, build_episode
-from lightspan.otel.arrivals import gathered, was_sent
+from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import conventions as c
 from lightspan.schema.checks import check_number, is_number
 from lightspan.schema.records import Attempt, Mode, RolloutState
@@ -107,9 +107,13 @@ async def read_attempts(store: Store, query: Query) -> AsyncIterator[RecordedAtt
         spans = await store.spans([attempt.attempt_id for attempt in attempts])
         for attempt in attempts:
             state = portion[attempt.rollout_id]
-            rollout, known = gathered(state.rollout, attempt, spans[attempt.attempt_id])
+            rollout, known = state.rollout, list(spans[attempt.attempt_id])
+            received = attempt.runner_id in installed_plugins("readers")
+            if received:
+                read = load_plugin("readers", attempt.runner_id)
+                rollout, known = read(rollout, attempt, known)
             episode = build_episode(attempt, rollout, settle_feedback(known), [])
-            if was_sent(attempt):
+            if received:
                 episode = replace(episode, notes=(*episode.notes, WITHOUT_TOKENS))
             state = msgspec.structs.replace(state, rollout=rollout)
             yield RecordedAttempt(state, attempt, episode)

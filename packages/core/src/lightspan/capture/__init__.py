@@ -7,6 +7,6 @@ words calls of other clients, `uncaptured_http` notes their requests in a dry ru
 the texts that agents are given in place of the app's; `emit` is what a person's own code may say.
 `steps` keeps a block to its own generator; `threads` carries the scope along, `strays` are calls
 where it could not. What changes the process as a whole is in `state`; `readable_spans` are ours as
-OpenTelemetry's SDK has them. Framework adapters share `adapter`, `patch` (what they wrap) and
-`search` (the agents of an app, by what its code `references`).
+OpenTelemetry's SDK has them. Adapters use `adapter`, `patch` (what they wrap) and `search` (the
+agents of an app, by what its code `references`) through `lightspan.instrumentation`.
 """

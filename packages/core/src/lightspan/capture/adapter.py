@@ -1,60 +1,58 @@
-"""What all adapters share: the versions they need, what `instrument()` returns, what spans say.
-
-Another framework is another package beside this one, `packages/NAME`: its `_hook` listens to the
-framework and tells `scope` who acts, `_identity` makes agent paths and spans of what it heard,
-`_static` finds agents without running them (by `search`), and `__init__` has `instrument()` and
-`agents()`. It passes `lightspan.testing.AdapterSuite`. CONTRIBUTING says where else its name goes.
-"""
+"""What adapters of frameworks share; `lightspan.instrumentation` is its public face."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
-from lightspan.capture.scope import Acting, Frame
+from lightspan.capture.scope import AgentContext, agent_attributes, make_span
 from lightspan.capture.state import state
 from lightspan.errors import ConfigError
 from lightspan.schema import conventions
 from lightspan.schema.routing import join_path
-from lightspan.schema.spans import Attributes, text_of
+from lightspan.schema.spans import Attributes, Span, SpanKind, SpanLink, SpanStatus, text_of
 
-TEXT_LIMIT: Final = 65_536
-"""Characters of a tool's arguments or result that its span keeps."""
+MAX_TEXT_LENGTH: Final = 65_536
+"""Characters of a tool's arguments or result in its span."""
 
 
 # --- versions -------------------------------------------------------------------------------
-def require_framework(name: str, floor: str) -> str:
-    """The installed version of a framework.
+@contextmanager
+def require_framework(adapter: str, framework: str, floor: str) -> Iterator[None]:
+    """Check the installed version of a framework around an adapter's imports of it.
 
     Args:
-        name: of its distribution.
-        floor: the oldest version that the adapter works with.
+        adapter: name of the adapter's distribution.
+        framework: name of the framework's distribution.
+        floor: oldest version that the adapter supports.
 
     Raises:
-        ConfigError: it is not installed, or older than `floor`.
+        ConfigError: the framework is not installed, or is older than `floor`.
+        ImportError: an import in the block failed: the framework is newer than the adapter.
     """
-    fix = f"pip install '{name}>={floor}'"
+    hint = f"pip install '{framework}>={floor}'"
     try:
-        found = version(name)
+        installed = version(framework)
     except PackageNotFoundError:
-        raise ConfigError(f"{name} is not installed in this environment: {fix}") from None
-    if _numbers(found) < _numbers(floor):
-        raise ConfigError(f"{name} {found} is older than {floor}, which this needs: {fix}")
-    return found
-
-
-def too_new(adapter: str, framework: str, found: str, error: ImportError) -> ImportError:
-    """The error of an adapter that misses something in a framework that is new enough."""
-    return ImportError(
-        f"this {adapter} does not know {framework} {found} ({error}): upgrade {adapter}, or "
-        f"install an older {framework}"
-    )
+        raise ConfigError(f"{framework} is not installed in this environment: {hint}") from None
+    if _numbers(installed) < _numbers(floor):
+        raise ConfigError(
+            f"{framework} {installed} is older than {floor}, which this needs: {hint}"
+        )
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f"this {adapter} does not know {framework} {installed} ({error}): upgrade {adapter}, "
+            f"or install an older {framework}"
+        ) from error
 
 
 def _numbers(text: str) -> list[int]:
@@ -62,43 +60,27 @@ def _numbers(text: str) -> list[int]:
 
 
 # --- texts ----------------------------------------------------------------------------------
-def shown(value: Any) -> str:
-    """A value as text or JSON, cut to `TEXT_LIMIT` characters. Never raises."""
-    return shortened(value if isinstance(value, str) else as_json(value))
+def truncated_json(value: Any, limit: int | None = MAX_TEXT_LENGTH) -> str:
+    """Return a text as it is and any other value as JSON, cut to a length; never raise.
 
-
-def shortened(text: str) -> str:
-    """A text, cut to a length that a span can carry."""
-    if len(text) <= TEXT_LIMIT:
+    Args:
+        value: what is to be recorded; a part that JSON cannot express becomes its `repr`.
+        limit: maximum number of characters; None for no limit.
+    """
+    text = value if isinstance(value, str) else _json(value)
+    if limit is None or len(text) <= limit:
         return text
-    return f"{text[:TEXT_LIMIT]}… ({len(text)} characters)"
+    return f"{text[:limit]}… ({len(text)} characters)"
 
 
-def as_json(value: Any) -> str:
-    """A value as JSON; what JSON cannot say becomes its `repr`. Never raises."""
+def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=repr)
     except Exception:  # keys that are no text, cycles, a `repr` of the app's that raises
         return f"<{type(value).__name__}>"
 
 
-# --- what is told ---------------------------------------------------------------------------
-class Place(NamedTuple):
-    """Where something happens: the agents around it, and the innermost open span."""
-
-    frames: tuple[Frame, ...] = ()
-    span_id: str | None = None
-
-    @property
-    def path(self) -> str:
-        return join_path(frame.name for frame in self.frames)
-
-
-def place_of(acting: Acting) -> Place:
-    """Where whoever acts is."""
-    return Place(acting.frames, acting.parent_span_id)
-
-
+# --- spans ----------------------------------------------------------------------------------
 _ERROR_KEYS: Final = (
     conventions.ERROR_TYPE,
     conventions.EXCEPTION_TYPE,
@@ -107,54 +89,125 @@ _ERROR_KEYS: Final = (
 )
 
 
+class SpanEnd(NamedTuple):
+    """How an agent, a tool or a model call ended."""
+
+    status: SpanStatus = SpanStatus.OK
+    """UNSET for what was abandoned, which is no error."""
+    message: str = ""
+    """Of the error."""
+    attributes: Mapping[str, Any] = {}
+    """More attributes of the span: those of the error, a tool's result."""
+
+    @classmethod
+    def from_error(cls, error: BaseException) -> SpanEnd:
+        """Return the end by an exception; a closed generator was abandoned."""
+        if isinstance(error, GeneratorExit):
+            return cls(SpanStatus.UNSET)
+        attributes = conventions.exception_attributes(error)
+        return cls(SpanStatus.ERROR, text_of(error), attributes)
+
+
+SUCCEEDED: Final = SpanEnd()
+
+
 def error_attributes(attributes: Mapping[str, Any]) -> Attributes:
-    """Those of them that tell of an error."""
+    """Return those of the attributes that describe an error."""
     return {key: attributes[key] for key in _ERROR_KEYS if key in attributes}
 
 
-def damage(recorder: Recorder, adapter: str, error: Exception) -> None:
-    """An error of an adapter's own: it damages the attempt and never reaches the app."""
-    recorder.damage(f"{adapter}: {type(error).__name__}: {text_of(error)}")
-
-
-# --- spans that tell the same ----------------------------------------------------------------
-def cover(adapter: str, libraries: Iterable[str]) -> None:
-    """Say that an adapter tells of the agents whose spans these instrumentations make, until
-    `uncover`: who reads agents from spans (`lightspan.otel`) passes over them, or each would be
-    told of twice.
+def end_span(
+    around: AgentContext,
+    kind: SpanKind,
+    name: str,
+    end: SpanEnd = SUCCEEDED,
+    *,
+    span_id: str | None = None,
+    start_ns: int | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    links: Sequence[tuple[str, Mapping[str, Any]]] = (),
+) -> Span:
+    """Return the span of something that has ended now.
 
     Args:
-        adapter: its name.
-        libraries: names of OpenTelemetry's instrumentation scopes.
+        around: the context in which it began.
+        kind: AGENT and TOOL spans get the attributes that all adapters write.
+        name: name of the agent or tool; of another kind, of the span.
+        end: how it ended.
+        span_id: id of the frame that was pushed for it; None for a new id.
+        start_ns: when it began, nanoseconds since the epoch; None for now.
+        attributes: more attributes.
+        links: id and attributes of other spans of the attempt.
     """
-    state.covered[adapter] = frozenset(libraries)
+    common: dict[str, Any] = {}
+    label, more = name, end.attributes
+    if kind is SpanKind.AGENT:
+        common = agent_attributes(name, around.frames)
+        common[conventions.AGENT_PATH] = join_path((*(frame.name for frame in around.frames), name))
+        label, more = f"invoke_agent {name}", error_attributes(end.attributes)
+    elif kind is SpanKind.TOOL:
+        common = {
+            conventions.OPERATION_NAME: "execute_tool",
+            conventions.TOOL_NAME: name,
+            conventions.OPENINFERENCE_KIND: "TOOL",
+        }
+        label = f"execute_tool {name}"
+    return make_span(
+        around,
+        label,
+        kind,
+        {**common, **(attributes or {}), **more},
+        span_id=span_id,
+        start_ns=start_ns,
+        status=end.status,
+        status_message=end.message,
+        links=[SpanLink(around.scope.trace_id, key, dict(value)) for key, value in links],
+    )
 
 
-def uncover(adapter: str) -> None:
-    """Undo `cover`."""
-    state.covered.pop(adapter, None)
+# --- errors ---------------------------------------------------------------------------------
+def add_capture_error(recorder: Recorder, adapter: str, error: Exception) -> None:
+    """Record an error of the adapter itself: the attempt is not trained, the app never sees it."""
+    recorder.add_capture_error(f"{adapter}: {type(error).__name__}: {text_of(error)}")
 
 
-def is_covered(library: str) -> bool:
-    """Whether an adapter tells of what the spans of this instrumentation tell of."""
-    return any(library in covered for covered in state.covered.values())
+# --- OpenTelemetry's instrumentation scopes -------------------------------------------------
+def claim_scope(adapter: str, scopes: Iterable[str]) -> None:
+    """Ignore the spans of these instrumentation scopes, since an adapter records the same agents.
+
+    Args:
+        adapter: name of the adapter.
+        scopes: names of OpenTelemetry's instrumentation scopes.
+    """
+    state.claims[adapter] = frozenset(scopes)
+
+
+def release_scope(adapter: str) -> None:
+    """Undo `claim_scope`."""
+    state.claims.pop(adapter, None)
+
+
+def is_claimed(scope: str) -> bool:
+    """Return whether an adapter claims this instrumentation scope."""
+    return any(scope in scopes for scopes in state.claims.values())
 
 
 # --- installing -----------------------------------------------------------------------------
-def subclasses(base: Any) -> Iterator[type]:
-    """All classes below one, each once."""
-    below: dict[type, None] = {}
+def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
+    """Call `wrap` with a class and every class below it, also those that are defined later.
+
+    Returns:
+        What ends the calls for later classes; patches that `wrap` made are the caller's to undo.
+    """
+    below: dict[type, None] = {base: None}
     queue: list[type] = list(type.__subclasses__(base))
     while queue:
-        one = queue.pop()
-        if one not in below:
-            below[one] = None
-            queue += type.__subclasses__(one)
-    yield from below
-
-
-def follow(base: Any, wrap: Callable[[type], None]) -> Patch:
-    """Call `wrap` with every class that is defined below one from now on, until undone."""
+        cls = queue.pop()
+        if cls not in below:
+            below[cls] = None
+            queue += type.__subclasses__(cls)
+    for cls in below:
+        wrap(cls)
     own = vars(base).get("__init_subclass__")
 
     def init_subclass(cls: type, **kwargs: Any) -> None:
@@ -164,8 +217,8 @@ def follow(base: Any, wrap: Callable[[type], None]) -> Patch:
             own.__func__(cls, **kwargs)
         wrap(cls)
 
-    ours: Any = classmethod(init_subclass)  # type: ignore[arg-type]
-    return Patch(base, "__init_subclass__", lambda patch: ours)
+    replacement: Any = classmethod(init_subclass)  # type: ignore[arg-type]
+    return Patch(base, "__init_subclass__", lambda patch: replacement)
 
 
 class Instrumentation:

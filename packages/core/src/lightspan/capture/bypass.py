@@ -2,21 +2,22 @@
 
 The wire shim sees every call of those. A client of another kind (Ollama, LiteLLM, one of the
 user's own) asks past it: such a call goes where it went, and an adapter that knows of it
-records what it was, so that it shows in the coverage as a call that cannot be trained. So it does
-with an answer that came from a framework's cache, which adapters switch off where `is_routed`.
+records it (`record_call`), so that it shows in the coverage as a call that cannot be trained. So it
+does with an answer of a framework's cache, which adapters switch off where a call `is_routed`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from lightspan.capture.scope import Acting, CallEnd, make_span
+from lightspan.capture.adapter import SUCCEEDED, SpanEnd, error_attributes
+from lightspan.capture.scope import AgentContext, CallEnd, make_span
 from lightspan.schema import conventions
 from lightspan.schema.call_attributes import answer_attributes, request_attributes
-from lightspan.schema.records import Mode, new_id
+from lightspan.schema.records import new_id
 from lightspan.schema.routing import Route
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, now_ns
 from lightspan.schema.tokens import CallOutcome
@@ -96,21 +97,6 @@ def _read(place: Any, name: str) -> Any:
         return None
 
 
-def running(kind: type) -> Any:
-    """The innermost object of this class whose method is running; None where there is none.
-
-    For frameworks that tell of a call from inside the client's method, but not of the client.
-    """
-    frame = sys._getframe(1).f_back
-    while frame is not None:
-        if frame.f_code.co_varnames[:1] == ("self",):
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, kind):
-                return owner
-        frame = frame.f_back
-    return None
-
-
 def is_at_gateway(client: Client | None, gateway_url: str | None) -> bool:
     """Whether it asks the attempt's own endpoint, which records the call itself."""
     return (
@@ -118,39 +104,94 @@ def is_at_gateway(client: Client | None, gateway_url: str | None) -> bool:
     )
 
 
-class CallsInside:
-    """Of a framework's model call: those inside it that somebody else records. Thread-safe.
+class NestedCalls:
+    """The model calls inside a framework's model call that somebody else records. Thread-safe.
 
-    A client may try another way where one of them fails (another URL, another client); only what
-    brought the answer may be recorded as having done so, and once.
+    A client may try another URL or client where one fails: the framework's call is recorded only if
+    no call inside it is under way or brought the answer.
     """
 
     def __init__(self) -> None:
         self._ends: list[list[bool]] = []
-        """Of each call, how it ended, once it has."""
+        """Of each call, whether it was answered, once it has ended."""
 
-    def begins(self) -> CallEnd:
-        """One begins; what is returned is to be told whether it brought an answer."""
+    def start(self) -> CallEnd:
+        """Note that a call begins; return what is to be called with whether it was answered."""
         ends: list[bool] = []
         self._ends.append(ends)
         return ends.append
 
-    def leave(self, *, is_ok: bool) -> bool:
-        """Whether the call around them is nobody's but the framework's to record.
+    def needs_record(self, *, is_ok: bool) -> bool:
+        """Return whether the framework's call is the adapter's to record.
 
         Args:
-            is_ok: it has an answer.
+            is_ok: the framework's call was answered.
         """
         if not self._ends:
             return True
         return is_ok and all(ends and not ends[0] for ends in self._ends)
 
+    @staticmethod
+    def start_in(calls: Iterable[NestedCalls]) -> CallEnd | None:
+        """Note one call in several framework calls, as a `CallListener`; None if there are none."""
+        ends = [nested.start() for nested in calls]
+        if len(ends) < 2:
+            return ends[0] if ends else None
 
+        def ended(is_answered: bool) -> None:
+            for end in ends:
+                end(is_answered)
+
+        return ended
+
+
+def record_call(
+    context: AgentContext,
+    request: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    end: SpanEnd = SUCCEEDED,
+    *,
+    start_ns: int,
+    client: Any = None,
+    native: str = "",
+) -> None:
+    """Record a model call, ended now, of a client that uses neither OpenAI's nor Anthropic's SDK.
+
+    A call to the attempt's own gateway is left out, which records it itself.
+
+    Args:
+        context: who asked.
+        request: what is known of it, as the body of an OpenAI request.
+        answer: what is known of it, as an OpenAI completion or response; empty if there is none.
+        end: how it ended.
+        start_ns: when it began, nanoseconds since the epoch.
+        client: the framework's object that asked, if it is known.
+        native: the framework's client that uses OpenAI's SDK, to be named as the remedy.
+    """
+    known = None if client is None else client_of(client, native)
+    if is_at_gateway(known, context.scope.gateway_url):
+        return
+    error_type = end.attributes.get(conventions.ERROR_TYPE)
+    span = bypassing_call(
+        context,
+        request,
+        answer,
+        start_ns=start_ns,
+        status=end.status,
+        message=end.message or ("error" if end.status is SpanStatus.ERROR else ""),
+        attributes=error_attributes(end.attributes),
+        outcome=CallOutcome.CANCELLED if error_type in _CANCELLED else None,
+        client=known,
+    )
+    context.scope.recorder.add(span)
+
+
+_CANCELLED: Final = ("CancelledError", "GeneratorExit")
 _OUTCOMES = {SpanStatus.OK: CallOutcome.OK, SpanStatus.ERROR: CallOutcome.ERROR}
 
 
 def bypassing_call(
-    acting: Acting,
+    acting: AgentContext,
     request: Mapping[str, Any],
     answer: Mapping[str, Any],
     *,
@@ -174,7 +215,7 @@ def bypassing_call(
         outcome: if the status does not say it.
         client: who asked for it, where the framework tells.
     """
-    known = bypassing_attributes(request, answer, outcome or outcome_of(status))
+    known = _attributes(request, answer, outcome or _outcome_of(status))
     if client is not None:
         known |= client.attributes()
     return make_span(
@@ -189,7 +230,7 @@ def bypassing_call(
     )
 
 
-def bypassing_attributes(
+def _attributes(
     request: Mapping[str, Any], answer: Mapping[str, Any], outcome: CallOutcome
 ) -> Attributes:
     """The attributes of such a call, with a call id of its own."""
@@ -202,37 +243,9 @@ def bypassing_attributes(
     }
 
 
-def outcome_of(status: SpanStatus) -> CallOutcome:
+def _outcome_of(status: SpanStatus) -> CallOutcome:
     """What became of a call whose span has this status."""
     return _OUTCOMES.get(status, CallOutcome.CANCELLED)
 
 
-def is_routed(acting: Acting) -> bool:
-    """Whether a call made now is one that the gateway answers in a rollout, or one of an agent
-    whose instructions are learned.
-
-    Then no cache of the app's may answer it: that is no sample of the policy, and in a validation
-    one of an older policy, or the answer to other instructions. What is said stays out of the
-    cache, too.
-    """
-    scope = acting.scope
-    if scope.mode is Mode.PRODUCTION:
-        return False
-    if scope.instructions is not None and scope.instructions.concerns(acting.path):
-        return True
-    if scope.gateway_url is None:
-        return False
-    return scope.routing.target(acting.path).route is not Route.APP
-
-
-__all__ = [
-    "CallsInside",
-    "Client",
-    "bypassing_attributes",
-    "bypassing_call",
-    "client_of",
-    "is_at_gateway",
-    "is_routed",
-    "outcome_of",
-    "running",
-]
+__all__ = ["Client", "NestedCalls", "bypassing_call", "client_of", "is_at_gateway", "record_call"]

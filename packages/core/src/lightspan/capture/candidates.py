@@ -1,4 +1,4 @@
-"""The texts that agents are given in place of the app's own, while they are learned or used."""
+"""The texts that agents are given in place of the app's own, while they are learned or applied."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightspan.capture.scope import Acting, acting, make_span
-from lightspan.capture.state import Used, state
+from lightspan.capture.scope import AgentContext, current_agent, make_span
+from lightspan.capture.state import ActivePrompts, state
 from lightspan.schema import conventions as c
 from lightspan.schema.instructions import Body, Instructions, Reading
 from lightspan.schema.records import Mode
@@ -15,13 +15,13 @@ from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 
 log = logging.getLogger(__name__)
 
-USE_VARIABLE: Final = "LIGHTSPAN_USE"
-"""Names the run whose prompts are used, once somebody asks for that."""
+PROMPTS_VARIABLE: Final = "LIGHTSPAN_PROMPTS"
+"""Names the run whose prompts are applied, once somebody asks for that."""
 
 
 def prompt(name: str, text: str) -> str:
     """The text to use for a prompt of the app's: in an attempt that tries another one that one, and
-    after `lightspan.use` the learned one; else `text` itself.
+    after `lightspan.apply_prompts` the learned one; else `text` itself.
 
     Use it where the text is made, so that `optimize=["router"]` finds it:
 
@@ -35,12 +35,12 @@ def prompt(name: str, text: str) -> str:
             fills afterwards, or with none. Then what is returned is not to be filled.
     """
     try:
-        current = acting()
+        current = current_agent()
         told = instructions_of(current)
         reading = None if told is None else told.text_of(name, text)
-        used = _used(current)
-        if used is not None:
-            _look(used, name, reading)
+        active = _active_prompts(current)
+        if active is not None:
+            _look(active, name, reading)
         if reading is None:
             return text
         if current is not None:
@@ -48,33 +48,35 @@ def prompt(name: str, text: str) -> str:
             note(current, attributes)
         return text if reading.sent is None else reading.sent
     except Exception as error:  # ours: the app gets its text
-        current = acting()
+        current = current_agent()
         if current is not None:
-            current.scope.recorder.damage(f"the prompt {name!r} could not be read: {error!r}")
+            current.scope.recorder.add_capture_error(
+                f"the prompt {name!r} could not be read: {error!r}"
+            )
         return text
 
 
-def note(current: Acting, attributes: Attributes) -> None:
+def note(current: AgentContext, attributes: Attributes) -> None:
     """Record what was read, beside the calls."""
     span = make_span(current, "lightspan.prompt", SpanKind.OTHER, attributes, status=SpanStatus.OK)
     current.scope.recorder.add(span)
 
 
-def instructions_of(current: Acting | None) -> Instructions | None:
+def instructions_of(current: AgentContext | None) -> Instructions | None:
     """What agents are told where this one acts; None: what the app says."""
     if current is not None and current.scope.instructions is not None:
         return current.scope.instructions
-    used = _used(current)
-    return None if used is None else used.instructions
+    active = _active_prompts(current)
+    return None if active is None else active.instructions
 
 
-def _used(current: Acting | None) -> Used | None:
-    """What `lightspan.use` says, where it does."""
-    return state.uses[-1] if state.uses and _is_in_production(current) else None
+def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
+    """Return the prompts of `lightspan.apply_prompts`, where they apply."""
+    return state.active_prompts[-1] if state.active_prompts and _is_in_production(current) else None
 
 
-def _is_in_production(current: Acting | None) -> bool:
-    """Whether what `lightspan.use` says is for whoever acts here."""
+def _is_in_production(current: AgentContext | None) -> bool:
+    """Whether the prompts of `lightspan.apply_prompts` apply here."""
     if state.starters:  # a runner's process, where a call outside of attempts may belong to one
         return False
     if current is None:
@@ -82,28 +84,28 @@ def _is_in_production(current: Acting | None) -> bool:
     return current.scope.is_outside or current.scope.mode is Mode.PRODUCTION
 
 
-def reading_of(current: Acting, body: Body) -> Reading | None:
+def reading_of(current: AgentContext, body: Body) -> Reading | None:
     """What a request of whoever acts is to say; None: what it says."""
     told = instructions_of(current)
     reading = None if told is None else told.read(current.path, body)
-    used = _used(current)
-    if used is not None:
-        used.calls += 1
-        _look(used, current.path, reading)
+    active = _active_prompts(current)
+    if active is not None:
+        active.calls += 1
+        _look(active, current.path, reading)
     return reading
 
 
-def _look(used: Used, name: str, reading: Reading | None) -> None:
-    """Tell once of a learned text that is not used."""
+def _look(active: ActivePrompts, name: str, reading: Reading | None) -> None:
+    """Tell once of a learned text that is not applied."""
     if reading is None:
         return
-    used.asked.add(name)
+    active.asked.add(name)
     said = f"{name}: {reading.reason}"
-    if reading.sent is None and said not in used.warned:
-        used.warned.add(said)
+    if reading.sent is None and said not in active.warned:
+        active.warned.add(said)
         log.warning(
-            "lightspan.use: the text that was learned for %r is not used, and the app's own is: "
-            "%s (said once)",
+            "lightspan.apply_prompts: the text that was learned for %r is not applied, and the "
+            "app's own is sent: %s (said once)",
             name,
             reading.reason,
         )

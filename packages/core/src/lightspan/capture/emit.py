@@ -15,18 +15,17 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from lightspan.capture.scope import (
-    Acting,
-    Frame,
-    Root,
+    AgentContext,
+    AttemptHandle,
     act,
-    acting,
     agent_attributes,
-    begin,
+    current_agent,
+    current_context,
     end_step,
     make_span,
-    pushed,
+    start_attempt,
 )
-from lightspan.errors import RewardError, short_tracebacks
+from lightspan.errors import RewardError
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.messages import dump_json
@@ -38,7 +37,6 @@ from lightspan.schema.spans import (
     SpanKind,
     SpanStatus,
     clean_attributes,
-    new_span_id,
     now_ns,
     text_of,
 )
@@ -49,7 +47,6 @@ RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 `resp_` of the Responses API."""
 
 
-@short_tracebacks
 def emit_reward(
     value: float | bool | Mapping[str, float] | None,
     *,
@@ -119,7 +116,7 @@ def emit_exception(error: BaseException) -> Span | None:
 
 
 def _emit(name: str, kind: SpanKind, attributes: Attributes, **fields: Any) -> Span | None:
-    current = acting()
+    current = current_agent()
     if current is None:
         return None
     span = make_span(current, name, kind, attributes, **fields)
@@ -137,9 +134,8 @@ class _Block(ContextDecorator):
         self._name = name
         self._kind = kind
         self._given = given
-        asked: Attributes = {} if given is None else {c.OPERATION_INPUT: dump_json(given)}
-        self._attributes = {**attributes, **asked}
-        self._open: list[tuple[Acting, Span, Callable[[], None], Root | None]] = []
+        self._attributes = attributes
+        self._open: list[tuple[AgentContext, Span, Callable[[], None], AttemptHandle | None]] = []
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
         if inspect.isgeneratorfunction(function):
@@ -203,21 +199,39 @@ class _Block(ContextDecorator):
         return type(self)(self._name, self._kind, dict(self._attributes), self._given)
 
     def __enter__(self) -> Span | None:
-        current = pushed()
+        current = current_context()
         if current is None:
             return None
-        current, root = begin(current, self._name, self._given)
-        span_id = new_span_id()
-        inner = self._inside(current, span_id)
-        span = make_span(
-            current, self._name, self._kind, self._attributes, span_id=span_id, status=SpanStatus.OK
-        )
+        current, root = start_attempt(current, self._attempt_name, self._given)
+        try:
+            inner = self._inside(current)
+            span = make_span(
+                current,
+                self._name,
+                self._kind,
+                self._described(current),
+                span_id=inner.parent_span_id,
+                status=SpanStatus.OK,
+            )
+        except Exception as error:  # ours: the app must not see it
+            current.scope.recorder.add_capture_error(f"{self._name}: {error!r}")
+            if root is not None:
+                root.close()
+            return None
         span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inner.path)})
         self._open.append((current, span, act(inner, sys._getframe(1)), root))
         return span
 
-    def _inside(self, current: Acting, span_id: str) -> Acting:
-        return current.within(span_id, current.frames)
+    @property
+    def _attempt_name(self) -> str:
+        """Of an attempt that begins with it."""
+        return self._name
+
+    def _inside(self, current: AgentContext) -> AgentContext:
+        return current.enter_tool()
+
+    def _described(self, current: AgentContext) -> Attributes:
+        return self._attributes
 
     def __exit__(
         self,
@@ -251,13 +265,23 @@ class _BetweenSteps:
         end_step(sys._getframe(1))
 
     def __exit__(self, *error: object) -> None:
-        pushed()
+        current_context()
 
 
 class _AgentBlock(_Block):
-    def _inside(self, current: Acting, span_id: str) -> Acting:
-        frame = Frame(str(self._attributes[c.AGENT_NAME]), span_id)
-        return current.within(span_id, (*current.frames, frame))
+    @property
+    def _attempt_name(self) -> str:
+        return self._agent
+
+    @property
+    def _agent(self) -> str:
+        return str(self._attributes[c.AGENT_NAME])
+
+    def _inside(self, current: AgentContext) -> AgentContext:
+        return current.enter_agent(self._agent)
+
+    def _described(self, current: AgentContext) -> Attributes:
+        return {**self._attributes, **agent_attributes(self._agent, current.frames)}
 
 
 def agent(name: str, *, input: Any = None) -> _Block:
@@ -271,7 +295,25 @@ def agent(name: str, *, input: Any = None) -> _Block:
         name: of the agent.
         input: what it is asked to do, to be recorded with it.
     """
+    attributes = {**agent_attributes(name), **_input(input)}
+    return _AgentBlock(f"invoke_agent {name}", SpanKind.AGENT, attributes, input)
+
+
+def agent_span(name: str, *, input: Any = None) -> _Block:
+    """Open an agent's AGENT span and push its frame, for the duration of a `with` block.
+
+    It works in coroutines and generators, and does nothing where nothing is recorded. In production
+    the outermost block is an attempt.
+
+    Args:
+        name: name of the agent or team.
+        input: what it is asked: the task of an attempt that begins with it.
+    """
     return _AgentBlock(f"invoke_agent {name}", SpanKind.AGENT, agent_attributes(name), input)
+
+
+def _input(value: Any) -> Attributes:
+    return {} if value is None else {c.OPERATION_INPUT: dump_json(value)}
 
 
 def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> _Block:
@@ -279,20 +321,36 @@ def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> 
 
     In production the outermost block is an attempt, and `input` its task.
     """
-    return _Block(name, SpanKind.OPERATION, dict(attributes), input)
+    return _Block(name, SpanKind.OPERATION, {**attributes, **_input(input)}, input)
 
 
 @contextmanager
 def tool(name: str, arguments: str = "") -> Iterator[Span | None]:
     """Record a block as one tool call."""
+    with tool_span(name, arguments) as span:
+        yield span
+
+
+def tool_span(name: str, arguments: str = "", call_id: str = "") -> _Block:
+    """Open a tool call's TOOL span for the duration of a `with` block.
+
+    The block gets the span, to whose attributes a result may be added, or None where nothing is
+    recorded.
+
+    Args:
+        name: name of the tool.
+        arguments: what it is called with, as JSON.
+        call_id: id of the call in the model's answer.
+    """
     attributes: Attributes = {
         c.OPERATION_NAME: "execute_tool",
         c.TOOL_NAME: name,
         c.TOOL_CALL_ARGUMENTS: arguments,
         c.OPENINFERENCE_KIND: "TOOL",
     }
-    with _Block(f"execute_tool {name}", SpanKind.TOOL, attributes) as span:
-        yield span
+    if call_id:
+        attributes[c.TOOL_CALL_ID] = call_id
+    return _Block(f"execute_tool {name}", SpanKind.TOOL, attributes)
 
 
 def current_attempt_id() -> str | None:
@@ -300,7 +358,7 @@ def current_attempt_id() -> str | None:
 
     None outside of one, and in one that is not recorded.
     """
-    current = acting()
+    current = current_agent()
     if current is None or not current.scope.recorder.keeps:
         return None
     return current.scope.attempt_id or None

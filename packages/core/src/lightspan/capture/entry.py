@@ -6,28 +6,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lightspan.capture import strays, uncaptured_http, wire
-from lightspan.capture.scope import Acting, Scope, reset_acting, set_acting
+from lightspan.capture.scope import AgentContext, AttemptContext, reset_agent, set_agent
 from lightspan.capture.state import state
 from lightspan.schema.records import Mode
 
 
 @contextmanager
-def open_scope(scope: Scope) -> Iterator[Scope]:
+def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
     """Make the scope current. The wire shim is installed on the first call in a process."""
     try:
         wire.install()
     except Exception as error:  # such as an SDK that cannot be imported, which the app may not need
-        scope.recorder.damage(f"a client SDK could not be wrapped: {error!r}")
+        scope.recorder.add_capture_error(f"a client SDK could not be wrapped: {error!r}")
     if scope.mode is Mode.DEV:
         uncaptured_http.install()
     for listener in list(state.entry_listeners):
         try:
             listener()
         except Exception as error:
-            scope.recorder.damage(f"what has to be ready before an attempt is not: {error!r}")
+            scope.recorder.add_capture_error(
+                f"what has to be ready before an attempt is not: {error!r}"
+            )
     strays.enter_home()
-    token = set_acting(Acting(scope, parent_span_id=scope.root_span_id))
+    token = set_agent(AgentContext(scope, parent_span_id=scope.root_span_id))
     try:
         yield scope
     finally:
-        reset_acting(token)
+        reset_agent(token)

@@ -64,7 +64,7 @@ class Recorder:
         with self._lock:
             self.uncaptured[request] += 1
 
-    def damage(self, reason: str) -> None:
+    def add_capture_error(self, reason: str) -> None:
         """Note a capture error: the attempt will not be trained."""
         with self._lock:
             self._damage.append(kept_text(reason))
@@ -90,14 +90,14 @@ class Recorder:
             spans, self._spans = self._spans, []
             return spans
 
-    def damages(self) -> list[str]:
+    def capture_errors(self) -> list[str]:
         """Every capture error so far, dropped spans included."""
         with self._lock:
             lost = [f"{self._dropped} spans dropped"] if self._dropped else []
             return [*self._damage, *lost]
 
 
-class Unrecorded(Recorder):
+class NullRecorder(Recorder):
     """Of calls to served policies outside any attempt: keeps nothing."""
 
     keeps = False
@@ -105,7 +105,7 @@ class Unrecorded(Recorder):
     def add(self, span: Span) -> None:
         """Forget it."""
 
-    def damage(self, reason: str) -> None:
+    def add_capture_error(self, reason: str) -> None:
         """Nothing is trained, so nothing is damaged; a person may want to know."""
         log.warning("%s", reason)
 
@@ -117,7 +117,7 @@ class Unrecorded(Recorder):
         return False
 
 
-class Nowhere(Unrecorded):
+class Nowhere(NullRecorder):
     """Of a process that records, outside every attempt."""
 
     def add(self, span: Span) -> None:

@@ -5,11 +5,11 @@ agent; the innermost frame is the acting agent and the names of all frames are i
 whose hooks cannot push reliably registers a *resolver* instead, which is asked whenever somebody
 wants to know. What they are, `stack` says; it is offered here too.
 
-`acting` says who acts now. `pushed` and `resolved` are its two halves: who pushes or pops a frame
-must not count what a resolver adds, and code that runs at every call of an app's thread pool or
-queue must not ask resolvers. Asking changes nothing. Who
-begins to record a model call says so with `call_begins`, and then how it ended: a framework that
-heard of the same call leaves it to them, and records itself what nobody else saw answered.
+`current_agent` returns who acts now: `resolve_agent` of `current_context`. Code that pushes or pops
+a frame must not count what a resolver adds, and code that runs at every call of a thread pool must
+not ask resolvers: both use `current_context`. Asking changes nothing. Code that begins to record a
+model call calls `notify_call_start`: an adapter that hears of the same call from its framework
+leaves it to that code, and records only what nobody else saw answered.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from types import FrameType
 from typing import Any, Final
 
 from lightspan.capture import steps
-from lightspan.capture.recorder import Nowhere, Unrecorded
+from lightspan.capture.recorder import Nowhere, NullRecorder
 from lightspan.capture.stack import (
-    Acting as Acting,
+    AgentContext as AgentContext,
+    AttemptContext as AttemptContext,
+    AttemptFactory as AttemptFactory,
+    AttemptHandle as AttemptHandle,
     CallEnd as CallEnd,
     CallListener as CallListener,
     Frame as Frame,
-    Opener as Opener,
     Resolver as Resolver,
-    Root as Root,
-    Scope as Scope,
 )
-from lightspan.capture.state import Used, state
+from lightspan.capture.state import ActivePrompts, state
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import (
@@ -49,10 +49,10 @@ from lightspan.schema.spans import (
 _acting: Final[ContextVar[steps.Set]] = ContextVar("lightspan_acting", default=None)
 
 Acted = Token[steps.Set]
-"""See `set_acting`."""
+"""See `set_agent`."""
 
 
-def pushed() -> Acting | None:
+def current_context() -> AgentContext | None:
     """Who is acting by the pushed frames alone; None outside a scope."""
     found = _acting.get()
     if state.steps or isinstance(found, steps.Inside):
@@ -60,7 +60,7 @@ def pushed() -> Acting | None:
     return found or state.outside
 
 
-def _in_this_step(found: steps.Set) -> Acting | None:
+def _in_this_step(found: steps.Set) -> AgentContext | None:
     """Who acts where a generator may be running, or may have left something behind."""
     running = steps.running(state.steps)
     now = steps.in_force(found, running)
@@ -71,23 +71,23 @@ def _in_this_step(found: steps.Set) -> Acting | None:
     return now.acting if isinstance(now, steps.Inside) else now
 
 
-def pushed_in(context: Context) -> Acting | None:
+def pushed_in(context: Context) -> AgentContext | None:
     """Who is acting in that context by the pushed frames alone; None outside every scope."""
     found = context.get(_acting)
     return found.acting if isinstance(found, steps.Inside) else found
 
 
-def acting() -> Acting | None:
+def current_agent() -> AgentContext | None:
     """Who is acting now, resolvers asked; None outside a scope."""
-    current = pushed()
-    return None if current is None else resolved(current)
+    current = current_context()
+    return None if current is None else resolve_agent(current)
 
 
-def resolved(current: Acting, *, before: Resolver | None = None) -> Acting:
+def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> AgentContext:
     """Who is really acting where the pushed frames say `current`.
 
     Args:
-        current: see `pushed`.
+        current: see `current_context`.
         before: ask only the resolvers that were registered before this one: what it will be given.
     """
     for resolver in state.resolvers:
@@ -96,12 +96,14 @@ def resolved(current: Acting, *, before: Resolver | None = None) -> Acting:
         try:
             current = resolver(current) or current
         except Exception as error:  # an adapter's; it must not reach the app
-            current.scope.recorder.damage(f"who is acting could not be resolved: {error!r}")
+            current.scope.recorder.add_capture_error(
+                f"who is acting could not be resolved: {error!r}"
+            )
     return current
 
 
-def set_acting(value: Acting | None) -> Acted:
-    """Set who is acting; undo with `reset_acting`. Who acts outside every scope is nobody."""
+def set_agent(value: AgentContext | None) -> Acted:
+    """Set who is acting; undo with `reset_agent`. Who acts outside every scope is nobody."""
     value = None if value is state.outside else value
     running = steps.running(state.steps) if state.steps else ()
     if not running:
@@ -113,15 +115,15 @@ def _outer(running: Sequence[steps.Steps]) -> steps.Set:
     return steps.in_force(_acting.get(), running)
 
 
-def reset_acting(token: Acted) -> None:
-    """Undo `set_acting`, also from another context (then there is nothing to undo)."""
+def reset_agent(token: Acted) -> None:
+    """Undo `set_agent`, also from another context (then there is nothing to undo)."""
     try:
         _acting.reset(token)
     except ValueError:  # the token's context is gone: an abandoned generator, another task
         return
 
 
-def act(value: Acting, entering: FrameType) -> Callable[[], None]:
+def act(value: AgentContext, entering: FrameType) -> Callable[[], None]:
     """Set who acts in a `with` block; in a generator, in its own steps alone (`steps`).
 
     Args:
@@ -133,7 +135,7 @@ def act(value: Acting, entering: FrameType) -> Callable[[], None]:
     """
     generator = steps.generator_of(entering)
     if generator is None:
-        return partial(reset_acting, set_acting(value))
+        return partial(reset_agent, set_agent(value))
     opened = state.steps.setdefault(generator, steps.Steps())
     before = _outer(steps.running(state.steps))
     opened.blocks.append(value)
@@ -149,74 +151,76 @@ def act(value: Acting, entering: FrameType) -> Callable[[], None]:
 
 
 # --- outside every scope --------------------------------------------------------------------
-_NOWHERE: Final = Acting(
-    Scope(rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=Nowhere(), is_outside=True)
+_NOWHERE: Final = AgentContext(
+    AttemptContext(
+        rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=Nowhere(), is_outside=True
+    )
 )
-_QUIET: Final = Acting(
-    Scope(
-        rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=Unrecorded(), is_outside=True
+_QUIET: Final = AgentContext(
+    AttemptContext(
+        rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=NullRecorder(), is_outside=True
     )
 )
 
 
-def connect(connection: Acting) -> None:
+def connect(connection: AgentContext) -> None:
     """Have it act where no scope is open, until `disconnect`; its scope is `is_outside`."""
     state.connections.append(connection)
     _settle()
 
 
-def disconnect(connection: Acting) -> None:
+def disconnect(connection: AgentContext) -> None:
     """Undo `connect`."""
     state.connections[:] = [one for one in state.connections if one is not connection]
     _settle()
 
 
-def set_opener(opener: Opener | None) -> None:
+def set_opener(opener: AttemptFactory | None) -> None:
     """Make attempts of what begins where no scope is open; None: no more."""
     state.opener = opener
     _settle()
 
 
-def use(used: Used) -> None:
-    """Have agents be told this where no rollout says otherwise, until `no_use`."""
-    state.uses.append(used)
+def push_prompts(active: ActivePrompts) -> None:
+    """Apply prompts outside rollouts, until `pop_prompts`."""
+    state.active_prompts.append(active)
     _settle()
 
 
-def no_use(used: Used) -> None:
-    """Undo `use`."""
-    state.uses[:] = [one for one in state.uses if one is not used]
+def pop_prompts(active: ActivePrompts) -> None:
+    """Undo `push_prompts`."""
+    state.active_prompts[:] = [one for one in state.active_prompts if one is not active]
     _settle()
 
 
 def _settle() -> None:
-    quiet = _QUIET if state.uses else None
+    quiet = _QUIET if state.active_prompts else None
     recorded = quiet if state.opener is None else _NOWHERE
     state.outside = state.connections[-1] if state.connections else recorded
 
 
-def begin(
-    current: Acting,
+def start_attempt(
+    current: AgentContext,
     name: str | None,
     given: Any = None,
     *,
     before: Resolver | None = None,
-) -> tuple[Acting, Root | None]:
+) -> tuple[AgentContext, AttemptHandle | None]:
     """Who is around what begins now; in production, in an attempt of its own unless it is in one.
 
     Resolvers are asked first, whoever begins: of a framework that cannot push, its resolver alone
     knows that an attempt is open.
 
     Args:
-        current: who is acting, as `pushed` said.
+        current: who is acting, as `current_context` said.
         name: of what begins; None for a model call that nothing is around.
         given: its input, if it is known.
-        before: see `resolved`.
+        before: see `resolve_agent`.
 
     Returns:
         Who is acting; and the attempt that began, None if it is in one or nothing is recorded.
     """
-    around = resolved(current, before=before) if state.resolvers else current
+    around = resolve_agent(current, before=before) if state.resolvers else current
     if state.opener is None or not around.scope.is_outside:
         return around, None
     root = state.opener(around, name, given)
@@ -224,16 +228,16 @@ def begin(
 
 
 @contextmanager
-def entered(root: Root) -> Iterator[None]:
+def entered(root: AttemptHandle) -> Iterator[None]:
     """Act in the attempt for the duration of the block, which ends it."""
-    token = set_acting(root.acting)
+    token = set_agent(root.acting)
     try:
         yield
     except BaseException as error:
-        reset_acting(token)
+        reset_agent(token)
         root.close(error)
         raise
-    reset_acting(token)
+    reset_agent(token)
     root.close()
 
 
@@ -245,18 +249,18 @@ def end_step(generator: FrameType) -> None:
 
 
 @contextmanager
-def push(frame: Frame) -> Iterator[Acting | None]:
+def push(frame: Frame) -> Iterator[AgentContext | None]:
     """Push an agent frame for the duration of the block; a no-op outside a scope."""
-    current = pushed()
+    current = current_context()
     if current is None:
         yield None
         return
     deeper = current.within(frame.span_id, (*current.frames, frame))
-    token = set_acting(deeper)
+    token = set_agent(deeper)
     try:
         yield deeper
     finally:
-        reset_acting(token)
+        reset_agent(token)
 
 
 def register_resolver(resolver: Resolver, *, first: bool = False) -> None:
@@ -282,7 +286,7 @@ def resolvers() -> Sequence[Resolver]:
 
 
 # --- model calls ----------------------------------------------------------------------------
-def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallEnd:
+def notify_call_start(asking: AgentContext, *, besides: CallListener | None = None) -> CallEnd:
     """Say that a model call begins which the caller records, unless a call inside it is.
 
     Args:
@@ -301,7 +305,7 @@ def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallE
             if end is not None:
                 told.append(end)
         except Exception as error:  # an adapter's; it must not reach the app
-            asking.scope.recorder.damage(f"a model call could not be told of: {error!r}")
+            asking.scope.recorder.add_capture_error(f"a model call could not be told of: {error!r}")
     if not told:
         return _nothing_to_tell
     recorder = weakref.ref(asking.scope.recorder)  # an end may never come
@@ -313,26 +317,13 @@ def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallE
             except Exception as error:
                 attempt = recorder()
                 if attempt is not None:
-                    attempt.damage(f"a call's end could not be told of: {error!r}")
+                    attempt.add_capture_error(f"a call's end could not be told of: {error!r}")
 
     return ended
 
 
 def _nothing_to_tell(is_answered: bool) -> None:
     """Tell nobody of a call's end."""
-
-
-def all_ends(ends: Sequence[CallEnd]) -> CallEnd | None:
-    """What tells all of them, None if there are none: what a listener returns."""
-
-    if len(ends) < 2:
-        return ends[0] if ends else None
-
-    def ended(is_answered: bool) -> None:
-        for end in ends:
-            end(is_answered)
-
-    return ended
 
 
 def add_call_listener(listener: CallListener) -> None:
@@ -354,7 +345,7 @@ def call_listeners() -> Sequence[CallListener]:
 
 # --- spans ----------------------------------------------------------------------------------
 def make_span(
-    current: Acting,
+    current: AgentContext,
     name: str,
     kind: SpanKind,
     attributes: Attributes,

@@ -8,17 +8,21 @@ nothing was found that could bring another agent at run time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from lightspan.capture.references import is_users, module_of, names_in, referred, root_of
+from lightspan.capture.references import (
+    enclosed,
+    is_users,
+    module_of,
+    names_in,
+    referred,
+    root_of,
+)
+from lightspan.plugins import installed_plugins
 from lightspan.schema.routing import AgentPaths, join_path
-
-FRAMEWORKS_GROUP: Final = "lightspan.frameworks"
-"""Entry points in which an adapter's package names its framework's top-level modules."""
 
 _LOOKED_AT_MOST: Final = 2_000
 
@@ -26,11 +30,17 @@ _LOOKED_AT_MOST: Final = 2_000
 def frameworks() -> frozenset[str]:
     """The modules that name agents of their own: the frameworks of the adapters that are installed
     here, and lightspan's."""
-    return frozenset(("lightspan", *(one.name for one in entry_points(group=FRAMEWORKS_GROUP))))
+    return frozenset(("lightspan", *installed_plugins("frameworks")))
+
+
+def _is_ours(thing: Any) -> bool:
+    """Return whether it is of a distribution of lightspan's, be it in a checkout."""
+    root = root_of(thing)
+    return root == "lightspan" or root.startswith("lightspan_")
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class Location:
     """The agents around something."""
 
     names: tuple[str, ...] = ()
@@ -40,7 +50,7 @@ class Where:
         return replace(self, names=(*self.names, name))
 
 
-W = TypeVar("W", bound=Where)
+W = TypeVar("W", bound=Location)
 
 
 class AgentSearch(Generic[W]):
@@ -50,8 +60,6 @@ class AgentSearch(Generic[W]):
     """Names which in a function's code mean that it may bring agents of its own."""
     installed: ClassVar[tuple[str, ...]] = ()
     """Packages whose code brings no agents, wherever they lie; the adapter's framework too."""
-    plain: ClassVar[tuple[str, ...]] = ()
-    """Modules of other frameworks which bring no agents all the same."""
     reads_texts: ClassVar[bool] = True
     """Whether a text in a function's code may name what the function uses."""
 
@@ -100,7 +108,7 @@ class AgentSearch(Generic[W]):
             self.look_at_all(thing, where)
         elif self.is_others(thing):
             self.complete = False
-        elif is_users(thing, self.installed) and not self.is_plain(thing):
+        elif is_users(thing, self.installed) and not _is_ours(thing):
             self._users(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:
@@ -113,12 +121,30 @@ class AgentSearch(Generic[W]):
         self.look(thing, where)
 
     def is_others(self, thing: Any) -> bool:
-        """Whether it is of another framework, which may name agents."""
-        return root_of(thing) in self._others and not self.is_plain(thing)
+        """Return whether it is of another framework, which may name agents.
 
-    def is_plain(self, thing: Any) -> bool:
-        """Whether it is of a module that brings no agents, be it in a checkout."""
-        return module_of(thing).startswith(self.plain)
+        Of lightspan's own modules only the names that an app calls do (`lightspan.agent`).
+        """
+        root = root_of(thing)
+        if root == "lightspan":
+            module = thing.__name__ if isinstance(thing, ModuleType) else module_of(thing)
+            return module == "lightspan" or module.startswith("lightspan.capture.")
+        return root in self._others
+
+    def references(self, function: FunctionType) -> Iterator[Any]:
+        """Yield what a function refers to: closure, defaults, globals that it mentions."""
+        names = set(names_in(function.__code__, texts=self.reads_texts))
+        yield from referred(function, names, installed=self.installed)
+
+    @staticmethod
+    def closure(function: FunctionType) -> Iterator[Any]:
+        """Yield what a function's closure holds."""
+        yield from enclosed(function)
+
+    @staticmethod
+    def package(thing: Any) -> str:
+        """Return the top-level package of a module, function, class or object."""
+        return root_of(thing)
 
     def _users(self, thing: Any, where: W) -> None:
         if isinstance(thing, FunctionType):

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.instructions import Instructions
 from lightspan.schema.records import Mode
-from lightspan.schema.routing import Routing, join_path
-from lightspan.schema.spans import new_trace_id
+from lightspan.schema.routing import Route, Routing, join_path
+from lightspan.schema.spans import new_span_id, new_trace_id
 
 
 class Frame(NamedTuple):
@@ -25,7 +25,7 @@ _NAME: Final = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class AttemptContext:
     """One attempt, as the app's process knows it."""
 
     rollout_id: str
@@ -41,8 +41,15 @@ class Scope:
     instructions: Instructions | None = None
     """What agents are told; None: what the app says."""
     recorder: Recorder = field(default_factory=Recorder, repr=False)
+    follows_urls: bool = False
+    """Only calls that the app points at the gateway go there, whichever agent makes them."""
     is_outside: bool = False
     """It stands for the process, outside every attempt: what begins in it may be one of its own."""
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether a runner opened it, not the app itself in production."""
+        return not self.is_outside and self.mode is not Mode.PRODUCTION
 
     def new_call_id(self) -> str:
         """The id of a call that is made now."""
@@ -50,11 +57,11 @@ class Scope:
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Acting:
+class AgentContext:
     """The scope with the frames pushed so far. Nobody changes one; it is not `frozen` because then
     it takes three times as long to make, and each call makes a dozen."""
 
-    scope: Scope
+    scope: AttemptContext
     frames: tuple[Frame, ...] = ()
     parent_span_id: str | None = None
     """The innermost open span (agent or tool): parent of what comes next."""
@@ -66,32 +73,56 @@ class Acting:
     def path(self) -> str:
         return join_path(map(_NAME, self.frames))
 
-    def within(self, span_id: str | None, frames: tuple[Frame, ...]) -> Acting:
+    def within(self, span_id: str | None, frames: tuple[Frame, ...]) -> AgentContext:
         """The same in another span, with these frames."""
-        return Acting(self.scope, frames, span_id, self.notes)  # as in `noting`
+        return AgentContext(self.scope, frames, span_id, self.notes)  # as in `noting`
 
-    def noting(self, adapter: str, note: Any) -> Acting:
+    def enter_agent(self, name: str) -> AgentContext:
+        """Return the context inside an agent that begins here, with a new span id."""
+        frame = Frame(name, new_span_id())
+        return self.within(frame.span_id, (*self.frames, frame))
+
+    def enter_tool(self) -> AgentContext:
+        """Return the context inside a tool call that begins here, with a new span id."""
+        return self.within(new_span_id(), self.frames)
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether a model call made now is a sample of the policy, or of learned instructions.
+
+        No cache of the app's may answer such a call: its answer would be one of another policy.
+        """
+        scope = self.scope
+        if scope.mode is Mode.PRODUCTION:
+            return False
+        if scope.instructions is not None and scope.instructions.concerns(self.path):
+            return True
+        if scope.gateway_url is None:
+            return False
+        return scope.routing.target(self.path).route is not Route.APP
+
+    def noting(self, adapter: str, note: Any) -> AgentContext:
         """The same with an adapter's note."""
         notes = {**self.notes, adapter: note}  # not `replace`, which takes much longer
-        return Acting(self.scope, self.frames, self.parent_span_id, notes)
+        return AgentContext(self.scope, self.frames, self.parent_span_id, notes)
 
 
-Resolver = Callable[[Acting], Acting | None]
+Resolver = Callable[[AgentContext], AgentContext | None]
 """Given who is acting by the pushed frames alone, says who really is; None if it does not know."""
 
 CallEnd = Callable[[bool], None]
 """Told, once, whether a call brought an answer. It has if it was left in the middle of one."""
 
-CallListener = Callable[[Acting], CallEnd | None]
+CallListener = Callable[[AgentContext], CallEnd | None]
 """Told who asks a model now, in a call that somebody records; what it returns is told of the end.
 """
 
 
-class Root(Protocol):
+class AttemptHandle(Protocol):
     """An attempt that began by itself; whoever opened it closes it, once."""
 
     @property
-    def acting(self) -> Acting:
+    def acting(self) -> AgentContext:
         """Who acts in it."""
         ...
 
@@ -104,5 +135,5 @@ class Root(Protocol):
         ...
 
 
-Opener = Callable[[Acting, str | None, Any], Root]
-"""See `scope.begin`. Never raises."""
+AttemptFactory = Callable[[AgentContext, str | None, Any], AttemptHandle]
+"""See `scope.start_attempt`. Never raises."""

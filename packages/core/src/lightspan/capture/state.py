@@ -16,14 +16,14 @@ from typing import Any, Final
 
 from lightspan.capture.imports import Awaited
 from lightspan.capture.patch import Patch
-from lightspan.capture.stack import Acting, CallListener, Opener, Resolver
+from lightspan.capture.stack import AgentContext, AttemptFactory, CallListener, Resolver
 from lightspan.capture.steps import Steps
 from lightspan.schema.instructions import Instructions
 
 
 @dataclass(slots=True, eq=False)
-class Used:
-    """Learned texts that are used outside rollouts."""
+class ActivePrompts:
+    """Learned prompts that apply outside rollouts."""
 
     instructions: Instructions
     calls: int = 0
@@ -61,20 +61,20 @@ class State:
     )
     """Event loop → SDK and origin → our clean client."""
     resolvers: list[Resolver] = field(default_factory=list)
-    covered: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Adapter in force → OpenTelemetry's instrumentation scopes that tell of the same agents."""
+    claims: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Adapter in force → OpenTelemetry's instrumentation scopes whose spans are ignored."""
     entry_listeners: list[Callable[[], object]] = field(default_factory=list)
     """Called before an attempt is entered."""
     call_listeners: list[CallListener] = field(default_factory=list)
     steps: dict[FrameType, Steps] = field(default_factory=dict)
     """Generator → its open blocks, until the last of them ends (an abandoned one ends them)."""
-    connections: list[Acting] = field(default_factory=list)
+    connections: list[AgentContext] = field(default_factory=list)
     """The servers that the process is connected to; the last one answers."""
-    opener: Opener | None = None
+    opener: AttemptFactory | None = None
     """Makes attempts of what begins where no scope is open."""
-    uses: list[Used] = field(default_factory=list)
-    """What agents are told in production (`lightspan.use`); the last one counts."""
-    outside: Acting | None = None
+    active_prompts: list[ActivePrompts] = field(default_factory=list)
+    """Of `lightspan.apply_prompts`; the last one counts."""
+    outside: AgentContext | None = None
     """Who acts where no scope is open; None unless it is connected or records."""
 
 

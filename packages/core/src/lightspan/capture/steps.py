@@ -20,23 +20,23 @@ from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
-from lightspan.capture.stack import Acting
+from lightspan.capture.stack import AgentContext
 
 
 class Steps:
     """The blocks that are open in one generator."""
 
     def __init__(self) -> None:
-        self.blocks: list[Acting] = []
+        self.blocks: list[AgentContext] = []
         """Who acts in each of them, the innermost last; empty when all are over."""
 
 
 class Inside(NamedTuple):
     """Who acts, as it was set in a step of a generator."""
 
-    acting: Acting | None
+    acting: AgentContext | None
     steps: Steps
-    block: Acting
+    block: AgentContext
     """The innermost one at that time."""
     flow: object
     """The task or the thread of that step."""
@@ -44,11 +44,11 @@ class Inside(NamedTuple):
     """What this context had before."""
 
 
-Set = Acting | Inside | None
+Set = AgentContext | Inside | None
 """What the ContextVar holds."""
 
 
-def inside(acting: Acting | None, steps: Steps, before: Set) -> Inside:
+def inside(acting: AgentContext | None, steps: Steps, before: Set) -> Inside:
     """Who acts from now on in this step.
 
     Args:

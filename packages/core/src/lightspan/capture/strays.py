@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from lightspan.capture.recorder import Recorder
-from lightspan.capture.stack import Acting
+from lightspan.capture.stack import AgentContext
 from lightspan.capture.state import state
 
 ADVICE: Final = (
@@ -31,11 +31,11 @@ def enter_home() -> None:
     _home.set(_place())
 
 
-def look(current: Acting | None) -> None:
+def look(current: AgentContext | None) -> None:
     """Count a model call that begins if it is made for no attempt under way."""
     if not state.starters:
         return
-    # who acts outside of every attempt, by `lightspan.use`, acts for none
+    # who acts outside of every attempt, by `lightspan.apply_prompts`, acts for none
     owner = None if current is None or current.scope.is_outside else current
     if owner is not None and not owner.scope.recorder.is_over:
         return

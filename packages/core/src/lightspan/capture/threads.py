@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from lightspan.capture import wire
 from lightspan.capture.patch import Patch
-from lightspan.capture.scope import pushed
+from lightspan.capture.scope import current_context
 from lightspan.capture.state import state
 
 _POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
@@ -71,7 +71,7 @@ def _submit(original: Callable[..., Future[Any]], patch: Patch) -> Callable[...,
     def submit(
         self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        if not patch.on or pushed() is None:
+        if not patch.on or current_context() is None:
             return original(self, fn, *args, **kwargs)
         return original(self, partial(copy_context().run, fn), *args, **kwargs)
 
@@ -81,7 +81,7 @@ def _submit(original: Callable[..., Future[Any]], patch: Patch) -> Callable[...,
 def _pooled(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @wraps(original)
     def method(self: ThreadPool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not patch.on or pushed() is None:
+        if not patch.on or current_context() is None:
             return original(self, func, *args, **kwargs)
         context = copy_context()
 
@@ -99,7 +99,7 @@ def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callab
         # A pool's worker outlives the attempt that happened to start it: it must not inherit.
         worker = getattr(self, "_target", None)
         is_worker = getattr(worker, "__module__", "") in _POOLS
-        if patch.on and pushed() is not None and not is_worker:
+        if patch.on and current_context() is not None and not is_worker:
             self.run = partial(copy_context().run, self.run)  # type: ignore[method-assign]
         original(self)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lightspan.capture.patch import Patch
-from lightspan.capture.scope import acting
+from lightspan.capture.scope import current_agent
 from lightspan.capture.sdks import SDKS
 from lightspan.capture.state import state
 from lightspan.schema.origins import Request
@@ -100,7 +100,7 @@ def _body(request: Any) -> Any:
 def _note(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = False) -> None:
     """Note a request to a model. Never raises."""
     with contextlib.suppress(Exception):  # the app's request must go out, whatever it is
-        current = acting()
+        current = current_agent()
         if current is None or current.scope.mode is not Mode.DEV:
             return
         method, address, body = read()

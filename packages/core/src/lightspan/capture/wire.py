@@ -29,7 +29,15 @@ from lightspan.capture.candidates import note, reading_attributes, reading_of, w
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
 from lightspan.capture.imports import Awaited
 from lightspan.capture.patch import Patch
-from lightspan.capture.scope import Acting, CallEnd, Root, begin, call_begins, make_span, pushed
+from lightspan.capture.scope import (
+    AgentContext,
+    AttemptHandle,
+    CallEnd,
+    current_context,
+    make_span,
+    notify_call_start,
+    start_attempt,
+)
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
 from lightspan.capture.state import state
 from lightspan.schema import conventions as c
@@ -96,9 +104,11 @@ def _wrap_imported(sdk: Sdk) -> None:
     try:
         _wrap(sdk)
     except Exception as error:  # the app gets its import; the next attempt's scope tries it again
-        current = pushed()
+        current = current_context()
         if current is not None:
-            current.scope.recorder.damage(f"a client SDK could not be wrapped: {error!r}")
+            current.scope.recorder.add_capture_error(
+                f"a client SDK could not be wrapped: {error!r}"
+            )
 
 
 def _wrap(sdk: Sdk) -> None:
@@ -175,7 +185,7 @@ def _async_shim(
 
 def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
     """The call to handle, or None if it is not ours. Never raises into the app."""
-    current, root = pushed(), None
+    current, root = current_context(), None
     if is_clean(client) or (current is None and not state.starters):
         return None
     try:
@@ -184,9 +194,9 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         if current is None:
             strays.look(None)
             return None
-        current, root = begin(current, None)
+        current, root = start_attempt(current, None)
         strays.look(current)
-        told = call_begins(current)
+        told = notify_call_start(current)
         add_clients_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
         path, body = current.path, _body(options)
@@ -200,16 +210,18 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         )
     except Exception as error:
         if current is not None:
-            current.scope.recorder.damage(f"a model call could not be captured: {error!r}")
+            current.scope.recorder.add_capture_error(
+                f"a model call could not be captured: {error!r}"
+            )
         if root is not None:
             root.close()
         return None
 
 
-def _target(current: Acting, path: str, address: Any) -> Target:
+def _target(current: AgentContext, path: str, address: Any) -> Target:
     """Where the call goes that a client with this base URL makes."""
     routing, gateway = current.scope.routing, current.scope.gateway_url
-    if routing.by_url and gateway and not f"{address}/".startswith(f"{gateway}/"):
+    if current.scope.follows_urls and gateway and not f"{address}/".startswith(f"{gateway}/"):
         return Target(route=Route.APP)
     return routing.target(path)
 
@@ -245,7 +257,7 @@ class _SentCall:
     """One model call on its way."""
 
     sdk: Sdk
-    acting: Acting
+    acting: AgentContext
     path: str
     """Of the agent that acts."""
     target: Target
@@ -255,10 +267,10 @@ class _SentCall:
     address: Any
     """The base URL of the app's client."""
     told: CallEnd
-    """See `scope.call_begins`."""
+    """See `scope.notify_call_start`."""
     reading: Reading | None = None
     """What its instructions are, and are to be; None: they are left alone."""
-    root: Root | None = None
+    root: AttemptHandle | None = None
     """The attempt that consists of this call alone."""
     redirected: bool = field(init=False)
 
@@ -286,7 +298,7 @@ class _SentCall:
                 note(self.acting, {c.PROMPT_CALL: self.call_id, **reading_attributes(self.reading)})
             return sent
         except Exception as error:
-            self.acting.scope.recorder.damage(
+            self.acting.scope.recorder.add_capture_error(
                 f"the instructions of a model call could not be replaced: {error!r}"
             )
             return options
@@ -318,7 +330,9 @@ class _SentCall:
 
     def not_redirected(self, error: Exception) -> None:
         """Our error, not the app's: its call goes where it pointed, and nothing is trained."""
-        self.acting.scope.recorder.damage(f"a model call could not be redirected: {error!r}")
+        self.acting.scope.recorder.add_capture_error(
+            f"a model call could not be redirected: {error!r}"
+        )
 
     def failed(self, error: BaseException, answer: Mapping[str, Any] | None = None) -> None:
         """Record a call that brought no answer, one that the app could not read, or left.
@@ -417,7 +431,9 @@ class _SentCall:
         try:
             note(*values)
         except Exception as error:
-            self.acting.scope.recorder.damage(f"a model call could not be recorded: {error!r}")
+            self.acting.scope.recorder.add_capture_error(
+                f"a model call could not be recorded: {error!r}"
+            )
             if self.root is not None:
                 self.root.close()
 

@@ -1,9 +1,8 @@
 """The `lightspan` command, run by `commands`.
 
-Each subcommand is a module here of its own name (`dev`, `runner`, `inspect`, `rescore`, `export`,
-`feedback`, `import_`, `serve`, `prune`) with `add(commands)`, and a word in `commands.COMMANDS`. It
-imports what it runs only when it runs, so that `--help` is quick. `_query` has the options that two
-share.
+A subcommand is an object with `add(subparsers)` that an entry point of the group
+`lightspan.commands` names; those in this folder are modules. Each imports what it runs only when it
+runs, so that `--help` is quick. `_query` has the options that two of them share.
 """
 
 from lightspan.cli.commands import main

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
-import keyword
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 from lightspan import __version__
 from lightspan.errors import LightspanError, how_to_install
+from lightspan.plugins import installed_plugins
 from lightspan.progress import say
 from lightspan.schema.texts import without_keys
-
-COMMANDS: Final = (
-    *("dev", "runner", "inspect", "rescore", "export", "feedback", "import", "serve", "prune"),
-)
-"""In the order of `--help`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lightspan {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        module = f"{name}_" if keyword.iskeyword(name) else name
-        importlib.import_module(f"lightspan.cli.{module}").add(commands)
+    for name, point in installed_plugins("commands").items():
+        try:
+            point.load().add(commands)
+        except Exception as error:  # a broken plugin must not take the other commands with it
+            say(
+                f"lightspan: the command {name!r} of {point.value} is left out: {error}", sys.stderr
+            )
     return parser

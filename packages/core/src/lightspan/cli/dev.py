@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightspan.reports.dry_run.report import DevReport
@@ -53,14 +53,6 @@ def add(commands: Any) -> None:
         help="who answers for the other agents: the starting weights, or the moving ones (whoever "
         "the app points at)",
     )
-    parser.add_argument(
-        "--task", choices=["file", "environment"], help="where the program finds its task (file)"
-    )
-    parser.add_argument(
-        "--reward",
-        choices=["last_line", "exit"],
-        help="how the program tells its reward (last_line)",
-    )
     parser.add_argument("--val", type=Path, metavar="TASKS.jsonl", help="held-out tasks of fit")
     parser.add_argument("--count", type=int, default=4, help="tasks to run (4)")
     parser.add_argument("--group-size", type=int, metavar="N", help="rollouts per task (4)")
@@ -94,14 +86,13 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> str:
     from lightspan.errors import LightspanError
     from lightspan.progress import say
-    from lightspan.reports.dry_run.output import shown
 
     try:
         report = _report(options)
     except KeyboardInterrupt:
         print("lightspan: stopped; nothing was trained", file=sys.stderr)
         raise
-    text = shown(report, options.json)
+    text = report.write(options.json)
     if not report.failure:
         return text
     say(text)
@@ -112,11 +103,9 @@ def _report(options: argparse.Namespace) -> DevReport:
     from lightspan import LightningRL, LocalRunners, LoRA, Trainer
     from lightspan.errors import ConfigError, DataError
     from lightspan.progress import PlainReporter
-    from lightspan.reports.dry_run.output import check_writable
     from lightspan.reports.dry_run.run import NO_MODEL
     from lightspan.runners.app import load_app
 
-    check_writable(options.json)
     if os.path.isdir(options.tasks) or not os.path.exists(options.tasks):  # it may be a pipe
         raise DataError(f"there is no tasks file {options.tasks}: give one with a JSON per line")
     if not options.timeout > 0:
@@ -152,31 +141,21 @@ def _report(options: argparse.Namespace) -> DevReport:
         count=options.count,
         group_size=options.group_size,
         endpoint=endpoint,
-        local=endpoint is None,
         folder=options.folder,
     )
 
 
-_OF_COMMANDS: Final = ("task", "reward")
-"""Options that apply only to an app that is a program."""
-
-
 def _app(options: argparse.Namespace) -> str:
-    """The reference of the app."""
+    """Return the reference of the app."""
     from lightspan.errors import ConfigError
     from lightspan.runners.command import Command
 
     if not options.command:
-        for name in _OF_COMMANDS:
-            if getattr(options, name):
-                raise ConfigError(f"--{name} is for programs: give --command too")
         return str(options.app)
-    choices = {name: getattr(options, name) for name in _OF_COMMANDS if getattr(options, name)}
     try:
-        words = shlex.split(options.app)
+        return Command(shlex.split(options.app)).reference
     except ValueError as error:
         raise ConfigError(f"the command line {options.app!r} cannot be read: {error}") from error
-    return Command(words, **choices).reference
 
 
 def _endpoint(options: argparse.Namespace) -> Any:

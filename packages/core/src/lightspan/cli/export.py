@@ -16,7 +16,6 @@ from lightspan.errors import ConfigError, DataError
 from lightspan.progress import many, say
 from lightspan.schema.records import Mode
 from lightspan.stores import public_url
-from lightspan.training.sinks import SINKS
 
 _CALLS: Final = ("transitions", "messages")
 _FILES: Final = ("spans", *_CALLS, "tasks")
@@ -26,7 +25,6 @@ _HONOURED: Final[Mapping[str, tuple[str, ...]]] = {
     "mode": _FILES,
     "agent": _CALLS,
     "min-reward": _FILES,
-    "to": ("metrics",),
     "merge": ("model",),
     "policy": ("model",),
     "prompt": ("prompts",),
@@ -38,12 +36,11 @@ def add(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "export",
-        help="write spans, transitions, chats, prompts or the model; send metrics elsewhere",
+        help="write spans, transitions, chats, prompts or the model",
         description="Write what a run or production recorded as JSONL or Parquet: every span, "
         "every call of a trained agent as token ids with log-probabilities, reward and advantage "
         "(transitions), every call as chat messages, or what was asked, as tasks. Or copy a run's "
-        "trained model, write the prompts that it learned as plain texts, or send its metrics to a "
-        "place such as TensorBoard.",
+        "trained model, or write the prompts that it learned as plain texts.",
     )
     parser.add_argument(
         "run_folder",
@@ -52,25 +49,25 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "what",
-        choices=[*_FILES, "metrics", "model", "prompts"],
-        help="metrics, model and prompts: of a run only",
+        choices=[*_FILES, "model", "prompts"],
+        help="model and prompts: of a run only",
     )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="PATH",
         help="a file (standard output if absent), or a new folder for the model or for prompts, a "
-        "file each; not for metrics",
+        "file each",
     )
     parser.add_argument(
         "--format",
         choices=["jsonl", "parquet"],
-        help="by the file's name if absent, else jsonl; not for metrics or the model",
+        help="by the file's name if absent, else jsonl; not for the model",
     )
     parser.add_argument(
         "--mode",
         choices=[str(mode) for mode in Mode],
-        help="all if absent; not for metrics or the model",
+        help="all if absent; not for the model",
     )
     parser.add_argument(
         "--agent",
@@ -84,14 +81,9 @@ def add(commands: Any) -> None:
         "--min-reward",
         type=float,
         metavar="R",
-        help="only rollouts that earned R; not for metrics or the model",
+        help="only rollouts that earned R; not for the model",
     )
     add_query(parser)
-    parser.add_argument(
-        "--to",
-        choices=list(SINKS),
-        help="where metrics go",
-    )
     parser.add_argument(
         "--merge", action="store_true", help="merge the LoRA adapter into its base; for the model"
     )
@@ -111,7 +103,7 @@ def _run(options: argparse.Namespace) -> None:
                 f"{_as_given(name, value)} applies only to {', '.join(honoured)}, not to "
                 f"{options.what}: leave it out"
             )
-    acts = {"metrics": _send_metrics, "model": _copy_model, "prompts": _write_prompts}
+    acts = {"model": _copy_model, "prompts": _write_prompts}
     act = acts.get(options.what, _write)
     if read_query(options, options.run_folder) is not None and act is not _write:
         source = f"{public_url(options.run_folder)} is a store of production"
@@ -153,20 +145,6 @@ def _write(options: argparse.Namespace) -> None:
     except OSError as error:
         raise DataError(f"the output cannot be written: {error.strerror or error}") from error
     say(done.text(options.what, options.output), sys.stderr)
-
-
-def _send_metrics(options: argparse.Namespace) -> None:
-    from lightspan.training.folder import RunFolder
-    from lightspan.training.sinks import SinkRun, send_metrics
-
-    run = RunFolder(Path(options.run_folder))
-    config = run.read_config()
-    if options.to is None:
-        raise ConfigError(f"metrics need --to SINK; as JSONL they are in {run.path}/metrics.jsonl")
-    target = SinkRun(run_id=config["run_id"], folder=run.path, config=config, first_step=0)
-    lines = run.metrics()
-    send_metrics(lines, target, options.to)
-    say(f"{len(lines)} lines of metrics to {options.to}", sys.stderr)
 
 
 def _copy_model(options: argparse.Namespace) -> None:

@@ -135,8 +135,6 @@ def _summary(done: Imported, place: str) -> str:
         )
     if done.refused:
         parts.append(f"{many(done.refused, 'span')} refused")
-    if done.doubles:
-        parts.append(f"{many(done.doubles, 'span')} with the id of another, left out")
     if done.scores:
         parts.append(f"{many(done.scores, 'score')} left out: lightspan feedback puts them on")
     return "; ".join(parts)

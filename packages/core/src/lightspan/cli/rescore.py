@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         "rescore",
         help="score a run's rollouts under another reward, and show what it would change",
         description="Score the rollouts that a run recorded again, by a function or a "
-        "lightspan.Judge, and show what would change: means, signs of advantages and ranks within "
+        "lightspan.Judge, and show what would change: means, signs of advantages within "
         "groups, the most changed rollouts. The run is left as it is.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="a folder such as runs/sql")

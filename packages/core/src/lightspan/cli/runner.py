@@ -74,10 +74,9 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from lightspan.runners.joiner import JoinOptions, join
-    from lightspan.stores.remote.address import names_server, take_key
+    from lightspan.stores import take_credentials
 
-    if names_server(options.store):
-        take_key(options.store)  # before the app is loaded, which must not find it
+    take_credentials(options.store)  # before the app is loaded, which must not find it
     asyncio.run(
         join(
             JoinOptions(

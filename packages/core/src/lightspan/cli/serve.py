@@ -19,8 +19,7 @@ _OF_RUNS: Final[dict[str, Any]] = {
     "allow_upstream": [],
 }
 _OF_STORES: Final[dict[str, Any]] = {
-    **{f"{role}_key_env": [] for role in Role},
-    **{f"{role}_key_file": [] for role in Role},
+    **{f"{role}_key_env": None for role in Role},
     "without_key": False,
 }
 
@@ -76,20 +75,15 @@ def add(commands: Any) -> None:
         metavar="URL",
         action="append",
         default=[],
-        help="an endpoint of the run's own that calls may go to, with the key of its variable; "
-        "needed for a run that you have not trained here (repeatable)",
+        help="an endpoint that the run's frozen agents may be answered by, with the key of its "
+        "variable (repeatable)",
     )
     _add_store(parser)
     parser.set_defaults(run=_run, extra="serve")
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "a store",
-        "Keys are read from the variables and files named here, each of which may be given several "
-        "times: a new key is handed out before the old one is taken away. A file has a key a line, "
-        "and is read again on SIGHUP.",
-    )
+    group = parser.add_argument_group("a store", "Keys are read from the variables named here.")
     group.add_argument(
         "--store",
         metavar="URL",
@@ -99,16 +93,7 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{role}-key-env",
             metavar="NAME",
-            action="append",
-            default=[],
-            help=f"a variable with the key of {role.may}",
-        )
-        group.add_argument(
-            f"--{role}-key-file",
-            metavar="PATH",
-            action="append",
-            default=[],
-            help=f"a file with keys of {role.may}",
+            help=f"the variable with the key of {role.may}",
         )
     group.add_argument(
         "--without-key",
@@ -143,7 +128,7 @@ def _check_kind(options: argparse.Namespace) -> None:
 
 
 def _serve_store(options: argparse.Namespace) -> None:
-    from lightspan.gateway.connections import raise_file_limit
+    from lightspan.gateway.http_server import raise_file_limit
     from lightspan.serving.store.process import StoreOptions, serve_store
 
     raise_file_limit()
@@ -152,8 +137,9 @@ def _serve_store(options: argparse.Namespace) -> None:
             url=options.store,
             host=options.host,
             port=options.port,
-            key_variables={role: getattr(options, f"{role}_key_env") for role in Role},
-            key_files={role: getattr(options, f"{role}_key_file") for role in Role},
+            key_variables={
+                role: name for role in Role if (name := getattr(options, f"{role}_key_env"))
+            },
             without_key=options.without_key,
         )
     )

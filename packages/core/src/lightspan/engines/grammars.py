@@ -35,8 +35,8 @@ KEPT: Final = 64
 _TRIES: Final = 8
 """Vocabularies that are remembered."""
 _LIMITS: Final = llguidance.LLParserLimits(max_items_in_row=20_000, step_max_items=200_000)
-"""What a step may cost: by default an object of 700 optional properties fails when it begins. What
-schemas hold is bounded where they are read (`lightspan.gateway.schemas`)."""
+"""What a step may cost: by default an object of 700 optional properties fails when it begins. The
+length of a grammar is bounded by `lightspan.gateway.grammars`."""
 
 
 class GrammarMismatchError(EngineError):

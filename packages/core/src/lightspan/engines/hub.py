@@ -85,13 +85,6 @@ def is_adapter(folder: Path) -> bool:
     return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
 
-def is_here(model: str | Path, file: str) -> bool:
-    """Whether a file of the model is on this machine: in its folder, or in the hub's cache. Uses no
-    network."""
-    path = Path(model).expanduser()
-    return (path / file).is_file() if path.is_dir() else _in_cache(str(model), file) is not None
-
-
 def cached_folder(name: str) -> Path | None:
     """Where the hub's cache holds a model, or a part of it. Uses no network."""
     config = _in_cache(name, "config.json")

@@ -7,7 +7,9 @@ template and parses tool calls. `ChatEngine`: an OpenAI-compatible server that d
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -218,6 +220,87 @@ class TokenEngine(Protocol):
             EngineError: the engine has died, and every request would fail: a run ends here.
         """
         ...
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer has an engine serve."""
+
+    models: Mapping[str, Any]
+    """Policy → model: a name, a folder, or one that is loaded."""
+    lora: Mapping[str, int]
+    """Policy → rank of its LoRA; 0 for starting weights that are served beside a LoRA."""
+    device: str = "cpu"
+    seed: int = 0
+    folder: Path = Path()
+    """The run's, for logs."""
+
+    def shares_model(self, policy: str) -> bool:
+        """Return whether another policy with LoRA starts from the same model."""
+        model = self.models[policy]
+        name = _model_name(model)
+        others = [self.models[other] for other in self.lora if other != policy]
+        return any(
+            other is model or (name is not None and _model_name(other) == name) for other in others
+        )
+
+    def copies(self) -> list[tuple[str, ...]]:
+        """Return the policies of each copy of weights: those with LoRA that start from one model
+        are beside one copy."""
+        groups: dict[tuple[bool, str], list[str]] = {}
+        for policy, model in self.models.items():
+            is_shared = policy in self.lora
+            name = (_model_name(model) or str(id(model))) if is_shared else policy
+            groups.setdefault((is_shared, name), []).append(policy)
+        return [tuple(policies) for policies in groups.values()]
+
+
+class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What the memory of a model depends on."""
+
+    parameters: int
+    weight_bytes: int
+    """Bytes of a parameter as it is saved."""
+    cache_values: int
+    """Numbers that the key-value cache keeps of a token."""
+    lora_values: int
+    """Parameters of a LoRA of rank 1 on all linear layers but the head."""
+    context: int
+
+
+@runtime_checkable
+class EngineSpec(Protocol):
+    """An engine in words, which a trainer builds (entry points of `lightspan.engines`)."""
+
+    def build(self, request: EngineRequest) -> TokenEngine:
+        """Build the engine, not started.
+
+        Raises:
+            ConfigError: something that it cannot honour.
+            ModelError: a model cannot be loaded.
+        """
+        ...
+
+    def describe(self, folder: Path) -> str:
+        """Return a line for a person who waits for it to start; empty for none.
+
+        Args:
+            folder: the run's.
+        """
+        ...
+
+    def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
+        """Return the policies of each copy of weights that the engine would hold."""
+        ...
+
+    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+        """Return part → bytes of one copy of a model: "engine weights" and, where it is known, the
+        "key-value cache"; empty where none of it is on this machine."""
+        ...
+
+
+def _model_name(model: Any) -> str | None:
+    """Return the name of a model that is loaded by name; None for a loaded one."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else None
 
 
 @runtime_checkable

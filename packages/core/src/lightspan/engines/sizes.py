@@ -1,4 +1,4 @@
-"""How many parameters a model has, without loading it. Loads no torch."""
+"""The size of a model, without loading it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,68 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lightspan.engines.hub import TIMEOUT_S, cached_folder, check_model_path
+from lightspan.engines.protocol import ModelSize
 from lightspan.errors import ModelError
 
 LARGEST_HEADER: Final = 100_000_000
 """Bytes, as safetensors itself bounds it."""
+
+
+def model_size(model: str) -> ModelSize:
+    """Return the size of a model folder, or of a hub model whose configuration is on this machine.
+
+    Only the configuration is read, and nothing is fetched.
+
+    Raises:
+        ModelError: the configuration is not here, or does not describe a causal language model.
+    """
+    from transformers import AutoConfig
+
+    name = check_model_path(model)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise ModelError(
+            f"the configuration of {name} is not on this machine: fetch it (`hf download {name} "
+            "config.json`), or give a model folder"
+        ) from error
+    return size_of_config(config, name)
+
+
+def size_of_config(config: Any, name: str = "the model") -> ModelSize:
+    """Return the size that a transformers configuration describes.
+
+    Raises:
+        ModelError: it does not describe a causal language model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from lightspan.engines.tokenizer import context_length
+
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, trust_remote_code=False
+            )
+    except Exception as error:
+        raise ModelError(f"the size of {name} is not known: {error}") from error
+    text = config.get_text_config()
+    heads = int(text.num_attention_heads)
+    head_size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    return ModelSize(
+        parameters=sum(p.numel() for p in model.parameters()),
+        weight_bytes=int(getattr(getattr(config, "dtype", None), "itemsize", None) or 4),
+        cache_values=2 * int(text.num_hidden_layers) * kv_heads * head_size,
+        lora_values=sum(m.in_features + m.out_features for m in linear),
+        context=context_length(config),
+    )
 
 
 def count_parameters(model: str | Path) -> int:

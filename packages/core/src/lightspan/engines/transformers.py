@@ -674,10 +674,11 @@ def _lower_engine(settings: BatchSettings, context: int) -> str:
     if settings.max_tokens is not None:
         halved["batch_tokens"] = max(1, settings.max_tokens // 2)
         now += f", and batch_tokens, now {settings.max_tokens}"
+    fewer = ", ".join(f"{name}={value}" for name, value in halved.items())
     return (
-        f"Lower {now}: engine_options={halved}. If that is not enough: a shorter context_length, "
-        f"now {context}, in the same place, a smaller model, or lora=LoRA() to leave the learner "
-        "less to hold"
+        f"Lower {now}: engine=Transformers({fewer}). If that is not enough: a shorter "
+        f"context_length, now {context}, in the same place, a smaller model, or lora=LoRA() to "
+        "leave the learner less to hold"
     )
 
 

@@ -1,18 +1,14 @@
-"""The gateway: an endpoint like OpenAI's and Anthropic's that captures exact tokens.
+"""The gateway: an OpenAI- and Anthropic-compatible endpoint that records exact tokens.
 
-In come requests of apps, out go answers in their words, and a span and token records of every call
-to the store. A request goes `connections` (how many, how long) → `http_server` → `server` (what is
-answered where) → `intake` (from a request to a call) → `calls` (the life of a call, in its two
-kinds `generations` by our engine and `forwards` to an endpoint) → `delivery` (to the last byte). On
-the way `terms` say who may call and what is kept of it, those of training in `attempts`; `bodies`
-are read at a cost that is known, `dialects` understand requests and word answers, `grammars` writes
-down what an answer may be in `schemas` that were checked, `preparation` has prompts and grammars
-made in the threads of `workers`, `tools` finds tool calls in text, `token_records` gathers the
-exact tokens, `store_log` writes to the store; `refusal` is what a client is told that gets no
-answer. `pauses` keeps the garbage collector from holding up all of it, and `heap` gives back what
-is free.
+It answers model calls of apps, and writes a span and token records of each call to the store. The
+path of a request: `http_server`, `server` (routes), `request_handler` (authentication, routing,
+the prompt), `calls` with `generated_call` and `proxied_call` (the life of a call), `call_recorder`
+(the store) and `response_writer`. `access_policy` says who may call, `training_access` for a
+training. `request_body` reads bodies, `dialects` parses requests and formats answers, `grammars`
+compiles structured output, `tools` parses tool calls, `token_collector` gathers the exact tokens,
+`api_errors` holds the error responses.
 """
 
-from lightspan.gateway.attempts import Gateway
+from lightspan.gateway.training_access import Gateway
 
 __all__ = ["Gateway"]

@@ -1,9 +1,8 @@
-"""One model call: answered once, however often it is asked for.
+"""The life of a model call, which is answered once, however often a client retries it.
 
-A `ServedCall` belongs to a call id of an `Account`. Its work starts once; retries with the same
-call id join it while it runs and replay it when it is finished. When the last client leaves, the
-work is cancelled, what was sampled so far is logged as cancelled, and a later retry goes on from
-there. `generations` and `forwards` have its two kinds.
+A `ServedCall` belongs to a call id of a `CallerSession`. Retries with the same call id subscribe to
+it while it runs, and replay its answer afterwards. When the last client disconnects, the work is
+cancelled and its tokens are recorded as cancelled; a later retry continues from them.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, TypeVar
 
 from lightspan.errors import EngineError, LightspanError
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.api_errors import ApiError
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Claim
 from lightspan.schema.routing import Routing, Rule, Target
@@ -27,8 +25,8 @@ _Part = TypeVar("_Part")
 
 
 @dataclass(slots=True)
-class Past:
-    """What the store knows of a call that this gateway does not remember."""
+class RecordedCall:
+    """A call that only the store remembers, as after a restart of the gateway."""
 
     span: Span
     records: list[TokenRecord] = field(default_factory=list)
@@ -39,26 +37,22 @@ class Past:
 
 
 @dataclass(slots=True)
-class Account:
-    """The calls of one attempt, or of everybody who uses what was trained."""
+class CallerSession:
+    """The calls of one attempt, or of all clients of `lightspan serve`."""
 
     claim: Claim
     routing: Routing
     checked_at: float = 0.0
     sequence: int = 0
-    """The latest sequence number given."""
+    """The latest sequence number."""
     calls: dict[str, ServedCall] = field(default_factory=dict)
-    """Call id → its call: retries join it."""
-    past: dict[str, Past] = field(default_factory=dict)
-    """Call id → what another gateway process, or this one long ago, logged of it."""
+    """By call id."""
+    past: dict[str, RecordedCall] = field(default_factory=dict)
+    """By call id: recorded by another gateway process, or by this one before it forgot them."""
     shared: bool = False
-    """Whether strangers share it: equal bodies may then be of two of them."""
+    """Whether several clients share it: equal bodies may then be of two of them."""
     most_calls: int | None = None
-    """Calls that are remembered; None for all."""
-    most_bytes: int = 0
-    """Of what these keep."""
-    _sizes: dict[str, int] = field(default_factory=dict)
-    _kept: int = 0
+    """Calls that are kept in memory; None: all."""
 
     @property
     def attempt_id(self) -> str:
@@ -66,7 +60,7 @@ class Account:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is being worked on."""
+        """Whether a call is running."""
         return any(call.active for call in self.calls.values())
 
     def next_sequence(self) -> int:
@@ -75,37 +69,22 @@ class Account:
 
     @property
     def naming_rules(self) -> list[Rule]:
-        """Those that do not take every name: by them a request's `model` may be an agent."""
+        """Return the rules by which a request's `model` may name an agent."""
         return [rule for rule in self.routing.rules if rule.pattern not in ("*", "**")]
 
     def add(self, call: ServedCall) -> None:
-        """Remember a call; where there are too many, or they keep too much, the oldest that are
-        answered are forgotten."""
-        call_id = call.info.call_id
-        self.calls[call_id] = call
+        """Add a call, and evict the oldest answered ones beyond `most_calls`."""
         if self.most_calls is not None:
-            self._sizes[call_id] = call.kept_bytes
-            self._kept += self._sizes[call_id]
-            self._forget(len(self.calls) - self.most_calls, self._kept - self.most_bytes)
-
-    def _forget(self, calls: int, size: int) -> None:
-        """Forget so many calls, and so many bytes, or more."""
-        # not all of them are looked at: after a burst most may be under way
-        oldest = list(islice(self.calls.items(), 2 * max(calls, 0) + 64))[:-1]
-        for call_id, earlier in oldest:
-            if calls <= 0 and size <= 0:
-                return
-            if not earlier.active:
-                del self.calls[call_id]
-                freed = self._sizes.pop(call_id)
-                self._kept -= freed
-                calls, size = calls - 1, size - freed
+            answered = [name for name, earlier in self.calls.items() if not earlier.active]
+            for name in answered[: max(0, len(self.calls) + 1 - self.most_calls)]:
+                del self.calls[name]
+        self.calls[call.info.call_id] = call
 
     def undelivered(self, body_hash: str) -> str | None:
-        """The latest call with this body whose answer may not have arrived.
+        """Return the id of the latest call with this body whose answer may not have arrived.
 
-        One that nobody waits for comes first: of two equal calls at once (best-of-n) the retry is
-        of the one whose client is gone. Of a shared account there is none: only the call id tells.
+        A call without clients comes first: of two equal calls at once (best-of-n) the retry belongs
+        to the one whose client disconnected. In a shared session only the call id identifies one.
         """
         if self.shared:
             return None
@@ -115,7 +94,7 @@ class Account:
             if call.info.body_hash == body_hash and not call.delivered
         ]
         if missed:
-            return next((name for name in missed if self.calls[name].deserted), missed[0])
+            return next((name for name in missed if self.calls[name].is_abandoned), missed[0])
         for call_id, past in reversed(self.past.items()):
             if call_id not in self.calls and past.body_hash == body_hash:
                 return call_id
@@ -124,14 +103,14 @@ class Account:
 
 @dataclass(slots=True, kw_only=True)
 class CallInfo:
-    """What is known of a call before it is answered."""
+    """The request side of a call."""
 
-    account: Account
+    session: CallerSession
     call_id: str
     agent_path: str
     target: Target
     body: dict[str, Any]
-    """Empty once nothing is written of it any more."""
+    """Empty after it was recorded."""
     body_hash: str
     size: int
     """Of the request, in bytes."""
@@ -141,47 +120,47 @@ class CallInfo:
     trace_id: str
     start_ns: int
     patience_s: float = 0.0
-    """How long it is worked on when nobody waits for it: somebody may come again."""
+    """How long the call goes on without a client, who may retry."""
     sequence_start: int = 0
-    """Its number; 0 before it starts."""
+    """0 before it starts."""
 
 
 class CallLog(ABC):
-    """Where it is written what became of calls."""
+    """Records calls."""
 
     needs_bodies = True
-    """Whether what a request says is written too."""
+    """Whether the bodies of requests are recorded."""
 
     def __init__(self) -> None:
         self._background: set[asyncio.Task[Any]] = set()
 
     @abstractmethod
     async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
-        """Write what became of a call; returns when that is safe, or was waited for too long."""
+        """Record a call; returns when that is durable, or after a timeout."""
 
     @abstractmethod
     async def refuse(self, info: CallInfo, error: ApiError) -> None:
-        """Write a call that was refused before it was worked on, or whose client left (499)."""
+        """Record a call that was refused, or whose client disconnected (499), before it started."""
 
     @abstractmethod
     async def mark(self, info: CallInfo, outcome: CallOutcome) -> None:
-        """Change what became of a call."""
+        """Change the recorded outcome of a call."""
 
     def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task that `drain` waits for, and that nothing cancels."""
+        """Start a task that `drain` waits for and nothing cancels."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
     async def drain(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the background tasks."""
         while self._background:
             await asyncio.wait(list(self._background))
 
 
 class ServedCall(ABC):
-    """The life of a call: who waits for it, when it works, when it is logged, what it delivers."""
+    """A call: its clients, its work, its record and its answer."""
 
     def __init__(self, info: CallInfo, log: CallLog) -> None:
         self.info = info
@@ -191,10 +170,10 @@ class ServedCall(ABC):
         """Whether the client asked for events rather than a body."""
         self.error: Exception | None = None
         self.answered = False
-        """The answer is there, logged."""
+        """The answer is complete and recorded."""
         self.delivered = False
         self.lost = False
-        """It was answered and the answer did not arrive."""
+        """Its answer was recorded as undelivered."""
         self.tries = 0
         self._log = log
         self._clients = 0
@@ -203,37 +182,32 @@ class ServedCall(ABC):
         self._patience: asyncio.TimerHandle | None = None
         self._pulse = asyncio.Event()
 
-    # --- what it is -----------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------
     @property
     def outcome(self) -> CallOutcome:
-        """What an answered call is logged as."""
+        """The outcome that is recorded for an answered call."""
         return CallOutcome.OK
 
     @property
     def active(self) -> bool:
-        """Whether it is being worked on."""
+        """Whether it is running."""
         return self._task is not None
 
     @property
-    def deserted(self) -> bool:
-        """Whether nobody waits for it."""
+    def is_abandoned(self) -> bool:
+        """Whether it has no client."""
         return self._clients == 0
 
-    @property
-    def kept_bytes(self) -> int:
-        """About how large that is which it keeps of its request."""
-        return self.info.size
-
     def forget_request(self) -> None:
-        """Keep no more of what was asked: it is answered, and that is written."""
+        """Free the body of an answered and recorded call."""
         self.info.body = {}
 
     @abstractmethod
     def attributes(self) -> Attributes:
-        """What its span says of the answer, as far as it has come."""
+        """Return the span attributes of the answer so far."""
 
     def token_records(self, outcome: CallOutcome, sequence_end: int) -> list[TokenRecord]:
-        """What was sampled, as far as it has come; nothing of an endpoint's answer.
+        """Return the records of the tokens sampled so far; none for an endpoint's answer.
 
         Raises:
             DataError: the engine gave tokens that cannot be trained.
@@ -241,13 +215,13 @@ class ServedCall(ABC):
         return []
 
     def conversation(self) -> list[dict[str, Any]] | None:
-        """What a next response goes on from; None without an answered response."""
+        """Return what a next response continues; None without an answered response."""
         return None
 
-    # --- what it delivers -----------------------------------------------------------------
+    # --- answer -----------------------------------------------------------------
     @abstractmethod
     def events(self) -> AsyncGenerator[bytes, None]:
-        """The events of the answer as they come, the last of them when it is logged.
+        """Yield the events of the answer, the last one after the call is recorded.
 
         Raises (while iterating):
             ApiError: an endpoint refused.
@@ -256,14 +230,14 @@ class ServedCall(ABC):
 
     @abstractmethod
     async def body(self) -> bytes:
-        """The answer in one piece, logged; raises what `events` raises."""
+        """Return the answer after it is recorded; raises what `events` raises."""
 
     async def _wait(self) -> None:
         async for _ in self._follow(tuple):
             pass
 
     async def _follow(self, parts: Callable[[], Sequence[_Part]]) -> AsyncGenerator[_Part, None]:
-        """The parts as they come; ends when the answer is there and logged."""
+        """Yield the parts as they come, until the answer is complete and recorded."""
         position = 0
         while True:
             pulse, known = self._pulse, parts()
@@ -277,52 +251,52 @@ class ServedCall(ABC):
             if pulse is self._pulse:
                 await pulse.wait()
 
-    # --- who waits for it -----------------------------------------------------------------
-    def join(self) -> None:
-        """A client came; the work starts, goes on after a cancellation, or again after an error."""
+    # --- clients -----------------------------------------------------------------
+    def subscribe(self) -> None:
+        """Add a client; starts the work, or restarts it after a cancellation or an error."""
         self._clients += 1
         if self._patience is not None:
             self._patience.cancel()
         if self._task is None and not self.answered:
             self._start()
 
-    def leave(self) -> None:
-        """A client left; the last one cancels the work, in a while where it may come again."""
+    def unsubscribe(self) -> None:
+        """Remove a client; without any the work is cancelled, after `patience_s`."""
         self._clients -= 1
         if not self.info.patience_s:
-            self.give_up()
-        elif self.deserted and self._task is not None:
+            self.cancel_if_abandoned()
+        elif self.is_abandoned and self._task is not None:
             loop = asyncio.get_running_loop()
-            self._patience = loop.call_later(self.info.patience_s, self.give_up)
+            self._patience = loop.call_later(self.info.patience_s, self.cancel_if_abandoned)
 
-    def give_up(self) -> None:
-        """Cancel the work if nobody waits for it."""
-        if self.deserted and self._task is not None and self._cancellable:
+    def cancel_if_abandoned(self) -> None:
+        """Cancel the work if it has no client."""
+        if self.is_abandoned and self._task is not None and self._cancellable:
             self._cancellable = False
             self._task.cancel()
 
-    async def arrived(self) -> None:
-        """A client has the answer."""
+    async def mark_delivered(self) -> None:
+        """Note that a client has the answer."""
         self.delivered = True
         if self.lost:  # an earlier delivery failed, this retry fetched the answer
             self.lost = False
             await self._log.mark(self.info, self.outcome)
 
-    def missed(self) -> None:
-        """A client left without the answer."""
-        self._log.background(self._missed())
+    def mark_undelivered(self) -> None:
+        """Note that a client disconnected without the answer."""
+        self._log.background(self._mark_undelivered())
 
-    async def _missed(self) -> None:
-        await self.settled()
-        # of the last client: while another waits, somebody may still get it
-        if self.answered and self.deserted and not self.delivered and not self.lost:
+    async def _mark_undelivered(self) -> None:
+        await self.wait_done()
+        # while another client waits, the answer may still be delivered
+        if self.answered and self.is_abandoned and not self.delivered and not self.lost:
             self.lost = True
             await self._log.mark(self.info, CallOutcome.UNDELIVERED)
 
-    # --- how it works ---------------------------------------------------------------------
+    # --- work ---------------------------------------------------------------------
     @abstractmethod
     async def _work(self) -> None:
-        """Get the answer; cancelled when the last client leaves."""
+        """Get the answer; cancelled when the last client disconnects."""
 
     def _start(self) -> None:
         self.error = None
@@ -344,27 +318,27 @@ class ServedCall(ABC):
             self.answered = outcome is None
             if self.answered:
                 self.forget_request()
-        except Exception as error:  # whoever waits must not wait for ever
+        except Exception as error:  # else the clients would wait for ever
             self.error = _explained(error)
         finally:
             self._task = None
             self._beat()
-            if outcome is CallOutcome.CANCELLED and not self.deserted:
+            if outcome is CallOutcome.CANCELLED and not self.is_abandoned:
                 self._start()  # a retry came while this try was being cancelled
 
-    async def settled(self) -> None:
-        """Wait until it is not worked on."""
+    async def wait_done(self) -> None:
+        """Wait until it is not running."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
     def _beat(self) -> None:
-        """Wake who waits for news."""
+        """Wake the clients."""
         pulse, self._pulse = self._pulse, asyncio.Event()
         pulse.set()
 
 
 def _explained(error: Exception) -> Exception:
-    """What a client can be told: an error of ours."""
+    """Return the error as one that an API error can be made of."""
     first = error
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]

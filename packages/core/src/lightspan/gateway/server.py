@@ -1,4 +1,4 @@
-"""HTTP: an endpoint like OpenAI's and Anthropic's: requests come in, their answers go out."""
+"""The routes of the gateway."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from aiohttp import web
 
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import EngineError
-from lightspan.gateway.connections import Handler
-from lightspan.gateway.delivery import deliver
+from lightspan.gateway.access_policy import AccessPolicy
+from lightspan.gateway.api_errors import ApiError, bad_request, no_model, openai_refusal
 from lightspan.gateway.dialects import DIALECTS, Dialect
-from lightspan.gateway.http_server import HttpServer, go_on
-from lightspan.gateway.intake import Intake
-from lightspan.gateway.refusal import ApiError, bad_request, no_model, openai_refusal
-from lightspan.gateway.terms import Terms
+from lightspan.gateway.http_server import Handler, HttpServer, go_on
+from lightspan.gateway.request_handler import RequestHandler
+from lightspan.gateway.response_writer import deliver
 from lightspan.schema import conventions as c
 from lightspan.schema.texts import clean_text
 
@@ -29,45 +28,37 @@ MAX_BODY: Final = 16 * 2**20
 
 
 class Server(HttpServer):
-    """Serves trained and frozen policies to those whom its terms admit.
+    """Serve trained and frozen policies.
 
     Args:
-        terms: who may call, where a call goes, what is kept of it.
+        access: authenticates callers, routes and records their calls.
         engine: serves the policies; None if every agent is served by an endpoint.
         host: interface; loopback unless told otherwise.
         port: 0 takes a free one.
         max_body: bytes of a request at most.
-        most_connections: at once; None for what this process's files allow.
     """
 
     def __init__(
         self,
-        terms: Terms,
+        access: AccessPolicy,
         engine: TokenEngine | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         max_body: int = MAX_BODY,
-        most_connections: int | None = None,
     ) -> None:
-        super().__init__(
-            host,
-            port,
-            max_body=max_body,
-            shutdown_s=terms.shutdown_s,
-            most_connections=most_connections,
-        )
-        self.terms = terms
-        self._intake = Intake(terms, engine)
+        super().__init__(host, port, max_body=max_body, shutdown_s=access.shutdown_s)
+        self.access = access
+        self._handler = RequestHandler(access, engine)
 
     async def close(self) -> None:
-        """Stop listening, cancel generations, write what is left. Idempotent."""
+        """Stop listening, cancel the running calls and record them. Idempotent."""
         await super().close()
-        for account in self.terms.accounts():
-            for call in account.calls.values():
-                call.give_up()
-        await self.terms.close()
-        await self._intake.close()
+        for session in self.access.sessions():
+            for call in session.calls.values():
+                call.cancel_if_abandoned()
+        await self.access.close()
+        await self._handler.close()
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:
@@ -77,7 +68,7 @@ class Server(HttpServer):
             get("/health", self._health),
             *(
                 get(path, _guarded(partial(self._tell, say)))
-                for path, say in self.terms.documents().items()
+                for path, say in self.access.documents().items()
             ),
         ]
         refusal = DIALECTS["messages"].refusal
@@ -95,33 +86,33 @@ class Server(HttpServer):
         return [*routes, anything]
 
     async def _ask(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        return await deliver(request, await self._intake.call(dialect.parse, request), dialect)
+        return await deliver(request, await self._handler.call(dialect.parse, request), dialect)
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
         parse = DIALECTS["messages"].parse
-        return _json({"input_tokens": await self._intake.count(parse, request)})
+        return _json({"input_tokens": await self._handler.count(parse, request)})
 
     async def _health(self, request: web.Request) -> web.Response:
-        known = {"protocol": c.PROTOCOL_VERSION, "policies": self._intake.policies()}
+        known = {"protocol": c.PROTOCOL_VERSION, "policies": self._handler.policies()}
         try:
-            self._intake.check_engine()
+            self._handler.check_engine()
         except EngineError as error:
             return _json({"status": "failed", "reason": str(error), **known}, status=503)
         return _json({"status": "ok", **known})
 
     async def _tell(self, say: Callable[[], Any], request: web.Request) -> web.StreamResponse:
-        await self.terms.admit(request)
+        await self.access.authenticate(request)
         return _json(say())
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        await self.terms.admit(request)
-        models = self.terms.models(self._intake.policies())
+        await self.access.authenticate(request)
+        models = self.access.models(self._handler.policies())
         return _json({"object": "list", "data": [_model(name) for name in models]})
 
     async def _one_model(self, request: web.Request) -> web.StreamResponse:
-        await self.terms.admit(request)
+        await self.access.authenticate(request)
         name = request.match_info["model"]
-        models = self.terms.models(self._intake.policies())
+        models = self.access.models(self._handler.policies())
         if name not in models:
             raise no_model(f"unknown model {name!r}; this endpoint has {', '.join(models)}")
         return _json(_model(name))
@@ -133,7 +124,7 @@ class Server(HttpServer):
 def _guarded(
     handler: Handler, refusal: Callable[[ApiError, str | None], bytes] = openai_refusal
 ) -> Handler:
-    """Answer refusals in the client's format; an error of ours never shows a traceback."""
+    """Format errors as the client's dialect does; never show a traceback."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         try:
@@ -154,17 +145,11 @@ def _guarded(
 
 
 def _check_headers(request: web.Request) -> None:
-    """Refuse letters that are no UTF-8 where they are read: nothing of ours could write them."""
-    for name in _READ_HEADERS:
-        value = request.headers.get(name, "")
-        if value != clean_text(value):
-            raise bad_request(f"the header {name} is not UTF-8")
-
-
-_READ_HEADERS: Final = (
-    *("Host", "Origin", "Authorization", "x-api-key", "Content-Encoding"),
-    *(c.HEADER_CALL_ID, c.HEADER_ATTEMPT, c.HEADER_AGENT, c.HEADER_PARENT, c.HEADER_PROTOCOL),
-)
+    """Refuse headers that are not UTF-8: aiohttp decodes them to surrogates, which neither the
+    store nor a JSON answer can hold."""
+    for name, value in request.headers.items():
+        if not value.isascii() and value != clean_text(value):
+            raise bad_request(f"the header {clean_text(name)} is not UTF-8")
 
 
 def _json(body: Any, *, status: int = 200) -> web.Response:

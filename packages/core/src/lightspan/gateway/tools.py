@@ -1,4 +1,4 @@
-"""Tool calls in generated text, in the format of the model's family.
+"""Parses tool calls in generated text, in the format of the model's family.
 
 | format | a call | for example |
 |---|---|---|
@@ -8,8 +8,7 @@
 
 `llama` takes an answer that begins with `<|python_tag|>` too, and several calls separated by `;`.
 `json` takes an answer in a Markdown fence too. A call whose JSON is malformed, or with more text
-around it than its format allows, stays text, exactly as the model wrote it: the app sees the
-model's real error and nothing is repaired.
+around it than its format allows, stays text, exactly as the model wrote it; nothing is repaired.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """A generated text: what stands before its first tool call, and the calls."""
+    """A generated text: the content before its first tool call, and the calls."""
 
     content: str | None
     calls: tuple[ParsedCall, ...] = ()
@@ -60,11 +59,11 @@ class ToolParser(Protocol):
     """Finds the tool calls of one format."""
 
     def parse(self, text: str) -> ParsedText:
-        """The content and tool calls of a finished text; without calls, all of it is content."""
+        """Return the content and tool calls of a finished text."""
         ...
 
     def visible_length(self, text: str) -> int:
-        """How much of a growing text is content, whatever follows: that much can be streamed."""
+        """Return the length of the content that can be streamed, whatever follows."""
         ...
 
 
@@ -84,8 +83,10 @@ class HermesParser(ToolParser):
         return ParsedText(text[: text.find(CALL_OPEN)].rstrip() or None, calls)
 
     def _bodies(self, text: str) -> Iterator[_Fields | None]:
-        """Each call's object, None where it is malformed. An argument may hold the closing mark, so
-        a call ends where its JSON does."""
+        """Yield each call's object, None where it is malformed.
+
+        An argument may contain the closing mark, so a call ends where its JSON does.
+        """
         position = 0
         while opening := self._open.search(text, position):
             try:
@@ -138,11 +139,11 @@ PARSERS: Final[Mapping[str, ToolParser]] = {
     "llama": LlamaParser(),
     "json": JsonParser(),
 }
-"""By the names that `ChatTokenizer.tool_parser` has."""
+"""By `ChatTokenizer.tool_parser`."""
 
 
 def tool_parser(name: str) -> ToolParser:
-    """The parser of a format.
+    """Return the parser of a format.
 
     Raises:
         ConfigError: there is none of that name.
@@ -160,7 +161,7 @@ def tool_parser(name: str) -> ToolParser:
 def _calls(
     found: Sequence[_Fields | None], read: Callable[[_Fields], ParsedCall | None]
 ) -> tuple[ParsedCall, ...]:
-    """The calls, if each one is well formed."""
+    """Return the calls, or none if one is malformed."""
     calls = [None if fields is None else read(fields) for fields in found]
     good = tuple(call for call in calls if call is not None)
     return good if len(good) == len(calls) else ()
@@ -174,7 +175,7 @@ def _fields(body: str) -> _Fields | None:
 
 
 def _one_or_more(body: str) -> list[_Fields | None]:
-    """Of an object, or of an array of objects."""
+    """Parse an object, or an array of objects."""
     if not body.lstrip().startswith("["):
         return [_fields(body)]
     try:
@@ -184,7 +185,7 @@ def _one_or_more(body: str) -> list[_Fields | None]:
 
 
 def _separated(body: str) -> list[_Fields | None]:
-    """Of objects with semicolons between them."""
+    """Parse objects separated by semicolons."""
     found: list[_Fields | None] = []
     position = 0
     while True:
@@ -214,7 +215,7 @@ def _json_call(fields: _Fields) -> ParsedCall | None:
 
 
 def _call_of(fields: _Fields, raw: msgspec.Raw | None) -> ParsedCall | None:
-    """A call with these arguments, if they are an object and the call has a name."""
+    """Return the call if its arguments are an object and it has a name."""
     if raw is None or "name" not in fields:
         return None
     try:
@@ -233,13 +234,13 @@ _MALFORMED: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
 
 # --- streaming ------------------------------------------------------------------------------
 def _overlap(text: str, marker: str) -> int:
-    """How many characters at the end of the text may begin the marker."""
+    """Return how many characters at the end of the text may begin the marker."""
     lengths = range(min(len(marker) - 1, len(text)), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)
 
 
 def _none_if_it_begins(text: str, markers: Sequence[str]) -> int:
-    """Nothing is visible while the text begins, or may come to begin, with a marker."""
+    """Return 0 while the text begins, or may begin, with a marker, else its length."""
     start = text.lstrip()
     held = any(start.startswith(marker) or marker.startswith(start) for marker in markers)
     return 0 if held else len(text)

@@ -4,11 +4,10 @@
 the embedded one. Its parts: `inputs` (which rows it takes), `models` (weights, adapters, optimiser
 steps), `trees` (rows that begin alike) and `passes` (those through the model; `_attention` within
 them), `budgets` (how large those are), `heads` (log-probabilities and gradients of what a pass
-gave), `sums` (of an update), `critic` (values of calls), `masks` (what tokens under a grammar were
-chosen from), `calls` (which call sampled a token), `losses` (the formulas), `objective` (which of
-them a token has) and `tallies` (what they add up to), `saved` (checkpoints). `description` is how a
-user asks for it, and `ranks` has it on several devices, of which `cards` are those that this
-process sees. `verl` is a learner of verl's.
+gave), `critic` (values of calls), `masks` (what tokens under a grammar were chosen from), `calls`
+(which call sampled a token), `losses` (the formulas), `objective` (which of them a token has),
+`metrics` (what they add up to) and `saved` (checkpoints). `description` is how a user asks for it.
+`verl` is the learner of several devices.
 """
 
 from lightspan.learners.protocol import (

@@ -24,8 +24,8 @@ def advice(token_budget: int, longest: int, full: bool) -> str:
         full: whether full weights are trained.
     """
     first = (
-        f'Lower token_budget, now {token_budget}: learner_options={{"token_budget": '
-        f"{max(1, token_budget // 2)}}}"
+        f"Lower token_budget, now {token_budget}: "
+        f"learner=Torch(token_budget={max(1, token_budget // 2)})"
     )
     if longest >= token_budget:
         first += (
@@ -35,5 +35,5 @@ def advice(token_budget: int, longest: int, full: bool) -> str:
     rest = ["a shorter max_tokens or max_length"]
     if full:
         rest.append("adapters instead of full weights (lora=LoRA())")
-    rest.append('a smaller key-value cache (engine_options={"num_blocks": …})')
+    rest.append("a smaller key-value cache (engine=Transformers(num_blocks=…))")
     return f"{first}. If that is not enough: {', '.join(rest)}, or a smaller model"

@@ -18,11 +18,11 @@ from torch import Tensor
 from lightspan.learners import losses
 from lightspan.learners.calls import number_calls
 from lightspan.learners.masks import Replays, forbidden, mask_table
+from lightspan.learners.metrics import Tally
 from lightspan.learners.models import TrainedModel
 from lightspan.learners.objective import TokenValues, policy_losses
 from lightspan.learners.passes import Head, Pass
 from lightspan.learners.protocol import Loss, PolicyLoss
-from lightspan.learners.tallies import Tally
 from lightspan.lightning.rows import Row
 
 LOGITS: Final = 2**24

@@ -186,7 +186,7 @@ class TrainedModel:
                     f"LoRA(target_modules={self.lora.target_modules!r}) adapts {name}, which is no "
                     "linear layer: an engine that serves LoRA beside the model's own weights takes "
                     "none of that. Leave it out, or have the policy served merged "
-                    "(engine_options={'lora': {}}, VLLM(merge=True))"
+                    "(Transformers(merge_lora=True), VLLM(merge=True))"
                 )
             first, second = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
             layers[name] = (first.to("cpu", copy=True), second.to("cpu", copy=True))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lightspan.learners import losses
+from lightspan.learners.metrics import Tally
 from lightspan.learners.protocol import PolicyLoss
-from lightspan.learners.tallies import Tally
 
 
 class TokenValues(NamedTuple):

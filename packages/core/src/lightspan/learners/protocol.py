@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runti
 
 import msgspec
 
-from lightspan.errors import ConfigError, UnsupportedError, short_tracebacks
+from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning.values import DEFAULT_LAMBDA
 from lightspan.schema.checks import check_choice, check_kind, check_number, check_whole
 
@@ -41,7 +41,6 @@ class LoRA(msgspec.Struct, frozen=True, kw_only=True):
     dropout: float = 0.0
     target_modules: Sequence[str] | Literal["all-linear"] = "all-linear"
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         check_whole("LoRA: rank", self.rank, 1)
         check_number("LoRA: alpha", self.alpha, above=0)
@@ -119,7 +118,6 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Of what the importance weight is: of each token, or of each call (the product over its
     tokens)."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         check_choice("PolicyLoss: form", self.form, get_args(LossForm))
         self._fill_in(FORM_DEFAULTS[self.form])
@@ -184,7 +182,6 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     decay_steps: int | None = None
     """Steps over which the rate falls linearly to a twentieth; None keeps it."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         check_choice("Optimizer: name", self.name, ("adamw", "muon"))
         check_number("Optimizer: learning_rate", self.learning_rate, above=0)
@@ -231,7 +228,6 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 5
     """Iterations in which lambda is 1, whatever the values explain."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         check_number("Critic: learning_rate", self.learning_rate, above=0)
         check_whole("Critic: steps", self.steps, 1)
@@ -423,4 +419,57 @@ class Learner(Protocol):
 
     def state(self) -> dict[str, Any]:
         """What `config.json` should say of this learner."""
+        ...
+
+
+class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer has a learner train."""
+
+    models: Mapping[str, Any]
+    """Policy → model: a name, a folder, or one that is loaded."""
+    lora: Mapping[str, LoRA | None]
+    """Policy → its adapters; None for whole weights."""
+    optimizer: Optimizer
+    critic: Critic | None = None
+    seed: int = 0
+    device: str = "cpu"
+
+
+@runtime_checkable
+class LearnerSpec(Protocol):
+    """A learner in words, which a trainer builds (entry points of `lightspan.learners`).
+
+    A learner with a method `close` has it called when the run ends.
+    """
+
+    def check(self, device: str) -> None:
+        """Raise `ConfigError` for a device of the trainer's that it cannot use."""
+        ...
+
+    def build(self, request: LearnerRequest) -> Learner:
+        """Build the learner.
+
+        Raises:
+            ConfigError: something that it cannot honour.
+            ModelError: a model cannot be loaded.
+        """
+        ...
+
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
+        """Return part → bytes of the learner.
+
+        Args:
+            parameters: of a policy's model.
+            lora: parameters of LoRA beside them; 0: the model's own are trained.
+            device: the trainer's.
+            reference: whether there is a KL term.
+        """
+        ...
+
+    def describe(self, device: str) -> str:
+        """Return a line for a person who waits for it to be built; empty for none.
+
+        Args:
+            device: the trainer's.
+        """
         ...

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -46,6 +46,7 @@ from lightspan.learners.critic import (
 from lightspan.learners.heads import Tokens, logits_of, scoring_head, training_head
 from lightspan.learners.inputs import check_loss, check_names, check_rows, ordered
 from lightspan.learners.masks import Replays
+from lightspan.learners.metrics import Tally, over_policies
 from lightspan.learners.models import (
     Bases,
     Stepper,
@@ -67,8 +68,6 @@ from lightspan.learners.protocol import (
     Which,
 )
 from lightspan.learners.saved import FORMAT, check_manifest, compact, read
-from lightspan.learners.sums import Sums, over_policies
-from lightspan.learners.tallies import Tally
 from lightspan.learners.trees import Tree, plain as each_by_itself, share
 from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import TransitionKey
@@ -86,17 +85,6 @@ CAPABILITIES: Final = LearnerCapabilities(
     loss_forms=("clip", "gspo", "cispo"),
     importance_levels=("token", "sequence"),
 )
-
-
-class PolicyStep(NamedTuple):
-    """What an update did to one policy, as one of its ranks sees it."""
-
-    metrics: dict[str, float]
-    """Of all ranks."""
-    states: Tensor
-    """[C, hidden] those at which the calls of this rank begin, where rows have value targets."""
-    targets: list[float]
-    """[C]"""
 
 
 class TorchLearner(Learner):
@@ -117,7 +105,6 @@ class TorchLearner(Learner):
         tokenizers: by policy, where it is not the one that lies beside the model. Only calls that
             were sampled under a grammar need one.
         critic: values of calls, a head for each policy; None: none.
-        sums: what adds up an update over ranks, where this is one of several.
     """
 
     def __init__(
@@ -133,7 +120,6 @@ class TorchLearner(Learner):
         share_prefixes: bool = True,
         tokenizers: Mapping[str, TransformersTokenizer] | None = None,
         critic: Critic | None = None,
-        sums: Sums | None = None,
     ) -> None:
         if not models:
             raise ConfigError("a learner needs at least one policy: models={'name': folder}")
@@ -177,7 +163,6 @@ class TorchLearner(Learner):
             if critic is not None
         }
         """Policy → its value head; empty without a critic."""
-        self._sums = sums or Sums()
         self._random = initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → the version last published, and the step count it was published at."""
@@ -221,31 +206,31 @@ class TorchLearner(Learner):
         return {key: reason for key, reason in checked.items() if reason}
 
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
-        self.check_scored(rows)
-        return self.scores_and_states(rows, which, states=False)[0]
+        self._check_scored(rows)
+        return self._scores_and_states(rows, which, states=False)[0]
 
     def values(self, rows: Sequence[Row]) -> list[list[float]]:
-        self.check_values(rows)
-        return self.values_of(rows, self.scores_and_states(rows, None, states=True)[1])
+        self._check_values(rows)
+        return self._values_of(rows, self._scores_and_states(rows, None, states=True)[1])
 
     def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        self.check_values(rows)
-        scores, states = self.scores_and_states(rows, "policy", states=True)
-        return scores, self.values_of(rows, states)
+        self._check_values(rows)
+        scores, states = self._scores_and_states(rows, "policy", states=True)
+        return scores, self._values_of(rows, states)
 
-    def check_scored(self, rows: Sequence[Row]) -> None:
+    def _check_scored(self, rows: Sequence[Row]) -> None:
         """Raise for rows that have no scores."""
         check_rows(rows, trained=False)
         self._by_policy(rows)
 
-    def check_values(self, rows: Sequence[Row]) -> None:
+    def _check_values(self, rows: Sequence[Row]) -> None:
         """Raise for rows whose calls have no values."""
         if self._critic is None:
             raise ConfigError("this learner has no critic: give critic=Critic() to it")
-        self.check_scored(rows)
+        self._check_scored(rows)
         check_calls(rows)
 
-    def scores_and_states(
+    def _scores_and_states(
         self, rows: Sequence[Row], which: Which | None, *, states: bool
     ) -> tuple[list[list[float]], dict[str, Tensor]]:
         """(log-probabilities by row, [C, hidden] states by policy at which the calls of its rows
@@ -278,8 +263,8 @@ class TorchLearner(Learner):
                     found[policy] = torch.cat([by_row[index] for index in indices])
             return [scores[index] for index in range(len(rows)) if index in scores], found
 
-    def values_of(self, rows: Sequence[Row], states: Mapping[str, Tensor]) -> list[list[float]]:
-        """The values of the rows' calls, whose states `scores_and_states` found."""
+    def _values_of(self, rows: Sequence[Row], states: Mapping[str, Tensor]) -> list[list[float]]:
+        """The values of the rows' calls, whose states `_scores_and_states` returned."""
         values = {
             policy: iter(self._heads[policy].values(found.to(self._device)))
             for policy, found in states.items()
@@ -293,58 +278,21 @@ class TorchLearner(Learner):
         *,
         old_logprobs: Sequence[Sequence[float]] | None = None,
     ) -> dict[str, float]:
-        self.check_update(rows, loss, old_logprobs)
-        steps = self.take_steps(rows, loss, old_logprobs, self.fresh_versions(rows))
-        parts = {policy: self.fit_critic(policy, [step]) for policy, step in steps.items()}
-        return over_policies(parts, rows=len(rows))
-
-    # --- an update in its parts, as ranks share it -----------------------------------------
-    def check_update(
-        self, rows: Sequence[Row], loss: Loss, old_logprobs: Sequence[Sequence[float]] | None
-    ) -> None:
-        """Raise for what `update` refuses."""
         check_rows(rows, trained=True)
         check_loss(loss, old_logprobs)
         self._check_targets(rows)
-        self._by_policy(rows)
-
-    def fresh_versions(self, rows: Sequence[Row]) -> dict[str, int | None]:
-        """Policy of the rows → the version that its weights of now were published as; None if they
-        were not. Policies are in the order of their steps."""
-        return {policy: self._fresh_version(policy) for policy in self._by_policy(rows)}
+        by_policy = self._by_policy(rows)
+        with self._metered(), self._room("updating", rows):
+            parts = {
+                policy: self._step(policy, rows, indices, loss, old_logprobs)
+                for policy, indices in by_policy.items()
+            }
+        return over_policies(parts, rows=len(rows))
 
     def _fresh_version(self, policy: str) -> int | None:
+        """Return the version that the policy's weights of now were published as, if they were."""
         version, served_at = self._served[policy]
         return version if served_at == self._steppers[policy].steps else None
-
-    def take_steps(
-        self,
-        rows: Sequence[Row],
-        loss: Loss,
-        old_logprobs: Sequence[Sequence[float]] | None,
-        fresh: Mapping[str, int | None],
-    ) -> dict[str, PolicyStep]:
-        """One optimiser step of each policy in `fresh`, on its rows here and on other ranks."""
-        with self._metered(), self._room("updating", rows):
-            indices = self._by_policy(rows)
-            return {
-                policy: self._step(policy, rows, indices.get(policy, ()), loss, old_logprobs, known)
-                for policy, known in fresh.items()
-            }
-
-    def fit_critic(self, policy: str, steps: Sequence[PolicyStep]) -> dict[str, float]:
-        """The metrics of a policy's step, the critic having been fitted to the calls of all
-        ranks.
-
-        Args:
-            steps: each rank's; the first is this one's.
-        """
-        first = steps[0]
-        targets = [target for step in steps for target in step.targets]
-        if first.metrics["skipped"] or policy not in self._heads or not targets:
-            return first.metrics
-        states = torch.cat([step.states.to(self._device) for step in steps])
-        return {**first.metrics, **self._heads[policy].learn(states, targets)}
 
     async def publish(self, engine: TokenEngine, versions: Mapping[str, int]) -> None:
         for policy, version in versions.items():
@@ -472,8 +420,8 @@ class TorchLearner(Learner):
         indices: Sequence[int],
         loss: Loss,
         old_logprobs: Sequence[Sequence[float]] | None,
-        fresh_version: int | None,
-    ) -> PolicyStep:
+    ) -> dict[str, float]:
+        """Take one optimiser step, fit the critic and return the metrics."""
         stepper = self._steppers[policy]
         trained = ordered(rows, [index for index in indices if any(rows[index].mask)])
         tokens = Tokens(
@@ -482,11 +430,10 @@ class TorchLearner(Learner):
             self._device,
             self._replays[policy],
             None if old_logprobs is None else [old_logprobs[index] for index in trained],
-            fresh_version=fresh_version,
+            fresh_version=self._fresh_version(policy),
         )
         stepper.zero_grad()
         tally, begun = self._add_gradients(policy, tokens, loss)
-        self._sums.over_ranks(tally, stepper.parameters)
         metrics = tally.metrics()
         metrics["learning_rate"] = stepper.learning_rate
         metrics["grad_norm"] = stepper.clip() if metrics["rows"] else 0.0
@@ -498,16 +445,16 @@ class TorchLearner(Learner):
             stepper.step()
             self._counters["updates"] += 1
         self._counters["tokens"] += metrics["tokens"]
-        if begun is None:
-            return PolicyStep(metrics, torch.zeros(0, self._models[policy].hidden_size), [])
-        return PolicyStep(metrics, begun.states, targets_of(tokens.rows))
+        if begun is not None and not metrics["skipped"]:
+            metrics |= self._heads[policy].learn(begun.states, targets_of(tokens.rows))
+        return metrics
 
     def _add_gradients(
         self, policy: str, tokens: Tokens, loss: Loss
     ) -> tuple[Tally, CallStates | None]:
         """The sums over the tokens, whose gradient is left at the parameters, and the states at
         which calls begin; None without value targets."""
-        model, stepper = self._models[policy], self._steppers[policy]
+        model = self._models[policy]
         passes = self._plan(policy, tokens, dropout=model.dropout)
         if isinstance(loss, PolicyLoss) and loss.kl:
             tokens.base = self._logprobs(policy, "base", passes, tokens)
@@ -515,9 +462,8 @@ class TorchLearner(Learner):
         begun = None
         if not all(map(math.isnan, targets_of(tokens.rows))):
             begun = self._call_states(policy, tokens, dropout=model.dropout)
-        seed = self._sums.seed(self._seed, stepper.steps)
         with (
-            self._own_random(model.dropout, seed),
+            self._own_random(model.dropout),
             model.training(),
             model.using("policy") as plain,
         ):
@@ -646,9 +592,8 @@ class TorchLearner(Learner):
         }
 
     @contextmanager
-    def _own_random(self, needed: bool, seed: int | None = None) -> Iterator[None]:
-        """Put the learner's random state into torch's global generators meanwhile; or one of this
-        seed, which leaves the learner's as it was.
+    def _own_random(self, needed: bool) -> Iterator[None]:
+        """Put the learner's random state into torch's global generators meanwhile.
 
         Exact only while no engine samples meanwhile, since that draws from the same generators.
         """
@@ -656,10 +601,6 @@ class TorchLearner(Learner):
             yield
             return
         with forked_random(self._device):
-            if seed is not None:
-                torch.manual_seed(seed)
-                yield
-                return
             torch.set_rng_state(self._random["cpu"])
             if "cuda" in self._random:
                 torch.cuda.set_rng_state(self._random["cuda"], self._device)

@@ -47,7 +47,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan.errors import ConfigError, short_constructor
+from lightspan.errors import ConfigError
 from lightspan.lightning.credit import (
     GAE,
     Credit,
@@ -219,7 +219,6 @@ def signal_name(signal: Signal) -> str:
 # --- settings ---------------------------------------------------------------------------------
 
 
-@short_constructor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AIR:
     """Intermediate rewards from signals (see the module).

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.lightning.episode import CallKey
 from lightspan.lightning.selection import Coverage
 from lightspan.schema.checks import check_number, check_whole
@@ -46,7 +46,6 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
     penalty: float = 1.0
     """The whole penalty, as a positive number in units of the reward."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         check_whole("Overlong: max_tokens", self.max_tokens, 1)
         check_whole("Overlong: buffer", self.buffer, 1)

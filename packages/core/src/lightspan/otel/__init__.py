@@ -13,7 +13,6 @@ them, `frameworks` are switched on by name, by `hooks` of their own where their 
 and `install` does all that. What spans say beside identity, where it is wanted, is `hearsay`.
 `translation` is between OpenTelemetry's spans and ours, whole ones.
 What others send: `otlp` decodes it, `vocabulary` has their words for ours, `arrivals` keeps it.
-What was said may come as events (`utterances`), of the span or as `logs` beside it.
 What lies in `files` goes the same way; `backends` knows how Phoenix and Langfuse write spans.
 """
 
@@ -27,7 +26,7 @@ from lightspan.otel.translation import (
     encode_otlp,
     export,
 )
-from lightspan.production.outlet import send
+from lightspan.production.span_exporter import send
 
 __all__ = [
     "LightspanSpanProcessor",

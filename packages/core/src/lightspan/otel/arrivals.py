@@ -20,7 +20,6 @@ import msgspec
 
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
 from lightspan.otel.identity import Role, agent_name, role_of
-from lightspan.otel.logs import joined
 from lightspan.otel.otlp import Arrival
 from lightspan.production.attempt import task_of
 from lightspan.production.journal import parcel_of, report_of, write_parcel
@@ -46,6 +45,8 @@ _AT_ONCE: Final = 16
 """Traces that are written side by side: one after another a large batch outlasts its sender."""
 _ASKED_AT_ONCE: Final = 500
 """Attempts."""
+_MAX_DEPTH: Final = 64
+"""Agents inside one another that a path names."""
 _LONGEST_NAME: Final = 1_000
 """Characters of a service's name: databases index it."""
 _REFUSALS: Final = (ConflictError, DataError, IllegalMoveError, NotFoundError)
@@ -130,24 +131,6 @@ async def running(store: Store, traces: Sequence[tuple[str, str]]) -> int:
     return count
 
 
-async def kept_of(store: Store, traces: Sequence[tuple[str, str]]) -> list[Span]:
-    """The spans of these traces (`trace_of`) that the store has, as they were before they came to
-    attempts there."""
-    found: list[Span] = []
-    for begin in range(0, len(traces), _ASKED_AT_ONCE):
-        names = [_name_of(*trace) for trace in traces[begin : begin + _ASKED_AT_ONCE]]
-        attempts = await store.attempts([f"ro-{name}" for name in names])
-        spans = await store.spans([attempt.attempt_id for attempt in attempts if was_sent(attempt)])
-        found += [as_sent(span) for of_one in spans.values() for span in of_one]
-    return found
-
-
-def as_sent(span: Span) -> Span:
-    """The span without what it got when it was kept."""
-    attributes = {key: value for key, value in span.attributes.items() if key != c.CALL_ID}
-    return span.replace(attributes=attributes, attempt_id="", rollout_id="", late=False)
-
-
 def _name_of(service: str, trace_id: str) -> str:
     """What the ids of a trace's attempt and rollout are made of."""
     return hashlib.sha256(f"{service}\0{trace_id}".encode()).hexdigest()[:32]
@@ -225,10 +208,15 @@ def gathered(
     """
     if not was_sent(attempt):
         return rollout, list(spans)
-    spans = joined(spans)
     by_id = {span.span_id: span for span in spans}
-    wrapping, paths = _wrapping(by_id), _Paths(by_id)
-    settled = [_settled(span, paths, is_wrapping=span.span_id in wrapping) for span in spans]
+    calls = [span for span in spans if span.kind is SpanKind.LLM]
+    around = {call.span_id: _ancestors(call, by_id) for call in calls}
+    # a call inside which there is a call is the same, seen from outside by another library
+    wrapping = {outer.span_id for ancestors in around.values() for outer in ancestors}
+    settled = [
+        _settled(span, around.get(span.span_id, ()), is_wrapping=span.span_id in wrapping)
+        for span in spans
+    ]
     is_call = all(span.kind is SpanKind.LLM for span in settled if span.parent_id not in by_id)
     inputs = [span if span.parent_id in by_id else span.replace(parent_id=None) for span in settled]
     task = task_of(inputs, is_call=is_call)
@@ -236,67 +224,35 @@ def gathered(
     return asked, settled
 
 
-def _wrapping(by_id: Mapping[str, Span]) -> set[str]:
-    """The calls inside which there is a call: the same, seen from outside by another library.
-
-    Each span is passed once, however deep a sender nests them.
-    """
-    found: set[str] = set()
-    passed: set[str] = set()
-    for span in by_id.values():
-        if span.kind is not SpanKind.LLM:
-            continue
-        outer = by_id.get(span.parent_id or "")
-        while outer is not None:
-            if outer.kind is SpanKind.LLM:
-                found.add(outer.span_id)
-            if outer.span_id in passed:
-                break
-            passed.add(outer.span_id)
-            outer = by_id.get(outer.parent_id or "")
-    return found
+def _ancestors(span: Span, by_id: Mapping[str, Span]) -> list[Span]:
+    """Return the spans around a span, the innermost first; parents in a circle are left out."""
+    ancestors: list[Span] = []
+    passed = {span.span_id}
+    outer = by_id.get(span.parent_id or "")
+    while outer is not None and outer.span_id not in passed:
+        ancestors.append(outer)
+        passed.add(outer.span_id)
+        outer = by_id.get(outer.parent_id or "")
+    return ancestors
 
 
-_DEEPEST: Final = 64
-"""Agents inside one another that a path names."""
+def _agents(ancestors: Sequence[Span]) -> tuple[str, ...]:
+    """Return the names of the agents among the spans around, from the outermost on."""
+    names: list[str] = []
+    for span in reversed(ancestors):
+        if role_of(span.name, span.attributes) is Role.AGENT:
+            name = agent_name(span.name, span.attributes, may_guess=True)
+            if name is not None and names[-1:] != [name]:
+                names.append(name)
+    return tuple(names[:_MAX_DEPTH])
 
 
-class _Paths:
-    """Who acts inside a span: the agents around, each looked at once."""
-
-    def __init__(self, by_id: Mapping[str, Span]) -> None:
-        self._by_id = by_id
-        self._inside: dict[str, tuple[str, ...]] = {}
-
-    def inside(self, span_id: str | None) -> tuple[str, ...]:
-        """The names from the outermost on, as far as the spans have arrived."""
-        way: list[Span] = []
-        seen: set[str] = set()
-        span = self._by_id.get(span_id or "")
-        while span is not None and span.span_id not in self._inside and span.span_id not in seen:
-            way.append(span)
-            seen.add(span.span_id)  # else a circle would never end
-            span = self._by_id.get(span.parent_id or "")
-        names = () if span is None else self._inside.get(span.span_id, ())
-        for inner in reversed(way):
-            names = _with_agent(names, inner)
-            self._inside[inner.span_id] = names
-        return names
-
-
-def _with_agent(names: tuple[str, ...], span: Span) -> tuple[str, ...]:
-    if role_of(span.name, span.attributes) is not Role.AGENT or len(names) >= _DEEPEST:
-        return names
-    name = agent_name(span.name, span.attributes, may_guess=True)
-    return names if name is None or names[-1:] == (name,) else (*names, name)
-
-
-def _settled(span: Span, paths: _Paths, *, is_wrapping: bool) -> Span:
+def _settled(span: Span, ancestors: Sequence[Span], *, is_wrapping: bool) -> Span:
     attributes = dict(span.attributes)
     if is_wrapping:
         attributes.pop(c.CALL_ID, None)
     if span.kind is SpanKind.LLM and c.AGENT_PATH not in attributes:
-        names = paths.inside(span.parent_id)
+        names = _agents(ancestors)
         if names:
             attributes[c.AGENT_PATH] = join_path(names)
     return span.replace(attributes=attributes, late=False)

@@ -8,7 +8,7 @@ number, and the others are kept.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import gzip
 import json
 import os
@@ -18,19 +18,14 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import IO, Any, Final, NamedTuple, cast
-
-import msgspec
 
 from lightspan.errors import DataError
 from lightspan.otel import backends
-from lightspan.otel.arrivals import as_sent, keep, kept_of, running, trace_of
-from lightspan.otel.logs import NAMES, decode_logs_object
+from lightspan.otel.arrivals import keep, running, trace_of
 from lightspan.otel.otlp import Arrival, Decoded, decode_object, decode_protobuf
 from lightspan.otel.vocabulary import translated
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
-from lightspan.schema.spans import Span
 from lightspan.schema.texts import kept_text
 from lightspan.stores.protocol import Store
 
@@ -53,9 +48,6 @@ _PREFIX: Final = 4
 _TRACES_DATA: Final = b"\x0a"
 """How a message begins that no length stands before."""
 _LOOKED_AT: Final = 4096
-MOST_AT_ONCE: Final = 256 * 2**20
-"""Bytes, unpacked, of a message or of a JSON document that goes over several lines: it is read
-whole."""
 _BINARY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """What text has none of, and OTLP's protobuf within its first bytes."""
 _NOT_TRACES: Final = (
@@ -82,8 +74,7 @@ class Imported(NamedTuple):
     """What became of a file."""
 
     spans: int
-    """Different ones that are in the store now, whether this import has written them or an earlier
-    one."""
+    """Those that are in the store now, whether this import has written them or an earlier one."""
     attempts: int
     """That these are of."""
     unfinished: int
@@ -93,8 +84,6 @@ class Imported(NamedTuple):
     scores: int
     refused: int = 0
     """Spans among the errors that could be read, and that the store does not take."""
-    doubles: int = 0
-    """Spans among the errors that have the id of another one, of the file or in the store."""
 
 
 # --- into a store ---------------------------------------------------------------------------
@@ -149,18 +138,17 @@ async def import_file(
         unfinished=await running(
             store, [trace for trace, is_whole in writer.traces.items() if not is_whole]
         ),
-        errors=errors + writer.refused + writer.doubles,
+        errors=errors + writer.refused,
         scores=scores,
         refused=writer.refused,
-        doubles=writer.doubles,
     )
 
 
 class _Writer:
-    """Writes spans, many at once."""
+    """Writes spans in batches."""
 
     def __init__(self, store: Store, refuse: Callable[[str], None]) -> None:
-        self.spans = self.refused = self.doubles = 0
+        self.spans = self.refused = 0
         self.traces: dict[tuple[str, str], bool] = {}
         """Service and trace → whether the span that began it was there."""
         self.named: set[str] = set()
@@ -169,54 +157,13 @@ class _Writer:
         self._refuse = refuse
         self._waiting: list[Arrival] = []
         self._places: list[str] = []
-        self._seen: dict[int, int] = {}
-        """What stands for a span's ids → for all that it says. Numbers, as there may be millions.
-        """
-        self._stored: dict[int, int] = {}
-        """Likewise of what the store had before, of the traces in `_looked_up`."""
-        self._looked_up: set[tuple[str, str]] = set()
 
     async def add(self, portion: Portion) -> None:
-        fresh = [each for each in portion.arrivals if self._is_new(each.span, portion.place)]
-        if fresh:
-            self._waiting += fresh
+        if portion.arrivals:
+            self._waiting += portion.arrivals
             self._places.append(portion.place)
         if len(self._waiting) >= AT_ONCE:
             await self.write()
-
-    def _is_new(self, span: Span, place: str) -> bool:
-        """Whether no span of this id came before; another one of that id is told of."""
-        key, content = _numbers(span)
-        if key not in self._seen:
-            self._seen[key] = content
-            return True
-        if self._seen[key] != content:
-            self._double(span, place, "which is kept")
-        return False
-
-    def _double(self, span: Span, place: str, which: str) -> None:
-        self.doubles += 1
-        self._refuse(
-            f"{place}: span {span.name[:80]!r} has the id of another one, {span.span_id}, {which}"
-        )
-
-    async def _unlike_stored(self, waiting: list[Arrival], where: str) -> list[Arrival]:
-        """Those whose ids the store has of no other span; the others are told of. Others have come
-        from another file, or over HTTP."""
-        traces = {trace for each in waiting if (trace := trace_of(each.span)) is not None}
-        new = sorted(traces - self._looked_up)
-        for span in await kept_of(self._store, new):
-            key, content = _numbers(span)
-            self._stored[key] = content
-        self._looked_up.update(new)
-        alike = []
-        for each in waiting:
-            key, content = _numbers(each.span)
-            if self._stored.get(key, content) == content:
-                alike.append(each)
-            else:
-                self._double(each.span, where, "which the store has already, and keeps")
-        return alike
 
     async def write(self) -> None:
         waiting, places = self._waiting, self._places
@@ -224,7 +171,6 @@ class _Writer:
         if not waiting:
             return
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
-        waiting = await self._unlike_stored(waiting, where)
         refused = await keep(self._store, waiting, may_reward=True)
         for refusal in refused:
             self._refuse(f"{where}: {refusal.reason}")
@@ -241,13 +187,6 @@ class _Writer:
             self.named.add(arrival.span.attempt_id)
         else:
             self.traces[trace] = self.traces.get(trace, False) or arrival.is_entry
-
-
-def _numbers(span: Span) -> tuple[int, int]:
-    """What stands for a span's ids, and for all that it says."""
-    span = as_sent(span) if not span.attempt_id else span
-    key = hash((trace_of(span), span.attempt_id, span.trace_id, span.span_id))
-    return key, hash(msgspec.msgpack.encode(span))
 
 
 # --- out of a file --------------------------------------------------------------------------
@@ -279,16 +218,11 @@ def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> It
         raise DataError(f"{_named(path)} cannot be read: {error}") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """The file; of a pipe a copy, for a file's beginning is looked at before it is read."""
-    if os.fspath(path) == STDIN:
-        with tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-            copy.seek(0)
-            yield copy
-        return
-    with open(path, "rb") as raw:
+    source: Any = sys.stdin.buffer if os.fspath(path) == STDIN else path
+    with contextlib.nullcontext(source) if source is not path else open(path, "rb") as raw:
         if raw.seekable():
             yield raw
             return
@@ -316,21 +250,12 @@ def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iter
             f"{_named(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
             f"{begin[:20]!r}; see docs/otel.md for what can be imported"
         )
-    first = file.readline()
-    if _loads(first) is None:
+    if _loads(file.readline()) is None:  # one document that goes over several lines, or a bad line
         file.seek(0)
-        whole = file.read(MOST_AT_ONCE + 1)
-        is_long = len(whole) > MOST_AT_ONCE
-        if is_long and first.strip() in (b"{", b"["):
-            raise DataError(
-                f"{_named(path)} is one JSON document of more than {MOST_AT_ONCE:,} bytes, "
-                "which would be read at once: write it as lines, a span each"
-            )
-        document = None if is_long else _loads(whole)
-        if document is not None:  # one that goes over several lines
+        document = _loads(file.read())
+        if document is not None:
             yield _portion("the file", document, service)
             return
-        del whole
     file.seek(0)
     yield from _lines(file, service)
 
@@ -356,34 +281,21 @@ def _loads(text: bytes) -> Any:
 
 
 def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
-    """Messages of OTLP's protobuf: one, or many with their lengths before them."""
+    """Read OTLP's protobuf: one message, or many with their lengths before them."""
     prefix = file.read(_PREFIX)
     if prefix.startswith(_TRACES_DATA):
-        data = prefix + file.read(MOST_AT_ONCE - len(prefix) + 1)
-        if len(data) > MOST_AT_ONCE:
-            why = f"it is one message of more than {MOST_AT_ONCE:,} bytes, which is not read"
-            yield Portion("the file", [], [why], 0)
-            return
-        yield _message("the file", data, service)
+        yield _message("the file", prefix + file.read(), service)
         return
-    at, number = len(prefix), 0
+    number = 0
     while prefix:
         number += 1
-        place = f"message {number}"
-        size = int.from_bytes(prefix, "big")
-        if size > MOST_AT_ONCE:
-            why = f"it would have {size:,} bytes, more than {MOST_AT_ONCE:,}: no more is read"
-            yield Portion(place, [], [why], 0)
-            return
+        place, size = f"message {number}", int.from_bytes(prefix, "big")
         message = file.read(size)
-        at += len(message)
         if len(message) < size or len(prefix) < _PREFIX:
-            why = f"the file ends in it, at byte {at:,}: {size:,} bytes were to come"
-            yield Portion(place, [], [why], 0)
+            yield Portion(place, [], [f"the file ends in it: {size:,} bytes were to come"], 0)
             return
         yield _message(place, message, service)
         prefix = file.read(_PREFIX)
-        at += len(prefix)
 
 
 def _message(place: str, data: bytes, service: str) -> Portion:
@@ -441,9 +353,7 @@ def _decoded(record: Any, service: str) -> Decoded:
     if not isinstance(record, dict):
         raise DataError(f"{_NOT_TRACES}; it is of {type(record).__name__}")
     if "resourceSpans" in record or "resource_spans" in record:
-        return _otlp(record)
-    if any(name in record for name in NAMES):
-        return decode_logs_object(copy.deepcopy(record))
+        return decode_object(record)
     if backends.is_phoenix_span(record):
         return _each([record], backends.phoenix_span, service)
     if backends.is_langfuse_trace(record):
@@ -454,45 +364,6 @@ def _decoded(record: Any, service: str) -> Decoded:
     if "spanId" in record or "span_id" in record:  # a span of OTLP's by itself
         return decode_object({"resourceSpans": [{"scopeSpans": [{"spans": [record]}]}]})
     raise DataError(f"{_NOT_TRACES}; it has {', '.join(map(str, list(record)[:8])) or 'nothing'}")
-
-
-def _otlp(record: dict[str, Any]) -> Decoded:
-    """Raises `DataError`. A span that is none costs the others nothing."""
-    try:
-        return decode_object(copy.deepcopy(record))
-    except DataError:
-        apart = [*_apart(record)]
-        if len(apart) < 2:
-            raise
-    decoded = Decoded([], [])
-    for each in apart:
-        try:
-            one = decode_object(each)
-        except DataError as error:
-            decoded.refused.append(str(error))
-        else:
-            decoded.arrivals.extend(one.arrivals)
-            decoded.refused.extend(one.refused)
-    return decoded
-
-
-def _apart(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each span of a request as a request by itself."""
-    for resource in _parts(record, "resourceSpans", "resource_spans"):
-        for scope in _parts(resource, "scopeSpans", "scope_spans"):
-            for span in _parts(scope, "spans", "spans"):
-                alone = {**_without(scope, "spans", "spans"), "spans": [span]}
-                inner = {**_without(resource, "scopeSpans", "scope_spans"), "scopeSpans": [alone]}
-                yield {"resourceSpans": [inner]}
-
-
-def _parts(value: Any, name: str, other: str) -> list[Any]:
-    found = value.get(name, value.get(other)) if isinstance(value, dict) else None
-    return found if isinstance(found, list) else []
-
-
-def _without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {key: inner for key, inner in value.items() if key not in names}
 
 
 def _each(

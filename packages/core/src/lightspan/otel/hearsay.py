@@ -1,34 +1,25 @@
-"""What spans say of model calls, tools and agents, where the user wants it kept (`content=True`).
+"""Record model calls that only spans tell of, where the user wants it (`content=True`).
 
 Model calls are recorded by whoever makes them: the shim of the SDKs, an adapter. A framework that
-asks past both tells its spans of it, in one of three dialects (`vocabulary`). In production such a
-span becomes a call of its attempt, in the same form; one that tells of a call which somebody
-recorded does not. It is known by where it is:
-
-- the call was made inside the span: while it was the current one, or one around it, or by the
-  library that began it in this context (some make theirs current nowhere);
-- the span was begun inside the call: the shim is on the stack, or an adapter's call is open.
-
-Of two spans of one call, one inside the other, the inner one is it; with a tool or an agent between
-them they are two. Nothing of this is read in a
-rollout, where the gateway and the shim say what is trained.
+asks past both has a span for each call, in one of three dialects (`vocabulary`). In production such
+a span becomes a call of its attempt, in the same form, unless the call is recorded already: it was
+made inside the span, or the span began while it was under way in the same context. Of two spans of
+one call, one inside the other, the inner one is recorded; with a tool or an agent between them they
+are two calls. In a rollout nothing of this is read.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from types import FrameType
 from typing import Any, Final
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from lightspan.capture import scope, wire
-from lightspan.capture.adapter import damage
-from lightspan.capture.scope import Acting, CallEnd, make_span
+from lightspan.capture import scope
+from lightspan.capture.adapter import add_capture_error
+from lightspan.capture.scope import AgentContext, CallEnd, make_span
 from lightspan.capture.state import state
 from lightspan.otel.identity import Role
 from lightspan.otel.notes import NAME, Said, SpanNote, inside_of, kept_whole, open_here
@@ -54,14 +45,12 @@ _OF_OTHERS: Final = {
     SpanKind.TOOL: frozenset({c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT}),
     SpanKind.AGENT: frozenset({c.OPERATION_INPUT, c.OPERATION_OUTPUT}),
 }
-_OF_NAME: Final = 3
-"""Parts of a scope's name that are its package: `opentelemetry.instrumentation.openai`."""
-_MOST_OPEN: Final = 8
-"""Calls, and spans, that are remembered of a context: of those that never end, too."""
+_MAX_OPEN: Final = 8
+"""Calls under way that are remembered of a context: some never end."""
 
 
-class _Open:
-    """A call that an adapter records, until it has ended."""
+class _CallState:
+    """Whether a recorded call is under way."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -70,26 +59,18 @@ class _Open:
         self.is_open = False
 
 
-_recorded: Final[ContextVar[tuple[_Open, ...]]] = ContextVar("lightspan_otel_recorded", default=())
-"""Of adapters, begun in this context."""
-_begun: Final[ContextVar[tuple[weakref.ref[SpanNote], ...]]] = ContextVar(
-    "lightspan_otel_begun", default=()
+_recorded: Final[ContextVar[tuple[_CallState, ...]]] = ContextVar(
+    "lightspan_otel_recorded", default=()
 )
-"""Spans of model calls, begun in this context."""
+"""Calls that the shim or an adapter records, begun in this context."""
 
 
 # --- who records what -------------------------------------------------------------------------
-def note_call(acting: Acting) -> CallEnd | None:
-    """Somebody records a model call that begins now (`scope.CallListener`)."""
+def note_call(acting: AgentContext) -> CallEnd | None:
+    """Note a model call that is recorded (`scope.CallListener`)."""
     _mark(open_here())
-    for begun in _begun.get():
-        waiting = begun()
-        if waiting is not None and not waiting.ended and _is_asked_by(waiting.library):
-            waiting.has_call = True
-    if _is_in_the_shim():  # it is on the stack as long as spans may begin in it
-        return None
-    call = _Open()
-    _recorded.set((call, *_recorded.get())[:_MOST_OPEN])
+    call = _CallState()
+    _recorded.set((call, *_recorded.get())[:_MAX_OPEN])
     return call.end
 
 
@@ -111,31 +92,7 @@ def begin(note: SpanNote, span: ReadableSpan) -> None:
     """See `processor.Reader`."""
     if note.around is None or note.around.scope.mode is not Mode.PRODUCTION:
         return
-    note.has_call = _is_in_the_shim() or any(call.is_open for call in _recorded.get())
-    if c.kind_of(span.attributes or {}) is SpanKind.LLM:
-        _begun.set((*_begun.get(), weakref.ref(note))[-_MOST_OPEN:])
-
-
-def _is_in_the_shim() -> bool:
-    shim = wire.__name__
-    return any(_module(f) == shim and f.f_code.co_name == "request" for f in _frames())
-
-
-def _is_asked_by(library: str) -> bool:
-    """Whether code of this library is on the stack: of the package that its scope is named for."""
-    package = library.split(".")[:_OF_NAME]
-    return any(_module(frame).split(".")[: len(package)] == package for frame in _frames())
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    note.has_call = any(call.is_open for call in _recorded.get())
 
 
 def _loaded(text: Any) -> Any:
@@ -161,7 +118,7 @@ def read(note: SpanNote, span: ReadableSpan) -> None:
         elif kind in _OF_OTHERS:
             note.said = _said(translated(from_otel(span)), _OF_OTHERS[kind])
     except Exception as error:
-        damage(around.scope.recorder, NAME, error)
+        add_capture_error(around.scope.recorder, NAME, error)
 
 
 def _said(whole: Span, keys: frozenset[str]) -> Said:
@@ -179,14 +136,14 @@ def _clean(attributes: Mapping[str, Any]) -> Attributes:
     return {k: kept_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
-def _record(note: SpanNote, around: Acting, whole: Span) -> None:
+def _record(note: SpanNote, around: AgentContext, whole: Span) -> None:
     """A model call that nobody else recorded; an attempt of its own where nothing is around it."""
     root = None
     if around.scope.is_outside:
         if state.opener is None:
             return
         with inside_of(note.above):
-            around, root = scope.begin(around, None)
+            around, root = scope.start_attempt(around, None)
     _mark(note.upwards())
     said = _said(whole, _OF_CALLS)
     failed = whole.status is SpanStatus.ERROR

@@ -18,7 +18,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lightspan.capture import scope
-from lightspan.capture.adapter import cover, damage, uncover
+from lightspan.capture.adapter import add_capture_error, claim_scope, release_scope
 from lightspan.capture.patch import Patch
 from lightspan.otel.notes import NAME
 from lightspan.otel.tracer import PROVIDER
@@ -41,9 +41,9 @@ class _Blamed:
     def __exit__(self, kind: object, error: BaseException | None, stack: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        current = scope.pushed()
+        current = scope.current_context()
         if current is not None:
-            damage(current.scope.recorder, NAME, error)
+            add_capture_error(current.scope.recorder, NAME, error)
         return True
 
 
@@ -178,10 +178,10 @@ def dspy(framework: Any) -> Callable[[], None]:
         for name, wrap in (("__call__", _within), ("acall", _within_async))
     ]
 
-    cover(_DSPY, _TELL_TOO[_DSPY])
+    claim_scope(_DSPY, _TELL_TOO[_DSPY])
 
     def undo() -> None:
-        uncover(_DSPY)
+        release_scope(_DSPY)
         for patch in patches:
             patch.undo()
 
@@ -333,11 +333,11 @@ def llama_index(agents: Any, workflows: Any, instrumentation: Any) -> Callable[[
     steps, dispatcher = _Steps(), instrumentation.get_dispatcher()
     # The first: spans of others that hear the same steps are inside ours.
     dispatcher.span_handlers.insert(0, steps)
-    cover(_LLAMA, _TELL_TOO[_LLAMA])
+    claim_scope(_LLAMA, _TELL_TOO[_LLAMA])
 
     def undo() -> None:
         patch.undo()
-        uncover(_LLAMA)
+        release_scope(_LLAMA)
         handlers = dispatcher.span_handlers
         handlers[:] = [each for each in handlers if each is not steps]
 

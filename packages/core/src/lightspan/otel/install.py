@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan.capture import scope
 from lightspan.capture.adapter import Instrumentation
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.otel import hearsay, resolver
 from lightspan.otel.frameworks import switch_on
 from lightspan.otel.notes import NAME
@@ -47,7 +47,6 @@ class _State:
 _state: Final = _State()
 
 
-@short_tracebacks
 def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrumentation:
     """Read who acts from OpenTelemetry's spans, in this process; twice is once.
 

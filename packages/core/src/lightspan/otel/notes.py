@@ -20,9 +20,9 @@ from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
 
 from lightspan.capture import scope
-from lightspan.capture.adapter import damage, is_covered
+from lightspan.capture.adapter import add_capture_error, is_claimed
 from lightspan.capture.recorder import Recorder
-from lightspan.capture.scope import Acting, Frame, agent_attributes, make_span
+from lightspan.capture.scope import AgentContext, Frame, agent_attributes, make_span
 from lightspan.capture.state import state
 from lightspan.otel.identity import READ, Role, agent_name, role_of, tool_call_id, tool_name
 from lightspan.schema import conventions as c
@@ -95,7 +95,7 @@ class SpanNote:
         """How many frames were pushed when it began."""
         self.beneath: str | None = None
         """The innermost span that was pushed then."""
-        self.around: Acting | None = None
+        self.around: AgentContext | None = None
         """Who acted when it began; None where no scope was open, and once it has ended."""
         self.role = Role.OTHER
         self.library = library
@@ -113,7 +113,7 @@ class SpanNote:
         self._read: tuple[str, Mapping[str, Any]] = ("", {})
         """Name and identity, as they were read last: the span may be gone."""
         self._expecting: Recorder | None = None
-        self._root: scope.Root | None = None
+        self._root: scope.AttemptHandle | None = None
         self._handled: BaseException | None = None
         self._lock = threading.RLock()
 
@@ -143,7 +143,7 @@ class SpanNote:
         """Whether it is not known to be in an attempt."""
         return self.around is not None and self.around.scope.is_outside
 
-    def began_in(self, acting: Acting) -> bool:
+    def began_in(self, acting: AgentContext) -> bool:
         """Whether it began in the attempt of whoever acts."""
         around = self.around
         return around is not None and around.scope.recorder is acting.scope.recorder
@@ -152,22 +152,22 @@ class SpanNote:
     def begin(self) -> None:
         """It begins now, here. Never raises."""
         above = self.above  # first of all: it forgets those that have ended, where nothing is read
-        current = scope.pushed()
-        if current is None or is_covered(self.library):
+        current = scope.current_context()
+        if current is None or is_claimed(self.library):
             return
         self.depth, self.beneath = len(current.frames), current.parent_span_id
         self._handled = sys.exception()
         recorder = current.scope.recorder
         try:
             with inside_of(above):
-                self.around = scope.resolved(current)
+                self.around = scope.resolve_agent(current)
             recorder = self.around.scope.recorder
             self.settle(may_guess=False)
             if self.began_outside:
                 self.open()
             self.start_ns = now_ns()  # not before the attempt that it may be
         except Exception as error:
-            damage(recorder, NAME, error)
+            add_capture_error(recorder, NAME, error)
 
     def settle(self, *, may_guess: bool) -> None:
         """See what it is and who acts in it, unless that is known; it does not change any more.
@@ -190,7 +190,7 @@ class SpanNote:
             recorder.expect(self._key, self._give_up)
             self._watch()
 
-    def _name(self, name: str | None, around: Acting) -> None:
+    def _name(self, name: str | None, around: AgentContext) -> None:
         if name is None:
             return
         agents = (one for one in self.upwards() if one is not self and one.frame is not None)
@@ -203,9 +203,9 @@ class SpanNote:
             self.frame = Frame(name, self.span_id)
             open_agents.add(self)
 
-    def rebase(self, acting: Acting) -> None:
+    def rebase(self, acting: AgentContext) -> None:
         """It began outside every attempt, and turned out to be in one: `acting` is around it."""
-        self.around = Acting(acting.scope, acting.frames, acting.parent_span_id)
+        self.around = AgentContext(acting.scope, acting.frames, acting.parent_span_id)
 
     # --- in production --------------------------------------------------------------------
     def open(self) -> None:
@@ -219,7 +219,7 @@ class SpanNote:
             span = self._span()
             label = self.frame.name if self.frame is not None else getattr(span, "name", "")
             with inside_of(self.above):
-                self.around, self._root = scope.begin(around, label, self.given)
+                self.around, self._root = scope.start_attempt(around, label, self.given)
             self._watch()
         self.settle(may_guess=False)
 
@@ -230,33 +230,25 @@ class SpanNote:
         Args:
             span: it, complete.
         """
-        around, recorder = self.around, None if self.around is None else self.around.scope.recorder
-        if around is None or recorder is None:
+        around = self.around
+        if around is None:
             self.ended = True
             return
         raised = sys.exception()
         error = None if raised is self._handled else raised
+        is_left = isinstance(error, GeneratorExit)
         failed: str | None = None
         try:
             failed = failure_of(span)
-            if failed is None and isinstance(error, Exception) and not _has_told(span, error):
-                error = None  # one that is being handled, such as the end of a stream
+            if failed is None and error is not None and not is_left and _is_failure(span, error):
+                failed = type(error).__qualname__
             self.settle(may_guess=True)
-            if isinstance(error, GeneratorExit):
-                self._finish(SpanStatus.UNSET)
-            elif error is not None:
-                self._finish(SpanStatus.ERROR, type(error).__qualname__)
-            elif failed is not None:
-                self._finish(SpanStatus.ERROR, failed)
-            else:
-                self._finish(SpanStatus.OK)
+            status = SpanStatus.ERROR if failed is not None else SpanStatus.OK
+            self._finish(SpanStatus.UNSET if is_left else status, failed)
         except Exception as failure:
-            damage(recorder, NAME, failure)
+            add_capture_error(around.scope.recorder, NAME, failure)
         finally:
-            if isinstance(error, GeneratorExit):
-                self._leave(GeneratorExit())  # one without a stack
-            else:
-                self._leave(failed if error is None else type(error).__qualname__)
+            self._leave(GeneratorExit() if is_left else failed)  # one without a stack
 
     def _finish(self, status: SpanStatus, error: str | None = None) -> None:
         """Record it, once.
@@ -305,7 +297,7 @@ class SpanNote:
             return self._agent(self.around)[2]
         return self._told or {}
 
-    def _agent(self, around: Acting) -> tuple[str, SpanKind, Attributes]:
+    def _agent(self, around: AgentContext) -> tuple[str, SpanKind, Attributes]:
         assert self.frame is not None
         name = self.frame.name
         names = (frame.name for frame in (*around.frames, self.frame))
@@ -357,20 +349,22 @@ def failure_of(span: Readable) -> str | None:
     """The kind of a span's error, not its words; None if it has none."""
     if span.status.status_code is not StatusCode.ERROR:
         return None
-    return next(iter(_errors_of(span)), "error")
+    return next(iter(_error_types(span)), "error")
 
 
-def _errors_of(span: Readable) -> list[str]:
-    """The kinds of errors that a span tells of."""
-    said = (span.attributes or {}).get(c.ERROR_TYPE)
+def _error_types(span: Readable) -> list[str]:
+    named = (span.attributes or {}).get(c.ERROR_TYPE)
     kinds = [(event.attributes or {}).get(c.EXCEPTION_TYPE) for event in span.events]
-    return [str(kind) for kind in (said, *kinds) if kind]
+    return [str(kind) for kind in (named, *kinds) if kind]
 
 
-def _has_told(span: Readable, error: Exception) -> bool:
-    """Whether a span tells of this error, though some say at its end that all went well."""
+def _is_failure(span: Readable, error: BaseException) -> bool:
+    """Whether an error that passes through a span without the status ERROR is its failure: the SDK
+    does not record a cancellation, and OpenInference sets OK though it recorded the exception. The
+    end of a stream is an exception, too, and none."""
     name = type(error).__qualname__
-    return any(kind.endswith(name) for kind in _errors_of(span))
+    recorded = any(kind.endswith(name) for kind in _error_types(span))
+    return recorded or not isinstance(error, Exception)
 
 
 # --- finding them ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,19 +24,13 @@ CONTENT_TYPES: Final = (PROTOBUF, JSON)
 _REMOTE: Final = 0x300
 """Flags of a span that knows of its parent whether another process made it, and it did."""
 _IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
-NEVER: Final = 2**63
+_NEVER: Final = 2**63
 """Nanoseconds: no time is so late."""
 MOST_SPANS: Final = 50_000
 """Of one request."""
 MOST_KEPT: Final = 64 * 2**20
 """Bytes that the spans of one request may come to: what made them, which a request says once for
 all of them, is kept with each."""
-_MOST_MARKS: Final = 3_000_000
-"""Opening brackets and commas of a request's JSON: to decode it is one step, for which all of
-Python waits."""
-MOST_PARTS: Final = 500_000
-"""Resources, scopes, spans, events, links and values of one request: an empty one is two bytes, and
-as much work for us as one that says something."""
 _TRACE_DIGITS: Final = 32
 _SPAN_DIGITS: Final = 16
 
@@ -69,7 +63,7 @@ def decode_request(body: bytes, content_type: str) -> Decoded:
         DataError: it is no OTLP; the message says where.
     """
     is_json = content_type == JSON
-    message = _from_object(json_of(body)) if is_json else _from_protobuf(body)
+    message = _from_object(_json_of(body)) if is_json else _from_protobuf(body)
     _check_size(message, len(body))
     return _decoded(message)
 
@@ -107,8 +101,6 @@ def _decoded(message: Any) -> Decoded:
 
 
 def _check_size(message: Any, size: int) -> None:
-    check_parts(numbers_of_parts(message.resource_spans, "scope_spans", "spans"))
-    check_parts(_numbers_in_spans(message))
     spans = 0
     for resource_spans in message.resource_spans:
         own = sum(len(scope_spans.spans) for scope_spans in resource_spans.scope_spans)
@@ -123,74 +115,20 @@ def _check_size(message: Any, size: int) -> None:
         )
 
 
-def check_parts(numbers: Iterable[int]) -> None:
-    """Raise `DataError` where these come to more than one request may bring; no more of them is
-    looked at than that takes."""
-    parts = 0
-    for number in numbers:
-        parts += number
-        if parts > MOST_PARTS:
-            raise DataError(
-                f"the request has more than {MOST_PARTS:,} resources, scopes, spans, events, links "
-                "and values: send less at once"
-            )
-
-
-def numbers_of_parts(resources: Any, scopes: str, kept: str) -> Iterator[int]:
-    """Of resources, of what is under them by these names, and of the attributes of both."""
-    yield len(resources)
-    for each in resources:
-        yield len(getattr(each, scopes))
-        yield from numbers_of_values(each.resource.attributes)
-        for scope in getattr(each, scopes):
-            yield len(getattr(scope, kept))
-            for one in getattr(scope, kept):
-                yield from numbers_of_values(one.attributes)
-
-
-def _numbers_in_spans(message: Any) -> Iterator[int]:
-    for resource_spans in message.resource_spans:
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                yield len(span.events) + len(span.links)
-                for each in (*span.events, *span.links):
-                    yield from numbers_of_values(each.attributes)
-
-
-def numbers_of_values(attributes: Any) -> Iterator[int]:
-    """Of attributes, with what is in their lists and maps."""
-    yield len(attributes)
-    yield from numbers_in([attribute.value for attribute in attributes])
-
-
-def numbers_in(values: list[Any]) -> Iterator[int]:
-    """Of what is in the lists and maps of values."""
-    left = values
-    while left:
-        value = left.pop()
-        kind = value.WhichOneof("value")
-        if kind == "array_value":
-            yield len(value.array_value.values)
-            left += value.array_value.values
-        elif kind == "kvlist_value":
-            yield len(value.kvlist_value.values)
-            left += [each.value for each in value.kvlist_value.values]
-
-
 def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:
-    check_ids(sent)
+    _check_ids(sent)
     if sent.parent_span_id and len(sent.parent_span_id) * 2 != _SPAN_DIGITS:
         raise DataError(f"its parentSpanId is {sent.parent_span_id.hex()[:40]!r}")
     span = decode_span(sent, resource)
     check_schema(span)
     times = [span.start_ns, span.end_ns, *(event.time_ns for event in span.events)]
-    if max(times) >= NEVER:
+    if max(times) >= _NEVER:
         raise DataError(f"its time {max(times)} is beyond what 63 bits hold")
     return Arrival(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
 
 
-def check_ids(sent: Any) -> None:
-    """Raise `DataError` where a span's or a record's ids are none."""
+def _check_ids(sent: Any) -> None:
+    """Raise `DataError` for ids of the wrong length, or of zeros alone."""
     for value, digits, what in (
         (sent.trace_id, _TRACE_DIGITS, "traceId"),
         (sent.span_id, _SPAN_DIGITS, "spanId"),
@@ -215,12 +153,8 @@ def _from_protobuf(body: bytes) -> Any:
         raise DataError(f"the body is no OTLP protobuf: {error}") from error
 
 
-def json_of(body: bytes) -> dict[str, Any]:
-    """The JSON of a request. Raises `DataError`."""
-    if sum(body.count(mark) for mark in (b"{", b"[", b",")) > _MOST_MARKS:
-        raise DataError(
-            f"the body has more than {_MOST_MARKS:,} opening brackets and commas: send less at once"
-        )
+def _json_of(body: bytes) -> dict[str, Any]:
+    """Return the JSON of a request. Raises `DataError`."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -231,33 +165,27 @@ def json_of(body: bytes) -> dict[str, Any]:
 
 
 def _from_object(value: dict[str, Any]) -> Any:
+    from google.protobuf.json_format import ParseDict, ParseError
     from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
     for span in _spans_in(value):
-        for link in list_in(span, "links", "links"):
-            take_hex(link)
-        take_hex(span)
-    return parsed(value, TracesData())
-
-
-def parsed(value: dict[str, Any], message: Any) -> Any:
-    """OTLP's JSON, its ids as protobuf's, as this message. Raises `DataError`."""
-    from google.protobuf.json_format import ParseDict, ParseError
-
+        for link in _list_in(span, "links", "links"):
+            decode_ids(link)
+        decode_ids(span)
     try:
-        return ParseDict(value, message, ignore_unknown_fields=True)
+        return ParseDict(value, TracesData(), ignore_unknown_fields=True)
     except (ParseError, RecursionError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"the body is no OTLP JSON: {error}") from error
 
 
 def _spans_in(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for resource_spans in list_in(value, "resourceSpans", "resource_spans"):
-        for scope_spans in list_in(resource_spans, "scopeSpans", "scope_spans"):
-            yield from list_in(scope_spans, "spans", "spans")
+    for resource_spans in _list_in(value, "resourceSpans", "resource_spans"):
+        for scope_spans in _list_in(resource_spans, "scopeSpans", "scope_spans"):
+            yield from _list_in(scope_spans, "spans", "spans")
 
 
-def list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """The objects of a list that has one of these names. Raises `DataError`."""
+def _list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """Return the objects of a list that has one of these names. Raises `DataError`."""
     found = next((value[name] for name in names if name in value), None)
     if found is None:
         return []
@@ -266,7 +194,7 @@ def list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     return found
 
 
-def take_hex(value: dict[str, Any]) -> None:
+def decode_ids(value: dict[str, Any]) -> None:
     """Ids are hexadecimal in OTLP's JSON, where protobuf's JSON has base64."""
     for name in _IDS:
         text = value.get(name)
@@ -280,17 +208,13 @@ def take_hex(value: dict[str, Any]) -> None:
             ) from error
 
 
-def encode_answer(content_type: str, refused: list[str], *, of_logs: bool = False) -> bytes:
-    """An `ExportTraceServiceResponse`, or one for logs: all is kept, or all but some, and why."""
-    from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
+def encode_answer(content_type: str, refused: list[str]) -> bytes:
+    """An `ExportTraceServiceResponse`: all is kept, or all but some, and why."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-    answer: Any = trace_service_pb2.ExportTraceServiceResponse()
-    if of_logs:
-        answer = logs_service_pb2.ExportLogsServiceResponse()
+    answer = trace_service_pb2.ExportTraceServiceResponse()
     if refused:
-        name = "rejected_log_records" if of_logs else "rejected_spans"
-        setattr(answer.partial_success, name, len(refused))
+        answer.partial_success.rejected_spans = len(refused)
         more = f" (and {len(refused) - 3} more)" if len(refused) > 3 else ""
         answer.partial_success.error_message = "; ".join(refused[:3]) + more
     return _encoded(answer, content_type)

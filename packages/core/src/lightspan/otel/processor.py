@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
-from lightspan.capture.adapter import is_covered
+from lightspan.capture.adapter import is_claimed
 from lightspan.otel.notes import SpanNote, keep, note_by_ids, note_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class AgentSpanProcessor(SpanProcessor):
             name = "" if library is None else library.name
             # What tells of the same as an adapter or a hook is passed over, and may name parents by
             # a reckoning of its own (LlamaIndex's), in which what we know of is left out.
-            inside = None if is_covered(name) else parent_context
+            inside = None if is_claimed(name) else parent_context
             above = note_of(trace.get_current_span(inside))
             note = SpanNote(span, above, f"{context.span_id:016x}", name)
             keep(span, note)

@@ -19,9 +19,9 @@ from opentelemetry import trace
 from opentelemetry.context import get_current
 
 from lightspan.capture import scope
-from lightspan.capture.adapter import damage, is_covered
+from lightspan.capture.adapter import add_capture_error, is_claimed
 from lightspan.capture.recorder import Recorder
-from lightspan.capture.scope import Acting, Frame
+from lightspan.capture.scope import AgentContext, Frame
 from lightspan.capture.state import state
 from lightspan.otel.frameworks import Switch
 from lightspan.otel.notes import NAME, SpanNote, note_of, open_agents, open_here
@@ -52,7 +52,7 @@ _MOST_SEEN: Final = 1_000
 
 
 # --- who acts -------------------------------------------------------------------------------
-def resolve(acting: Acting) -> Acting | None:
+def resolve(acting: AgentContext) -> AgentContext | None:
     """Who really acts, by the open spans around; None where there are none (`scope.Resolver`)."""
     try:
         _listen()
@@ -61,7 +61,7 @@ def resolve(acting: Acting) -> Acting | None:
             return None
         return _with_agents(acting, notes)
     except Exception as error:
-        damage(acting.scope.recorder, NAME, error)
+        add_capture_error(acting.scope.recorder, NAME, error)
         return None
 
 
@@ -71,7 +71,7 @@ def _listen() -> None:
         hear_global()
 
 
-def _with_agents(pushed: Acting, notes: Sequence[SpanNote]) -> Acting:
+def _with_agents(pushed: AgentContext, notes: Sequence[SpanNote]) -> AgentContext:
     acting = _in_attempt(pushed, notes) if pushed.scope.is_outside else pushed
     own, parent = acting.frames, acting.parent_span_id
     known = {frame.span_id: place for place, frame in enumerate(own)}
@@ -96,7 +96,7 @@ def _with_agents(pushed: Acting, notes: Sequence[SpanNote]) -> Acting:
     return replace(acting, frames=tuple(frames), parent_span_id=parent)
 
 
-def _in_attempt(acting: Acting, notes: Sequence[SpanNote]) -> Acting:
+def _in_attempt(acting: AgentContext, notes: Sequence[SpanNote]) -> AgentContext:
     """In production: in the attempt that the outermost of the spans is in, or is."""
     for note in reversed(notes):
         note.settle(may_guess=True)
@@ -108,7 +108,7 @@ def _in_attempt(acting: Acting, notes: Sequence[SpanNote]) -> Acting:
 
 
 # --- where that cannot be known -------------------------------------------------------------
-def note_call(acting: Acting) -> None:
+def note_call(acting: AgentContext) -> None:
     """Somebody asks a model (`scope.CallListener`): see whether it could be known who.
 
     If not, the attempt is damaged, which the coverage shows with the reason: its calls would be
@@ -122,10 +122,12 @@ def note_call(acting: Acting) -> None:
     reason = _unknown(trace.get_current_span(), acting)
     if reason is not None:
         _told.add(recorder)
-        recorder.damage(f"{NAME}: it is not known which agent made a model call: {reason}")
+        recorder.add_capture_error(
+            f"{NAME}: it is not known which agent made a model call: {reason}"
+        )
 
 
-def _unknown(span: Any, acting: Acting) -> str | None:
+def _unknown(span: Any, acting: AgentContext) -> str | None:
     context = span.get_span_context()
     if note_of(span) is not None or context.is_remote or _is_covered(span):
         return None
@@ -170,7 +172,7 @@ def _without_ids(may_hide: bool, is_told: bool) -> str | None:
 
 def _is_covered(span: Any) -> bool:
     """Whether an adapter tells of what this span tells of."""
-    return is_covered(_library_of(span))
+    return is_claimed(_library_of(span))
 
 
 def _library_of(span: Any) -> str:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
 from lightspan.capture.readable_spans import STATUS_CODES, to_otel
-from lightspan.capture.scope import Acting, acting, pushed
+from lightspan.capture.scope import AgentContext, current_agent, current_context
 from lightspan.errors import DataError, LightspanError
 from lightspan.otel.notes import kept_whole, note_by_ids
 from lightspan.schema import conventions as c
@@ -33,7 +33,6 @@ from lightspan.schema.spans import (
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
     from opentelemetry.sdk.trace import Span as LiveSpan
 
 _STATUS_IN: Final = {code: status for status, code in STATUS_CODES.items()}
@@ -57,12 +56,12 @@ class LightspanSpanProcessor(SpanProcessor):
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[int, int], Acting] = {}
+        self._open: dict[tuple[int, int], AgentContext] = {}
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
-        if pushed() is None:
+        if current_context() is None:
             return
-        current = acting()
+        current = current_agent()
         context = span.get_span_context()
         if current is not None and context is not None and current.scope.recorder.keeps:
             key = (context.trace_id, context.span_id)
@@ -93,7 +92,7 @@ class LightspanSpanProcessor(SpanProcessor):
                 )
             )
         except Exception as error:  # never into the app
-            scope.recorder.damage(f"a span could not be kept: {error!r}")
+            scope.recorder.add_capture_error(f"a span could not be kept: {error!r}")
 
     def shutdown(self) -> None:
         kept_whole.difference_update(self._open)
@@ -173,22 +172,12 @@ def export(spans: Iterable[Span], exporter: SpanExporter, *, batch_size: int = 5
     Raises:
         LightspanError: the exporter reports a failure; the message says how many had gone out.
     """
-    waiting: list[ReadableSpan] = []
-    sent = 0
-    for span in spans:
-        waiting.append(to_otel(span))
-        if len(waiting) == batch_size:
-            sent += _send(waiting, exporter, sent)
-            waiting = []
-    if waiting:
-        sent += _send(waiting, exporter, sent)
-    return sent
-
-
-def _send(spans: Sequence[ReadableSpan], exporter: SpanExporter, sent: int) -> int:
-    if exporter.export(spans) is not SpanExportResult.SUCCESS:
-        raise LightspanError(f"the exporter failed after {sent} spans; is its endpoint up?")
-    return len(spans)
+    waiting = [to_otel(span) for span in spans]
+    for begin in range(0, len(waiting), batch_size):
+        result = exporter.export(waiting[begin : begin + batch_size])
+        if result is not SpanExportResult.SUCCESS:
+            raise LightspanError(f"the exporter failed after {begin} spans; is its endpoint up?")
+    return len(waiting)
 
 
 def encode_otlp(spans: Sequence[Span]) -> bytes:
@@ -205,22 +194,12 @@ def decode_otlp(data: bytes) -> list[Span]:
     Raises:
         DataError: the bytes are no OTLP traces.
     """
-    from google.protobuf.message import DecodeError
-    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+    from lightspan.otel.otlp import decode_protobuf
 
-    try:
-        traces = TracesData.FromString(data)
-    except DecodeError as error:
-        raise DataError(f"not OTLP traces: {error}") from error
-    return list(_decoded(traces))
-
-
-def _decoded(traces: TracesData) -> Iterable[Span]:
-    for resource_spans in traces.resource_spans:
-        resource = decode_attributes(resource_spans.resource.attributes)
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                yield decode_span(span, resource)
+    decoded = decode_protobuf(data)
+    if decoded.refused:
+        raise DataError(f"not OTLP traces: {decoded.refused[0]}")
+    return [arrival.span for arrival in decoded.arrivals]
 
 
 def decode_span(span: Any, resource: Attributes) -> Span:

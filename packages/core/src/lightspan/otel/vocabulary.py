@@ -1,9 +1,8 @@
-"""What a span of another library says, in our words: pure.
+"""Normalize the attributes of other libraries' spans: pure.
 
-The GenAI conventions, OpenInference and OpenLLMetry say the messages of a call, its tools, a tool's
-arguments and an error each in their own attributes, or in events (`utterances`); readers of stored
-spans know one form of them (`lightspan.schema.call_attributes`). What is said in it is not kept
-twice.
+The GenAI conventions, OpenInference and OpenLLMetry have the messages of a call, its tools, a
+tool's arguments and an error each in their own attributes; readers of stored spans know one form of
+them (`lightspan.schema.call_attributes`). What is in that form is not kept twice.
 """
 
 from __future__ import annotations
@@ -13,18 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lightspan.otel.identity import tool_call_id, tool_name
-from lightspan.otel.utterances import (
-    EVENTS,
-    INSTRUCTIONS,
-    LISTS,
-    heard,
-    loaded,
-    text_of_result,
-    told,
-)
 from lightspan.schema import conventions as c, messages
-from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, clean_attributes
+from lightspan.schema.spans import Attributes, Span, SpanKind, clean_attributes
 
+INSTRUCTIONS: Final = "gen_ai.system_instructions"
 _OPENINFERENCE: Final = {
     c.INPUT_MESSAGES: "llm.input_messages",
     c.OUTPUT_MESSAGES: "llm.output_messages",
@@ -58,84 +49,36 @@ Said = Mapping[str, Any]
 def translated(span: Span) -> Span:
     """The span with what it says of a call, a tool, a run or an error in our attributes too."""
     said = {key: value for key, value in span.attributes.items() if _may_be_said(key)}
-    events = list(span.events)
-    heard_of = heard(told(events, said)) if span.kind in _SPOKEN else {}
-    if heard_of:  # it is said in attributes now
-        events = [event for event in events if event.name not in EVENTS]
-        said = {key: value for key, value in said.items() if key not in LISTS}
     more: dict[str, Any] = {}
     if span.kind is SpanKind.LLM:
-        said = {**_unsaid(heard_of, said), **said}
         more = _call(said)
         twice = (*_TOLD_TWICE, c.TOOL_DEFINITIONS)
         said = {key: said[key] for key in said if not key.startswith(twice)}
     elif span.kind is SpanKind.TOOL:
-        asked, gave = (_of_tool(heard_of, key) for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES))
         more = {
             c.TOOL_NAME: tool_name(span.name, said),
             c.TOOL_CALL_ID: tool_call_id(said),
-            c.TOOL_CALL_ARGUMENTS: _given(_first(said, c.TOOL_CALL_ARGUMENTS, *_ARGUMENTS))
-            or asked,
-            c.TOOL_CALL_RESULT: _first(said, c.TOOL_CALL_RESULT, *_OUTPUTS) or gave,
+            c.TOOL_CALL_ARGUMENTS: _given(_first(said, c.TOOL_CALL_ARGUMENTS, *_ARGUMENTS)),
+            c.TOOL_CALL_RESULT: _first(said, c.TOOL_CALL_RESULT, *_OUTPUTS),
         }
     else:
-        asked, gave = (_of_run(heard_of, key) for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES))
         more = {
-            c.OPERATION_INPUT: _first(said, c.OPERATION_INPUT, *INPUTS) or asked,
-            c.OPERATION_OUTPUT: _first(said, c.OPERATION_OUTPUT, *_OUTPUTS) or gave,
+            c.OPERATION_INPUT: _first(said, c.OPERATION_INPUT, *INPUTS),
+            c.OPERATION_OUTPUT: _first(said, c.OPERATION_OUTPUT, *_OUTPUTS),
         }
     if c.ERROR_TYPE not in said:
         kinds = (event.attributes.get(c.EXCEPTION_TYPE) for event in span.events)
         more[c.ERROR_TYPE] = next((kind for kind in kinds if kind), None)
     attributes = {**said, **clean_attributes(more)}
-    return span.replace(
-        attributes=attributes, events=events, sequence_start=None, sequence_end=None
-    )
+    return span.replace(attributes=attributes, sequence_start=None, sequence_end=None)
 
 
-def completed(span: Span, events: Sequence[SpanEvent]) -> Span:
-    """A translated span with what events say of it that came by themselves. What it says itself is
-    left as it is."""
-    more = translated(span.replace(attributes=heard(events), events=[])).attributes
-    return span.replace(attributes={**more, **span.attributes})
-
-
-# --- what events say --------------------------------------------------------------------------
-_SPOKEN: Final = (SpanKind.LLM, SpanKind.TOOL, SpanKind.AGENT)
-"""Kinds of spans that have such events."""
-
-
-def _unsaid(heard_of: Attributes, said: Said) -> Attributes:
-    """What events tell that attributes do not, in whichever dialect."""
-    dialects = (_OPENINFERENCE, _OPENLLMETRY)
-    unsaid = {
-        key: value
-        for key, value in heard_of.items()
-        if key not in said
-        and not any(key in names and _numbered(said, names[key]) for names in dialects)
-    }
-    if c.INPUT_MESSAGES not in unsaid:
-        unsaid.pop(INSTRUCTIONS, None)  # they are of the messages that the event has
-    return unsaid
-
-
-def _of_tool(heard_of: Attributes, key: str) -> Any:
-    """What a tool was given, or gave: a message's first part, whichever its form."""
-    found = _genai_messages(heard_of[key]) if key in heard_of else []
-    for part in (part for message in found for part in message["parts"]):
-        name = {"tool_call": "arguments", "tool_call_response": "response"}.get(part.get("type"))
-        return part.get(name or "content")
-    return None
-
-
-def _of_run(heard_of: Attributes, key: str) -> str | None:
-    """What an agent was given, or gave: the text, where it is one message."""
-    if key not in heard_of:
-        return None
-    chat = messages.from_genai(_genai_messages(heard_of[key]))
-    said = [message for message in chat if message["role"] != "system"]
-    text = said[0]["content"] if len(said) == 1 else None
-    return text if isinstance(text, str) else messages.dump_json(said)
+def loaded(value: Any) -> Any:
+    """Return the JSON of an attribute, or the value itself where it is none."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 def _may_be_said(key: str) -> bool:
@@ -264,7 +207,8 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(part: dict[str, Any]) -> dict[str, Any]:
-    text = text_of_result(part.get("response", part.get("result")))
+    response = part.get("response", part.get("result"))
+    text = response if isinstance(response, str) else messages.dump_json(response)
     return {"type": "tool_call_response", "id": part.get("id"), "response": text}
 
 

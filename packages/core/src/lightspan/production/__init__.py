@@ -2,6 +2,6 @@
 
 `record` turns it on, by `options`; every run becomes an `attempt`. `redact` shows each span to the
 user's hook first, `journal` writes to the store behind the app's back, `feedback` scores an attempt
-later, `connect` sends calls to the policies that were trained from it, and `use` tells agents what
-was learned for them. `outlet` sends spans to a backend too, on request, by an `otlp_sender`.
+later, `connect` sends calls to the policies that were trained from it, and `apply_prompts`
+replaces prompts by those that were learned. `span_exporter` exports spans to a tracing backend.
 """

@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from lightspan.capture import scope
-from lightspan.capture.recorder import Recorder, Unrecorded
-from lightspan.capture.scope import Acting, Root, Scope, make_span
-from lightspan.production import outlet
+from lightspan.capture.recorder import NullRecorder, Recorder
+from lightspan.capture.scope import AgentContext, AttemptContext, AttemptHandle, make_span
+from lightspan.production import span_exporter
 from lightspan.production.journal import (
     Journal,
     Parcel,
@@ -100,9 +100,9 @@ class OpenAttempt(Recorder):
         elif self._is_forgotten:
             self.end(failed=False)
 
-    def damage(self, reason: str) -> None:
+    def add_capture_error(self, reason: str) -> None:
         """A reason may quote the app's data; with a hook only its head is kept."""
-        super().damage(reason.partition(": ")[0] if self._owner.redactor.on else reason)
+        super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor.on else reason)
 
     def settle(self, key: str) -> bool:
         settled = super().settle(key)
@@ -146,7 +146,7 @@ class OpenAttempt(Recorder):
             spans, self._spans = self._spans, []
             first, self._taken = not self._taken, True
             self.size = 0
-        outlet.put(spans)
+        span_exporter.enqueue(spans)
         if not first:
             return more_of(self.attempt_id, spans)
         return parcel_of(
@@ -177,7 +177,11 @@ class OpenAttempt(Recorder):
             f"redact failed on {count} spans ({kind}): their content was dropped"
             for kind, count in self._failures.items()
         ]
-        return [*self.damages(), *failed, *(["the process ended first"] if self._cut else [])]
+        return [
+            *self.capture_errors(),
+            *failed,
+            *(["the process ended first"] if self._cut else []),
+        ]
 
 
 _ERROR: Final = SpanStatus.ERROR
@@ -214,16 +218,18 @@ def _loaded(text: Any) -> Json:
 
 
 class _Root:
-    """An attempt that is kept (`scope.Root`)."""
+    """An attempt that is kept (`scope.AttemptHandle`)."""
 
-    def __init__(self, attempt: OpenAttempt, current: Scope, name: str | None, given: str) -> None:
+    def __init__(
+        self, attempt: OpenAttempt, current: AttemptContext, name: str | None, given: str
+    ) -> None:
         self._attempt = attempt
         self._name = name
         self._given = given
         self._start_ns = now_ns()
         self._lock = threading.RLock()
         self._closed = False
-        self.acting = Acting(current, parent_span_id=current.root_span_id)
+        self.acting = AgentContext(current, parent_span_id=current.root_span_id)
 
     def close(self, error: BaseException | str | None = None) -> None:
         with self._lock:
@@ -234,7 +240,7 @@ class _Root:
             if self._name is not None:
                 self._attempt.add(self._span(error))
         except Exception as failure:
-            self._attempt.damage(f"the root could not be recorded: {failure!r}")
+            self._attempt.add_capture_error(f"the root could not be recorded: {failure!r}")
         is_left = isinstance(error, GeneratorExit)
         self._attempt.end(failed=error is not None and not is_left)
 
@@ -255,7 +261,7 @@ class _Root:
             **(exception_attributes(error) if isinstance(error, BaseException) else {}),
         }
         return make_span(
-            Acting(self.acting.scope),
+            AgentContext(self.acting.scope),
             f"invoke_workflow {self._name}",
             SpanKind.CHAIN,
             attributes,
@@ -267,10 +273,10 @@ class _Root:
 
 
 class Unkept:
-    """An attempt that is not kept (`scope.Root`)."""
+    """An attempt that is not kept (`scope.AttemptHandle`)."""
 
-    def __init__(self, outer: Scope, trace_id: str) -> None:
-        self.acting = Acting(_scope_in(outer, trace_id, Unrecorded()))
+    def __init__(self, outer: AttemptContext, trace_id: str) -> None:
+        self.acting = AgentContext(_scope_in(outer, trace_id, NullRecorder()))
 
     def close(self, error: BaseException | str | None = None) -> None:
         """Nothing was recorded."""
@@ -291,13 +297,13 @@ class OpenAttempts:
         self._under_way: dict[str, OpenAttempt] = {}
         self._warned = False
 
-    def open(self, current: Acting, name: str | None, given: Any) -> Root:
-        """See `scope.begin`."""
+    def open(self, current: AgentContext, name: str | None, given: Any) -> AttemptHandle:
+        """See `scope.start_attempt`."""
         trace_id = current_trace_id() or new_trace_id()
         if not sampled(trace_id, self.options.sample):
             return Unkept(current.scope, trace_id)
         if len(self._under_way) >= MOST_OPEN:
-            self.journal.lose(1, 0, f"more than {MOST_OPEN} attempts were under way at once")
+            self.journal.lose(1, f"more than {MOST_OPEN} attempts were under way at once")
             return Unkept(current.scope, trace_id)
         self.journal.begin()
         attempt = OpenAttempt(self, is_call=name is None)
@@ -312,7 +318,7 @@ class OpenAttempts:
         text = _input_json(given)
         if len(text) <= LONGEST_INPUT:
             return text
-        attempt.damage(f"an input of {len(text)} characters was not kept")
+        attempt.add_capture_error(f"an input of {len(text)} characters was not kept")
         return ""
 
     def redacted(self, span: Span) -> tuple[Span | None, str]:
@@ -323,13 +329,13 @@ class OpenAttempts:
         span = span.replace(resource={**span.resource, **self._resource})
         if not self.redactor.on:
             return span, ""
-        outer = scope.pushed()
+        outer = scope.current_context()
         unkept = None if outer is None else Unkept(outer.scope, span.trace_id).acting
-        token = scope.set_acting(unkept)
+        token = scope.set_agent(unkept)
         try:
             kept, failure = self.redactor(span)
         finally:
-            scope.reset_acting(token)
+            scope.reset_agent(token)
         if failure and not self._warned:
             self._warned = True
             log.warning(
@@ -355,10 +361,10 @@ class OpenAttempts:
         self.journal.close(timeout_s)
 
 
-def _scope_in(outer: Scope, trace_id: str, recorder: Recorder) -> Scope:
+def _scope_in(outer: AttemptContext, trace_id: str, recorder: Recorder) -> AttemptContext:
     """The scope of a new attempt; calls go where they go outside of it."""
     attempt = recorder if isinstance(recorder, OpenAttempt) else None
-    return Scope(
+    return AttemptContext(
         rollout_id="" if attempt is None else attempt.rollout_id,
         attempt_id="" if attempt is None else attempt.attempt_id,
         mode=Mode.PRODUCTION,

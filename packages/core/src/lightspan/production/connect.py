@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lightspan.capture import scope, sdks, wire
-from lightspan.capture.recorder import Unrecorded
-from lightspan.capture.scope import Acting, Scope
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.capture.recorder import NullRecorder
+from lightspan.capture.scope import AgentContext, AttemptContext
+from lightspan.errors import ConfigError
 from lightspan.schema import conventions
 from lightspan.schema.conventions import ROUTING_PATH
 from lightspan.schema.records import Mode
@@ -35,7 +35,7 @@ _TIMEOUT_S: Final = 10.0
 class Connection:
     """What `connect` returns; as a context manager it ends with the block."""
 
-    def __init__(self, url: str | None, acting: Acting | None) -> None:
+    def __init__(self, url: str | None, acting: AgentContext | None) -> None:
         self.url = url
         """The server's origin; None if there is no connection."""
         self._acting = acting
@@ -59,7 +59,6 @@ class Connection:
         self.close()
 
 
-@short_tracebacks
 def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connection:
     """Send each agent's model calls to the policy that it trained, for the whole process.
 
@@ -86,17 +85,17 @@ def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connec
             "connected: pip install openai"
         )
     wire.install()
-    served = Scope(
+    served = AttemptContext(
         rollout_id="",
         attempt_id="",
         mode=Mode.VAL,
         gateway_url=origin,
         call_token=key,
         routing=routing,
-        recorder=Unrecorded(),
+        recorder=NullRecorder(),
         is_outside=True,
     )
-    return Connection(origin, Acting(served))
+    return Connection(origin, AgentContext(served))
 
 
 def _origin(url: str) -> str:

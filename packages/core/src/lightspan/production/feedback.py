@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from lightspan.capture.emit import RESPONSE_ID_PREFIXES
-from lightspan.errors import ConfigError, NotFoundError, RewardError, short_tracebacks
+from lightspan.errors import ConfigError, NotFoundError, RewardError
 from lightspan.production import record
 from lightspan.production.options import STORE_VARIABLE
 from lightspan.schema import conventions as c
@@ -45,7 +45,6 @@ class Rated(NamedTuple):
     """None for the attempt as a whole."""
 
 
-@short_tracebacks
 def feedback(
     id: str,
     reward: float | bool | Mapping[str, float],

@@ -1,9 +1,9 @@
 """Writes recorded attempts to a store, in the background.
 
 The app hands an attempt over and goes on; a thread of this process writes it. The queue is bounded
-by number and by size. What does not fit, and what the store refuses, is counted, and as soon as the
-store can be written again an empty, damaged attempt says how many are missing: nothing is dropped
-silently. A store that cannot be reached is tried again and again; the app does not notice.
+by number and by size. What does not fit, and what the store refuses, is counted, and the end of the
+process logs the count. A store that cannot be reached is tried again and again; the app does not
+notice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from lightspan.errors import (
     NotFoundError,
     StoreFormatError,
 )
-from lightspan.schema import clock
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -40,7 +39,6 @@ from lightspan.schema.records import (
     Report,
     Rollout,
     fingerprint,
-    new_id,
 )
 from lightspan.schema.spans import Span
 from lightspan.stores import open_store
@@ -135,12 +133,6 @@ def report_of(attempt_id: str, status: AttemptStatus, outcome: Outcome, **more: 
     )
 
 
-class _Loss(NamedTuple):
-    attempts: int = 0
-    spans: int = 0
-    reason: str = ""
-
-
 class Journal:
     """One process's queue and thread. The thread starts with `begin`.
 
@@ -160,8 +152,8 @@ class Journal:
         self._text = 0
         self._unwritten = 0
         """Handed over and neither written nor lost."""
-        self._missing = _Loss()
-        """Lost since the store was last told."""
+        self._reason = ""
+        """Of the last loss or failure."""
         self._closing = False
         self._opened = threading.Event()
         """The store is open, or could not be opened."""
@@ -203,10 +195,10 @@ class Journal:
             self._opened.wait(_OPENING_S)
         with self._changed:
             if self._closing:
-                self._lose(1, 0, "it ended after recording was closed")
+                self._lose(1, "it ended after recording was closed")
                 return
             if len(self._queue) >= MOST_ATTEMPTS or self._text > MOST_TEXT:
-                self._lose(1, 0, "the queue was full: the store takes too long, or is out of reach")
+                self._lose(1, "the queue was full: the store takes too long, or is out of reach")
                 return
             self._queue.append((take, size))
             self._text += size
@@ -214,15 +206,13 @@ class Journal:
             if len(self._queue) == 1:
                 self._changed.notify_all()
 
-    def lose(self, attempts: int, spans: int, reason: str) -> None:
-        """Count what cannot be written."""
+    def lose(self, attempts: int, reason: str) -> None:
+        """Count attempts that cannot be written."""
         with self._changed:
-            self._lose(attempts, spans, reason)
+            self._lose(attempts, reason)
 
-    def _lose(self, attempts: int, spans: int, reason: str) -> None:
+    def _lose(self, attempts: int, reason: str) -> None:
         self.lost += attempts
-        known = self._missing
-        self._missing = _Loss(known.attempts + attempts, known.spans + spans, reason)
         self._warn(f"attempts are not recorded: {reason}")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
@@ -233,23 +223,22 @@ class Journal:
     def close(self, timeout_s: float = EXIT_S) -> None:
         """Write what is left, as far as the time allows. Idempotent."""
         with self._changed:
-            self._closing = True
+            was_closing, self._closing = self._closing, True
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread.is_alive():
             thread.join(timeout_s)
         with self._changed:
-            missing = self._missing.attempts + self._unwritten
-            if missing:
+            self.lost += self._unwritten
+            self._unwritten = 0
+            if self.lost and not was_closing:
                 log.warning(
                     "lightspan: %d attempts of %r could not be recorded in %s: %s",
-                    missing,
+                    self.lost,
                     self._service,
                     self._url,
-                    self._missing.reason or "there was no time left",
+                    self._reason or "there was no time left",
                 )
-            self.lost += self._unwritten
-            self._missing, self._unwritten = _Loss(), 0
             self._queue.clear()
             self._changed.notify_all()
 
@@ -261,7 +250,7 @@ class Journal:
         try:
             loop.run_until_complete(self._serve())
         except Exception as error:  # a daemon thread must not print into the app's terminal
-            self.lose(0, 0, f"the journal ended: {error!r}")
+            self.lose(0, f"the journal ended: {error!r}")
         finally:
             loop.close()
             self._opened.set()
@@ -305,7 +294,7 @@ class Journal:
         try:
             return take()
         except Exception as error:  # one of them must not end the journal
-            self.lose(1, 0, f"one could not be put together: {error!r}")
+            self.lose(1, f"one could not be put together: {error!r}")
             with self._changed:
                 self._unwritten -= 1
                 self._changed.notify_all()
@@ -332,60 +321,25 @@ class Journal:
         trouble: Exception | None = None
         for parcel, result in zip(parcels, results, strict=True):
             if isinstance(result, _HOPELESS):
-                whole = parcel.claim is not None
-                self.lose(int(whole), len(parcel.spans), f"the store refused one: {result}")
+                self.lose(int(parcel.claim is not None), f"the store refused one: {result}")
             elif isinstance(result, Exception):
                 again.append(parcel)
                 trouble = result
-        if trouble is None:
-            await self._tell_missing(store)
-        else:
+        if trouble is not None:
             self._troubled(trouble)
         with self._changed:
+            self._warned = self._warned and trouble is not None
             self._unwritten -= len(parcels) - len(again)
             self._changed.notify_all()
         return again, trouble
 
-    async def _tell_missing(self, store: Store) -> None:
-        """Keep in the store how many attempts it lacks."""
-        with self._changed:
-            missing, self._missing = self._missing, _Loss()
-            self._warned = False
-        if not missing.attempts and not missing.spans:
-            return
-        lacks = f"{missing.attempts} attempts and {missing.spans} spans of others"
-        attempt_id = new_id("at")
-        parcel = parcel_of(
-            attempt_id,
-            new_id("ro"),
-            self._service,
-            None,
-            [],
-            started_at=clock.now(),
-            report=report_of(
-                attempt_id,
-                AttemptStatus.CANCELLED,
-                Outcome.INFRASTRUCTURE,
-                damage=[f"{lacks} were not recorded: {missing.reason}"],
-            ),
-        )
-        try:
-            await write_parcel(store, parcel)
-        except Exception:  # it failed again: told next time
-            with self._changed:
-                now = self._missing
-                self._missing = _Loss(
-                    now.attempts + missing.attempts, now.spans + missing.spans, missing.reason
-                )
-
     def _troubled(self, error: Exception) -> None:
         with self._changed:
-            if not self._missing.reason:
-                self._missing = self._missing._replace(reason=str(error))
             self._warn(f"{error}; the app goes on, and what has to be left out is counted")
 
     def _warn(self, text: str) -> None:
         """Once per trouble."""
+        self._reason = text
         if not self._warned:
             self._warned = True
             log.warning("lightspan: %s (recording %r to %s)", text, self._service, self._url)

@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from lightspan.capture import scope, wire
-from lightspan.capture.scope import Acting, Root
-from lightspan.errors import ConfigError, short_tracebacks
-from lightspan.production import outlet, use
+from lightspan.capture.scope import AgentContext, AttemptHandle
+from lightspan.errors import ConfigError
+from lightspan.production import apply_prompts, span_exporter
 from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
 from lightspan.production.journal import EXIT_S
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
@@ -67,8 +67,8 @@ class Recording:
             _drop(self)
             attempts.close(timeout_s)
 
-    def open(self, current: Acting, name: str | None, given: object) -> Root:
-        """See `scope.begin`."""
+    def open(self, current: AgentContext, name: str | None, given: object) -> AttemptHandle:
+        """See `scope.start_attempt`."""
         if self._attempts is not None:
             try:
                 return self._attempts.open(current, name, given)
@@ -115,7 +115,6 @@ class _State:
 _state: Final = _State()
 
 
-@short_tracebacks
 def record(
     store: str | os.PathLike[str] | None = None,
     *,
@@ -144,7 +143,7 @@ def record(
         return Recording(None)
     if isinstance(options.redact, str) and redact is not None:
         find_hook(options.redact)
-    outlet.current()
+    span_exporter.current()
     with _state.lock:
         if _state.explicit is not None:
             before = _state.explicit.settings
@@ -162,7 +161,7 @@ def hold(owner: str) -> None:
     Never raises: an app must start whatever its environment says. What is wrong is logged, and then
     nothing is recorded.
     """
-    use.hold(owner)
+    apply_prompts.hold(owner)
     if not os.environ.get(STORE_VARIABLE):
         return
     try:
@@ -175,14 +174,14 @@ def hold(owner: str) -> None:
         log.error("lightspan: nothing is recorded: %s", error)
         return
     try:
-        outlet.current()
+        span_exporter.current()
     except Exception as error:
         log.error("lightspan: no span is sent: %s", error)
 
 
 def release(owner: str) -> None:
     """Undo `hold`."""
-    use.release(owner)
+    apply_prompts.release(owner)
     with _state.lock:
         _state.holders.discard(owner)
         recording = None if _state.holders else _state.by_environment
@@ -235,9 +234,9 @@ def _after_fork() -> None:
     _state.lock = threading.RLock()  # somebody may have held it
     for recording in _state.recordings:
         recording.after_fork()
-    current = scope.pushed()
+    current = scope.current_context()
     if current is not None and isinstance(current.scope.recorder, OpenAttempt):
-        scope.set_acting(None)
+        scope.set_agent(None)
 
 
 __all__ = ["Recording", "flush", "hold", "record", "release"]

@@ -120,8 +120,7 @@ def export_run(
     Args:
         folder: the run's.
         what: see the module.
-        out: a file, which is replaced once it is whole (a FIFO or device is written to as it is),
-            or an open stream for JSONL.
+        out: a file, which is replaced once it is whole, or an open stream for JSONL.
         format: None: by the file's name, else JSONL.
         only: None for everything.
 
@@ -380,39 +379,26 @@ def _writer(what: What, format: Format, out: Path | IO[bytes]) -> AbstractContex
 
 @contextmanager
 def _whole(out: Path, opened: Callable[[Path], AbstractContextManager[Write]]) -> Iterator[Write]:
-    """Write beside the file and put the result in its place at the end, so that an export that
-    fails leaves the earlier one. What is no regular file, such as a FIFO, is written to as it is.
+    """Write beside the file and replace it at the end: an export that fails leaves the earlier one.
     The file is its owner's to read alone: it holds what people asked.
 
     Raises:
         DataError: it cannot be written.
     """
+    if out.is_dir():
+        raise DataError(f"{out} cannot be written: it is a folder")
+    beside = out.with_name(f".{out.name}.part")
     try:
-        target = Path(os.path.realpath(out))  # a link stays: what it points to is replaced
-        if _exists(out) and not target.is_file():  # /dev/stdout may point to no path at all
-            with opened(out) as write:
-                yield write
-            return
-        beside = target.with_name(f".{target.name}.part")
         try:
             beside.unlink(missing_ok=True)  # of a process that was killed
             os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             with opened(beside) as write:
                 yield write
-            beside.replace(target)
+            beside.replace(out)
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}") from error
-
-
-def _exists(path: Path) -> bool:
-    """Unlike `Path.exists`, raises `OSError` for a path that cannot be, such as FILE/x."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 @contextmanager

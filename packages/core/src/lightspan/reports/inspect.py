@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from lightspan.errors import NotFoundError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
-from lightspan.progress import many
 from lightspan.reports.table import Page, TableRow, table_lines
 from lightspan.reports.views import RolloutView, read_views, trained_rewards, view_of
 from lightspan.schema import conventions as c, messages
@@ -25,17 +23,12 @@ from lightspan.schema.records import Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
+from lightspan.training.alerts import AlertMonitor
 from lightspan.training.folder import RunFolder
-from lightspan.training.manifest import planned_of
 from lightspan.training.rewards import OWN
-from lightspan.training.symptoms import Watch
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
 """`kind` of a line of the metrics → which tasks were evaluated."""
-_CHANGED_LINES: Final = 8
-"""Lines of what a candidate changed that are shown; all are in the run's `candidates.json`."""
-_CHANGED_LETTERS: Final = 160
-"""Of each."""
 
 
 def inspect_run(
@@ -248,9 +241,8 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
         yield f"step {kept['step']} is kept, the best by the selection split"
-    planned = planned_of(config, sum(line.get("kind") == "train" for line in metrics))
-    for symptom in Watch(planned).read(metrics, run.evaluations()):
-        yield f"warning, step {symptom.step}: {symptom.text}"
+    for alert in AlertMonitor().read(metrics, run.evaluations()):
+        yield f"warning, step {alert.step}: {alert.text}"
 
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:
@@ -273,25 +265,8 @@ def _candidate_lines(found: Found) -> Iterator[str]:
         if candidate.again:
             rewards += f"; again {' '.join(map(_number, candidate.again.values()))}"
         yield f"candidate {number}, {made}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
-        if candidate.parents:
-            first = found.candidates[candidate.parents[0]]
-            yield from _changed_lines(first.templates, candidate.templates)
     if texts := found.texts():
         yield texts
-
-
-def _changed_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """What differs in the texts of a candidate from those of its first parent, in short."""
-    for name, text in after.items():
-        lines = difflib.unified_diff(
-            before.get(name, "").splitlines(), text.splitlines(), n=0, lineterm=""
-        )
-        changed = [line for line in list(lines)[2:] if not line.startswith("@@")]
-        if changed and len(after) > 1:
-            yield f"  {name}:"
-        yield from (f"  {line:.{_CHANGED_LETTERS}}" for line in changed[:_CHANGED_LINES])
-        if len(changed) > _CHANGED_LINES:
-            yield f"  ({many(len(changed) - _CHANGED_LINES, 'more line')}; candidates.json has all)"
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:

@@ -70,7 +70,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     rollouts: int
     both: int
-    """Scored under either reward: means, signs and ranks are of these."""
+    """Scored under either reward: means and signs are of these."""
     unscored_before: int
     unscored_after: int
     mean_before: float | None
@@ -79,8 +79,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Of those scored both times, the ones that another one of their group is compared with."""
     sign_changes: int
     """Whose advantage (reward minus the group's mean) has another sign; 0 is a sign of its own."""
-    rank_changes: int
-    """That have another place in their group."""
     reasons: dict[str, int] = {}
     """Why rollouts are unscored after → how many."""
 
@@ -254,14 +252,13 @@ def _comparison(mode: str, changes: Sequence[Change]) -> Comparison:
     groups: dict[str, list[Change]] = {}
     for change in both:
         groups.setdefault(change.group_id, []).append(change)
-    compared = signs = ranks = 0
+    compared = signs = 0
     for group in groups.values():
         if len(group) > 1:
             compared += len(group)
             before = [each.before or 0.0 for each in group]
             after = [each.after or 0.0 for each in group]
-            signs += _differing(_signs(before), _signs(after))
-            ranks += _differing(_ranks(before), _ranks(after))
+            signs += sum(a != b for a, b in zip(_signs(before), _signs(after), strict=True))
     return Comparison(
         mode=mode,
         rollouts=len(changes),
@@ -272,7 +269,6 @@ def _comparison(mode: str, changes: Sequence[Change]) -> Comparison:
         mean_after=_mean([each.after for each in both]),
         compared=compared,
         sign_changes=signs,
-        rank_changes=ranks,
         reasons=dict(Counter(each.why for each in changes if each.after is None).most_common()),
     )
 
@@ -285,14 +281,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _signs(rewards: Sequence[float]) -> list[int]:
     mean = math.fsum(rewards) / len(rewards)
     return [(r - mean > EQUAL) - (r - mean < -EQUAL) for r in rewards]
-
-
-def _ranks(rewards: Sequence[float]) -> list[int]:
-    return [sum(other > reward + EQUAL for other in rewards) for reward in rewards]
-
-
-def _differing(before: Sequence[int], after: Sequence[int]) -> int:
-    return sum(a != b for a, b in zip(before, after, strict=True))
 
 
 def most_changed(changes: Sequence[Change], limit: int) -> list[Change]:
@@ -339,6 +327,6 @@ def _comparison_lines(each: Comparison) -> Iterator[str]:
     if each.compared:
         yield (
             f"  in their groups: {each.sign_changes} of {each.compared} get an advantage of "
-            f"another sign, {each.rank_changes} another rank"
+            "another sign"
         )
     yield from (f"  unscored: {count} {reason}" for reason, count in each.reasons.items())

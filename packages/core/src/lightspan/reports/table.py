@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
 from typing import Final, Literal, get_args
 
 from lightspan.errors import ConfigError
 
 Sort = Literal["step", "reward", "agent"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
-_SHORTEST: Final = 3
-"""Characters of an id at least: fewer look like a number of something."""
-_DIGITS: Final = 8
-"""Characters of a long random word, if they tell it apart."""
+_MIN_LENGTH: Final = 8
+"""Characters of a short id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,20 +91,16 @@ def _shown(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
 
 
 def short_ids(ids: Collection[str]) -> dict[str, str]:
-    """Id → the shortest end of it, of whole words where there are any, that is no other id's."""
-    turned = sorted(name[::-1] for name in set(ids))
-    shared = Counter[str]()
-    for one, other in pairwise(turned):
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-        length = len(list(alike))
-        for name in (one, other):
-            shared[name] = max(shared[name], length)
-    return {name[::-1]: _whole_words(name, shared[name] + 1)[::-1] for name in turned}
+    """Return id → an end of it of a few characters or more, that is no other id's."""
+    names = set(ids)
+    longest = max(map(len, names), default=0)
+    lengths = range(_MIN_LENGTH, longest)
+    length = next((n for n in lengths if len({name[-n:] for name in names}) == len(names)), longest)
+    return {name: _end(name, length) for name in names}
 
 
-def _whole_words(turned: str, length: int) -> str:
-    """The beginning of an id that is turned round, of this length at least."""
-    end = turned.find("-", max(length, _SHORTEST))
-    word = turned[: end if end >= 0 else len(turned)]
-    # random digits are one long word: what tells them apart is enough
-    return word if len(word) < length + _DIGITS else turned[: max(length, _DIGITS)]
+def _end(name: str, length: int) -> str:
+    """Return the end of an id; a longer one where it would be read as an option (`-0-1`)."""
+    while length < len(name) and name[-length] == "-":
+        length += 1
+    return name[-length:]

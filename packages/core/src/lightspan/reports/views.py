@@ -103,7 +103,7 @@ async def read_views(
             episode,
             routings[state.rollout.resources_id],
             max_length=config.get("max_length"),
-            step_rewards=_step_rewards(config),
+            step_rewards=bool(config.get("step_rewards")),
         )
         explanations, unfit = by_step[step], mismatches[step]
         # with overlap the step that began a group is done long before the group is trained
@@ -157,10 +157,3 @@ def _consumed(
 
 def _key(attempt_id: str, call: Call) -> str:
     return f"{attempt_id}/{call.call_id}/{call.choice}"
-
-
-def _step_rewards(config: Mapping[str, Any]) -> bool:
-    """Whether rewards on calls counted. Runs of versions that did not note it are judged by the
-    credit rule's name."""
-    step_rewards = config.get("step_rewards", config.get("credit", "terminal") != "terminal")
-    return bool(step_rewards)

@@ -8,8 +8,8 @@ of a Ray cluster (`actor` is what is on a node, `membership` how one is joined),
 that somebody starts by hand. Such a one is a `joiner`; it and the trainer find each other in the
 store by `peers`, and `reachability` says whether its gateway is there.
 
-An app may block, hang or kill the process it runs in. A `guard` in the process sees what blocks its
-loop, `pace` what attempts lose by that, `descriptors` what was closed; `local` sees what is dead or
-silent, and `deaths` says which attempt is to blame, and by `whereabouts` which line of the app.
-Where it has to be ended, `descendants` are the processes that it started.
+An app may block, hang or kill the process it runs in. A `guard` in the process sees what blocks
+its loop, and by `whereabouts` which line of the app; `local` sees what is dead or silent, and
+`deaths` queues its attempts again. Where it has to be ended, `descendants` are the processes that
+it started.
 """

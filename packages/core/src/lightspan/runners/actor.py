@@ -18,8 +18,8 @@ from lightspan.errors import LightspanError
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.conventions import PROTOCOL_VERSION
+from lightspan.stores import take_credentials
 from lightspan.stores.known_secrets import keep_secrets
-from lightspan.stores.remote.address import names_server, take_key
 
 _TOKENS: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """What opens the Ray cluster. Ray has read it by now; an app is to find none of it."""
@@ -97,8 +97,7 @@ class RunnerActor:
         told = msgspec.json.decode(plan, type=RunnerPlan)
         try:
             keep_secrets(told.store_url, told.store_secrets)
-            if names_server(told.store_url):
-                take_key(told.store_url)
+            take_credentials(told.store_url)
             station = self._station
             runners = LocalRunners(
                 station.slots,
@@ -123,11 +122,6 @@ class RunnerActor:
         except LightspanError as error:
             failure = _refusal(error)
         return msgspec.json.encode(Condition(claimed=self._runners.claimed, failure=failure))
-
-    async def close(self) -> None:
-        """Have the processes claim nothing more; what they have under way goes on."""
-        if self._runners is not None:
-            await self._runners.stop_claims(has_company=True)
 
     async def stop(self) -> None:
         """End the processes, which give back what they have under way."""

@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
-from lightspan.capture.scope import Root, Scope, begin, entered, pushed
-from lightspan.errors import AppError, short_tracebacks
+from lightspan.capture.scope import (
+    AttemptContext,
+    AttemptHandle,
+    current_context,
+    entered,
+    start_attempt,
+)
+from lightspan.errors import AppError
 from lightspan.runners.command.command import PREFIX, Command
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
@@ -50,7 +56,7 @@ class Inputs:
         }
 
 
-def attempt_llm(scope: Scope) -> LLM | None:
+def attempt_llm(scope: AttemptContext) -> LLM | None:
     """The endpoint that an app may ask for as `llm`: the gateway, opened by the call token. None
     where every call belongs where the app points it."""
     if scope.gateway_url is None or not scope.routing.serves:
@@ -95,6 +101,9 @@ class App:
         AppError: a method, or a callable whose arguments cannot be seen.
     """
 
+    follows_urls = False
+    """See `AttemptContext`."""
+
     def __init__(self, function: Callable[..., Any]) -> None:
         if not inspect.ismethod(function):  # whose name nobody may need
             _check_no_method(function)
@@ -108,17 +117,17 @@ class App:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it as it was; in production that is an attempt (`lightspan.record`)."""
         task = kwargs.get("task", args[0] if args else None)
-        current = pushed()
-        root = None if current is None else begin(current, self.__name__, task)[1]
+        current = current_context()
+        root = None if current is None else start_attempt(current, self.__name__, task)[1]
         if root is None:
             return self.function(*args, **kwargs)
         return (self._await_in if self.is_async else self._call_in)(root, args, kwargs)
 
-    def _call_in(self, root: Root, args: Any, kwargs: Any) -> Any:
+    def _call_in(self, root: AttemptHandle, args: Any, kwargs: Any) -> Any:
         with entered(root):
             return self.function(*args, **kwargs)
 
-    async def _await_in(self, root: Root, args: Any, kwargs: Any) -> Any:
+    async def _await_in(self, root: AttemptHandle, args: Any, kwargs: Any) -> Any:
         with entered(root):
             return await self.function(*args, **kwargs)
 
@@ -227,7 +236,6 @@ def _not_here(name: str, task: Any) -> None:
 def rollout(function: F) -> F: ...
 @overload
 def rollout() -> Callable[[F], F]: ...
-@short_tracebacks
 def rollout(function: F | None = None) -> F | Callable[[F], F]:
     """Mark a function as an app; it stays callable as it was."""
     if function is None:

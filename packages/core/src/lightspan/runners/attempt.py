@@ -7,10 +7,8 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -18,15 +16,14 @@ import msgspec
 
 from lightspan.capture import strays
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.app import App, Inputs, attempt_llm
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.outcome import STOPPED, Ending, classify, returned
-from lightspan.runners.pace import DOUBT_S, Pace
 from lightspan.runners.reachability import Way
 from lightspan.runners.whereabouts import in_words, of_coroutine
-from lightspan.schema import conventions as c
+from lightspan.schema import clock, conventions as c
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.origins import uncaptured_attributes
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome, Report
@@ -64,8 +61,6 @@ class Host(Protocol):
     @property
     def config(self) -> RunnerConfig: ...
     @property
-    def pace(self) -> Pace: ...
-    @property
     def pool(self) -> ThreadPoolExecutor:
         """Threads for sync apps, one per slot."""
         ...
@@ -95,14 +90,6 @@ class Host(Protocol):
         """So many more apps hold their thread, or task, past their end."""
         ...
 
-    def check_loop(self) -> None:
-        """Somebody cancels what runs here: see to it that this is one of ours."""
-        ...
-
-    def end_child(self) -> None:
-        """End a process that an app has forked and in which it returns: it is no runner."""
-        ...
-
 
 class AttemptRun:
     """One attempt in the hands of a runner."""
@@ -112,20 +99,13 @@ class AttemptRun:
         self.ref = AttemptRef(claim.attempt.attempt_id, claim.attempt.epoch)
         self.task: asyncio.Task[None] | None = None
         self.deadline: float | None = None
-        """When the app has to have ended, by its runner's `Pace`; None while there is no limit."""
+        """When the app has to have ended, by `clock.monotonic`; None while there is no limit."""
         self.ending: Ending | None = None
         """How the app has ended; what is left is to report."""
         self._host = host
         self._store = host.store
-        self._scope: Scope | None = None
+        self._scope: AttemptContext | None = None
         self._stopping = False
-        self._limit: asyncio.Timeout | None = None
-        """Ends the app when its time is over; None while there is no limit."""
-        self._timer: asyncio.TimerHandle | None = None
-        """Looks whether it is."""
-        self._is_doubted = False
-        """Its time seemed to be over, and may not have been."""
-        self._given_s = 0.0
         self._strays = strays.count()
         self._root = new_span_id()
         self._started = now_ns()
@@ -145,8 +125,6 @@ class AttemptRun:
         try:
             ending = await self._prepared_and_executed()
         except asyncio.CancelledError:
-            if not self._stopping:
-                self._host.check_loop()
             await asyncio.shield(self.finish(STOPPED))
             raise
         if ending.outcome is Outcome.INFRASTRUCTURE and self._scope and self._scope.gateway_url:
@@ -163,8 +141,8 @@ class AttemptRun:
         return await self._execute(self._scope, inputs)
 
     @property
-    def _is_stopped(self) -> bool:
-        """Whether it is cancelled by us: an app may cancel the task that it runs in, too."""
+    def _is_cancelled(self) -> bool:
+        """Whether we cancel it: an app may cancel itself, or raise CancelledError."""
         return self._stopping or self._host.is_leaving
 
     def stop(self) -> None:
@@ -185,57 +163,6 @@ class AttemptRun:
         text = f"the app ran longer than {self.claim.rollout.timeout_s:g} s{why}"
         return Ending(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
 
-    @asynccontextmanager
-    async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
-        """Cancel the app when its time is over, and see to it that it has then ended soon."""
-        timeout = self.claim.rollout.timeout_s
-        async with asyncio.timeout(None) as limit:
-            if timeout is None:
-                yield limit
-                return
-            self._limit, self.deadline = limit, self._host.pace.now() + timeout
-            self._look_again()
-            try:
-                yield limit
-            finally:
-                self._limit = None
-                assert self._timer is not None
-                self._timer.cancel()
-
-    def _look_again(self) -> None:
-        """When the time will be over, if it is given no more."""
-        assert self.deadline is not None
-        left_s = self.deadline - self._host.pace.now()
-        self._timer = asyncio.get_running_loop().call_later(left_s, self._look_at_limit)
-
-    def _look_at_limit(self) -> None:
-        assert self.deadline is not None
-        pace, was_doubted = self._host.pace, self._is_doubted
-        pace.catch_up()
-        is_past = pace.now() >= self.deadline
-        # Once: an app that blocks the loop again and again would make each look a doubtful one.
-        self._is_doubted = is_past and pace.is_doubtful and not was_doubted
-        if not is_past:
-            self._look_again()
-        elif self._is_doubted:
-            self._timer = asyncio.get_running_loop().call_later(DOUBT_S, self._look_at_limit)
-        elif self._limit is not None:
-            # The grace begins now: a loop that was blocked for long would otherwise come to both
-            # at once.
-            self._limit.reschedule(asyncio.get_running_loop().time())
-            self._expect_end(self.too_long())
-
-    def give_time(self, seconds: float) -> None:
-        """Let it end that much later: a neighbour has kept the loop from it for so long.
-
-        No attempt gets more than its limit once more, whatever its neighbours do.
-        """
-        limit_s = self.claim.rollout.timeout_s
-        if limit_s is not None and self.deadline is not None:
-            more = min(seconds, limit_s - self._given_s)
-            self._given_s += more
-            self.deadline += more
-
     def _expect_end(self, ending: Ending) -> None:
         """The app is being cancelled: report it so if it goes on all the same."""
         grace_s = self._host.config.grace_s
@@ -253,12 +180,12 @@ class AttemptRun:
         wanted, mine = self.claim.rollout.app, self._host.config.app
         return not wanted or not mine or wanted == mine
 
-    async def _prepare(self) -> tuple[Scope, Inputs]:
+    async def _prepare(self) -> tuple[AttemptContext, Inputs]:
         rollout, attempt = self.claim.rollout, self.claim.attempt
         resources = await self._host.resources_of(rollout.resources_id)
         routing = routing_of(resources)
         gateway = routing.gateway_url
-        scope = Scope(
+        scope = AttemptContext(
             rollout_id=rollout.rollout_id,
             attempt_id=attempt.attempt_id,
             mode=rollout.mode,
@@ -267,34 +194,37 @@ class AttemptRun:
             routing=routing,
             instructions=instructions_in(resources),
             root_span_id=self._root,
+            follows_urls=self._host.app.follows_urls,
         )
         return scope, Inputs(rollout, resources, attempt_llm(scope))
 
-    async def _execute(self, scope: Scope, inputs: Inputs) -> Ending:
-        app, task = self._host.app, _current_task()
+    async def _execute(self, scope: AttemptContext, inputs: Inputs) -> Ending:
+        app = self._host.app
         if self._host.config.environment:
             os.environ[TOKEN_VARIABLE] = scope.call_token
             os.environ[GATEWAY_VARIABLE] = scope.gateway_url or ""
+        timeout_s, timer = self.claim.rollout.timeout_s, None
+        if timeout_s is not None:
+            self.deadline = clock.monotonic() + timeout_s
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(timeout_s, self._expect_end, self.too_long())
         try:
-            async with self._limited() as limit:
+            async with asyncio.timeout(timeout_s) as limit:
                 value = await (self._call_async if app.is_async else self._call_sync)(scope, inputs)
-        except asyncio.CancelledError as error:
-            if _being_cancelled() and self._is_stopped:
-                raise
-            return self._failed(scope, error)  # the app cancelled itself
-        except GeneratorExit as error:
-            if _current_task() is not task:  # closed under us: nothing can be awaited any more
-                raise
-            return self._failed(scope, error)
         except BaseException as error:  # SystemExit, and what is no Exception, such as pytest.fail
+            if isinstance(error, asyncio.CancelledError) and self._is_cancelled:
+                raise
             if isinstance(error, TimeoutError) and limit.expired():
                 return self.too_long()
             return self._failed(scope, error)
+        finally:
+            if timer is not None:
+                timer.cancel()
         if isinstance(value, _Raised):
             return self._failed(scope, value.error)
         return returned(value)
 
-    def _failed(self, scope: Scope, error: BaseException) -> Ending:
+    def _failed(self, scope: AttemptContext, error: BaseException) -> Ending:
         span = self._span(
             scope,
             name="lightspan.exception",
@@ -309,14 +239,11 @@ class AttemptRun:
         scope.recorder.add(span)
         return classify(error, scope.gateway_url)
 
-    async def _call_async(self, scope: Scope, inputs: Inputs) -> Any:
-        try:
-            with open_scope(scope):
-                return await self._host.app.call(inputs)
-        finally:
-            self._host.end_child()
+    async def _call_async(self, scope: AttemptContext, inputs: Inputs) -> Any:
+        with open_scope(scope):
+            return await self._host.app.call(inputs)
 
-    async def _call_sync(self, scope: Scope, inputs: Inputs) -> Any:
+    async def _call_sync(self, scope: AttemptContext, inputs: Inputs) -> Any:
         finished = threading.Event()
 
         def work() -> Any:
@@ -326,7 +253,6 @@ class AttemptRun:
             except BaseException as error:
                 return _Raised(error)
             finally:
-                self._host.end_child()
                 finished.set()
 
         # Shielded, because a thread cannot be cancelled: the app in it runs on whatever happens
@@ -342,7 +268,6 @@ class AttemptRun:
             raise
         if not inspect.isawaitable(value):
             return value
-        _adopt(context)
         with open_scope(scope):  # on the one loop: clients that an app keeps are bound to theirs
             return await value
 
@@ -388,31 +313,14 @@ class AttemptRun:
             return msgspec.structs.replace(report, damage=damage)
         return report
 
-    async def report_ended(self, store: Store, where: str) -> None:
-        """Report how it had ended, which its own loop is kept from: it is blocked since.
-
-        Nothing changes if it was reported. Else its spans may be missing, and it is damaged.
-
-        Args:
-            store: of the thread that calls.
-            where: what blocks the loop.
-        """
-        assert self.ending is not None
-        damage = [f"it had ended when something of it blocked the event loop: {where}"]
-        report = self.claim.attempt.report(**self.ending._asdict(), damage=damage)
-        try:
-            await store.report([report])
-        except StoreError as error:
-            log.warning("attempt %s cannot be reported: %s", self.ref.attempt_id, error)
-
-    def _recorded(self, scope: Scope, ending: Ending) -> tuple[list[Span], list[str]]:
+    def _recorded(self, scope: AttemptContext, ending: Ending) -> tuple[list[Span], list[str]]:
         """The spans that are to be kept, and the capture errors."""
         recorder = scope.recorder
         recorder.is_over = True
         recorder.give_up()
         lost = strays.missing_from(recorder, self._strays)
         if lost is not None:
-            recorder.damage(lost)
+            recorder.add_capture_error(lost)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
         attributes |= uncaptured_attributes(recorder.uncaptured)
         failed = ending.status is not AttemptStatus.SUCCEEDED
@@ -426,9 +334,9 @@ class AttemptRun:
             status_message=ending.message,
             attributes=attributes,
         )
-        return [*recorder.drain(), root], recorder.damages()
+        return [*recorder.drain(), root], recorder.capture_errors()
 
-    def _span(self, scope: Scope, **fields: Any) -> Span:
+    def _span(self, scope: AttemptContext, **fields: Any) -> Span:
         return Span(
             trace_id=scope.trace_id,
             rollout_id=scope.rollout_id,
@@ -442,27 +350,3 @@ class _Raised(NamedTuple):
     """What a sync app raised, as a value: a future takes no StopIteration, and would never end."""
 
     error: BaseException
-
-
-def _being_cancelled() -> bool:
-    """Whether somebody outside cancels the running task."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    """The task that runs; None outside a loop, where the garbage collector closes coroutines."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
-def _adopt(context: Context) -> None:
-    """Set here, too, the variables that were set in that context: the rest of the app runs here."""
-    for variable, value in context.items():
-        if variable.get(_ABSENT) is not value:
-            variable.set(value)
-
-
-_ABSENT: Final = object()

@@ -14,13 +14,12 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 import lightspan.errors as errors
-from lightspan.errors import ConfigError, LightspanError, UnsupportedError, short_constructor
+from lightspan.errors import ConfigError, LightspanError, UnsupportedError
 from lightspan.runners import membership
 from lightspan.runners.actor import Arrival, Condition, Refusal, RunnerActor, Station
 from lightspan.runners.deaths import Death, bury
@@ -32,11 +31,8 @@ from lightspan.schema import clock
 from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.conventions import PROTOCOL_VERSION
 from lightspan.schema.records import new_id
-from lightspan.stores import open_store
-from lightspan.stores.event_loop import at_second_interrupt
+from lightspan.stores import is_shared, open_store
 from lightspan.stores.known_secrets import secrets_of
-from lightspan.stores.postgres.address import SCHEME as POSTGRES
-from lightspan.stores.remote.address import names_server
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +42,9 @@ LOOK_S: Final = 0.5
 """How often an actor is asked how its processes are."""
 REMIND_S: Final = 10.0
 """How long nothing is said of an actor that waits for room in the cluster."""
-_CLOSING_S: Final = 2.0
-"""How long actors may take to claim nothing more; one whose node is lost says nothing."""
+_STARTS: Final = 3
+"""How often an actor is begun anew where its node is lost as it begins: Ray gives actors a place on
+one that is gone until it knows."""
 _END_S: Final = 12.0
 """How long actors may take to end their processes, which they do by force after 10 s."""
 
@@ -74,7 +71,6 @@ class _Seat:
     """Actors in a row that died before they had run anything."""
 
 
-@short_constructor
 class RayRunners:
     """`slots` attempts at once, in `actors` long-lived actors of a Ray cluster.
 
@@ -154,7 +150,6 @@ class RayRunners:
         self._keepers: list[asyncio.Task[None]] = []
         self._failure: LightspanError | None = None
         self._empty_since: float | None = None
-        self._interruptible = contextlib.ExitStack()
 
     async def start(self, plan: RunnerPlan) -> None:
         """Join the cluster, and wait until each actor has room there and has imported the app.
@@ -179,18 +174,14 @@ class RayRunners:
         self._dirs = self._folders_here(plan) if is_local else _folders_there(self._app_dirs)
         self._program = _program(self._python, is_local=is_local)
         await _in_thread(self._membership.join)
-        self._interruptible.enter_context(at_second_interrupt(self._end_by))
         self._seats = [_Seat(slots) for slots in shares(self.slots, self.actors)]
         try:
             async with asyncio.TaskGroup() as group:
                 for seat in self._seats:
-                    group.create_task(self._begin(seat))
+                    group.create_task(self._begin(seat, self.timeout_s))
         except BaseExceptionGroup as failures:
             await self.stop()
-            first = _first(failures)
-            if isinstance(first, _BeginningError):
-                raise LightspanError(str(first)) from first.__cause__
-            raise first from None
+            raise _first(failures) from None
         except BaseException:
             await self.stop()
             raise
@@ -202,24 +193,13 @@ class RayRunners:
         for keeper in keepers:
             keeper.cancel()
         try:
-            await self._stop_actors()
+            actors = [seat.actor for seat in self._seats if seat.is_here]
+            await _ended([actor.stop.remote() for actor in actors], _END_S)
             await asyncio.gather(*keepers, return_exceptions=True)
         finally:
             self._kill_all()
             self._seats = []
-            self._interruptible.close()
             await _in_thread(self._membership.leave)
-
-    async def _stop_actors(self) -> None:
-        """Have all actors claim nothing more, and only then any of them give back what it has:
-        another one would take it, to give it back in its turn."""
-        actors = [seat.actor for seat in self._seats if seat.is_here]
-        try:
-            if len(actors) > 1:
-                await _ended([actor.close.remote() for actor in actors], _CLOSING_S)
-        finally:  # who is cancelled here must not leave actors that go on
-            stopping = [actor.stop.remote() for actor in actors]
-        await _ended(stopping, _END_S)
 
     def check(self) -> None:
         """Raises what made the runners give up."""
@@ -244,20 +224,18 @@ class RayRunners:
         return [path for path in plan.sys_path if os.path.isdir(path) and not of_environment(path)]
 
     # --- an actor's life ------------------------------------------------------------------
-    async def _begin(self, seat: _Seat) -> None:
-        """Have the first actor at work in the seat, and try again for each node that is lost
-        meanwhile: Ray gives actors a place on one that is gone until it knows."""
-        while True:
-            gone = await _in_thread(membership.gone, self._ray)
+    async def _begin(self, seat: _Seat, timeout_s: float | None) -> None:
+        """Have a new actor at work in the seat; begin anew where its node is lost meanwhile."""
+        for start in range(1, _STARTS + 1):
             try:
-                await self._fill(seat, self.timeout_s)
+                await self._fill(seat, timeout_s)
             except _BeginningError as error:
                 self._discard(seat)
-                if await _in_thread(membership.gone, self._ray) <= gone:
-                    raise
-                why = _last_line(error.__cause__ or error)
-                log.warning("a node was lost as an actor began there (%s): tried again", why)
                 await self._bury(seat, "the actor that looked after it was lost as it began")
+                if start == _STARTS:
+                    raise LightspanError(str(error)) from error.__cause__
+                log.warning("%s; it is tried again", error)
+                await asyncio.sleep(LOOK_S)
             else:
                 return
 
@@ -354,22 +332,7 @@ class RayRunners:
                 f"{arrival.address}: {why}); Ray's logs on that node say more"
             )
         await self._bury(seat, "the actor that looked after it " + what)
-        await self._refill(seat)
-
-    async def _refill(self, seat: _Seat) -> None:
-        """Have a new actor in the seat, though another node be lost just then."""
-        for tried in range(1, MAX_QUICK_DEATHS + 1):
-            try:
-                await self._fill(seat, None)
-            except _BeginningError as error:
-                self._discard(seat)
-                await self._bury(seat, "the actor that looked after it died as it began")
-                if tried == MAX_QUICK_DEATHS:
-                    raise LightspanError(str(error)) from error.__cause__
-                log.warning("%s; it is tried again", error)
-                await asyncio.sleep(LOOK_S)
-            else:
-                return
+        await self._begin(seat, None)
 
     async def _bury(self, seat: _Seat, why: str) -> None:
         """End the attempts of an actor's runners, all of which are lost, whichever they were; what
@@ -377,17 +340,7 @@ class RayRunners:
         assert self._plan is not None
         try:
             async with open_store(self._plan.store_url) as store:
-                death = Death(
-                    runner=seat.group,
-                    exit_code=None,
-                    faults=Path(),
-                    alone="",
-                    claimed=0,
-                    is_single=False,
-                    silent_s=None,
-                    leaves=why,
-                    is_group=True,
-                )
+                death = Death(runner=seat.group, how=why, is_blameless=True, is_group=True)
                 for report in await bury(death, store, self._plan.run_id):
                     log.warning("attempt %s is lost, and run again", report.attempt_id)
         except LightspanError as error:
@@ -404,10 +357,6 @@ class RayRunners:
             with contextlib.suppress(Exception):  # it has ended, or the cluster has
                 self._ray.kill(seat.actor)
 
-    def _end_by(self, end_at: float) -> None:
-        """Have every actor end now. From any thread."""
-        self._kill_all()
-
     def _room(self) -> str:
         return membership.room(self._ray, self._asked)
 
@@ -421,7 +370,7 @@ class RayRunners:
 
 def _check_reach(store_url: str) -> None:
     """Raise `UnsupportedError` for a store that other machines cannot open."""
-    if not (names_server(store_url) or store_url.startswith(POSTGRES)):
+    if not is_shared(store_url):
         raise UnsupportedError(
             f"store {store_url!r} is of this machine, and a Ray cluster has others: serve it "
             "(`lightspan serve --store …`) and train with its https://… address, take a "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from lightspan.errors import LightspanError, StoreError, short_constructor
+from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.peers import disagreement, is_there, speaks
 from lightspan.runners.protocol import RunnerPlan, Runners, check_leaves_home
 from lightspan.schema import clock
@@ -31,13 +31,12 @@ REMIND_S: Final = 60.0
 """How often a trainer says that it waits for runners."""
 
 
-@short_constructor
 class ExternalRunners:
     """No runners of the trainer's own: those that are started by hand, or by a service manager, in
     the app's environment. The trainer says how, and waits for the first one; they may come and go.
 
     Args:
-        slots: attempts at once that are expected of them all, for the forecasts of `dev`.
+        slots: attempts at once that are expected of them all; `dev` reports it.
         timeout_s: seconds without any runner after which training stops; None waits for ever.
     """
 

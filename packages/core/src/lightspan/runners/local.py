@@ -12,32 +12,27 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from lightspan.errors import AppError, ConfigError, LightspanError, short_constructor
+from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import descendants, interpreters
-from lightspan.runners.deaths import QUICK_S, SHOW, Death, bury
+from lightspan.runners.deaths import QUICK_S, Death, bury, describe_exit
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
 from lightspan.runners.worker import DAMAGED, Order, Word, work
 from lightspan.schema import clock
 from lightspan.schema.checks import check_whole
 from lightspan.schema.records import new_id
 from lightspan.stores import open_store
-from lightspan.stores.event_loop import at_second_interrupt
 from lightspan.stores.known_secrets import secrets_of
 
 log = logging.getLogger(__name__)
@@ -47,16 +42,14 @@ MAX_QUICK_DEATHS = 5
 give up."""
 _SILENT_LEASES: Final = 2 / 3
 """Of a lease, before which it does not run out: it was extended a sixth of one before, at most."""
-_NOTE_S: Final = 2.0
-"""How long a process may take to note where it is."""
+_ABORT_S: Final = 2.0
+"""How long a process may take to print where it is."""
+_POLL_INTERVAL_S: Final = 0.1
+"""Between two looks at the processes."""
 _SILENT_S: Final = 5.0
 """No process is taken for dead before, however short the lease."""
 _UNGUARDED_EXIT: Final = 4
 """Exit code of a process whose import of the script came to where training starts."""
-_CLOSING_S: Final = 1.0
-"""How long processes that end are waited for to claim nothing more: some app may block one."""
-_AWAY_S: Final = 1.0
-"""From when on we have not been listening, rather than that a process said nothing."""
 _PROCESSES: Final = multiprocessing.get_context("spawn")
 """How those of this interpreter are started: with nothing of ours but what they import."""
 
@@ -72,23 +65,23 @@ class _Worker:
     """Its own."""
     latest: Word = field(default_factory=Word)
     """What the process said last."""
-    heard: float = 0.0
-    """When, by `clock.monotonic`."""
+    silence_s: float = 0.0
+    """For how long it has said nothing, in looks: while we were suspended, so was the process."""
 
     def hear(self) -> None:
         """Take in what the process has said."""
+        self.silence_s += _POLL_INTERVAL_S
         with contextlib.suppress(EOFError, OSError, *DAMAGED):
             while self.lifeline.poll():
                 self.latest = msgspec.json.decode(self.lifeline.recv_bytes(), type=Word)
-                self.heard = clock.monotonic()
+                self.silence_s = 0.0
 
     @property
-    def silent_s(self) -> float | None:
-        """For how long it has said nothing, if that is so long that its attempts may soon be lost:
-        something keeps Python's lock."""
-        silent_s = clock.monotonic() - self.heard
+    def is_silent(self) -> bool:
+        """Whether it has said nothing for so long that its attempts may soon be lost: something
+        keeps the GIL."""
         limit = max(_SILENT_S, self.plan.lease_s * _SILENT_LEASES)
-        return silent_s if self.latest.beats and silent_s > limit else None
+        return self.latest.beats and self.silence_s > limit
 
     def kill(self) -> None:
         """End it by force, and what its apps have started."""
@@ -97,34 +90,27 @@ class _Worker:
         self.process.join()
         descendants.kill(left)
 
-    def silence(self) -> None:
-        """End a process that says nothing, when it has noted where it is."""
-        pid, faults = self.process.pid, Path(self.plan.faults)
-        before = _size(faults)
-        if pid is not None:
+    def abort(self) -> None:
+        """End a process that says nothing; `faulthandler` prints there where it is."""
+        if self.process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, SHOW)
-        deadline = clock.monotonic() + _NOTE_S
-        while _size(faults) == before and clock.monotonic() < deadline:
-            time.sleep(0.02)
+                os.kill(self.process.pid, signal.SIGABRT)
+        self.process.join(_ABORT_S)
         self.kill()
 
-    def death(self, silent_s: float | None) -> Death:
-        """How the process, which is dead, ended."""
+    def death(self, *, is_silent: bool) -> Death:
+        """Return how the process, which is dead, ended."""
+        silence = f"said nothing for {self.silence_s:.0f} s, as if something kept the GIL, and was"
+        how = f"{silence} ended" if is_silent else describe_exit(self.process.exitcode)
+        if self.latest.reason:
+            how = f"ended itself, because {self.latest.reason}"
         return Death(
             runner=self.name,
-            exit_code=self.process.exitcode,
-            faults=Path(self.plan.faults),
-            alone=self.latest.alone,
-            claimed=self.latest.claimed,
-            is_single=self.plan.slots == 1,
-            silent_s=silent_s,
-            leaves=self.latest.leaves,
-            claims_secret=self.plan.claims_secret,
+            how=self.latest.leaves or how,
+            is_blameless=bool(self.latest.leaves),
         )
 
 
-@short_constructor
 class LocalRunners:
     """`slots` attempts at once, in `processes` spawned processes.
 
@@ -164,21 +150,14 @@ class LocalRunners:
         self._app_dirs = interpreters.app_folders(app_dirs) if self.python is not None else []
         self.processes = slots if isolation == "process" else min(processes, slots)
         self._workers: list[_Worker] = []
-        self._spawned: list[_Worker] = []
-        """Every process that is not ended, those that are starting included."""
-        self._interruptible = contextlib.ExitStack()
         self._plan: RunnerPlan | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._failure: LightspanError | None = None
         self._useless = 0
         """Deaths in a row of processes that had run nothing."""
-        self._faults = ""
-        """The folder where processes note where they crashed."""
         self._runs: list[str] | None = None
         self._claimed_before = 0
         """By processes that are gone."""
-        self._listened = 0.0
-        """When we last did, by `clock.monotonic`."""
 
     async def start(self, plan: RunnerPlan) -> None:
         """Spawn the processes and wait until each has imported the app.
@@ -191,15 +170,7 @@ class LocalRunners:
             check_leaves_home(plan.app)
             plan = msgspec.structs.replace(plan, sys_path=self._app_dirs)
         self._plan = plan
-        self._faults = tempfile.mkdtemp(prefix="lightspan-")
-        self._interruptible.enter_context(at_second_interrupt(self._end_by))
-        try:
-            self._workers = await self._start_all(shares(self.slots, self.processes))
-        except BaseException:
-            self._interruptible.close()
-            shutil.rmtree(self._faults, ignore_errors=True)
-            raise
-        self._listened = clock.monotonic()
+        self._workers = await self._start_all(shares(self.slots, self.processes))
         self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
 
     def check(self) -> None:
@@ -209,57 +180,13 @@ class LocalRunners:
 
     async def stop(self) -> None:
         """End the processes, by force after 10 s. Idempotent."""
-        try:
-            await self.stop_claims()
-        finally:
-            # Before all else is waited for: who is cancelled here must not leave behind processes
-            # that go on without a gateway.
-            _let_go(self._workers)
+        # Before anything is waited for: whoever is cancelled here must not leave behind processes
+        # that go on without a gateway.
+        _let_go(self._workers)
         await self._end_supervision()
         workers, self._workers, self._runs = self._workers, [], None
         self._claimed_before += sum(worker.latest.claimed for worker in workers)
-        await asyncio.to_thread(self._end, workers)
-        self._interruptible.close()
-        shutil.rmtree(self._faults, ignore_errors=True)
-
-    async def stop_claims(self, *, has_company: bool = False) -> None:
-        """Have all processes claim nothing more, before any of them gives back what it has: another
-        one would take it, to give it back in its turn. Waits for a second at most.
-
-        Args:
-            has_company: others work for the same run elsewhere, so it matters of one process too.
-        """
-        if len(self._workers) < 2 and not has_company:
-            return
-        if self._supervisor is not None:
-            self._supervisor.cancel()  # a process that has nothing under way ends now
-        for worker in self._workers:
-            _order(worker, Order(stop=True))
-        deadline = clock.monotonic() + _CLOSING_S
-        while clock.monotonic() < deadline:
-            for worker in self._workers:
-                worker.hear()
-            if all(each.latest.closed or not _lives(each.process) for each in self._workers):
-                return
-            await asyncio.sleep(0.01)
-
-    def _end_by(self, end_at: float) -> None:
-        """Have every process end now, by force at that time by `clock.monotonic`. From any
-        thread."""
-        spawned = list(self._spawned)
-        for worker in spawned:
-            _order(worker, Order(stop=True, now=True))
-        while any(_lives(each.process) for each in spawned) and clock.monotonic() < end_at:
-            time.sleep(0.02)
-        for worker in spawned:
-            with contextlib.suppress(ValueError, OSError):  # it has just ended
-                if _lives(worker.process):
-                    worker.kill()
-
-    def _end(self, workers: Sequence[_Worker]) -> None:
-        _end(workers)
-        for worker in workers:
-            self._spawned.remove(worker)
+        await asyncio.to_thread(_end, workers)
 
     def work_for(self, run_ids: Sequence[str]) -> None:
         """Have processes that join (`RunnerPlan.joins`) work for these runs from now on."""
@@ -275,16 +202,16 @@ class LocalRunners:
         leaving = list(self._workers)
         while leaving:
             for worker in list(leaving):
-                death = await self._death(worker, is_silence_allowed=not worker.latest.running)
-                if death is not None:
+                if (death := await self._death(worker)) is not None:
                     leaving.remove(worker)
-                    await self._bury_in_passing(worker, death)
-            await asyncio.sleep(0.05)
+                    if worker.latest.running:
+                        log.warning("runner %s %s", worker.name, death.how)
+                        await self._bury(death)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _end_supervision(self) -> None:
         if self._supervisor is not None:
-            if not self._supervisor.cancelling():
-                self._supervisor.cancel()
+            self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
 
@@ -317,7 +244,7 @@ class LocalRunners:
                         worker.process.kill()
                 await asyncio.wait([spawning], timeout=0.05)
             if spawning.exception() is None:
-                await asyncio.to_thread(self._end, workers)
+                await asyncio.to_thread(_end, workers)
             raise
         return workers
 
@@ -329,7 +256,7 @@ class LocalRunners:
             for worker in workers:
                 self._wait_ready(worker)
         except BaseException:
-            self._end(workers)
+            _end(workers)
             raise
 
     def _spawn(self, slots: int) -> _Worker:
@@ -340,14 +267,10 @@ class LocalRunners:
             store_secrets=secrets_of(self._plan.store_url),
             slots=slots,
             environment=self.isolation == "process",
-            faults=os.path.join(self._faults, name),
-            claims_secret=secrets.token_hex(16),
         )
         with _without_interrupts():
             process, lifeline = self._start_process(plan, name)
-        worker = _Worker(process, name, lifeline, clock.monotonic(), plan)
-        self._spawned.append(worker)
-        return worker
+        return _Worker(process, name, lifeline, clock.monotonic(), plan)
 
     def _start_process(
         self, plan: RunnerPlan, name: str
@@ -397,7 +320,7 @@ class LocalRunners:
 
     async def _supervise(self) -> None:
         while True:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_POLL_INTERVAL_S)
             for worker in list(self._workers):
                 death = await self._death(worker)
                 if death is not None:
@@ -407,33 +330,17 @@ class LocalRunners:
                         self._failure = _explained(error)
                         return
 
-    async def _death(self, worker: _Worker, *, is_silence_allowed: bool = False) -> Death | None:
-        """How a process has ended, or was ended for its silence; None while it lives."""
-        self._excuse_silence()
+    async def _death(self, worker: _Worker) -> Death | None:
+        """Return how a process has ended, or was ended for its silence; None while it lives."""
         # Its death is seen before what it has said is read: nothing of it is missed.
         is_dead = not worker.process.is_alive()
         worker.hear()
-        silent_s = None if is_dead or is_silence_allowed else worker.silent_s
-        if silent_s is not None:
-            await asyncio.to_thread(worker.silence)
-        return worker.death(silent_s) if is_dead or silent_s is not None else None
+        is_silent = not is_dead and worker.is_silent
+        if is_silent:
+            await asyncio.to_thread(worker.abort)
+        return worker.death(is_silent=is_silent) if is_dead or is_silent else None
 
-    def _excuse_silence(self) -> None:
-        """While we were stopped, as by Ctrl-Z, so were the processes."""
-        now = clock.monotonic()
-        away_s, self._listened = now - self._listened, now
-        if away_s > _AWAY_S:
-            for worker in self._workers:
-                worker.heard += away_s
-
-    async def _bury_in_passing(self, dead: _Worker, death: Death) -> None:
-        """The same for a process that is not replaced: it should have left nothing."""
-        if not dead.latest.running:
-            return
-        log.warning("runner %s %s", dead.name, death)
-        await self._bury(dead, death)
-
-    async def _bury(self, dead: _Worker, death: Death) -> None:
+    async def _bury(self, death: Death) -> None:
         """End the attempts that a process had under way. Where the store does not do that, as a
         server that starts again, they end with their leases: nothing is lost by it but time."""
         assert self._plan is not None
@@ -442,21 +349,21 @@ class LocalRunners:
                 for report in await bury(death, store, self._plan.run_id):
                     log.warning("attempt %s: %s", report.attempt_id, report.message)
         except LightspanError as error:
-            log.warning("the attempts of runner %s end with their leases: %s", dead.name, error)
+            log.warning("the attempts of runner %s end with their leases: %s", death.runner, error)
 
     async def _replace(self, dead: _Worker, death: Death) -> None:
         is_quick = clock.monotonic() - dead.started < QUICK_S
-        is_useless = is_quick and not death.leaves and not dead.latest.claimed
+        is_useless = is_quick and not death.is_blameless and not dead.latest.claimed
         self._useless = self._useless + 1 if is_useless else 0
-        log.warning("runner %s %s and is replaced", dead.name, death)
-        await self._bury(dead, death)
+        log.warning("runner %s %s and is replaced", dead.name, death.how)
+        await self._bury(death)
         self._workers.remove(dead)
         self._claimed_before += dead.latest.claimed
-        self._end([dead])
+        _end([dead])
         if self._useless >= MAX_QUICK_DEATHS:
             raise LightspanError(
                 f"runner processes died {self._useless} times within {QUICK_S:g} s of starting, "
-                f"before they ran anything (the last one {death}); run the app alone to see why"
+                f"before they ran anything (the last one {death.how}); run the app alone to see why"
             )
         self._workers += await self._start_all([dead.plan.slots])
 
@@ -490,20 +397,9 @@ def _explained(error: Exception) -> LightspanError:
     return failure
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def _order(worker: _Worker, order: Order) -> None:
     with contextlib.suppress(OSError):  # it has just died, and its successor is told
         worker.lifeline.send_bytes(msgspec.json.encode(order))
-
-
-def _lives(process: BaseProcess | interpreters.Subprocess) -> bool:
-    try:
-        return process.is_alive()
-    except ValueError:  # it has ended, and all of it is forgotten
-        return False
 
 
 def _let_go(workers: Iterable[_Worker]) -> None:

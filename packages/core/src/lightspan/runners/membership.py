@@ -171,11 +171,6 @@ def is_alive(ray: Any, node: str) -> bool:
     return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 
-def gone(ray: Any) -> set[str]:
-    """Ray's ids of the nodes that it takes for dead."""
-    return {each["NodeID"] for each in ray.nodes() if not each["Alive"]}
-
-
 def _is_connected() -> bool:
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from lightspan.errors import RewardError
 from lightspan.runners.command.reward import ProgramError
-from lightspan.schema.conventions import BUSY_RELAY, CONTEXT_OVERFLOW
+from lightspan.schema.conventions import CONTEXT_OVERFLOW
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.reward import Reward, parse_reward
 from lightspan.schema.spans import text_of
@@ -128,8 +128,6 @@ def _gateway_unreachable(error: BaseException, gateway_url: str | None) -> bool:
         return False
     if gateway_url is None or not url.startswith(f"{gateway_url}/"):
         return False
-    if _code(error) == BUSY_RELAY:
-        return True
     # the HTTP client's own exception, which the SDK's was raised over, has a response alone
     answered = (error, getattr(error, "response", None))
     status = next((s for a in answered if (s := getattr(a, "status_code", None)) is not None), None)

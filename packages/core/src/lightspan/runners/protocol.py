@@ -24,9 +24,6 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     slots: int = 8
     lease_s: float = 30.0
-    claims_secret: str = ""
-    """What the process makes the ids of its claims of, so that whoever started it can show them
-    (`lightspan.stores.remote.proofs`). As `store_secrets`, it is shown to nobody."""
     grace_s: float = 5.0
     """How long an app may take to end when it is cancelled."""
     sys_path: list[str] = msgspec.field(default_factory=list)
@@ -34,8 +31,6 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Put the call token into the environment too (`RunnerConfig.environment`)."""
     prefix: str = "runner"
     """What the names of its processes' runners begin with."""
-    faults: str = ""
-    """The file where the process notes where it crashed."""
     elsewhere: bool = False
     """Not on the trainer's machine: a store that is served has model calls handed on to the
     trainer's gateway, which has an address of its own machine."""

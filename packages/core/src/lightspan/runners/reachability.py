@@ -7,6 +7,9 @@ the token of the attempt that was lost, which opens nothing else any more.
 from __future__ import annotations
 
 import asyncio
+import http.client
+import urllib.error
+import urllib.request
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -14,6 +17,8 @@ PROBE_S: Final = 0.5
 """How often a gateway that did not answer is tried, and how long its port may take."""
 _ANSWER_S: Final = 5.0
 """How long a server may take that asks the gateway in turn."""
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Ignores HTTP_PROXY, as the client of the store does."""
 
 
 class Way(NamedTuple):
@@ -44,8 +49,16 @@ async def _listens(url: str) -> bool:
 
 
 async def _is_relayed(url: str, token: str) -> bool:
-    # where a store is served, the runner has what its client needs
-    from lightspan.stores.remote.exchanges import answers
+    request = urllib.request.Request(f"{url}/health", headers={"Authorization": f"Bearer {token}"})
+    return await asyncio.to_thread(_status, request) < 500
 
-    status = await answers(f"{url}/health", {"Authorization": f"Bearer {token}"}, _ANSWER_S)
-    return 0 < status < 500
+
+def _status(request: urllib.request.Request) -> int:
+    """Return the status of an answer; 599 for none."""
+    try:
+        with _OPENER.open(request, timeout=_ANSWER_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, http.client.HTTPException):
+        return 599

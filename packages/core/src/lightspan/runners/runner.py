@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,18 +28,15 @@ from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.attempt import AttemptRun
 from lightspan.runners.outcome import STOPPED, Ending
-from lightspan.runners.pace import Pace
 from lightspan.runners.reachability import PROBE_S, Way
 from lightspan.schema import clock
 from lightspan.schema.records import Claim, new_id
 from lightspan.schema.resources import NamedResources
 from lightspan.stores.event_loop import within
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.proofs import ClaimIds
 
 log = logging.getLogger(__name__)
 
-_LONGEST_PAUSE_S: Final = 1.0
 _LONGEST_LOOK_S: Final = 20.0
 """For how long the store is asked whether there is work, before it is claimed all the same."""
 _PATIENCE_S: Final = 20.0
@@ -60,13 +58,11 @@ class RunnerConfig:
     """Claim only this run's rollouts."""
     app: str = ""
     """`module:name` of the app: a rollout that is for another one is given back."""
-    claims_secret: str = field(default="", repr=False)
-    """Of what the ids of its claims are made, where whoever looks after it is to know them."""
     lease_s: float = 30.0
     """A runner that is silent this long has lost its attempts."""
     poll_s: float = 0.02
-    """Shortest pause after a claim that got nothing though there was something, as where others
-    are quicker. It grows to 1 % of the time for which there was nothing; 1 s at most."""
+    """About how long it pauses after a claim that got nothing though there was something, as where
+    others are quicker."""
     name: str = field(default_factory=lambda: new_id("runner"))
     grace_s: float = 5.0
     """How long an app may take to end when it is cancelled."""
@@ -78,7 +74,7 @@ class RunnerConfig:
     (`TOKEN_VARIABLE`, `GATEWAY_VARIABLE`), for programs that the app starts."""
     relay: str = ""
     """Where model calls go in place of the gateway's own address, which is of another machine
-    (`lightspan.stores.remote.address.relay_of`)."""
+    (`lightspan.stores.relay_url`)."""
 
 
 class Runner:
@@ -88,8 +84,7 @@ class Runner:
         store: an open store.
         app: the app.
         config: see `RunnerConfig`.
-        told: called with what was claimed, before any app is; with nothing when it is `closed`.
-        end: ends the process, for the reason that it is given; None: it is not the runner's own.
+        on_claim: called after each claim, before any app is.
     """
 
     def __init__(
@@ -97,46 +92,28 @@ class Runner:
         store: Store,
         app: App,
         config: RunnerConfig | None = None,
-        told: Callable[[Sequence[Claim]], None] | None = None,
-        end: Callable[[str], None] | None = None,
+        on_claim: Callable[[], None] | None = None,
     ) -> None:
         self.store = store
-        self._end = end
-        self._told = told
+        self._on_claim = on_claim
         self.app = app
         self.config = config or RunnerConfig()
         self._resources: dict[str, NamedResources] = {}
         self._running: dict[str, AttemptRun] = {}
-        self.pace = Pace(lambda: self.attempts)
-        """Of its loop."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
         self._stuck = 0
-        self._pid = os.getpid()
         self._main: asyncio.Task[Any] | None = None
-        self._failing_since: float | None = None
-        """When the store last stopped taking what it is told, by `clock.monotonic`."""
-        self._extended = clock.monotonic()
-        """When the leases of all that is under way were last extended, by `clock.monotonic`."""
-        self._given: dict[str | None, int] = {}
-        """By run, how many rollouts had been claimed here when it was last given one."""
         self._doubted: tuple[Way, float] | None = None
         """A gateway that an attempt could not reach, and since when, by `clock.monotonic`."""
         self._has_told_doubt = False
         self._leaving = False
         self._aborted = False
-        self.closed = False
-        """It claims nothing more, and nothing that it asked for is on its way."""
-        self.spent = False
-        """It ran an attempt that was to be run alone, and takes no other: what that left behind
-        must not be blamed on another one. Only where a `Guard` says that it can be replaced."""
         self._runs: Sequence[str | None] = [self.config.run_id]
         self._unanswered: dict[str | None, str] = {}
         """Run → the id of a claim that got no answer: it is asked for again, not anew, or what it
         began would be stranded until its lease ends."""
-        secret = self.config.claims_secret
-        self._new_claim = ClaimIds(secret).new if secret else partial(new_id, "claim")
         self._look: asyncio.Task[bool] | None = None
         """The store is asked for work, and has not answered yet."""
         self._has_looked = False
@@ -154,20 +131,13 @@ class Runner:
         carries = threads.carry()
         with suppress(Exception):  # each scope tries it again, and notes why it failed
             wire.install()  # before a thread of the app's begins to import an SDK
-        self.pace.start()
         beat = None if self.config.guarded else asyncio.create_task(self._heartbeats())
         try:
             async with self.app.opened():
                 await self._claim_loop()
-                self.closed = True
-                if self._told is not None:
-                    self._told([])
                 while self._tasks:
                     self._freed.clear()
                     await self._freed.wait()
-        except asyncio.CancelledError:
-            self.check_loop()
-            raise
         finally:
             self._leaving = True
             self._stop_looking()
@@ -179,7 +149,6 @@ class Runner:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await wire.aclose()
             self.pool.shutdown(wait=not self._stuck, cancel_futures=True)
-            self.pace.stop()
             if carries:  # the process may be somebody's notebook
                 threads.stop_carrying()
 
@@ -231,8 +200,7 @@ class Runner:
         await AttemptRun(self, claim).run()
 
     async def _claim_loop(self) -> None:
-        last = clock.monotonic()
-        while not self._stopping.is_set() and not self.stuck and not self.spent:
+        while not self._stopping.is_set() and not self.stuck:
             self._freed.clear()
             is_alone = any(attempt.claim.alone for attempt in self.attempts)
             free = 0 if is_alone else self.config.slots - len(self._tasks)
@@ -243,14 +211,12 @@ class Runner:
             if claims:
                 self._launch(claims)
                 self._has_looked = False
-                last = clock.monotonic()
             elif free:
-                idle_s = clock.monotonic() - last
-                await self._wait_for_work(_pause_after(idle_s, self.config.poll_s))
+                await self._wait_for_work()
             else:
                 await self._freed.wait()
 
-    async def _wait_for_work(self, pause_s: float) -> None:
+    async def _wait_for_work(self) -> None:
         """Until the store says that there is something, or it is time to claim all the same: leases
         that ran out are lost by that.
 
@@ -260,7 +226,7 @@ class Runner:
         """
         if self._has_looked:
             self._has_looked = False
-            await within(pause_s, self._freed)
+            await within(random.uniform(0.5, 1.5) * self.config.poll_s, self._freed)
             return
         self._look = self._look or asyncio.create_task(self._look_for_work(list(self._runs)))
         freed = asyncio.create_task(self._freed.wait())
@@ -303,11 +269,7 @@ class Runner:
         return True
 
     async def _claim(self, free: int) -> list[Claim]:
-        config = self.config
         claims: list[Claim] = []
-        if clock.monotonic() - self._extended > config.lease_s / 2:
-            # All was stopped, as by Ctrl-Z: the claim would find what is under way here lost.
-            await self._extend()
         try:
             runs, wanting = self._in_turn(), []
             for place, run_id in enumerate(runs):
@@ -319,20 +281,14 @@ class Runner:
                 await self._claim_of(run_id, free - len(claims), claims)
         except StoreError as error:
             log.warning("the runner cannot claim: %s", error)
-            self._note_store(error)
-        else:
-            self._note_store(None)
         return claims
 
     def _in_turn(self) -> list[str | None]:
-        """The runs to claim of, each of which is to have its share. Who got no answer is first:
-        what it was given fits into what is free now, and is its. Then who has least here, and of
-        those who have as much, as with a single slot, who was given something longest ago."""
+        """Return the runs to claim of, each of which is to have its share. Who got no answer is
+        first: what it was given fits into what is free now. Then who has least here."""
         held = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)
-        return sorted(
-            self._runs,
-            key=lambda run: (run not in self._unanswered, held[run or ""], self._given.get(run, 0)),
-        )
+        runs = random.sample(self._runs, len(self._runs))  # as with a single slot, all have as much
+        return sorted(runs, key=lambda run: (run not in self._unanswered, held[run or ""]))
 
     async def _claim_of(
         self, run_id: str | None, most: int, claims: list[Claim]
@@ -341,31 +297,16 @@ class Runner:
         if most < 1 or (claims and claims[0].alone):
             return []
         config, idle = self.config, not self._tasks and not claims
-        request_id = self._unanswered.setdefault(run_id, self._new_claim())
+        request_id = self._unanswered.setdefault(run_id, new_id("claim"))
         found = await self.store.claim(
             config.name, most, config.lease_s, run_id, idle, request_id=request_id
         )
         del self._unanswered[run_id]
         claims += found
-        if found:
-            self._given[run_id] = self.claimed + len(claims)
         return found
-
-    def _note_store(self, error: StoreError | None) -> None:
-        """End a process that the store has not listened to for a lease: what an app did to it, such
-        as a limit for files, is not known, and another process may work. From any thread."""
-        now = clock.monotonic()
-        if error is None:
-            self._failing_since = None
-            return
-        self._failing_since = self._failing_since or now
-        lease_s = self.config.lease_s
-        if self._end is not None and now - self._failing_since >= lease_s:
-            self._end(f"it could not write to the store for {lease_s:g} s: {error}")
 
     def _launch(self, claims: Sequence[Claim]) -> None:
         self.claimed += len(claims)
-        self.spent = self.config.guarded and claims[0].alone
         for claim in claims:
             attempt = AttemptRun(self, claim)
             attempt.task = asyncio.create_task(attempt.run(), name=claim.attempt.attempt_id)
@@ -374,8 +315,8 @@ class Runner:
             attempt.task.add_done_callback(partial(self._ended, claim.attempt.attempt_id))
             if self._aborted:  # the answer to a claim that was on its way
                 attempt.stop()
-        if self._told is not None:
-            self._told(claims)
+        if self._on_claim is not None:
+            self._on_claim()
 
     def _ended(self, attempt_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -406,16 +347,12 @@ class Runner:
         another thread, whose loop the store is open in."""
         refs = [attempt.ref for attempt in self.attempts]
         if not refs:
-            self._extended = clock.monotonic()
             return []
         try:
             lost = await store.heartbeat(refs, self.config.lease_s)
         except StoreError as error:
             log.warning("the runner cannot extend its leases: %s", error)
-            self._note_store(error)
             return []
-        self._extended = clock.monotonic()
-        self._note_store(None)
         attempts = [self.attempt(ref.attempt_id) for ref in lost]
         return [attempt for attempt in attempts if attempt is not None]
 
@@ -433,18 +370,6 @@ class Runner:
         """So many more apps hold their thread, or task, past their end."""
         self._stuck += change
 
-    def end_child(self) -> None:
-        """End a process that an app has forked and in which it returns: it is no runner."""
-        if os.getpid() != self._pid:
-            os._exit(0)
-
-    def check_loop(self) -> None:
-        """Somebody cancels what runs here. If that was no one of ours, it was an app: end the
-        process, or its attempts would be given back as if we had stopped them, and the app would do
-        it again, for ever and unnamed."""
-        if self._end is not None and not self._stopping.is_set():
-            self._end("an app cancelled its runner's tasks, or stopped its event loop")
-
     @property
     def is_leaving(self) -> bool:
         """Whether it ends, and cancels what it has under way."""
@@ -457,8 +382,3 @@ class Runner:
         if resources_id not in self._resources:
             self._resources[resources_id] = await self.store.get_resources(resources_id)
         return self._resources[resources_id]
-
-
-def _pause_after(idle_s: float, shortest_s: float) -> float:
-    """Seconds until the next look at a queue that has been empty for `idle_s`."""
-    return max(shortest_s, min(_LONGEST_PAUSE_S, idle_s / 100))

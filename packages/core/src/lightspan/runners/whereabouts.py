@@ -8,7 +8,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -22,8 +22,6 @@ _INSTALLED: Final = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3\.\d
 """Files of the standard library and of packages."""
 _WAITING: Final = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
 """Where coroutines and generators keep their frame, and what they wait for."""
-_FAULT_LINE: Final = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
-_FAULT_THREAD: Final = re.compile(r"^(Current thread|Thread) ")
 
 
 class Place(NamedTuple):
@@ -70,20 +68,6 @@ def of_coroutine(coroutine: Any) -> list[Place]:
         places.append(next(of_frame(frame)))
         coroutine = getattr(coroutine, names[1])
     return places[::-1]
-
-
-def of_faults(lines: Iterable[str]) -> list[Place]:
-    """The places of the thread that `faulthandler` blames; of one that runs an app if there are
-    none of an app's there."""
-    blamed: list[Place] = []
-    threads: list[list[Place]] = []
-    for line in lines:
-        if (thread := _FAULT_THREAD.match(line)) is not None:
-            threads.append(blamed if thread[1] == "Current thread" else [])
-        elif (found := _FAULT_LINE.match(line)) is not None and threads:
-            threads[-1].append(Place(found[1], int(found[2]), found[3]))
-    runs_app = [places for places in [blamed, *threads] if any(map(_is_app, places))]
-    return next(iter(runs_app), blamed)
 
 
 def _is_app(place: Place) -> bool:

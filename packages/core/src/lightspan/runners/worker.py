@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -17,11 +18,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -29,18 +27,15 @@ from lightspan.capture import threads
 from lightspan.errors import LightspanError, StoreUnreachableError
 from lightspan.runners import descendants
 from lightspan.runners.app import App, load_app
-from lightspan.runners.deaths import QUICK_S, note_faults, note_reason
-from lightspan.runners.descriptors import Descriptors
+from lightspan.runners.deaths import QUICK_S
 from lightspan.runners.guard import Guard
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema import clock
-from lightspan.schema.records import Claim
-from lightspan.stores import open_store
+from lightspan.stores import open_store, relay_url, take_credentials
 from lightspan.stores.event_loop import keep_time, within
 from lightspan.stores.known_secrets import keep_secrets
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.address import names_server, relay_of, take_key
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +44,10 @@ STUCK_EXIT: Final = 3
 _STUCK: Final = "holds a stuck app"
 _END_S: Final = 8.0
 """How long apps may take to end when the parent is gone: if it is not, it kills us after 10 s."""
-_END_NOW_S: Final = 1.0
-"""The same where it is in a hurry."""
 _LEAVING_S: Final = 3.0
 """How long a process that has nothing left to do waits for what apps have left behind."""
 _STORE_PAUSE_S: Final = 1.0
 """Between two tries to open a store whose server does not answer."""
-_SPENT: Final = "has run an attempt alone"
 DAMAGED: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 """What decoding raises where a message is none of ours."""
 
@@ -67,8 +59,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Work for these from now on."""
     stop: bool = False
     """Claim nothing more, and end with the attempts under way."""
-    now: bool = False
-    """Give them back and end, within a moment."""
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,14 +74,12 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
     leaves: str = ""
     """It ends, to be replaced, for this reason. An exit code does not tell that, because an app may
     call `os._exit` with any."""
-    alone: str = ""
-    """The attempt that was to be run alone, once there is one."""
+    reason: str = ""
+    """It ends itself, for this reason, and some attempt that is left may be to blame."""
     claimed: int = 0
     """Attempts so far."""
     running: int = 0
     """Attempts under way."""
-    closed: bool = False
-    """It claims nothing more."""
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,62 +105,27 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
     # The parent ends us in any case, and a daemonic process may start none of its own: an app that
     # uses multiprocessing would fail here and nowhere else.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    if plan.faults:
-        with contextlib.suppress(OSError):  # a death will be told with less
-            note_faults(plan.faults)
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr may be none
+        faulthandler.enable()  # where it crashed, or kept the GIL until the parent ended it
     keep_secrets(plan.store_url, plan.store_secrets)
     sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
     threads.carry()  # before the app begins workers of its own
     try:
-        if names_server(plan.store_url):
-            take_key(plan.store_url)
+        take_credentials(plan.store_url)
         app = load_app(plan.app)
     except LightspanError as error:
         _say(lifeline, Word(error=str(error)))
         return
     _say(lifeline, Word())
-    voice = _Voice(lifeline, plan.faults)
-    _run(_work(plan, app, name, lifeline, voice), voice.check)
-
-
-def _run(main: Coroutine[Any, Any, None], check: Callable[[], None]) -> None:
-    """`asyncio.run`, but only `main` ends it, and the loop's own failure is given to `check` first.
-
-    A task of the app's own that raises SystemExit or KeyboardInterrupt keeps it for whoever awaits
-    the task, but asyncio lets it out of the loop as well, past every attempt under way.
-    """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         keep_time(loop)
-        os.register_at_fork(after_in_child=partial(_end_child_of, loop))
-        task = loop.create_task(main)
-        while True:
-            try:
+        task = loop.create_task(_work(plan, app, name, lifeline, _Voice(lifeline)))
+        # A task of the app's own that raises SystemExit keeps it for whoever awaits the task, but
+        # asyncio lets it out of the loop as well, past every attempt under way.
+        while not task.done():
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.run_until_complete(task)
-                return
-            except (SystemExit, KeyboardInterrupt):
-                if task.done():
-                    raise
-            except OSError:
-                if not task.done():  # the loop's own: the app may have closed its selector
-                    check()
-                raise
-
-
-def _end_child_of(loop: asyncio.AbstractEventLoop) -> None:
-    """In a forked child: end it when it comes back to our loop.
-
-    A child that an app forks and lets go on has the loop and its attempts too: it would send their
-    requests again, over connections that it shares with its parent.
-    """
-    run = asyncio.Handle._run
-
-    def run_or_end(handle: asyncio.Handle) -> None:
-        if handle._loop is loop:  # type: ignore[attr-defined]
-            os._exit(0)
-        run(handle)
-
-    asyncio.Handle._run = run_or_end  # type: ignore[method-assign,assignment]
 
 
 async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voice: _Voice) -> None:
@@ -185,26 +138,23 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
         run_id=plan.run_id,
         app=plan.app,
         lease_s=plan.lease_s,
-        claims_secret=plan.claims_secret,
         name=name,
         grace_s=plan.grace_s,
         guarded=True,
         environment=plan.environment,
-        relay=relay_of(plan.store_url) if plan.elsewhere else "",
+        relay=relay_url(plan.store_url) if plan.elsewhere else "",
     )
     store = await _opened(plan, control, voice)
     if store is None:
         return
     async with store:
-        if isinstance(path := getattr(store, "path", None), Path):
-            voice.descriptors.keep_file(path)
-        runner = voice.runner = Runner(store, app, config, voice.claimed, voice.end)
+        runner = voice.runner = Runner(store, app, config, voice.say)
         control.lead(runner)
         async with Guard(runner, plan.store_url, voice.say, voice.end):
             await runner.run()
             if runner.stuck:  # waiting for what the app holds on to would hang us
                 voice.end(None)
-        voice.say(leaves=_SPENT if runner.spent else "")
+        voice.say()
     # A task or a thread that an app left behind may hold the process for ever.
     leaving = threading.Timer(_LEAVING_S, _end_process, [0])
     leaving.daemon = True
@@ -244,53 +194,32 @@ def _end_process(code: int) -> None:
 class _Voice:
     """Says how a runner is; from any thread."""
 
-    runner: Runner
+    runner: Runner | None = None
 
-    def __init__(self, lifeline: Connection, faults: str) -> None:
+    def __init__(self, lifeline: Connection) -> None:
         self._lifeline = lifeline
-        self._faults = faults
-        self._alone = ""
         self._speaking = threading.Lock()
         self._writable = select.poll()
         self._writable.register(lifeline.fileno(), select.POLLOUT)
-        self.descriptors = Descriptors(lifeline.fileno())
 
-    def check(self) -> None:
-        """End the process if its app has closed what it needs."""
-        if self.descriptors.lost:
-            self._exit("descriptors that it needs were closed: its lifeline's, or the store's")
-
-    def say(self, leaves: str = "") -> None:
+    def say(self, leaves: str = "", reason: str = "") -> None:
         """Say what it has claimed and what is under way, unless nobody listens."""
-        self.check()
+        runner = self.runner
         with self._speaking:  # whole: what was said last is what holds when the process dies
             word = Word(
                 beats=True,
                 leaves=leaves,
-                alone=self._alone,
-                claimed=self.runner.claimed,
-                running=self.runner.running,
-                closed=self.runner.closed,
+                reason=reason,
+                claimed=runner.claimed if runner else 0,
+                running=runner.running if runner else 0,
             )
             # A parent that is busy for minutes must not keep us from extending the leases.
             if self._writable.poll(0):
                 _say(self._lifeline, word)
 
-    def claimed(self, claims: Sequence[Claim]) -> None:
-        """Say what decides who is to blame, before an app can do any harm."""
-        if claims and claims[0].alone:
-            self._alone = claims[0].attempt.attempt_id
-        self.say()
-
     def end(self, reason: str | None) -> None:
         """End the process: for this reason, or because an app is stuck."""
-        if reason is None:
-            self.say(leaves=_STUCK)
-        self._exit(reason)
-
-    def _exit(self, reason: str | None) -> None:
-        if reason is not None and self._faults:
-            note_reason(self._faults, reason)
+        self.say(leaves="" if reason else _STUCK, reason=reason or "")
         _end_process(STUCK_EXIT)
 
 
@@ -334,14 +263,13 @@ class _Control:
     def _listen(self) -> None:
         # The lifeline is closed, or the loop is, or what came is no order: then nobody is left who
         # could end this process, and it has to end by itself.
-        order = Order()
         with contextlib.suppress(EOFError, OSError, RuntimeError, *DAMAGED):
-            while not order.now:
+            while True:
                 order = msgspec.json.decode(self._lifeline.recv_bytes(), type=Order)
                 self._loop.call_soon_threadsafe(self._obey, order)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abort)
-        time.sleep(_END_NOW_S if order.now else _END_S)
+        time.sleep(_END_S)
         _end_process(4)  # the app did not let go
 
     def _obey(self, order: Order) -> None:

@@ -96,3 +96,25 @@ def check_device_name(device: object) -> None:
             f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU ("cuda:1" for the '
             "second)"
         )
+
+
+def parse_gateway_address(text: str) -> tuple[str, int]:
+    """Return interface and port of `HOST` or `HOST:PORT`; the port defaults to 0, a free one.
+
+    Raises:
+        ConfigError: the text is neither, or is an address that other machines cannot connect to.
+    """
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname or "", parts.port or 0
+        is_valid = parts.netloc == text and "@" not in text and bool(host)
+    except (TypeError, ValueError):
+        host, port, is_valid = "", 0, False
+    if not is_valid:
+        raise ConfigError(f'gateway={text!r} is no address: give "HOST" or "HOST:PORT"')
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"gateway={text!r} is every address of this machine, and others have to be told one: "
+            "give the one by which the store's server reaches it"
+        )
+    return host, port

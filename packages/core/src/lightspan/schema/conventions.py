@@ -150,8 +150,6 @@ HEADER_VERSION: Final = "x-lightspan-version"
 HEADER_RELAYED: Final = "x-lightspan-relayed"
 """On what a store's server hands on. Where that is cut off, the server may have died, or the
 network, and whoever asked comes again."""
-BUSY_RELAY: Final = "lightspan_busy"
-"""The code of a refusal by a store's server that has no room for a model call now."""
 ROUTING_PATH: Final = "/lightspan/routing"
 """Where a server says which agents it answers."""
 

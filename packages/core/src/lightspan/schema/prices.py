@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from lightspan.errors import short_tracebacks
 from lightspan.schema.checks import check_number
 
 _TOKENS = 1_000_000
@@ -22,7 +21,6 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     output: float
     """Of tokens that are answered."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             check_number(f"Price({name}=)", getattr(self, name), low=0)

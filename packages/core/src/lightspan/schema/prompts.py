@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.errors import ConfigError, UnsupportedError, short_tracebacks
+from lightspan.errors import ConfigError, UnsupportedError
 
 ENGINES: Final = ("f-string",)
 """What fills a template."""
@@ -60,7 +60,6 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     template: str
     engine: str = "f-string"
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise UnsupportedError(
@@ -86,7 +85,6 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         """As a person reads it: placeholders as written, and no brace doubled."""
         return "".join(piece.text for piece in _pieces(self.template))
 
-    @short_tracebacks
     def format(self, **values: Any) -> str:
         """Fill the placeholders; other braces stay.
 

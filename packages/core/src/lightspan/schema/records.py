@@ -226,8 +226,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     call_token: str = ""
     """Opens this attempt's model calls at the gateway, and nothing else."""
     lease_until: float = 0.0
-    """In the store's own time, which began as seconds since the epoch and is never set
-    (`stores._lease_time`)."""
+    """By the store's clock, in seconds since the epoch."""
     started_at: float = 0.0
     ended_at: float | None = None
     reward: Reward | None = None

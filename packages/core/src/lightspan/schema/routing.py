@@ -11,7 +11,7 @@ within one name, `**` crosses levels. Everything else is literal: `write_query` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -123,14 +123,9 @@ class Rule(msgspec.Struct, frozen=True):
 
     pattern: str
     target: Target
-    regex: bool = False
-    """The pattern is a regular expression that is searched in the innermost name (`agent_match` of
-    `lightspan.agl`). The unnamed agent has no name to search in."""
 
     def matches(self, path: str) -> bool:
         """Whether the agent at this path is meant."""
-        if self.regex:
-            return path != UNNAMED_AGENT and re.search(self.pattern, agent_name(path)) is not None
         return matches(self.pattern, path)
 
 
@@ -141,9 +136,6 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
     gateway_url: str = ""
     """Origin of the gateway that serves the routes; runners read it here."""
     default: Target = Target(route=Route.APP)
-    by_url: bool = False
-    """Only calls that the app points at the gateway are ours: others go where they point, whichever
-    agent makes them (`lightspan.agl`)."""
 
     @property
     def serves(self) -> bool:
@@ -157,6 +149,15 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
             if rule.matches(path):
                 return rule.target
         return self.default
+
+    def choose_name(self, names: Sequence[str]) -> str:
+        """Return the name of an agent that a rule's pattern matches alone, else the first."""
+        for rule in self.rules:
+            for segment in rule.pattern.split("/"):
+                known = [name for name in names if matches(segment, join_path([name]))]
+                if known and len(known) < len(names):
+                    return known[0]
+        return names[0]
 
     def naming(self, paths: Iterable[str]) -> Routing:
         """The same routes with a rule for each of these agents, so that a request that names one of

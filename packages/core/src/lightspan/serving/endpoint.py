@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from lightspan.engines.config import Transformers
 from lightspan.engines.hub import is_adapter
 from lightspan.errors import ConfigError
-from lightspan.gateway.connections import check_port
-from lightspan.gateway.pauses import short_pauses
+from lightspan.gateway.http_server import check_port
 from lightspan.progress import Reporter, default_reporter
 from lightspan.schema.checks import check_device_name, check_url
 from lightspan.schema.llm import LLM
@@ -23,9 +23,9 @@ from lightspan.serving.model_folder import is_model_folder, neither, served_mode
 from lightspan.serving.signals import stop_signals
 from lightspan.serving.visitors import ServingGateway, check_open, is_name
 from lightspan.stores.event_loop import within
-from lightspan.training.embedded import uses_base
+from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
-from lightspan.training.manifest import Served, is_own, printable, read_served
+from lightspan.training.manifest import Served, printable, read_served
 
 if TYPE_CHECKING:
     from lightspan.engines.protocol import TokenEngine
@@ -54,8 +54,7 @@ class ServeOptions:
     """The variable with the upstream's key."""
     allow_upstreams: Sequence[str] = ()
     """Endpoints of a run that this user did not train here, which may be asked all the same."""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the embedded engine."""
+    engine: Transformers = field(default_factory=Transformers)
 
     def key(self) -> str | None:
         """What callers must send.
@@ -108,7 +107,7 @@ def load_served(folder: str | Path) -> tuple[Served, Path]:
 
 
 def check_upstreams(served: Served, run: Path, allowed: Sequence[str]) -> None:
-    """Let a run that is not this user's own send keys only to endpoints that were named to us.
+    """Check that every endpoint that the run sends keys to was named by the user.
 
     Args:
         served: what its folder says.
@@ -127,20 +126,13 @@ def check_upstreams(served: Served, run: Path, allowed: Sequence[str]) -> None:
             f"{known}"
         )
     asked = [each for each in upstreams if printable(each.url) not in allowed]
-    if asked and not _is_own(served, run):
+    if asked:
         flags = dict.fromkeys(f"--allow-upstream {quote(printable(each.url))}" for each in asked)
         raise ConfigError(
-            f"the run in {run} has calls sent to these endpoints, with keys of your environment, "
-            "and nothing outside of the folder says that you have trained it here:\n"
+            f"the run in {run} has calls sent to these endpoints, with keys of your environment:\n"
             + "".join(f"  {each}\n" for each in asked)
             + f"if you know each of them, add {' '.join(flags)}"
         )
-
-
-def _is_own(served: Served, run: Path) -> bool:
-    result = RunFolder(run).read_result()
-    # the very thing that is served, however the file may have changed since it was read
-    return is_own(result) and read_served(result, run) == served
 
 
 def serve(
@@ -161,7 +153,7 @@ def serve(
 
     Raises:
         ConfigError: no complete run and no model, an unsafe address, a port that cannot be taken,
-            an endpoint that somebody else's run names (`check_upstreams`).
+            an endpoint of the run that was not named (`check_upstreams`).
         ModelError: a model or adapter cannot be loaded, or has no chat template.
         EngineError: the engine has died.
     """
@@ -188,10 +180,7 @@ def serve(
                 upstream=upstream,
             )
             async with gateway:
-                with (
-                    short_pauses(),
-                    stop_signals() as stopping,
-                ):  # before it is said that Ctrl-C stops it
+                with stop_signals() as stopping:  # before it is said that Ctrl-C stops it
                     for line in describe(served, path, gateway.url, chosen):
                         lines.line(line)
                     if ready is not None:
@@ -268,7 +257,8 @@ class _Models:
         return TransformersEngine(
             self.sources,
             device=options.device,
-            **{"dtype": dtype, "versions": self.versions, **options.engine_options},
+            versions=self.versions,
+            **{**options.engine.options(), "dtype": dtype},
         )
 
     async def merge(self, engine: TokenEngine, reporter: Reporter) -> None:

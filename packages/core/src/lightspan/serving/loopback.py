@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.api_errors import ApiError
 
 
 def is_loopback(host: str) -> bool:

@@ -18,10 +18,10 @@ from aiohttp import web
 
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import ConfigError
-from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
-from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, bad_request, no_model
+from lightspan.gateway.access_policy import AccessPolicy, token_of
+from lightspan.gateway.api_errors import CLIENT_LEFT, ApiError, bad_request, no_model
+from lightspan.gateway.calls import CallerSession, CallInfo, CallLog, ServedCall
 from lightspan.gateway.server import Server
-from lightspan.gateway.terms import Terms, token_of
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import ROUTING_PATH
 from lightspan.schema.llm import LLM
@@ -33,10 +33,8 @@ from lightspan.serving.loopback import check_local, is_loopback
 log: Final = logging.getLogger(__name__)
 
 USAGE_PATH: Final = "/lightspan/usage"
-REMEMBERED: Final = 256
+REMEMBERED: Final = 64
 """Calls that a retry under the same call id is answered from."""
-REMEMBERED_BYTES: Final = 16 * 2**20
-"""Of what was said in them, as JSON: fewer calls are remembered if they are large."""
 MAX_NAMES: Final = 1000
 """Agents that usage is counted by; a request may name any."""
 
@@ -99,8 +97,8 @@ class Tally(CallLog):
         }
 
 
-class Visitors(Terms):
-    """The terms of serving: who has the key, if there is one, shares one account.
+class Visitors(AccessPolicy):
+    """The terms of serving: who has the key, if there is one, shares one session.
 
     Args:
         routing: which agent's calls go where, as in training.
@@ -125,16 +123,14 @@ class Visitors(Terms):
         rollout = Rollout(rollout_id="serve", task=None, task_id="", mode=Mode.VAL)
         attempt = Attempt(attempt_id="serve", rollout_id="serve", number=1, epoch=0)
         claim = Claim(rollout=rollout, attempt=attempt)
-        self._account = Account(
-            claim, routing, shared=True, most_calls=REMEMBERED, most_bytes=REMEMBERED_BYTES
-        )
+        self._session = CallerSession(claim, routing, shared=True, most_calls=REMEMBERED)
         self._routing = routing
         self._key = key
         self._upstream = upstream
 
     # --- who may call ---------------------------------------------------------------------
-    async def admit(self, request: web.Request) -> Account:
-        """Everybody's account.
+    async def authenticate(self, request: web.Request) -> CallerSession:
+        """Everybody's session.
 
         Raises:
             ApiError: 401 for a wrong key, 403 for a web page of elsewhere where there is no key.
@@ -143,23 +139,23 @@ class Visitors(Terms):
             check_local(request, "start it with --api-key-env NAME")
         elif not hmac.compare_digest(token_of(request).encode(), self._key.encode()):
             raise ApiError(401, "wrong API key, or none", code="invalid_api_key")
-        return self._account
+        return self._session
 
-    def accounts(self) -> list[Account]:
-        return [self._account]
+    def sessions(self) -> list[CallerSession]:
+        return [self._session]
 
     # --- where a call goes ----------------------------------------------------------------
-    def target(self, account: Account, path: str) -> Target:
-        return self._ours_or_upstream(super().target(account, path))
+    def target(self, session: CallerSession, path: str) -> Target:
+        return self._ours_or_upstream(super().target(session, path))
 
     def by_model(
-        self, account: Account, model: str, policies: Collection[str]
+        self, session: CallerSession, model: str, policies: Collection[str]
     ) -> tuple[str, Target]:
         if model in policies:
             route = Route.BASE if model == BASE_POLICY else Route.POLICY
             return c.UNNAMED_AGENT, Target(route=route, policy=model)
-        if any(rule.matches(model) for rule in account.naming_rules):
-            return model, self.target(account, model)
+        if any(rule.matches(model) for rule in session.naming_rules):
+            return model, self.target(session, model)
         if self._upstream is not None:
             return c.UNNAMED_AGENT, self._ours_or_upstream(Target(route=Route.APP))
         known = {"policies": sorted(policies), "agents": self._agents(policies)}
@@ -250,7 +246,7 @@ class ServingGateway(Server):
 
 def is_name(rule: Rule) -> bool:
     """Whether the rule is of one agent name, not of a pattern."""
-    return "*" not in rule.pattern and "/" not in rule.pattern and not rule.regex
+    return "*" not in rule.pattern and "/" not in rule.pattern
 
 
 def _public(target: Target) -> Target:

@@ -5,12 +5,11 @@ and rewards; out come claims and, for the learner, what was recorded. `protocol`
 does. `memory` is for one process, `sqlite` a file for every process of one machine, `postgres` a
 database for those of many, `remote` one of these that another process serves over HTTP. What all
 share: `_state_machine` moves rollouts and attempts, `_leases` gives, extends and loses an attempt's
-lease, by the time that `_lease_time` tells, `_requests` lets a claim be repeated, `_arguments`
-refuses what no store can keep, `_encoding` turns records into bytes, `_signal` wakes who waits for
-a change, `_waiting` looks once for all who wait for work, `_opened` is what a process has open;
-what those in SQL share is in `_sql`. `known_secrets` has what belongs to a URL and is shown
-nowhere. `event_loop` uses a store from plain code, `sockets` notice when a machine is gone. Most
-code needs only `open_store`, which imports a store when it is opened.
+lease, `_requests` lets a claim be repeated, `_arguments` refuses what no store can keep,
+`_encoding` turns records into bytes, `_signal` wakes who waits for a change, `_opened` is what a
+process has open; what those in SQL share is in `_sql`. `known_secrets` has what belongs to a URL
+and is shown nowhere. `event_loop` uses a store from plain code, `sockets` notice when a machine is
+gone. Most code needs only `open_store`, which imports a store when it is opened.
 """
 
 from __future__ import annotations
@@ -20,14 +19,24 @@ import re
 from pathlib import Path
 from typing import Final
 
-from lightspan.errors import ConfigError, NotFoundError, short_tracebacks
-from lightspan.stores.postgres import address
-from lightspan.stores.protocol import Store
-from lightspan.stores.remote.address import names_server, read_address
+from lightspan.errors import ConfigError, NotFoundError
+from lightspan.plugins import installed_plugins, load_plugin
+from lightspan.stores.protocol import Store, StorePlugin
 
-__all__ = ["names_store", "open_existing", "open_store", "public_url"]
+__all__ = [
+    "is_shared",
+    "names_store",
+    "open_existing",
+    "open_store",
+    "public_url",
+    "relay_url",
+    "take_credentials",
+]
 
 _SUFFIXES: Final = (".db", ".sqlite")
+_OWN_SCHEMES: Final = ("memory", "sqlite")
+_KNOWN_SCHEMES: Final = ("postgresql", "http", "https")
+"""Schemes of our own plugins: an error says how to install one that is missing."""
 _POWER_LOSS: Final = "power_loss=true"
 _ALTERNATIVES: Final = (
     "use 'memory:' (this process only), 'sqlite:///absolute/path.db', 'sqlite:relative/path.db', "
@@ -35,7 +44,6 @@ _ALTERNATIVES: Final = (
 )
 
 
-@short_tracebacks
 def open_store(url: str | os.PathLike[str]) -> Store:
     """The store that a URL names, not opened yet: use it in `async with`, or call its `open`.
 
@@ -52,15 +60,9 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
 
 def _named(text: str, *, create: bool) -> Store:
-    text = _with_scheme(text)
-    if text.startswith(address.SCHEME):
-        from lightspan.stores.postgres.store import PostgresStore
-
-        return PostgresStore(text, create=create)
-    if names_server(text):
-        from lightspan.stores.remote.store import RemoteStore
-
-        return RemoteStore(text)
+    text = _normalized(text)
+    if (plugin := _plugin(text)) is not None:
+        return plugin.make_store(text, create=create)
     if text in ("memory:", "memory://"):
         from lightspan.stores.memory import MemoryStore
 
@@ -69,6 +71,21 @@ def _named(text: str, *, create: bool) -> Store:
     from lightspan.stores.sqlite import SQLiteStore
 
     return SQLiteStore(path, power_loss=power_loss)
+
+
+def _plugin(text: str) -> StorePlugin | None:
+    """Return the plugin of a URL's scheme; None for a scheme of the core, a path or another text.
+
+    Raises:
+        ConfigError: no plugin of the scheme is installed.
+    """
+    scheme, separator, _ = text.partition("://")
+    if not separator or scheme in _OWN_SCHEMES or not scheme.isidentifier():
+        return None
+    if scheme not in installed_plugins("stores") and scheme not in _KNOWN_SCHEMES:
+        return None  # `_sqlite_path` says what there is
+    plugin: StorePlugin = load_plugin("stores", scheme)
+    return plugin
 
 
 def open_existing(url: str | os.PathLike[str]) -> Store:
@@ -86,28 +103,56 @@ def open_existing(url: str | os.PathLike[str]) -> Store:
 
 
 def names_store(text: str) -> bool:
-    """Whether a text looks like a store's URL or file rather than a folder."""
-    schemes = ("memory:", "sqlite:", address.SCHEME)
-    is_url = _with_scheme(text).startswith(schemes) or names_server(text)
-    return is_url or text.partition("?")[0].endswith(_SUFFIXES)
+    """Return whether a text looks like a store's URL or file rather than a folder."""
+    scheme, separator, _ = _normalized(text).partition(":")
+    schemes = {*_OWN_SCHEMES, *_KNOWN_SCHEMES, *installed_plugins("stores")}
+    return bool(separator and scheme in schemes) or text.partition("?")[0].endswith(_SUFFIXES)
 
 
 def public_url(url: str | os.PathLike[str]) -> str:
-    """A store's URL as it may be shown and written down: without its password, which this process
-    remembers, so that it opens the same store.
+    """Return a store's URL without its password, which this process keeps, so that the URL opens
+    the same store.
 
     Raises:
-        ConfigError: a `postgresql://` or `https://` URL that cannot be read.
+        ConfigError: the URL cannot be read.
     """
-    text = _with_scheme(os.fspath(url))
-    if names_server(text):
-        return read_address(text).url
-    return address.read_address(text).url if text.startswith(address.SCHEME) else text
+    text = _normalized(os.fspath(url))
+    plugin = _plugin(text)
+    return text if plugin is None else plugin.public_url(text)
 
 
-def _with_scheme(text: str) -> str:
-    """`postgres://` is libpq's other name for the same."""
-    return re.sub(r"^postgres(ql)?://", address.SCHEME, text, flags=re.IGNORECASE)
+def take_credentials(url: str) -> None:
+    """Keep the credentials that the environment has for a URL, and remove them there: an app that
+    is loaded later, or a process that is started later, must not find them.
+
+    Raises:
+        ConfigError: a variable that the URL names is not set.
+    """
+    text = _normalized(url)
+    if (plugin := _plugin(text)) is not None:
+        plugin.take_credentials(text)
+
+
+def relay_url(url: str) -> str:
+    """Return where the store's server relays model calls; empty for a store without a server."""
+    text = _normalized(url)
+    plugin = _plugin(text)
+    return "" if plugin is None else plugin.relay_url(text)
+
+
+def is_shared(url: str) -> bool:
+    """Return whether processes on several machines can open the store of a URL."""
+    plugin = _plugin(_normalized(url))
+    return plugin is not None and plugin.IS_SHARED
+
+
+def _normalized(text: str) -> str:
+    """Return the URL with its scheme in lower case; `postgres://` is libpq's other name."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return text
+    scheme = scheme.lower()
+    return f"{'postgresql' if scheme == 'postgres' else scheme}://{rest}"
 
 
 def _sqlite_path(url: str) -> tuple[str, bool]:

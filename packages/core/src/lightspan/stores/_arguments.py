@@ -14,8 +14,7 @@ from lightspan.schema.reward import LARGEST, usable
 LARGEST_INTEGER: Final = 2**63 - 1
 """That a column of a database takes."""
 LONGEST_S: Final = 1e9
-"""Of a lease, and of a wait for a change: some thirty years. What agents that nobody supervises
-need (`agl`) is less."""
+"""Of a lease, and of a wait for a change: some thirty years."""
 
 
 def check_integer(name: str, value: object, low: int = 0) -> None:

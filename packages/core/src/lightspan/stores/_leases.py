@@ -1,9 +1,9 @@
 """The lease of an attempt: a runner takes it with a claim, extends it, and loses it by silence.
 
 A lease that ran out is lost when somebody claims or expires, not before: until then its runner may
-still extend it or report; by what time leases run, `_lease_time` says. To lose it seals the
-attempt, and the rollout is queued for another one with another epoch: what the old runner still
-writes is late (`is_late`), kept and never trained.
+still extend it or report. Leases run by the store's clock: this machine's for a file, the server's
+for a database. To lose it seals the attempt, and the rollout is queued for another one with another
+epoch: what the old runner still writes is late (`is_late`), kept and never trained.
 
 A claim can be repeated by whoever got no answer (`_requests`).
 """
@@ -20,7 +20,6 @@ from lightspan.errors import ConflictError
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Claim, Outcome, new_id
 from lightspan.stores._arguments import LARGEST_INTEGER, check_integer, check_lease
 from lightspan.stores._encoding import unpack_rollout
-from lightspan.stores._lease_time import Moment
 from lightspan.stores._requests import check_id, derived_id
 from lightspan.stores._state_machine import Ledger, Progress, Tables, started
 
@@ -83,7 +82,7 @@ def claim_request(
     return ClaimRequest(runner_id, slots, lease_s, run_id, idle, made, request_id is not None)
 
 
-def claim(tables: Tables, request: ClaimRequest, now: Moment) -> Claimed:
+def claim(tables: Tables, request: ClaimRequest, now: float) -> Claimed:
     """Start an attempt for each of the oldest queued rollouts; for one that is to be run alone if
     there is one and the runner is idle. A repeated request gets what it got before.
 
@@ -119,9 +118,9 @@ def _begun(tables: Tables, request: ClaimRequest) -> list[Attempt]:
     return [found[attempt_id] for attempt_id in ids if attempt_id in found]
 
 
-def _again(tables: Tables, request: ClaimRequest, begun: Sequence[Attempt], now: Moment) -> Claimed:
+def _again(tables: Tables, request: ClaimRequest, begun: Sequence[Attempt], now: float) -> Claimed:
     """The claim of before, without what is over. Whoever asks lives, as by a heartbeat."""
-    lease_until, alone = now.lease + request.lease_s, request.attempt_id(ALONE)
+    lease_until, alone = now + request.lease_s, request.attempt_id(ALONE)
     going = [replace(each, lease_until=lease_until) for each in begun if not each.sealed]
     tables.update_attempts(going)
     bodies = tables.bodies([attempt.rollout_id for attempt in going])
@@ -136,7 +135,7 @@ def _again(tables: Tables, request: ClaimRequest, begun: Sequence[Attempt], now:
     return Claimed(claims, len(begun))
 
 
-def _new_claims(tables: Tables, request: ClaimRequest, now: Moment) -> list[Claim]:
+def _new_claims(tables: Tables, request: ClaimRequest, now: float) -> list[Claim]:
     claims, moved = [], []
     one = min(request.slots, 1) if request.idle else 0
     taken = tables.take_queued(one, request.run_id, alone=True)
@@ -152,7 +151,7 @@ def _new_claims(tables: Tables, request: ClaimRequest, now: Moment) -> list[Clai
     return claims
 
 
-def _new_attempt(attempt_id: str, before: Progress, request: ClaimRequest, now: Moment) -> Attempt:
+def _new_attempt(attempt_id: str, before: Progress, request: ClaimRequest, now: float) -> Attempt:
     number = before.attempts + 1
     return Attempt(
         attempt_id=attempt_id,
@@ -162,8 +161,8 @@ def _new_attempt(attempt_id: str, before: Progress, request: ClaimRequest, now: 
         runner_id=request.runner_id,
         # it names the attempt that it opens, so that no store needs an index of tokens
         call_token=f"{attempt_id}.{secrets.token_urlsafe(24)}",
-        lease_until=now.lease + request.lease_s,
-        started_at=now.wall,
+        lease_until=now + request.lease_s,
+        started_at=now,
     )
 
 
@@ -173,13 +172,13 @@ def attempt_of_token(call_token: str) -> str:
     return call_token.rpartition(".")[0]
 
 
-def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: Moment) -> list[bool]:
+def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: float) -> list[bool]:
     """Extend the lease of each attempt that is still this writer's; True for those."""
     attempts = tables.attempts_by_id([ref.attempt_id for ref, _ in items])
     mine = [_is_mine(attempts.get(ref.attempt_id), ref) for ref, _ in items]
     tables.update_attempts(
         [
-            replace(attempts[ref.attempt_id], lease_until=now.lease + lease_s)
+            replace(attempts[ref.attempt_id], lease_until=now + lease_s)
             for (ref, lease_s), is_mine in zip(items, mine, strict=True)
             if is_mine
         ]
@@ -196,12 +195,12 @@ def is_late(attempt: Attempt, epoch: int) -> bool:
     return attempt.sealed or attempt.epoch != epoch
 
 
-def expire(tables: Tables, limit: int, now: Moment) -> int:
+def expire(tables: Tables, limit: int, now: float) -> int:
     """Lose at most `limit` attempts whose lease ran out; returns how many."""
-    expired = tables.expired(now.lease, limit)
+    expired = tables.expired(now, limit)
     if not expired:
         return 0
-    ledger = Ledger(tables, {attempt.attempt_id: attempt for attempt in expired}, now.wall)
+    ledger = Ledger(tables, {attempt.attempt_id: attempt for attempt in expired}, now)
     for attempt in expired:
         message = f"the lease of runner {attempt.runner_id!r} ran out"
         ledger.end(attempt.report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, message))

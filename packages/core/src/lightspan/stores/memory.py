@@ -6,7 +6,7 @@ import heapq
 import itertools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -56,11 +56,9 @@ from lightspan.stores._encoding import (
     unpack_rollout,
     unpack_span,
 )
-from lightspan.stores._lease_time import Clock, MachineClock, Moment
 from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._state_machine import Begun, Progress
-from lightspan.stores._waiting import Runs, WorkWaiters, with_work
 from lightspan.stores.protocol import (
     PEER_KEPT_S,
     PRUNED_AT_ONCE,
@@ -82,12 +80,10 @@ class MemoryStore(Store):
     capabilities = StoreCapabilities(durable=False, multi_process=False)
     url = "memory:"
 
-    def __init__(self, *, clock: Clock | None = None) -> None:
-        self._clock = clock or MachineClock()
-        self._ahead = self._clock() - self._clock.elapsed()
+    def __init__(self, *, clock: Callable[[], float] = clock.now) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._signal = Signal()
-        self._waiters = WorkWaiters(self._signal, self._look_for_work)
         self._open = False
         self._tables = _MemoryTables()
 
@@ -97,9 +93,6 @@ class MemoryStore(Store):
     async def close(self) -> None:
         self._open = False
         self._signal.notify()
-
-    def _now(self) -> Moment:
-        return Moment(self._clock(), self._clock.elapsed() + self._ahead)
 
     @contextmanager
     def _opened(self) -> Iterator[_MemoryTables]:
@@ -167,7 +160,7 @@ class MemoryStore(Store):
     ) -> list[Claim]:
         request = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
         with self._opened() as tables:
-            now = self._now()
+            now = self._clock()
             _leases.expire(tables, len(tables.attempts), now)
             return _leases.claim(tables, request, now).claims
 
@@ -175,7 +168,7 @@ class MemoryStore(Store):
         check_lease(lease_s)
         with self._opened() as tables:
             items = [(ref, lease_s) for ref in attempts]
-            mine = _leases.heartbeat(tables, items, self._now())
+            mine = _leases.heartbeat(tables, items, self._clock())
         return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
@@ -185,11 +178,11 @@ class MemoryStore(Store):
 
     async def lease_time(self) -> float:
         with self._opened():
-            return self._now().lease
+            return self._clock()
 
     async def expire(self) -> int:
         with self._opened() as tables:
-            return _leases.expire(tables, len(tables.attempts), self._now())
+            return _leases.expire(tables, len(tables.attempts), self._clock())
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         with self._opened() as tables:
@@ -237,11 +230,17 @@ class MemoryStore(Store):
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
         check_timeout(timeout_s)
-        return await self._waiters.wait(run_ids, timeout_s)
-
-    async def _look_for_work(self, asked: Collection[Runs]) -> set[Runs]:
-        with self._opened() as tables:
-            return with_work(asked, tables.queued_runs())
+        deadline = clock.monotonic() + timeout_s
+        with self._signal.waiter() as waiter:
+            while True:
+                with self._opened() as tables:
+                    queued = tables.queued_runs()
+                if queued if run_ids is None else queued.intersection(run_ids):
+                    return True
+                left = deadline - clock.monotonic()
+                if left <= 0:
+                    return False
+                await waiter.wait(left)
 
     def _changes(self, cursor: int, run_id: str | None) -> Changes:
         with self._opened() as tables:

@@ -1,7 +1,7 @@
 """The Store protocol: what joins the agents' world and the learner's.
 
 Async only, batch first, idempotent by ids that the caller makes. Implementations: memory, SQLite
-and PostgreSQL (`lightspan.stores`); each passes `lightspan.testing.StoreSuite`.
+and PostgreSQL (`lightspan.stores`); each passes `lightspan_testing.StoreSuite`.
 """
 
 from __future__ import annotations
@@ -83,11 +83,10 @@ class Store(Protocol):
     take a `request_id`, as `records.new_id` makes it. What a repeated write answers is what it
     answered at first, but for `cancel`, `expire` and `prune`, which count what was left to do.
 
-    Time is the store's own, because the clocks of runners differ: what people are shown is
-    wall-clock time, and leases run on elapsed time that the store keeps (`stores._lease_time`), so
-    that no clock that is set ends or prolongs one. A write under a lost epoch,
-    or to a sealed attempt, never changes state, reward or seal; its spans and token records are
-    kept, marked `late`.
+    Time is the store's own, because the clocks of runners differ: the machine's for memory and
+    SQLite, the server's for PostgreSQL. A machine that was suspended may find its leases lost,
+    which uses up a try. A write under a lost epoch, or to a sealed attempt, never changes state,
+    reward or seal; its spans and token records are kept, marked `late`.
     """
 
     @property
@@ -235,8 +234,8 @@ class Store(Protocol):
         return in_force
 
     async def lease_time(self) -> float:
-        """The store's own time, by which leases run (`Attempt.lease_until`), in seconds. For who
-        wants to know how long a lease lasts yet: no clock of a machine tells that."""
+        """Return the store's time, by which leases run (`Attempt.lease_until`), in seconds since
+        the epoch."""
         ...
 
     async def expire(self) -> int:
@@ -359,4 +358,46 @@ class Store(Protocol):
 
     async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
         """Token records per attempt, by (sequence_start, call_id, choice)."""
+        ...
+
+
+class StorePlugin(Protocol):
+    """The stores of a URL scheme: a module or an object that an entry point of `lightspan.stores`
+    names; the entry point's name is the scheme."""
+
+    IS_SHARED: bool
+    """Whether processes on several machines can open the same store."""
+
+    def make_store(self, url: str, *, create: bool) -> Store:
+        """Return the store of a URL, not open.
+
+        Args:
+            url: with its scheme in lower case.
+            create: whether an empty store is made where there is none.
+
+        Raises:
+            ConfigError: the URL cannot be read.
+        """
+        ...
+
+    def public_url(self, url: str) -> str:
+        """Return the URL without what is secret, which this process keeps (`keep_secrets`).
+
+        Raises:
+            ConfigError: the URL cannot be read.
+        """
+        ...
+
+    def take_credentials(self, url: str) -> None:
+        """Keep the credentials that the environment has for a URL, and remove them there, so that
+        an app that is loaded later does not find them.
+
+        Raises:
+            ConfigError: a variable that the URL names is not set.
+        """
+        ...
+
+    def relay_url(self, url: str) -> str:
+        """Return where the store's server relays model calls to the gateways of its trainings;
+        empty for a store without a server."""
         ...

@@ -26,8 +26,8 @@ from lightspan.schema.records import (
 from lightspan.stores import open_existing
 from lightspan.stores.event_loop import run_sync
 from lightspan.stores.protocol import Store
-from lightspan.training.flights import Flights
 from lightspan.training.folder import RunFolder
+from lightspan.training.in_flight import InFlight
 from lightspan.training.rewards import with_reward
 
 EXPIRE_S: Final = 2.0
@@ -60,9 +60,8 @@ class Collector:
         self._engine = engine
         self._reporter = reporter
         self._failure_reward = failure_reward
+        self._in_flight = InFlight()
         self._cursor = 0
-        self._flights = Flights()
-        self._flight_cursor = 0
         self._since = 0.0
         """Since when groups have been in flight without a pause."""
         self._expired = time.monotonic()
@@ -70,109 +69,81 @@ class Collector:
 
     @property
     def seconds(self) -> float:
-        """Wall time in which rollouts were under way, until now: with groups in flight, whatever
-        else is done meanwhile."""
-        return self._seconds + (time.monotonic() - self._since if self._flights else 0.0)
+        """Return the wall time in which groups were in flight, whatever else was done meanwhile."""
+        return self._seconds + (time.monotonic() - self._since if self._in_flight else 0.0)
 
     async def run(self, rollouts: Sequence[Rollout], title: str) -> list[Episode]:
-        """Their episodes, in the order given.
+        """Return the episodes of rollouts, whole groups, in the order given.
 
         Raises:
             RewardError: an app returned something that is no reward; nothing waits for the others.
             LightspanError: the runners cannot go on.
         """
-        if not rollouts:
-            return []
-        started = time.monotonic()
-        cursor = await self._begin(rollouts)
-        self._reporter.start(title, len(rollouts))
-        states = await self._wait(rollouts, cursor)
-        if not self._flights:  # else this time is theirs too, and is not counted twice
-            self._seconds += time.monotonic() - started
-        ordered = [states[rollout.rollout_id] for rollout in rollouts]
-        return await self._read(ordered)
+        await self.submit(rollouts)
+        groups = list(dict.fromkeys(str(rollout.group_id) for rollout in rollouts))
+        _, episodes = await self.take(len(groups), groups, title)
+        return episodes
 
     async def submit(self, rollouts: Sequence[Rollout]) -> None:
-        """Begin them, whole groups, for `take` to wait for."""
+        """Enqueue rollouts, whole groups, for `take` to wait for."""
         if not rollouts:
             return
-        if not self._flights:
+        if not self._in_flight:
             self._since = time.monotonic()
-        cursor = await self._begin(rollouts)
-        if not self._flights:
-            self._flight_cursor = cursor
-        self._flights.add(rollouts)
+            # what changed before these rollouts exist is no news of them
+            seen = await self._store.watch(self._cursor, run_id=rollouts[0].run_id)
+            self._cursor = max(self._cursor, seen.cursor)
+        await self._store.enqueue(rollouts)
+        self._in_flight.add(rollouts)
 
     async def take(
         self, count: int, first: Sequence[str], title: str
     ) -> tuple[list[Rollout], list[Episode]]:
-        """The rollouts of so many groups that were submitted, and their episodes, once they have
-        ended; see `World.take`.
+        """Return the rollouts of so many groups that were submitted, and their episodes, once they
+        have ended; see `World.take`.
 
         Raises:
             ConfigError, RewardError, LightspanError: as there and in `run`.
         """
-        self._flights.check(count, first)
+        self._in_flight.check(count, first)
         if not count:
             return [], []
         progress = _Progress(self._engine)
-        total = self._flights.rollouts(count)
-        shown = max(0, total - self._flights.left(count, first))
+        total, shown = self._in_flight.size(count, first)
         self._reporter.start(title, total)
         self._reporter.advance(shown)
-        while (groups := self._flights.ready(count, first)) is None:
-            self._flight_cursor, ended = await self._news(self._flights.run_id, self._flight_cursor)
-            await self._look(self._flights.see(ended), progress)
-            more = max(0, total - self._flights.left(count, first) - shown)
-            shown += more
-            self._reporter.advance(more, **progress.values())
-        states = self._flights.pop(groups)
-        if not self._flights:
+        while (groups := self._in_flight.ready(count, first)) is None:
+            ended = await self._news(self._in_flight.run_id)
+            await self._look(self._in_flight.update(ended), progress)
+            _, now = self._in_flight.size(count, first)
+            self._reporter.advance(now - shown, **progress.values())
+            shown = now
+        states = self._in_flight.pop(groups)
+        if not self._in_flight:
             self._seconds += time.monotonic() - self._since
         return [state.rollout for state in states], await self._read(states)
 
     def news(self) -> list[Rollout]:
-        """The rollouts in flight that have ended since this was asked last, taken or not."""
-        return self._flights.news()
+        """Return the rollouts that have ended since the last call, taken or not."""
+        return self._in_flight.news()
 
-    def forget(self) -> list[str]:
-        """Wait for nothing that is in flight any more; its rollouts that have not ended."""
-        return self._flights.forget()
+    def clear(self) -> list[str]:
+        """Forget what is in flight, and return its rollouts that have not ended."""
+        return self._in_flight.clear()
 
-    async def _begin(self, rollouts: Sequence[Rollout]) -> int:
-        """Where to watch from: what changed before these rollouts exist is no news of them."""
-        seen = await self._store.watch(self._cursor, run_id=rollouts[0].run_id)
-        self._cursor = max(self._cursor, seen.cursor)
-        await self._store.enqueue(rollouts)
-        return seen.cursor
-
-    async def _wait(self, rollouts: Sequence[Rollout], cursor: int) -> dict[str, RolloutState]:
-        run_id = rollouts[0].run_id
-        open_ids = {rollout.rollout_id for rollout in rollouts}
-        done: dict[str, RolloutState] = {}
-        progress = _Progress(self._engine)
-        while open_ids:
-            cursor, ended = await self._news(run_id, cursor)
-            fresh = [state for state in ended if state.rollout.rollout_id in open_ids]
-            done |= {state.rollout.rollout_id: state for state in fresh}
-            open_ids -= done.keys()
-            await self._look(fresh, progress)
-            self._reporter.advance(len(fresh), **progress.values())
-        return done
-
-    async def _news(self, run_id: str, cursor: int) -> tuple[int, list[RolloutState]]:
-        """What has ended since; waits a moment if nothing has. The runners can go on, and leases
-        have been looked at.
+    async def _news(self, run_id: str) -> list[RolloutState]:
+        """Return the rollouts that have ended since the last call; wait a moment if none has.
 
         Raises:
             LightspanError: the runners cannot.
         """
-        changes = await self._store.watch(cursor, run_id=run_id, timeout_s=WATCH_S)
+        changes = await self._store.watch(self._cursor, run_id=run_id, timeout_s=WATCH_S)
+        self._cursor = changes.cursor
         self._runners.check()
         if time.monotonic() - self._expired > EXPIRE_S:
             await self._store.expire()
             self._expired = time.monotonic()
-        return changes.cursor, [state for state in changes.rollouts if state.status.final]
+        return [state for state in changes.rollouts if state.status.final]
 
     async def _look(self, fresh: Sequence[RolloutState], progress: _Progress) -> None:
         """Raises `RewardError`: what an app returned is no reward."""

@@ -14,7 +14,7 @@ import msgspec
 from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.traces import Query, Time, read_attempts, reward_bound
-from lightspan.errors import DataError, short_tracebacks
+from lightspan.errors import DataError
 from lightspan.schema.records import Json, fingerprint, task_id
 from lightspan.stores import open_existing, public_url
 from lightspan.stores.event_loop import run_sync
@@ -110,7 +110,6 @@ def _checked(task: Any, where: str) -> Json:
         ) from error
 
 
-@short_tracebacks
 def tasks_from_store(
     store: str | os.PathLike[str],
     *,

@@ -14,13 +14,12 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan.algorithms.prompts.reflection import Reflector
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.errors import (
     BudgetError,
     ConfigError,
     EngineError,
     how_to_install,
-    short_constructor,
 )
 from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import many
@@ -40,7 +39,6 @@ LONGEST_WHY: Final = 200
 """Characters of why a question has no answer."""
 
 
-@short_constructor
 @dataclass(frozen=True, kw_only=True)
 class Judge:
     """Scores rollouts by a rubric, those of a group against each other: `Trainer(reward=Judge(…))`.
@@ -171,7 +169,7 @@ class _Bench:
         self._tokens = sum(each.input_tokens + each.output_tokens for each in known)
         self._before = (self._calls, self._tokens)
         self._is_busy_told = False
-        self._model = Reflector(
+        self._model = EndpointClient(
             judge.llm,
             timeout_s=judge.timeout_s,
             patience_s=judge.patience_s,

@@ -6,21 +6,22 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lightspan.algorithms.protocol import Metrics
 from lightspan.progress import duration
 from lightspan.schema.records import Json
 from lightspan.training import checkpoints
+from lightspan.training.alerts import Alert, AlertMonitor
 from lightspan.training.best_step import Standing
 from lightspan.training.checkpoints import Life
 from lightspan.training.folder import EvaluationKind
+from lightspan.training.listeners import Listeners, RunEvent
 from lightspan.training.manifest import Served, fit_result, write_result
 from lightspan.training.meter import Meter, last_seconds
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 from lightspan.training.session import Session
 from lightspan.training.sinks import SinkRun, Sinks
-from lightspan.training.symptoms import Symptom, Watch
 
 _SHOWN = {
     "reward": "reward {:.3f}",
@@ -46,9 +47,10 @@ class TrainingLoop:
         self._total = session.planned_steps
         self._first_step = self._state.step + 1
         self._sinks = Sinks(self._settings.sinks, session.note)
+        self._listeners = Listeners(session.note)
         seconds = self._state.seconds
         seconds |= last_seconds(self._folder)
-        self._watch = Watch(self._total)
+        self._alerts = AlertMonitor()
         self._standing = Standing.of(self._folder.evaluations("selection"))
         self._trains = self._settings.has_policies
         self._meter = Meter(
@@ -94,7 +96,7 @@ class TrainingLoop:
         else:
             await budget.recall(session.store, self._state.run_id)
             budget.check(self._state.step)
-            self._watch.read(self._folder.metrics(), self._folder.evaluations())
+            self._alerts.read(self._folder.metrics(), self._folder.evaluations())
         await self._evaluate_if_due()
         budget.check(self._state.step)
 
@@ -115,7 +117,7 @@ class TrainingLoop:
         if budget.is_overspent and not is_saved:
             await self._save()
         if budget.is_overspent:  # what is in flight would ask on, of runners started by hand
-            await self._session.end_flights()
+            await self._session.cancel_in_flight()
         budget.check(at)
 
     async def _learn(self) -> None:
@@ -128,11 +130,12 @@ class TrainingLoop:
         self._folder.add_metrics(line)
         self._sinks.add(line)
         self._session.reporter.finish(self._told(metrics))
-        self._warn(self._watch.step(line))
+        self._warn(self._alerts.step(line))
+        self._notify("step")
 
-    def _warn(self, symptoms: Sequence[Symptom]) -> None:
-        for symptom in symptoms:
-            self._session.note(f"warning: {symptom.text}")
+    def _warn(self, alerts: Sequence[Alert]) -> None:
+        for alert in alerts:
+            self._session.note(f"warning: {alert.text}")
 
     def _told(self, metrics: Metrics) -> str:
         """A step, for people."""
@@ -197,8 +200,8 @@ class TrainingLoop:
         split = "held-out" if kind == "eval" else kind
         session.reporter.finish(evaluation.text(self._settings.metric, split))
         if kind == "eval":
-            self._warn(self._watch.evaluated(evaluation))
-        self._draw()
+            self._warn(self._alerts.evaluated(evaluation))
+        self._notify("evaluation")
 
     async def _take_kept(self) -> Evaluation | None:
         """Go back to the weights that are kept, and evaluate them on the held-out tasks. Returns
@@ -226,7 +229,7 @@ class TrainingLoop:
 
     async def _finish(self) -> FitResult:
         session, folder = self._session, self._folder
-        await session.end_flights()  # before weights of an earlier step are served to them
+        await session.cancel_in_flight()  # before weights of an earlier step are served to them
         kept = await self._take_kept() if self._settings.chooses else None
         algorithm = session.algorithm
         served = Served.of(algorithm, folder, self._state.versions) if self._trains else None
@@ -234,20 +237,19 @@ class TrainingLoop:
         folder.write_prompts(algorithm.learned_prompts())
         for name, policy in (served.policies if served is not None else {}).items():
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
-        self._draw()
         result = fit_result(folder, self._state.step, self._state.seconds, kept)
-        write_result(folder, result, served, self._settings.metric, session.reporter.line)
+        write_result(folder, result, served, self._settings.metric)
+        self._notify("end")
         await session.complete()
         return result
 
-    def _draw(self) -> None:
-        if not self._trains:  # matplotlib comes with what trains weights
-            return
-        from lightspan.training.plots import learning_curve
-
-        learning_curve(
-            self._folder.metrics(),
-            self._folder.curve,
-            title=f"{self._folder.path.name}: {self._session.algorithm.name}",
+    def _notify(self, kind: Literal["step", "evaluation", "end"]) -> None:
+        event = RunEvent(
+            kind=kind,
+            step=self._state.step,
+            folder=self._folder.path,
+            algorithm=self._session.algorithm.name,
             metric=self._settings.metric,
+            trains_weights=self._trains,
         )
+        self._listeners.notify(event)

@@ -3,7 +3,7 @@ gave and how its policies are to be served (`result.json`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -17,13 +17,9 @@ from lightspan.schema.routing import Routing
 from lightspan.training.data import fingerprint
 from lightspan.training.folder import PROMPTS, RunFolder
 from lightspan.training.results import Evaluation, FitResult, Outcomes
-from lightspan.training.settings import planned_steps
-from lightspan.training.trust import is_signed, sign
 
 KEY: Final = "serving"
 """In `result.json`."""
-MARK: Final = "mark"
-"""Beside it: that of the user who trained the run (`trust`)."""
 
 
 def data_config(
@@ -33,15 +29,6 @@ def data_config(
     splits = {"val": val, "selection": selection}
     others = {name: None if tasks is None else _described(tasks) for name, tasks in splits.items()}
     return {"train": _described(train), **others}
-
-
-def planned_of(config: Mapping[str, Any], done: int) -> int:
-    """The iterations that a run is to take, as far as its `config.json` says; those done if it
-    does not."""
-    tasks, each = (config.get("train") or {}).get("tasks"), config.get("tasks_per_step")
-    if config.get("steps") is None and not (tasks and each):
-        return done
-    return planned_steps(config.get("steps"), config.get("epochs", 1.0), tasks or 0, each or 1)
 
 
 def _described(tasks: Sequence[Json]) -> dict[str, Json]:
@@ -73,7 +60,7 @@ def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> Fi
     saved = folder.read_result()
     if saved is None or saved["steps"] != step or saved.get("kept") != _kept(kept):
         return None
-    has_model = saved.get(KEY, {}) is not None
+    has_model = saved.get(KEY) is not None
     if has_model and not folder.model.is_dir():
         return None
     return fit_result(folder, step, saved.get("seconds", {}), kept)
@@ -89,7 +76,6 @@ def write_result(
     result: FitResult,
     served: Served | None,
     metric: str,
-    say: Callable[[str], None],
 ) -> None:
     """Say that the run is complete, what it gave and how it is to be served (None: no model)."""
     summary = {
@@ -100,10 +86,7 @@ def write_result(
         "seconds": result.seconds,
     }
     document = None if served is None else served.as_json()
-    marked: dict[str, Json] = {KEY: document}
-    if served is not None and document is not None:
-        marked |= _marked(served, document, say)
-    folder.write_result({**summary, "kept": _kept(result.kept), **marked})
+    folder.write_result({**summary, "kept": _kept(result.kept), KEY: document})
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Json]:
@@ -111,19 +94,6 @@ def _figures(evaluation: Evaluation) -> dict[str, Json]:
     line = {"step": evaluation.step, **evaluation.metrics()}
     lacking = {name for name, value in line.items() if value != value}
     return {name: None if name in lacking else value for name, value in line.items()}
-
-
-def _marked(
-    served: Served, document: Mapping[str, Json], say: Callable[[str], None]
-) -> dict[str, str]:
-    """What shows that this user has trained the run here; only what asks for it is marked."""
-    if not served.upstreams():
-        return {}
-    try:
-        return {MARK: sign(document)}
-    except ConfigError as error:
-        say(f"`lightspan serve` will ask for --allow-upstream, because {error}")
-        return {}
 
 
 class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,18 +171,14 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> Served:
     """What `result.json` says.
 
     Raises:
-        ConfigError: the run is not complete, or an older lightspan ended it.
+        ConfigError: the run is not complete, trained no policy, or its file is damaged.
     """
     if result is None:
         raise ConfigError(
             f"the run in {folder} is not complete, so it has no trained model yet: go on with it "
             "(resume=True, --resume), then serve it"
         )
-    if KEY not in result:
-        raise ConfigError(
-            f"the run in {folder} was ended by a lightspan that could not serve yet: train it again"
-        )
-    if result[KEY] is None:
+    if result.get(KEY) is None:
         path = folder / PROMPTS
         learned = f": what it learned is in {path}" if path.exists() else ""
         raise ConfigError(f"the run in {folder} trained no policy, so it has no model{learned}")
@@ -220,13 +186,6 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> Served:
         return msgspec.convert(result[KEY], Served)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{folder} does not say how it is to be served: {error}") from error
-
-
-def is_own(result: Mapping[str, Any] | None) -> bool:
-    """Whether this user's training wrote how the run is to be served, whoever moved it since."""
-    return (
-        result is not None and result[KEY] is not None and is_signed(result[KEY], result.get(MARK))
-    )
 
 
 def printable(text: str) -> str:

@@ -44,13 +44,12 @@ def find_start(
 
 
 def check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if the folder's run has other settings than these. A setting that did not
-    exist when it was started was as if not set."""
+    """Raise `ConfigError` if the folder's run has other settings than these."""
     before, now = folder.read_config(), json.loads(json.dumps(config, default=str))
     differing = [
         f"{key}: {before.get(key)!r:.200} before, {now[key]!r:.200} now"
         for key in sorted(now.keys() - FREE)
-        if (before[key] != now[key] if key in before else now[key])
+        if before.get(key) != now[key]
     ]
     if differing:
         raise ConfigError(

@@ -15,18 +15,14 @@ from typing import Self, TypeVar
 import msgspec
 
 from lightspan.engines.protocol import ProbedEngine, TokenEngine
-from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
-from lightspan.gateway import Gateway
-from lightspan.gateway.pauses import short_pauses
-from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
-from lightspan.learners.verl.description import Verl
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import Health
 from lightspan.lightning.transitions import TransitionKey
-from lightspan.production import outlet
+from lightspan.plugins import load_plugin
+from lightspan.production import span_exporter
 from lightspan.runners.app import App
 from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
@@ -36,29 +32,27 @@ from lightspan.schema.checks import check_whole
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id
 from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
-from lightspan.stores import open_store
+from lightspan.stores import open_store, take_credentials
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.address import names_server, take_key
 from lightspan.training import checkpoints
+from lightspan.training.backends import (
+    check_chat_templates,
+    check_parts,
+    make_engine,
+    make_learner,
+)
 from lightspan.training.best_step import Standing
 from lightspan.training.budget import CallBudget
 from lightspan.training.checkpoints import TrainerState, rollout_stem
 from lightspan.training.collector import Collector
 from lightspan.training.data import Epochs, clusters_of, task_id
-from lightspan.training.embedded import (
-    check_chat_templates,
-    check_parts,
-    close_learner,
-    make_engine,
-    make_learner,
-)
 from lightspan.training.likeness import check_probes
 from lightspan.training.manifest import data_config, finished_result
-from lightspan.training.outgoing import Outgoing
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
 from lightspan.training.rewards import Place, Rewards, Scorer, own_reward
 from lightspan.training.settings import TrainerSettings
+from lightspan.training.span_export import SpanExport
 
 T = TypeVar("T")
 
@@ -108,12 +102,15 @@ class Session:
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._batches = 0
+        self._published = 0
+        self._begun: dict[str, int] = {}
+        """Group in flight → `_published` when it was submitted."""
         self._taken: dict[int, list[str]] = {}
         """This step → the groups that it has taken so far, by one call or by several."""
         self._presence: Presence
         self._watch: RunnerWatch
         self._routing = Routing()
-        self._outgoing = Outgoing(self.folder.path.name, self.reporter.line)
+        self._span_export = SpanExport(self.folder.path.name, self.reporter.line)
         self._is_stopped = False
         self._has_begun = False
         """A training has its folder, and so can go on whatever ends it; a dry run and an evaluation
@@ -159,7 +156,7 @@ class Session:
         Raises:
             AppError, CheckpointError, ConfigError
         """
-        outlet.current()  # an address that is none is told before anything begins
+        span_exporter.current()  # a wrong address is an error before anything begins
         config = {**self.settings.config(), "app": self._app.reference}
         if training:
             config |= data_config(self._tasks.tasks, self.val, self.selection)
@@ -199,7 +196,6 @@ class Session:
         if self.settings.has_policies:
             await self._open_engine()
         await self._serve(self._engine, self.algorithm.routing())
-        self._stack.enter_context(short_pauses())
 
     async def open_without_models(self, routing: Routing) -> None:
         """Open the store, a gateway that serves no model of ours, and the runners (a dry run)."""
@@ -208,26 +204,24 @@ class Session:
 
     async def _open_store(self) -> None:
         url = self.settings.store_url
-        if names_server(url):
-            # Before any process is started: a runner's own has the app in it, and finds its
-            # environment in /proc even where it has taken the variable out (`take_key`).
-            take_key(url)
+        # Before any process is started: a runner's own has the app in it, and finds its environment
+        # in /proc even where the variable was removed later.
+        take_credentials(url)
         self.store = await self._stack.enter_async_context(open_store(url))
         if not self.store.capabilities.multi_process:
             raise UnsupportedError(
                 f"store {url!r} lives in one process, and runners have their own: leave store= "
                 "out for a SQLite file in the run's folder"
             )
-        self._outgoing.open(self.store)
-        self._stack.push_async_callback(self._end_sending)
+        self._stack.push_async_callback(self._end_span_export)
 
-    async def _end_sending(self) -> None:
-        """While the store is open, after all else."""
-        await self._outgoing.close(is_patient=not self._is_stopped)
+    async def _end_span_export(self) -> None:
+        """Export what is left, after all else."""
+        await self._span_export.close(is_patient=not self._is_stopped)
 
     async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
         host, port = self.settings.gateway_place
-        gateway = Gateway(self.store, engine, host=host, port=port)
+        gateway = load_plugin("gateway", "default")(self.store, engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
         routing = routing.naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
@@ -275,17 +269,13 @@ class Session:
         await self.publish()
 
     async def _open_learner(self) -> None:
-        described = isinstance(self.settings.learner, Torch | Verl)
-        devices = self.settings.learner_devices if described else ()
-        if len(devices) > 1 or isinstance(self.settings.learner, Verl):
-            where = getattr(self.settings.learner, "where", "")
-            ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
-            self.reporter.line(
-                f"starting {ranks} of the learner: {', '.join(devices)}{where and ' '}{where}"
-            )
+        spec = self.settings.learner_spec
+        if spec is not None and (line := spec.describe(self.settings.device)):
+            self.reporter.line(line)
         self._learner = await self.learn(partial(make_learner, self.settings))
-        if described:
-            self._stack.push_async_callback(asyncio.to_thread, close_learner, self._learner)
+        close = getattr(self._learner, "close", None)
+        if spec is not None and callable(close):
+            self._stack.push_async_callback(asyncio.to_thread, close)
 
     async def _open_engine(self) -> None:
         # another stream of random numbers in each life, or the first answers would come again
@@ -294,13 +284,16 @@ class Session:
         self._stack.push_async_callback(self.engine.close)
         check_parts(self.algorithm, self.engine, self.learner)
         check_chat_templates(self.engine)
-        if isinstance(self.settings.engine, VLLM):
-            self.reporter.line(self.settings.engine.waiting(self.folder.path))
+        spec = self.settings.engine_spec
+        if spec is not None and (line := spec.describe(self.folder.path)):
+            self.reporter.line(line)
         await self.engine.start()
         await self.publish()
 
     async def _start_runners(self) -> Runners:
         given = self.settings.runners
+        if isinstance(given, str):
+            given = load_plugin("runners", given)()
         runners = LocalRunners(given) if isinstance(given, int) else given
         plan = RunnerPlan(
             store_url=self.store.url,
@@ -323,9 +316,9 @@ class Session:
         watching = asyncio.create_task(watch.watch(self.store), name="lightspan-runner-watch")
         self._stack.callback(watching.cancel)
 
-    async def end_flights(self) -> None:
+    async def cancel_in_flight(self) -> None:
         """Cancel what is in flight: no step trains it any more."""
-        await self.store.cancel(self.collector.forget())
+        await self.store.cancel(self.collector.clear())
 
     async def complete(self) -> None:
         """Let runners that were started by hand end: the run is complete."""
@@ -390,6 +383,11 @@ class Session:
         """See `World`."""
         return self.state.versions
 
+    @property
+    def in_flight(self) -> dict[str, int]:
+        """See `World`."""
+        return {group: self._published - begun for group, begun in self._begun.items()}
+
     def next_tasks(self, count: int) -> list[Json]:
         """See `World`."""
         returned = self.state.returned[:count]
@@ -413,9 +411,8 @@ class Session:
             self.budget.check(self.state.step)
         ids = await self._resources_ids(len(tasks), resources, "rollouts")
         planned = self._planned(tasks, group_size, mode, ids)
-        self._outgoing.begin(planned)
         episodes = await self.collector.run(planned, self._title(mode))
-        await self.budget.count(self.store, planned)
+        await self.budget.count(self.store, self.collector.news())
         return await self._ended(planned, episodes, mode)
 
     async def submit(
@@ -429,10 +426,10 @@ class Session:
         check_whole("submit: group_size", group_size, 1)
         ids = await self._resources_ids(len(tasks), resources, "submit")
         planned = self._planned(tasks, group_size, Mode.TRAIN, ids)
-        self._outgoing.begin(planned)
         await self.collector.submit(planned)
         groups = {rollout.group_id: rollout.task for rollout in planned if rollout.group_id}
         self.state.in_flight |= groups
+        self._begun |= dict.fromkeys(groups, self._published)
         return list(groups)
 
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
@@ -443,7 +440,7 @@ class Session:
         self._taken = {step: [*self._taken.get(step, ()), *groups]}
         self.folder.write_taken(step, self._taken[step])
         for group in groups:
-            del self.state.in_flight[group]
+            del self.state.in_flight[group], self._begun[group]
         await self.budget.count(self.store, self.collector.news())
         return await self._ended(planned, episodes, Mode.TRAIN)
 
@@ -456,7 +453,7 @@ class Session:
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
         self._health.look(episodes)
-        self._outgoing.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
+        self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
         return episodes
 
     async def _resources_ids(
@@ -525,10 +522,11 @@ class Session:
                 probes = await self.engine.probes(policy)
                 await self.learn(partial(check_probes, probes, policy, version, self.learner))
         self.state.versions = fresh
+        self._published += 1
 
     def send_spans(self) -> None:
         """Have the spans of what ended sent, where the user asked for it: all is known of them."""
-        self._outgoing.send()
+        self._span_export.send()
 
     def reward_metrics(self) -> dict[str, float]:
         """See `Rewards.metrics`; empty where the app gives rewards."""
@@ -540,7 +538,7 @@ class Session:
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         """See `World`."""
-        self._outgoing.explain(explanations)
+        self._span_export.explain(explanations)
         named = ((f"{a}/{call}/{choice}", why) for (a, call, choice), why in explanations.items())
         self.folder.write_explanations(self.state.step, named)
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.engines.protocol import TokenEngine
-from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.protocol import EngineSpec, TokenEngine
 from lightspan.errors import ConfigError
-from lightspan.gateway.connections import read_place
-from lightspan.learners.description import Torch
-from lightspan.learners.protocol import Learner
-from lightspan.learners.ranks.torchrun import started
-from lightspan.learners.verl.description import Verl
+from lightspan.learners.protocol import Learner, LearnerSpec
+from lightspan.plugins import load_plugin
 from lightspan.progress import Reporter, default_reporter, many
 from lightspan.runners.protocol import Runners
 from lightspan.schema.checks import (
@@ -30,6 +26,7 @@ from lightspan.schema.checks import (
     check_device_name,
     check_number,
     check_whole,
+    parse_gateway_address,
 )
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Route
@@ -55,17 +52,19 @@ _LEAST: Final = {
     "validate_every": 1,
     "max_frozen_calls": 0,
 }
-_PARTS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "engine": ((VLLM,), "generate"),
-    "learner": ((Torch, Verl), "update"),
-    "runners": ((Integral,), "start"),
+_METHODS: Final = {
+    "engine": ("build", "generate"),
+    "learner": ("build", "update"),
+    "runners": ("start",),
 }
-"""Part → what describes it, and what an instance of one's own can do."""
+"""Part → methods of which a spec or an instance has one."""
 _SHOWN_KINDS: Final = {
-    "engine": ("VLLM(…)", "an engine", "None"),
-    "learner": ("Torch(…)", "Verl(…)", "a learner", "None"),
-    "runners": ("a number", "LocalRunners(…)", "runners of your own"),
+    "engine": ("Transformers(…)", "VLLM(…)", "an engine", "the name of a plugin", "None"),
+    "learner": ("Torch(…)", "Verl(…)", "a learner", "the name of a plugin", "None"),
+    "runners": ("a number", "LocalRunners(…)", "runners of your own", "the name of a plugin"),
 }
+DEFAULT_ENGINE: Final = "transformers"
+DEFAULT_LEARNER: Final = "torch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,7 @@ class TrainerSettings:
     """
 
     algorithm: Algorithm = field(kw_only=False)
-    runners: int | Runners = 8
+    runners: int | Runners | str = 8
     steps: int | None = None
     epochs: float = 1.0
     folder: str | Path | None = None
@@ -86,12 +85,10 @@ class TrainerSettings:
     patience: int | None = None
     validate_temperature: float | None = None
     checkpoint_every: int = 1
-    engine: TokenEngine | VLLM | None = None
-    learner: Learner | Torch | Verl | None = None
+    engine: TokenEngine | EngineSpec | str | None = None
+    learner: Learner | LearnerSpec | str | None = None
     store: str | None = None
     device: str = "cpu"
-    engine_options: Mapping[str, Any] | None = None
-    learner_options: Mapping[str, Any] | None = None
     metric: str = "reward"
     cluster: str | None = None
     max_frozen_calls: int | None = None
@@ -114,78 +111,70 @@ class TrainerSettings:
             raise ConfigError(
                 f"cluster={self.cluster!r} must be the name of a key of tasks, or None"
             )
-        if self.engine is not None and self.engine_options:
-            raise ConfigError("engine_options apply only to the embedded engine: leave engine= out")
-        if isinstance(self.learner, Torch | Verl) and self.learner_options:
-            kind = type(self.learner).__name__
-            raise ConfigError(
-                f"learner_options={self.learner_options!r:.80} beside learner={kind}(…): give them "
-                f"to it, such as {kind}(token_budget=…)"
-            )
-        if self.learner is not None and self.learner_options:
-            raise ConfigError(
-                "learner_options apply only to the embedded learner: leave learner= out"
-            )
-        if self.engine is None or self.is_our_learner:
-            check_device_name(self.device)
-        if self.gateway is not None:
-            read_place(self.gateway)
-        self._check_ranks()
         self._check_policies()
         self._check_parts()
+        if self.engine is None or self.learner_spec is not None:
+            check_device_name(self.device)
+        if self.gateway is not None:
+            parse_gateway_address(self.gateway)
+        if isinstance(self.engine, str):  # it is an error here, and not when the engine is built
+            _ = self.engine_spec
+        if self.learner_spec is not None:
+            self.learner_spec.check(self.device)
         if self.reward is not None:
             object.__setattr__(self, "reward", as_scorer(self.reward))
         # one name stands for a list of it, and an iterator would be used up by the check
         object.__setattr__(self, "sinks", checked_sinks(self.sinks))
         if self.store is not None:  # a password in it is shown and written nowhere
             object.__setattr__(self, "store", public_url(self.store))
-        for name in ("engine_options", "learner_options"):  # the user's own may change later
-            object.__setattr__(self, name, dict(getattr(self, name) or {}))
 
     @property
     def gateway_place(self) -> tuple[str, int]:
         """Interface and port of the gateway; port 0 is a free one."""
-        return ("127.0.0.1", 0) if self.gateway is None else read_place(self.gateway)
+        return ("127.0.0.1", 0) if self.gateway is None else parse_gateway_address(self.gateway)
+
+    @cached_property
+    def engine_spec(self) -> EngineSpec | None:
+        """What builds the engine; None for an engine of the user's own, or without policies."""
+        spec: EngineSpec | None = self._spec("engines", self.engine, DEFAULT_ENGINE)
+        return spec
+
+    @cached_property
+    def learner_spec(self) -> LearnerSpec | None:
+        """What builds the learner; None for a learner of the user's own, or without policies."""
+        spec: LearnerSpec | None = self._spec("learners", self.learner, DEFAULT_LEARNER)
+        return spec
 
     @property
-    def is_our_learner(self) -> bool:
-        """Whether the trainer makes the learner."""
-        return self.learner is None or isinstance(self.learner, Torch | Verl)
+    def own_engine(self) -> TokenEngine:
+        """The engine that was given as such."""
+        return cast("TokenEngine", self.engine)
 
     @property
-    def learner_devices(self) -> tuple[str, ...]:
-        """The device of each rank of a learner that the trainer makes."""
-        if isinstance(self.learner, Verl):
-            return self.learner.placed(self.device)
-        return self.described.placed(self.device, started=started())
+    def own_learner(self) -> Learner:
+        """The learner that was given as such."""
+        return cast("Learner", self.learner)
 
-    @property
-    def described(self) -> Torch:
-        """The learner in words: what was given as such, else the plain one."""
-        return self.learner if isinstance(self.learner, Torch) else Torch()
+    def _spec(self, kind: str, part: Any, default: str) -> Any:
+        if part is None and not self.has_policies:
+            return None
+        if part is None or isinstance(part, str):
+            return load_plugin(kind, part or default)()
+        return part if callable(getattr(part, "build", None)) else None
 
     def _check_parts(self) -> None:
         """Raise `ConfigError` for what cannot be an engine, a learner, or runners."""
-        for name, (described, method) in _PARTS.items():
-            given = getattr(self, name)
-            if isinstance(given, described) or (given is None and name != "runners"):
+        for name, methods in _METHODS.items():
+            part = getattr(self, name)
+            is_number = isinstance(part, Integral) and not isinstance(part, bool)
+            if is_number if name == "runners" else part is None:
                 continue
-            if isinstance(given, type | str | bool) or not callable(getattr(given, method, None)):
+            if isinstance(part, str) and part:
+                continue
+            is_one = any(callable(getattr(part, method, None)) for method in methods)
+            if isinstance(part, type | str | bool) or not is_one:
                 kinds = " or ".join(_SHOWN_KINDS[name])
-                raise ConfigError(f"{name}={given!r:.80}: give {kinds}")
-
-    def _check_ranks(self) -> None:
-        if isinstance(self.learner, Torch):
-            self.learner.placed(self.device, started=started())
-            return
-        if isinstance(self.learner, Verl):
-            self.learner.placed(self.device)
-        if started():
-            raise ConfigError(
-                f"torchrun has started {started()} processes, and this learner needs one: give "
-                "learner=Torch() to the Trainer, a rank for each process, or start the script "
-                "without torchrun"
-            )
+                raise ConfigError(f"{name}={part!r:.80}: give {kinds}")
 
     def _check_policies(self) -> None:
         """Without policies there are no weights: what is said of them is refused."""
@@ -203,8 +192,6 @@ class TrainerSettings:
             "engine": self.engine,
             "learner": self.learner,
             "device": self.device if self.device != "cpu" else None,
-            "engine_options": self.engine_options or None,
-            "learner_options": self.learner_options or None,
             "validate_temperature": self.validate_temperature,
             "keep": self.keep if self.keep != "last" else None,
         }

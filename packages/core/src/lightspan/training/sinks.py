@@ -1,4 +1,4 @@
-"""Metric sinks: a run's metrics, sent to where a team looks at them too.
+"""Metric sinks: copies of a run's metrics for the services of a team.
 
 `metrics.jsonl` in the run's folder is the record; a sink is a copy for reading. One that fails is
 reported once and left out from then on: it never stops a training. Metrics are named
@@ -7,17 +7,15 @@ reported once and left out from then on: it never stops a training. Metrics are 
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from lightspan.errors import ConfigError, LightspanError
+from lightspan.errors import ConfigError
+from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema.records import Json
 
 
@@ -39,7 +37,11 @@ class SinkRun(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class MetricSink(Protocol):
-    """Where metrics go. Any error in it is caught by `Sinks`."""
+    """Where metrics go. Any error in it is caught by `Sinks`.
+
+    It may have a method `check`, which raises `ConfigError` before the training begins, where a
+    package that it needs is not installed.
+    """
 
     def open(self, run: SinkRun) -> None:
         """Begin, or go on with, the run's record there."""
@@ -54,149 +56,11 @@ class MetricSink(Protocol):
         ...
 
 
-class TensorBoard(MetricSink):
-    """Event files for TensorBoard (`pip install tensorboard`).
-
-    Args:
-        folder: where the event files go; None for `tensorboard` in the run's folder.
-    """
-
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = folder
-        self._writer: Any = None
-
-    def open(self, run: SinkRun) -> None:
-        _needs("tensorboard")
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = self._folder or run.folder / "tensorboard"
-        self._writer = SummaryWriter(str(folder), purge_step=run.first_step)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _ProjectSink(MetricSink):
-    """What Weights & Biases and Trackio, which copies its interface, share.
-
-    Args:
-        project: the project there.
-        options: further arguments of the service's `init`.
-    """
-
-    def __init__(self, project: str = "lightspan", **options: Any) -> None:
-        self._project = project
-        self._options = options
-        self._run: Any = None
-        """What takes the metrics, once it is open."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class WandB(_ProjectSink):
-    """Weights & Biases (`pip install wandb`). The key comes from `wandb login` or WANDB_API_KEY.
-
-    Args:
-        project: the project there.
-        options: further arguments of `wandb.init`, such as `mode="offline"`.
-    """
-
-    def open(self, run: SinkRun) -> None:
-        wandb = _needs("wandb")
-        defaults = {
-            "project": self._project,
-            "id": run.run_id,
-            "name": run.name,
-            "resume": "allow",
-            "config": dict(run.config),
-            "dir": str(run.folder),
-        }
-        self._run = wandb.init(**{**defaults, **self._options})
-
-
-class MLflow(MetricSink):
-    """MLflow tracking (`pip install mlflow`; `mlflow-skinny` suffices for a server elsewhere).
-
-    Args:
-        experiment: the experiment there; it is made if it does not exist.
-        tracking_uri: None for MLFLOW_TRACKING_URI, else MLflow's own default.
-    """
-
-    RUN_TAG: Final = "lightspan.run_id"
-
-    def __init__(self, experiment: str = "lightspan", tracking_uri: str | None = None) -> None:
-        self._experiment = experiment
-        self._uri = tracking_uri
-        self._client: Any = None
-        self._run_id = ""
-
-    def open(self, run: SinkRun) -> None:
-        _needs("mlflow")
-        from mlflow.tracking import MlflowClient
-
-        self._client = MlflowClient(tracking_uri=self._uri)
-        existing = self._client.get_experiment_by_name(self._experiment)
-        if existing is None:
-            experiment = self._client.create_experiment(self._experiment)
-        else:
-            experiment = existing.experiment_id
-        wanted = f"tags.`{self.RUN_TAG}` = '{run.run_id}'"
-        earlier = self._client.search_runs([experiment], wanted, max_results=1)
-        if earlier:
-            self._run_id = earlier[0].info.run_id
-            self._client.update_run(self._run_id, status="RUNNING")
-            return
-        tags = {self.RUN_TAG: run.run_id}
-        self._run_id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-        for name, value in run.config.items():
-            self._client.log_param(self._run_id, name, str(value)[:500])
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self._run_id, name, value, step=step)
-
-    def close(self) -> None:
-        self._client.set_terminated(self._run_id)
-
-
-class Trackio(_ProjectSink):
-    """Trackio (`pip install trackio`): kept on this machine unless told otherwise.
-
-    Args:
-        project: the project there.
-        options: further arguments of `trackio.init`, such as `space_id`.
-    """
-
-    def open(self, run: SinkRun) -> None:
-        self._run = _needs("trackio")  # the module itself logs to the run that it opened last
-        # it goes on with a run by its name, which folders of different runs may share
-        defaults = {"name": f"{run.name}-{run.run_id[-8:]}", "config": dict(run.config)}
-        self._run.init(self._project, resume="allow", **{**defaults, **self._options})
-
-
-SINKS: Final[Mapping[str, type[MetricSink]]] = {
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-    "trackio": Trackio,
-    "wandb": WandB,
-}
-"""Name of a sink, and of the package that it needs → its class."""
-
-
 class Sinks:
     """Several sinks that cannot do harm.
 
     Args:
-        sinks: names of `SINKS`, or sinks.
+        sinks: names of entry points of `lightspan.sinks`, or sinks.
         note: is told of one that fails.
 
     Raises:
@@ -256,27 +120,6 @@ def metric_values(line: Mapping[str, Json]) -> dict[str, float]:
     }
 
 
-def send_metrics(
-    lines: Sequence[Mapping[str, Json]],
-    run: SinkRun,
-    sink: str | MetricSink,
-) -> None:
-    """Send the metrics of a finished run to a sink, beginning with its first.
-
-    Raises:
-        ConfigError: an unknown sink, or its package is not installed.
-        LightspanError: the sink failed, so that not everything arrived.
-    """
-    failures: list[str] = []
-    sinks = Sinks([sink], failures.append)
-    sinks.open(run)
-    for line in lines:
-        sinks.add(line)
-    sinks.close()
-    if failures:
-        raise LightspanError(f"not all metrics were sent: {failures[0]}")
-
-
 def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:
     """What was given as `sinks=`, once it is known to be usable; a single name makes a list of one.
 
@@ -287,7 +130,7 @@ def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:
         sinks = (sinks,)
     if isinstance(sinks, type) or not isinstance(sinks, Iterable):
         raise ConfigError(
-            f"sinks={sinks!r} is no list of sinks: give names ({', '.join(SINKS)}) or sinks in a "
+            f"sinks={sinks!r} is no list of sinks: give names ({_names()}) or sinks in a "
             "list, () for none"
         )
     checked = tuple(sinks)
@@ -298,10 +141,10 @@ def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:
 
 def _sink(sink: str | MetricSink) -> MetricSink:
     if isinstance(sink, str):
-        if sink not in SINKS:
-            raise ConfigError(f"sinks: {sink!r} is unknown; use one of {', '.join(SINKS)}")
-        _check_installed(sink)
-        return SINKS[sink]()
+        if sink not in installed_plugins("sinks"):
+            raise ConfigError(f"sinks: {sink!r} is unknown; use one of {_names()}")
+        made: MetricSink = load_plugin("sinks", sink)()
+        return _checked(made)
     if isinstance(sink, type):
         raise ConfigError(f"sinks: {sink.__name__} is a class; give a sink, {sink.__name__}(…)")
     lacking = [name for name in _METHODS if not callable(getattr(sink, name, None))]
@@ -310,29 +153,19 @@ def _sink(sink: str | MetricSink) -> MetricSink:
             f"sinks: {sink!r} is no sink; it needs open, log and close, and lacks "
             f"{', '.join(lacking)}"
         )
-    for package, kind in SINKS.items():
-        if isinstance(sink, kind):
-            _check_installed(package)
+    return _checked(sink)
+
+
+def _checked(sink: MetricSink) -> MetricSink:
+    """Raise `ConfigError` if the sink says that it lacks a package."""
+    check = getattr(sink, "check", None)
+    if callable(check):
+        check()
     return sink
 
 
+def _names() -> str:
+    return ", ".join(installed_plugins("sinks"))
+
+
 _METHODS: Final = ("open", "log", "close")
-
-
-def _check_installed(package: str) -> None:
-    """Raise `ConfigError` if it is not, without importing it."""
-    # find_spec raises for a module without a spec, and None in sys.modules rules a package out
-    loaded = package in sys.modules
-    if (sys.modules[package] if loaded else find_spec(package)) is None:
-        raise _not_installed(package)
-
-
-def _needs(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise _not_installed(package) from error
-
-
-def _not_installed(package: str) -> ConfigError:
-    return ConfigError(f"this sink needs {package}, which is not installed: pip install {package}")

@@ -11,6 +11,7 @@ import msgspec
 
 from lightspan.algorithms.apo.questions import ANGLES, WAYS, critique, edit
 from lightspan.algorithms.apo.search import LIBRARY, BeamPlan, Models, Search
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split
 from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.options import (
@@ -21,11 +22,9 @@ from lightspan.algorithms.prompts.options import (
     check_prompts,
     check_reflection,
 )
-from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.prompts.trials import Trials
 from lightspan.algorithms.protocol import Reflections, World
-from lightspan.errors import short_constructor
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
@@ -39,7 +38,6 @@ _WHOLE = (
 )
 
 
-@short_constructor
 @dataclass(kw_only=True, eq=False)
 class APO(PromptSearch):
     """Learns the texts of prompts by textual gradients and beam search (ProTeGi, arXiv 2305.03495):
@@ -185,8 +183,8 @@ class APO(PromptSearch):
     async def search(self, world: World, split: Split) -> Found:
         async with AsyncExitStack() as stack:
 
-            def opened(llm: LLM) -> Reflector:
-                reflector = Reflector(
+            def opened(llm: LLM) -> EndpointClient:
+                reflector = EndpointClient(
                     llm,
                     timeout_s=self.reflection_timeout_s,
                     patience_s=self.patience_s,

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lightspan.algorithms.apo.questions import ANGLES, WAYS, critique, edit
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.prompts.candidates import Candidate, Found, Split, TooFewRolloutsError
 from lightspan.algorithms.prompts.journal import Evaluation, Reflection
-from lightspan.algorithms.prompts.reflection import Reflector, Unusable, other_template
+from lightspan.algorithms.prompts.reflection import Unusable, other_template
 from lightspan.algorithms.prompts.trials import Question, SpentError, Trial, Trials
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
@@ -45,9 +46,9 @@ class BeamPlan:
 class Models(NamedTuple):
     """The reflection models."""
 
-    critic: Reflector
+    critic: EndpointClient
     """Says what is wrong with a prompt."""
-    editor: Reflector
+    editor: EndpointClient
     """Writes another one by that."""
 
 

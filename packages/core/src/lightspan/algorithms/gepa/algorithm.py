@@ -10,6 +10,7 @@ from statistics import fmean
 
 import msgspec
 
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.gepa.questions import question
 from lightspan.algorithms.gepa.search import Search
 from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split
@@ -22,10 +23,9 @@ from lightspan.algorithms.prompts.options import (
     check_prompts,
     check_reflection,
 )
-from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.protocol import Reflections, World
-from lightspan.errors import ConfigError, short_constructor
+from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
@@ -34,7 +34,6 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 
 
-@short_constructor
 @dataclass(kw_only=True, eq=False)
 class GEPA(PromptSearch):
     """Learns the texts of prompts: a language model reads what rollouts showed and proposes others,
@@ -158,7 +157,7 @@ class GEPA(PromptSearch):
         }
 
     async def search(self, world: World, split: Split) -> Found:
-        reflector = Reflector(
+        reflector = EndpointClient(
             self.reflection,
             timeout_s=self.reflection_timeout_s,
             patience_s=self.patience_s,

@@ -33,8 +33,8 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 
 if TYPE_CHECKING:
+    from lightspan.algorithms.endpoint_client import EndpointClient
     from lightspan.algorithms.gepa.algorithm import GEPA
-    from lightspan.algorithms.prompts.reflection import Reflector
     from lightspan.algorithms.protocol import World
 
 T = TypeVar("T")
@@ -75,7 +75,12 @@ class Search:
     """
 
     def __init__(
-        self, settings: GEPA, world: World, split: Split, journal: Journal, reflector: Reflector
+        self,
+        settings: GEPA,
+        world: World,
+        split: Split,
+        journal: Journal,
+        reflector: EndpointClient,
     ) -> None:
         self._settings = settings
         self._world = world

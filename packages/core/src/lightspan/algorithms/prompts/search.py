@@ -23,7 +23,7 @@ from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
 
 LETTERS_A_TOKEN: Final = 4
-"""Characters, for forecasts alone: the tokenizers of reflection models are not ours."""
+"""Characters, for estimates alone: the tokenizers of reflection models are not ours."""
 
 
 class PromptSearch(Algorithm):

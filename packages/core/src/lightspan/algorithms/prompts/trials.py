@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.prompts.candidates import ANY_CALL, Candidate, Found
 from lightspan.algorithms.prompts.chosen import Chosen
 from lightspan.algorithms.prompts.feedback import Evidence, evidence_of
 from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection, Survey
-from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.survey import Surveyed, Text, survey
 from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.episode import Episode
@@ -59,7 +59,7 @@ class Question(NamedTuple):
     prompt: str
     """Whose other text it is about."""
     asked: str
-    reflector: Reflector
+    reflector: EndpointClient
     place: str = ""
     """Tells it from an equal one that is asked at the same time."""
 

@@ -8,13 +8,13 @@ import ipaddress
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from lightspan.engines.protocol import ToolParserName
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.engines.protocol import EngineRequest, ModelSize, ToolParserName
+from lightspan.errors import ConfigError
 from lightspan.schema.checks import (
     check_choice,
     check_date,
@@ -22,6 +22,9 @@ from lightspan.schema.checks import (
     check_url,
     check_whole,
 )
+
+if TYPE_CHECKING:
+    from lightspan.engines.vllm.engine import VLLMEngine
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 TRANSFERS: Final = ("files", "gloo", "nccl")
@@ -53,6 +56,8 @@ OURS: Final[Mapping[str, str]] = {
 PARALLEL: Final = ("--tensor-parallel-size", "-tp")
 """How many devices share the model of a server."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+CPU_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
+"""GiB of keys and values of a server on a CPU."""
 MOST_SERVERS: Final = 1024
 """Of one policy: each is a process with a copy of the model."""
 # how each is written, for those who wrote something else
@@ -123,7 +128,6 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """This machine's address as servers reach it, for `gloo` and `nccl`. Who reaches it during an
     update can read the weights: loopback, or a network that nobody else is in."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         self._check_kinds()
         self._take_lists()
@@ -198,21 +202,40 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         """How many devices share the model of a server."""
         return int(self.flag(*PARALLEL) or 1)
 
+    def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
+        """See `EngineSpec.copies`."""
+        return [(name,) for name in request.models] if self.merge else request.copies()
+
+    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+        """See `EngineSpec.memory`: on a GPU vLLM's key-value cache fills what is left."""
+        del device
+        if self.addresses:  # not on this machine
+            return {}
+        width = {None: size.weight_bytes, "float32": 4}.get(self.dtype, 2)
+        parts = {"engine weights": self.servers * size.parameters * width}
+        cache = self.environment.get(CPU_CACHE, os.environ.get(CPU_CACHE, ""))
+        if cache.isdecimal() and int(cache):
+            parts["key-value cache"] = self.servers * int(cache) * 2**30
+        return parts
+
     @property
     def link(self) -> Link | None:
         """How weights are sent; None where servers read files of ours."""
         return None if self.transfer == "files" else Link(self.transfer, self.trainer_host)
 
-    def waiting(self, logs: Path) -> str:
-        """What a person is told who waits for the servers.
+    def build(self, request: EngineRequest) -> VLLMEngine:
+        """See `EngineSpec.build`."""
+        from lightspan.engines.vllm.engine import VLLMEngine
 
-        Args:
-            logs: the folder of what they say.
-        """
+        lora = {} if self.merge else request.lora
+        return VLLMEngine(self, request.models, lora=lora, logs=request.folder, seed=request.seed)
+
+    def describe(self, folder: Path) -> str:
+        """See `EngineSpec.describe`."""
         if self.addresses:
             every = dict.fromkeys(address for each in self._lists for address in each)
             return f"looking for the vLLM servers at {', '.join(every)}"
-        return f"starting vLLM, which takes a minute or more; what it says: {logs}/vllm-*.log"
+        return f"starting vLLM, which takes a minute or more; what it says: {folder}/vllm-*.log"
 
     @property
     def _lists(self) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""OpenAI's chat dialect: messages in, a message out. Pure."""
+"""OpenAI's chat completions. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
-from lightspan.gateway.dialects.shared import (
+from lightspan.gateway.api_errors import bad_request
+from lightspan.gateway.dialects.base import (
     HONOURED_BY_ALL,
     NEUTRAL_IN_ALL,
     SHARED_TYPES,
@@ -28,7 +28,7 @@ from lightspan.gateway.dialects.shared import (
     token_logprobs,
     unsupported,
 )
-from lightspan.gateway.refusal import bad_request
+from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import Sampling
 
@@ -50,7 +50,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "reasoning_effort": (None,),
     "verbosity": (None,),
 }
-"""Fields that cannot be honoured, with the values that ask for nothing."""
+"""Unsupported fields, with the values that mean the default."""
 
 _TYPES: Final[Types] = {
     **SHARED_TYPES,
@@ -71,10 +71,6 @@ class ChatRequest(ModelRequest):
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def said(self) -> Any:
-        return [self.messages, self.tools, self.template_options]
 
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         options, named = self.template_options, self.asks_with
@@ -138,18 +134,18 @@ def _logprobs(choice: Choice) -> dict[str, Any]:
 
 
 def _delta(base: Mapping[str, Any], index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
-    """A chunk in mid-stream."""
+    """Return a chunk before the last."""
     return {**base, "choices": [{"index": index, "delta": delta, "finish_reason": None}]}
 
 
 def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) -> ChatRequest:
-    """Understand a request.
+    """Parse a request.
 
     Args:
         body: the decoded JSON.
-        mode: of the rollout. In train and dev mode, for a trained policy (`forced` given), sampling
-            is the algorithm's and what cannot be honoured is overridden; otherwise it is refused,
-            but for what is `STEERING`.
+        mode: of the rollout. In train and dev mode, for a trained policy (with `forced`), sampling
+            is the algorithm's and unsupported fields are overridden; else they are refused, but
+            for `STEERING`.
         forced: the algorithm's sampling; in val mode its temperature alone counts.
 
     Raises:
@@ -173,7 +169,6 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
         constraint=constraint_of(
             format=("response_format", _flat_format(body.get("response_format"))),
             tools=tools,
-            tools_field="tools[{}].function.parameters",
             choice=body.get("tool_choice"),
             one_call=one_call_of(body),
         ),
@@ -187,7 +182,7 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
 def as_in_training(
     body: Mapping[str, Any], forced: Sampling
 ) -> tuple[dict[str, Any], Mapping[str, tuple[Any, Any]]]:
-    """The request with the sampling of training, for an endpoint (a dry run), and the overrides.
+    """Return the request with the sampling of training, for a dry run, and the overrides.
 
     Raises:
         ApiError: 400 naming the field.
@@ -205,7 +200,7 @@ def as_in_training(
 
 
 def _flat_format(value: Any) -> Any:
-    """A response format as the Responses API has it."""
+    """Return a response format as the Responses API has it."""
     inner = value.get("json_schema") if isinstance(value, Mapping) else None
     return {**inner, **value} if isinstance(inner, Mapping) else value
 

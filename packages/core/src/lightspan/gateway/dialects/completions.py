@@ -1,7 +1,6 @@
-"""OpenAI's older dialect, `/v1/completions`: text or token ids in, text out. Pure.
+"""OpenAI's text completions, `/v1/completions`. Pure.
 
-A prompt is taken as it is: its ids are those of its text, and nothing (no template, no token that
-begins a sequence) is added.
+A prompt is tokenised as it is, without a template or a BOS token.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from typing import Any, ClassVar, Final, Self
 
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.errors import ContextOverflowError
-from lightspan.gateway.dialects.shared import (
+from lightspan.gateway.api_errors import bad_request
+from lightspan.gateway.dialects.base import (
     HONOURED_BY_ALL,
     MAX_CHOICES,
     NEUTRAL_IN_ALL,
@@ -29,7 +29,6 @@ from lightspan.gateway.dialects.shared import (
     too_long,
     unsupported,
 )
-from lightspan.gateway.refusal import bad_request
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import Sampling
 
@@ -45,7 +44,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "logit_bias": ({}, None),
     "suffix": ("", None),
 }
-"""Fields that cannot be honoured, with the values that ask for nothing."""
+"""Unsupported fields, with the values that mean the default."""
 
 _TYPES: Final[Types] = {**SHARED_TYPES, "logprobs": (int,), "best_of": (int,)}
 _MAX_ID: Final = 2**31 - 1
@@ -55,7 +54,7 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(ModelRequest):
-    """A request for text completions. Choices of one prompt stand together, as OpenAI has them."""
+    """A request for text completions; as with OpenAI, the choices of a prompt are adjacent."""
 
     asks_with: ClassVar[str] = "prompt"
     chunk_object: ClassVar[str] = "text_completion"
@@ -67,10 +66,6 @@ class CompletionRequest(ModelRequest):
     @property
     def count(self) -> int:
         return len(self.given)
-
-    @property
-    def said(self) -> Any:
-        return self.given
 
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         most = tokenizer.context_length
@@ -107,7 +102,7 @@ class CompletionRequest(ModelRequest):
             yield {**base, "choices": [], "usage": answer.usage()}
 
     def _end(self, answer: Answer, choice: Choice) -> dict[str, Any]:
-        """What is said of a finished choice beside its text."""
+        """Return the fields of a finished choice beside its text."""
         end: dict[str, Any] = {
             "index": choice.index,
             "finish_reason": choice.finish_reason,
@@ -131,7 +126,7 @@ def _logprobs(choice: Choice) -> dict[str, Any]:
 def parse_completion(
     body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None
 ) -> CompletionRequest:
-    """Understand a request; see `lightspan.gateway.dialects.chat.parse_chat`.
+    """Parse a request; see `lightspan.gateway.dialects.chat.parse_chat`.
 
     `logprobs=0` gives the log-probabilities of the sampled tokens; more, those of other tokens
     too, cannot be honoured.

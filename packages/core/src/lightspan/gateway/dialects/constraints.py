@@ -1,6 +1,6 @@
-"""What a request allows as its answer: a response format, and how tools may be called. Pure.
+"""What a request constrains: the response format, and how tools may be called. Pure.
 
-A constraint belongs to the app: it is honoured or refused in every mode, never left out.
+A constraint is part of the app: it is honoured or refused in every mode, never dropped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from lightspan.gateway.refusal import bad_request
+from lightspan.gateway.api_errors import bad_request
 
 Schema = Mapping[str, Any]
 
@@ -21,18 +21,8 @@ CONSTRAINING: Final = frozenset(
         *("response_format", "tools", "tool_choice"),
     }
 )
-"""Fields that constrain the answer: those of other servers, those of long ago, and in a dialect
-that does not know them those of another. Where they are not honoured they are refused."""
+"""Fields of any server or API version that constrain the answer; unsupported, they are refused."""
 _ANY_OBJECT: Final[Schema] = {"type": "object"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """A text that is JSON."""
-
-    schema: Schema
-    field: str
-    """Which field asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,28 +31,27 @@ class Tool:
 
     name: str
     parameters: Schema
-    field: str
-    """Where the parameters stand in the request."""
 
 
 Calls = Literal["auto", "required"]
 Asked = tuple[str, Any]
-"""A field that asks for it, and its value."""
+"""(field, value) that ask for a constraint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What an answer has to be.
+    """What an answer must be.
 
     Args:
-        format: of the text; None for any text.
+        asked: the field that asks for it, and its value.
+        format: the schema of a text that is JSON; None for any text.
         tools: those that may be called; none if no call is looked for.
         calls: "required": the answer is nothing but calls.
         parallel: several calls may stand in one answer.
     """
 
     asked: Asked = ("", None)
-    format: Format | None = None
+    format: Schema | None = None
     tools: tuple[Tool, ...] = ()
     calls: Calls = "auto"
     parallel: bool = True
@@ -72,17 +61,15 @@ def constraint_of(
     *,
     format: Asked,
     tools: Sequence[Mapping[str, Any]] | None,
-    tools_field: str,
     choice: Any,
     one_call: Asked | None,
 ) -> Constraint | None:
-    """What a request constrains; None if an answer may be anything.
+    """Return what a request constrains; None if an answer may be anything.
 
     Args:
         format: the name and value of the field that asks for a format, `schema` and all in one
             object, as the Responses API has it.
         tools: as chat has them.
-        tools_field: where a tool's parameters stand, to be filled in with its number.
         choice: the value of `tool_choice`.
         one_call: the field that asks for one call at most; None if none does.
 
@@ -90,7 +77,7 @@ def constraint_of(
         ApiError: 400 naming the field.
     """
     wanted = _format(*format)
-    called = _tools(tools or (), tools_field)
+    called = _tools(tools or ())
     names, calls = _choice(choice, {tool.name for tool, _ in called})
     if names is not None:
         called = [(tool, strict) for tool, strict in called if tool.name in names]
@@ -105,7 +92,7 @@ def constraint_of(
     fields = [field for asks, field in asking if asks and field is not None]
     if not fields:
         return None
-    # what is not strict is a hint as long as nothing else holds the calls
+    # the parameters of a tool that is not strict only guide the model, unless a call is forced
     offered = tuple(
         tool if is_strict or calls == "required" else _loose(tool) for tool, is_strict in called
     )
@@ -119,7 +106,7 @@ def constraint_of(
 
 
 def one_call_of(body: Mapping[str, Any]) -> Asked | None:
-    """What of an OpenAI request asks for one call at most."""
+    """Return the field of an OpenAI request that asks for at most one call."""
     field = "parallel_tool_calls"
     asked = body.get(field)
     if asked is not None and not isinstance(asked, bool):
@@ -128,10 +115,10 @@ def one_call_of(body: Mapping[str, Any]) -> Asked | None:
 
 
 def _loose(tool: Tool) -> Tool:
-    return Tool(name=tool.name, parameters=_ANY_OBJECT, field=tool.field)
+    return Tool(name=tool.name, parameters=_ANY_OBJECT)
 
 
-def _format(field: str, value: Any) -> Format | None:
+def _format(field: str, value: Any) -> Schema | None:
     kind = value.get("type") if isinstance(value, Mapping) else value
     if kind == "text" or (kind is None and not value):
         return None
@@ -140,7 +127,7 @@ def _format(field: str, value: Any) -> Format | None:
             f"'{field}' of type json_object takes no schema: ask for json_schema", field
         )
     if kind == "json_object":
-        return Format(schema=_ANY_OBJECT, field=field)
+        return _ANY_OBJECT
     if kind != "json_schema":
         raise bad_request(
             f"'{field}' has the type {kind!r}: there are text, json_object and json_schema", field
@@ -148,34 +135,31 @@ def _format(field: str, value: Any) -> Format | None:
     schema = value.get("schema")
     if not isinstance(schema, Mapping):
         raise bad_request(f"'{field}' of type json_schema needs a schema, an object", field)
-    return Format(schema=schema, field=field)
+    return schema
 
 
-def _tools(tools: Sequence[Mapping[str, Any]], field: str) -> list[tuple[Tool, bool]]:
-    """Each tool, and whether it is strict."""
+def _tools(tools: Sequence[Mapping[str, Any]]) -> list[tuple[Tool, bool]]:
+    """Return each tool, and whether it is strict."""
     read = []
     for number, tool in enumerate(tools):
+        where = f"tools[{number}]"
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            where = f"tools[{number}]"
             raise bad_request(f"{where} is not a function with a name", where)
-        where = field.format(number)
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
-            raise bad_request(f"'{where}' must be an object", where)
-        # OpenAI's: a function without parameters takes none
-        schema = parameters or {"type": "object", "properties": {}}
-        known = Tool(name=function["name"], parameters=schema, field=where)
+            raise bad_request(f"the parameters of {where} must be an object", where)
         strict = function.get("strict")
         if tool.get("strict") is not None or not isinstance(strict, bool | None):
-            where = f"tools[{number}]"
             raise bad_request(f"'{where}.function.strict' must be true or false", where)
-        read.append((known, strict is True))
+        # OpenAI's: a function without parameters takes none
+        schema = parameters or {"type": "object", "properties": {}}
+        read.append((Tool(name=function["name"], parameters=schema), strict is True))
     return read
 
 
 def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
-    """(the tools that may be called, None for all; whether one has to be)."""
+    """Return (the tools that may be called, None: all; whether a call is required)."""
     if choice in (None, "auto", "none"):
         return None, "auto"
     if choice in ("required", "any"):
@@ -202,7 +186,7 @@ _MODES: Final = ("auto", "required")
 
 
 def _forces_one(choice: Any) -> bool:
-    """It names the function to call: that one, once, as OpenAI has it ("exactly one")."""
+    """Return whether it names one function, which OpenAI calls exactly once."""
     return isinstance(choice, Mapping) and choice.get("type") != "allowed_tools"
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
+from lightspan.learners.memory import FLOAT32_BYTES, training_memory
+from lightspan.learners.protocol import LearnerRequest
 from lightspan.schema.checks import check_choice, check_number, check_whole
+
+if TYPE_CHECKING:
+    from lightspan.learners.verl.learner import VerlLearner
 
 DTYPES: Final = ("float32", "bfloat16")
 
@@ -50,7 +55,6 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 1800.0
     """How long anything else may take: a hung rank ends the run after that."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         if not isinstance(self.python, str) or not self.python:
             raise ConfigError(
@@ -69,13 +73,35 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         check_number("Verl: start_s", self.start_s, above=0)
         check_number("Verl: timeout_s", self.timeout_s, above=0)
 
-    @property
-    def where(self) -> str:
-        """Where ranks are started, in words; empty for the usual place."""
+    def check(self, device: str) -> None:
+        """See `LearnerSpec.check`."""
+        self.placed(device)
+
+    def build(self, request: LearnerRequest) -> VerlLearner:
+        """See `LearnerSpec.build`."""
+        from lightspan.learners.verl.learner import described
+
+        return described(
+            self,
+            request.models,
+            device=request.device,
+            optimizer=request.optimizer,
+            lora=request.lora,
+            critic=request.critic,
+            seed=request.seed,
+        )
+
+    def describe(self, device: str) -> str:
+        """See `LearnerSpec.describe`."""
+        devices = self.placed(device)
+        ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
+        text = f"starting {ranks} of the learner: {', '.join(devices)}"
         if not self.ray:
-            return ""
-        own = "in a Ray cluster on this machine"
-        return own if self.ray is True else f"in the Ray cluster {self.ray}"
+            return text
+        own = self.ray is True
+        return (
+            f"{text} in {'a Ray cluster on this machine' if own else f'the Ray cluster {self.ray}'}"
+        )
 
     def placed(self, device: str) -> tuple[str, ...]:
         """The device of each rank.
@@ -99,6 +125,17 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
                 f"for the first {self.ranks} GPUs, or ranks=1"
             )
         return tuple(f"cuda:{number}" for number in range(self.ranks))
+
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
+        """Return part → bytes of all ranks together, which hold shards in float32.
+
+        Args:
+            parameters: of a policy's model.
+            lora: parameters of LoRA beside them; 0: the model's own are trained.
+            device: the trainer's.
+            reference: whether there is a KL term.
+        """
+        return training_memory(parameters, lora, weight_bytes=FLOAT32_BYTES, reference=reference)
 
 
 def _check_ray(ray: object) -> None:

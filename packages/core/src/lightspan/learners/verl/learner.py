@@ -32,6 +32,7 @@ from lightspan.errors import (
 from lightspan.learners.budgets import default_token_budget
 from lightspan.learners.calls import number_calls
 from lightspan.learners.inputs import check_loss, check_names, check_rows, ordered
+from lightspan.learners.metrics import Tally, over_policies
 from lightspan.learners.models import TrainedModel, rate_factor
 from lightspan.learners.protocol import (
     Critic,
@@ -43,10 +44,7 @@ from lightspan.learners.protocol import (
     PolicyLoss,
     Which,
 )
-from lightspan.learners.ranks.shares import shares
 from lightspan.learners.saved import FORMAT, check_manifest, read
-from lightspan.learners.sums import over_policies
-from lightspan.learners.tallies import Tally
 from lightspan.learners.verl.description import Verl
 from lightspan.learners.verl.orders import (
     Answer,
@@ -201,7 +199,7 @@ class VerlLearner(Learner):
             chosen = [i for i in ordered(rows, indices) if i not in scores]
             if not chosen:
                 continue
-            parts = shares([rows[i] for i in chosen], self._size, whole_rollouts=False)
+            parts = partition([rows[i] for i in chosen], self._size)
             padded = _padded([[rows[chosen[i]] for i in part] for part in parts], policy)
             answers = self._together(
                 [
@@ -252,7 +250,7 @@ class VerlLearner(Learner):
         tally = Tally(isinstance(loss, PolicyLoss), rows=0)
         norm = 0.0
         if chosen:
-            parts = shares([rows[i] for i in chosen], self._size, whole_rollouts=True)
+            parts = partition([rows[i] for i in chosen], self._size)
             own = [[chosen[i] for i in part] for part in parts]
             padded = _padded([[rows[i] for i in part] for part in own], policy)
             orders = [
@@ -320,7 +318,7 @@ class VerlLearner(Learner):
                     f"LoRA(target_modules={lora.target_modules!r}) adapts {name}, which is no "
                     "linear layer: an engine that serves LoRA beside the model's own weights "
                     "takes none of that. Leave it out, or have the policy served merged "
-                    "(engine_options={'lora': {}}, VLLM(merge=True))"
+                    "(Transformers(merge_lora=True), VLLM(merge=True))"
                 )
         return LoRAWeights(rank=lora.rank, scale=lora.alpha / lora.rank, layers=layers)
 
@@ -463,6 +461,18 @@ def _weights_of(model: str | Path) -> str:
             "it with save_pretrained(…, safe_serialization=True)"
         )
     return str(origin.folder)
+
+
+def partition(rows: Sequence[Row], ranks: int) -> list[list[int]]:
+    """Return the indices of each rank's rows: each row goes, longest first, to the rank with the
+    fewest tokens."""
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for index in sorted(range(len(rows)), key=lambda index: -len(rows[index].ids)):
+        rank = tokens.index(min(tokens))
+        parts[rank].append(index)
+        tokens[rank] += len(rows[index].ids)
+    return [sorted(part) for part in parts]
 
 
 def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:

@@ -6,8 +6,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from lightspan import errors
+from lightspan.errors import LightspanError
 from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss, SFTLoss, Which
-from lightspan.learners.ranks.messages import Failure
 from lightspan.lightning.rows import Row
 
 Kind = Literal["served", "trained"]
@@ -95,6 +96,23 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Order = Setup | Update | Score | Weights | Hash | Save | Load | Drop
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of ours in another process."""
+
+    kind: str
+    text: str
+
+    @staticmethod
+    def of(error: LightspanError) -> Failure:
+        """Return the message of an error."""
+        return Failure(kind=type(error).__name__, text=str(error))
+
+    def error(self, where: str = "") -> LightspanError:
+        """Return the same error here, with the rank that raised it."""
+        kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
+        return kind(f"{where}: {self.text}" if where else self.text)
 
 
 class Answer(msgspec.Struct, kw_only=True):

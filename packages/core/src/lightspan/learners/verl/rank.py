@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from lightspan.errors import CheckpointError, LightspanError
-from lightspan.learners.ranks.messages import Failure
 from lightspan.learners.verl.frames import hold_lifeline, receive, send
 from lightspan.learners.verl.orders import (
     Answer,
     Drop,
+    Failure,
     Hash,
     Load,
     Order,

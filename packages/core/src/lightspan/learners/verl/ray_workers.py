@@ -21,11 +21,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightspan.errors import ConfigError, RankError
-from lightspan.learners.cards import VISIBLE, card
-from lightspan.learners.ranks.processes import end_children, how_it_ended
+from lightspan.learners.verl.cuda_devices import VISIBLE, card
 from lightspan.learners.verl.frames import receive, send
 from lightspan.learners.verl.orders import Assembly, Roll, Round, packed, returns, rolls
-from lightspan.learners.verl.team import SEEN_S, LostError, Team, last_words
+from lightspan.learners.verl.team import (
+    SEEN_S,
+    LostError,
+    Team,
+    end_children,
+    how_it_ended,
+    last_words,
+)
 
 MODULE: Final = "lightspan.learners.verl.steward"
 LOOK_S: Final = 2.0
@@ -136,7 +142,7 @@ class RayWorkers(Team):
         """Of the steward, and so of a cluster that it starts."""
         if self._address:
             return self._environment()
-        cards = [] if self._on_cpu else [card(device, "Verl") for device in self.devices]
+        cards = [] if self._on_cpu else [card(device) for device in self.devices]
         seen = {VISIBLE: ",".join(cards)} if cards else {}
         return {
             **self._environment(without=("RAY_",)),

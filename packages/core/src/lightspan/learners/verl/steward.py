@@ -18,9 +18,8 @@ from collections.abc import Sequence
 import psutil
 
 from lightspan.errors import LightspanError
-from lightspan.learners.ranks.messages import Failure
 from lightspan.learners.verl.frames import hold_lifeline, receive, send
-from lightspan.learners.verl.orders import Roll, assemblies, packed, rounds
+from lightspan.learners.verl.orders import Failure, Roll, assemblies, packed, rounds
 from lightspan.learners.verl.ray_group import Group
 
 

@@ -7,8 +7,12 @@ rank is lost.
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
 import tempfile
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +28,13 @@ SHOWN: Final = 12
 """Lines of what a process said last, in an error."""
 SEEN_S: Final = 2.0
 """How long the end of a process may take to show after its connection has closed."""
+GRACE_S: Final = 5.0
+"""From the end of its standard input until a process is killed."""
 _LONGEST: Final = 40
 """Of the folder's path: Ray has sockets in it, whose paths may have 107 characters."""
 _PLATFORM: Final = {
     "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": "lightspan.testing.verl_platform",
+    "VERL_USE_EXTERNAL_MODULES": "lightspan.learners.verl.cpu_platform",
     # Layers and activations come and go in every pass, and glibc would keep as much again: this is
     # what it begins with, but said, it stays.
     "MALLOC_MMAP_THRESHOLD_": "131072",
@@ -172,6 +178,30 @@ def last_words(log: Path) -> str:
     """What a process said at its end, for a message."""
     said = log.read_text(errors="replace").strip().splitlines()[-SHOWN:] if log.exists() else []
     return "; it said at the end:\n" + "\n".join(said) + "\n" if said else ""
+
+
+def how_it_ended(status: int) -> str:
+    """Return the end of a process in words, by its exit status."""
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    hint = ", which the kernel does where the host's memory runs out" if status == -9 else ""
+    return f"was ended by {name}{hint}"
+
+
+def end_children(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """End processes whose standard input is their lifeline, and remove their folder."""
+    for child in children:
+        if child.stdin is not None:
+            child.stdin.close()
+    end = time.monotonic() + GRACE_S
+    for child in children:
+        try:
+            child.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_folder() -> Path:

@@ -16,9 +16,9 @@ from torch import Tensor
 from lightspan.errors import CheckpointError, UnsupportedError
 from lightspan.learners import losses
 from lightspan.learners.calls import number_calls
+from lightspan.learners.metrics import Tally
 from lightspan.learners.objective import TokenValues, policy_losses
 from lightspan.learners.protocol import PolicyLoss, Which
-from lightspan.learners.tallies import Tally
 from lightspan.learners.verl.internals import Batch, Model
 from lightspan.learners.verl.orders import Kind, Score, Setup, Update
 from lightspan.learners.verl.shards import Saved, Shard, shard_of, write

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lightspan.learners.cards import VISIBLE, card
-from lightspan.learners.ranks.processes import end_children, how_it_ended
+from lightspan.learners.verl.cuda_devices import VISIBLE, card
 from lightspan.learners.verl.frames import receive, send
-from lightspan.learners.verl.team import SEEN_S, LostError, Team, last_words
+from lightspan.learners.verl.team import (
+    SEEN_S,
+    LostError,
+    Team,
+    end_children,
+    how_it_ended,
+    last_words,
+)
 
 MODULE: Final = "lightspan.learners.verl.rank"
 
@@ -77,7 +83,7 @@ class Workers(Team):
         device = self.devices[rank]
         return {
             **self._environment(),
-            **({} if device == "cpu" else {VISIBLE: card(device, "Verl")}),
+            **({} if device == "cpu" else {VISIBLE: card(device)}),
             "PYTHONSAFEPATH": "1",
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self.devices)),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from lightspan.engines.hub import is_here
 from lightspan.errors import ConfigError, EngineError
 from lightspan.lightning.episode import Call
 from lightspan.schema import conventions as c
@@ -69,27 +67,6 @@ def named_endpoint(base_url: str | None, model: str | None) -> LLM | None:
     return endpoint
 
 
-def default_endpoint(models: Sequence[str], local: bool | None) -> LLM | None:
-    """Who answers where the caller names no endpoint: None for the models themselves.
-
-    Args:
-        models: those to train.
-        local: as `Trainer.dev` takes it, and not True.
-
-    Raises:
-        ConfigError: `local=False`, and the environment names no endpoint.
-    """
-    if local is None and all(is_here(model, "config.json") for model in models):
-        return None
-    endpoint = environment_endpoint()
-    if endpoint is None and local is False:
-        raise ConfigError(
-            "local=False needs an endpoint: give endpoint=LLM(...), or set OPENAI_BASE_URL or "
-            "OPENAI_API_KEY"
-        )
-    return endpoint
-
-
 def _endpoint_at(url: str, model: str | None) -> LLM:
     # the key is kept by its variable's name: a value would end up in the store and in reports
     return LLM(
@@ -121,43 +98,27 @@ def described(endpoint: LLM) -> str:
 
 
 # --- who answers a call -----------------------------------------------------------------------
-class Endpoint(NamedTuple):
-    """Who answers a call that is not ours."""
-
-    host: str
-    model: str
-
-    def __str__(self) -> str:
-        return f"{self.model or 'a model'} at {self.host or 'an unknown host'}"
-
-
-def endpoint_of(call: Call, target: Target) -> Endpoint:
-    """Where a frozen call goes, as the target or its span says."""
-    attributes = call.span.attributes if call.span is not None else {}
-    model = c.model_of(attributes) or ""
-    if target.endpoint is not None:
-        return Endpoint(host_of(target.endpoint.base_url), target.endpoint.model or model)
-    host, port = str(attributes.get(c.SERVER_ADDRESS, "")), attributes.get(c.SERVER_PORT)
-    return Endpoint(f"{host}:{port}" if port else host, model)
-
-
-def host_of(url: str) -> str:
-    """Host and port of a URL, without a key that may stand before them."""
-    return urlsplit(url).netloc.rpartition("@")[2]
-
-
 def destination(call: Call, target: Target) -> str:
-    """Who answers the call in `fit`."""
+    """Return who answers the call in `fit`."""
     names = {
         Route.POLICY: f"policy {target.policy}",
         Route.BASE: "the starting weights",
         Route.SHARED: f"policy {target.policy}, untrained",
     }
-    return names.get(target.route) or str(endpoint_of(call, target))
+    return names.get(target.route) or endpoint_of(call, target)
 
 
-def answerer(call: Call, target: Target, endpoint: LLM | None) -> str:
-    """Who answered the call in the dry run."""
-    if endpoint is not None and target.route not in PAID:
-        target = Target(route=Route.ENDPOINT, endpoint=endpoint)
-    return destination(call, target)
+def endpoint_of(call: Call, target: Target) -> str:
+    """Return where a frozen call goes, `model at host`, as the target or its span says."""
+    attributes = call.span.attributes if call.span is not None else {}
+    model = c.model_of(attributes) or "a model"
+    if target.endpoint is not None:
+        host = host_of(target.endpoint.base_url)
+        return f"{target.endpoint.model or model} at {host}"
+    host, port = str(attributes.get(c.SERVER_ADDRESS, "")), attributes.get(c.SERVER_PORT)
+    return f"{model} at {(f'{host}:{port}' if port else host) or 'an unknown host'}"
+
+
+def host_of(url: str) -> str:
+    """Return host and port of a URL, without a key that may stand before them."""
+    return urlsplit(url).netloc.rpartition("@")[2]

@@ -1,38 +1,67 @@
-"""The sections of a report as lines of text; a section that has nothing to say has no line."""
+"""Render a report as text; a section without content has no line."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from lightspan.lightning.health import WAY_OUT, UnseenClient
+from lightspan.lightning.health import WAY_OUT
 from lightspan.progress import duration, many
-from lightspan.reports.dry_run.endpoints import Endpoint
-from lightspan.reports.dry_run.sections import (
-    AgentReport,
-    BreakReport,
-    CostReport,
-    DetourReport,
-    GroupReport,
-    OverrideReport,
-    RewardReport,
-    RowReport,
-    Spread,
-)
-from lightspan.reports.forecast import MemoryForecast, TimeForecast
 
-SHOWN: Final = 8
+if TYPE_CHECKING:
+    from lightspan.reports.dry_run.report import (
+        AgentReport,
+        CostReport,
+        DevReport,
+        GroupReport,
+        MemoryReport,
+        RewardReport,
+        RowReport,
+        Spread,
+        TimeReport,
+    )
+
+MAX_ITEMS: Final = 8
 """Groups, rewards of a group and failures that are shown; the rest is counted."""
-SHOWN_BREAKS: Final = 2
-"""Breaks of one cause that are shown."""
-WIDTH: Final = 40
-"""Characters that are shown of a value in a request, which may be a whole JSON schema."""
+MAX_VALUE_LENGTH: Final = 40
+"""Characters of a value in a request, which may be a whole JSON schema."""
 
 
-# --- agents -----------------------------------------------------------------------------------
-def agent_lines(agents: Sequence[AgentReport]) -> Iterator[str]:
-    """A row per agent, and what there is to say of each."""
+def render(report: DevReport) -> str:
+    """Return the report for people."""
+    sections = [
+        _head(report),
+        [f"! {warning}" for warning in report.warnings],
+        _agents(report.agents),
+        _uncaptured(report),
+        _overrides(report),
+        _rewards(report.rewards),
+        _rows(report.rows),
+        _costs(report.costs, report.rollouts),
+        _memory(report.memory),
+        _time(report.time),
+        _missing(report.missing),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
+
+
+def _head(report: DevReport) -> Iterator[str]:
+    models = " and ".join(sorted(set(report.models.values()))) or "no model (none was given)"
+    on = "" if report.answered_by == "app" else f" on {models}"
+    yield (
+        f"dry run of {report.app}: {report.algorithm}{on}, "
+        f"{many(report.tasks, 'task')} x {many(report.group_size, 'rollout')}, "
+        f"{duration(report.seconds)}; nothing was trained"
+    )
+    if report.endpoint is not None:
+        yield f"answered by {report.endpoint}, whose token ids are unknown"
+    yield from report.choices
+    if report.folder is not None:
+        yield f"rollouts: lightspan inspect {report.folder}"
+
+
+def _agents(agents: Sequence[AgentReport]) -> Iterator[str]:
     yield "AGENTS"
     if not agents:
         yield "  none was seen"
@@ -44,9 +73,9 @@ def agent_lines(agents: Sequence[AgentReport]) -> Iterator[str]:
             agent.path,
             agent.policy or "-",
             str(agent.calls),
-            _often(agent.calls_per_rollout),
-            _spread(agent.prompt_tokens, estimated=agent.tokens_estimated),
-            _spread(agent.response_tokens, estimated=agent.tokens_estimated),
+            _rate(agent.calls_per_rollout),
+            _spread(agent.prompt_tokens),
+            _spread(agent.response_tokens),
             str(agent.trained),
             str(agent.frozen),
             str(sum(reason.calls for reason in agent.rejected)),
@@ -54,123 +83,102 @@ def agent_lines(agents: Sequence[AgentReport]) -> Iterator[str]:
         for agent in agents
     ]
     yield from _table([header, *rows], left=2)
-    marked = any(agent.tokens_estimated for agent in agents)
-    how = "; ~ estimated with the tokenizer to train, the others as counted by the endpoint"
-    yield f"  (prompt, answer: tokens, mean / largest{how if marked else ''})"
+    yield "  (prompt, answer: tokens, mean / largest)"
     for agent in agents:
-        yield from _agent_notes(agent)
+        yield from (f"  {agent.path}: {note}" for note in _agent_notes(agent))
 
 
 def _agent_notes(agent: AgentReport) -> Iterator[str]:
     if not agent.calls and agent.acted and agent.policy is not None:
         yield (
-            f"  {agent.path}: made no call of the OpenAI SDK, of a client that an adapter knows, "
-            "or to the attempt's endpoint. If it calls a model by another client, give that one "
+            "made no call of the OpenAI SDK, of a client that an adapter knows, or to the "
+            "attempt's endpoint. If it calls a model by another client, give that one "
             f"{WAY_OUT}"
         )
     elif not agent.calls:
-        yield f"  {agent.path}: called no model"
+        yield "called no model"
     elif agent.policy is None:
-        here, later = ", ".join(agent.answered_by), ", ".join(agent.goes_to)
-        who = here if here == later else f"{here} here, by {later} in fit"
-        yield f"  {agent.path}: frozen, it is not selected; answered by {who}"
+        yield f"frozen, it is not selected; answered by {', '.join(agent.goes_to)}"
     for reason in agent.rejected:
-        yield f"  {agent.path}: {reason.calls} rejected ({reason.code}): {reason.text}"
-    for seen in agent.unseen if agent.policy is not None else ():
-        client = UnseenClient(seen.client, seen.host, seen.fix)
-        yield f"  {agent.path}: {many(seen.calls, 'call')} {client}"
+        yield f"{reason.calls} rejected ({reason.code}): {reason.text}"
+    if agent.policy is not None:
+        yield from agent.unseen
 
 
-def _spread(spread: Spread | None, *, estimated: bool) -> str:
-    mark = "~" if estimated else ""
-    return "-" if spread is None else f"{mark}{spread.mean:.0f} / {spread.max}"
+def _rate(calls_per_rollout: float) -> str:
+    return "<0.1" if 0 < calls_per_rollout < 0.1 else f"{calls_per_rollout:.1f}"
 
 
-# --- uncaptured requests ---------------------------------------------------------------------
-def detour_lines(detours: Sequence[DetourReport]) -> Iterator[str]:
-    """The requests past the SDKs, and what to change."""
-    if not detours:
-        return
-    yield "PAST THE OPENAI AND ANTHROPIC SDKS"
-    for detour in detours:
-        fix = detour.fix if detour.selected else _UNCHANGED
-        yield f"  {detour.agent}: {many(detour.requests, 'request')} to {detour.asked}: {fix}"
+def _spread(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.mean:.0f} / {spread.max}"
 
 
-_UNCHANGED: Final = "it is not selected, so nothing has to change; max_frozen_calls counts none"
+def _uncaptured(report: DevReport) -> Iterator[str]:
+    if report.uncaptured:
+        yield "PAST THE OPENAI AND ANTHROPIC SDKS"
+    for each in report.uncaptured:
+        unchanged = "it is not selected, so nothing has to change; max_frozen_calls counts none"
+        fix = each.fix if each.selected else unchanged
+        yield f"  {each.agent}: {many(each.requests, 'request')} to {each.request}: {fix}"
 
 
-# --- overrides --------------------------------------------------------------------------------
-def override_lines(overrides: Sequence[OverrideReport]) -> Iterator[str]:
-    """The fields of requests that training sets otherwise."""
-    if not overrides:
-        return
-    yield "SAMPLING SET BY TRAINING"
-    rows = [
-        [o.agent, o.field, _value(o.asked), _used(o.used), many(o.calls, "call")] for o in overrides
-    ]
-    yield from _table([["agent", "field", "asked", "used", ""], *rows], left=5)
+def _overrides(report: DevReport) -> Iterator[str]:
+    if report.overrides:
+        yield "SAMPLING SET BY TRAINING"
+        rows = [
+            [
+                each.agent,
+                each.field,
+                "nothing" if each.asked is None else _json(each.asked),
+                "left out" if each.used is None else _json(each.used),
+                many(each.calls, "call"),
+            ]
+            for each in report.overrides
+        ]
+        yield from _table([["agent", "field", "asked", "used", ""], *rows], left=5)
 
 
-def _value(value: Any) -> str:
-    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
 
 
-def _teaching(rewards: RewardReport) -> str:
-    groups = many(len(rewards.groups), "group")
-    return (
-        f"{groups}, not compared inside"
-        if rewards.by_batch
-        else (f"{rewards.varying} of {groups} vary")
-    )
-
-
-def _used(value: Any) -> str:
-    return "left out" if value is None else _value(value)
-
-
-# --- rewards ----------------------------------------------------------------------------------
-def reward_lines(rewards: RewardReport) -> Iterator[str]:
-    """The rewards over all, and by group."""
+def _rewards(rewards: RewardReport) -> Iterator[str]:
     yield "REWARDS"
-    odd = {"unscored": rewards.unscored, "failed": rewards.failed, "lost": rewards.lost}
-    odd |= {"damaged": rewards.damaged}
-    counted = "".join(f", {count} {what}" for what, count in odd.items() if count)
+    counts = {"unscored": rewards.unscored, "failed": rewards.failed, "lost": rewards.lost}
+    counts |= {"damaged": rewards.damaged}
+    others = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    groups = many(len(rewards.groups), "group")
+    varying = f"{rewards.varying} of {groups} vary"
+    groups = f"{groups}, not compared inside" if rewards.by_batch else varying
     yield (
-        f"  mean {_number(rewards.mean)}, std {_number(rewards.std)}; {rewards.scored} of "
-        f"{rewards.rollouts} rollouts scored{counted}; {_teaching(rewards)}"
+        f"  mean {_number(rewards.mean)}; {rewards.scored} of {rewards.rollouts} rollouts scored"
+        f"{others}; {groups}"
     )
-    shown = rewards.groups[:SHOWN]
-    groups = [_group(group, teaches=group.varies or rewards.by_batch) for group in shown]
-    yield from _table([["task", "mean", "std", "", "rewards"], *groups], left=1, last=2)
-    if len(rewards.groups) > SHOWN:
-        yield f"  and {len(rewards.groups) - SHOWN} more groups"
-    yield from (f"  {failure}" for failure in rewards.failures[:SHOWN])
-    if len(rewards.failures) > SHOWN:
-        yield f"  and {len(rewards.failures) - SHOWN} other failures"
-    if rewards.air is not None:
-        seen = ", ".join(f"{name} saw {count}" for name, count in rewards.air.seen.items())
-        yield f"  AIR: {seen}{f'; {rewards.air.idle}' if rewards.air.idle else ''}"
+    rows = [_group(group, by_batch=rewards.by_batch) for group in rewards.groups[:MAX_ITEMS]]
+    yield from _table([["task", "mean", "", "rewards"], *rows], left=1, last=2)
+    if len(rewards.groups) > MAX_ITEMS:
+        yield f"  and {len(rewards.groups) - MAX_ITEMS} more groups"
+    yield from (f"  {failure}" for failure in rewards.failures[:MAX_ITEMS])
+    if len(rewards.failures) > MAX_ITEMS:
+        yield f"  and {len(rewards.failures) - MAX_ITEMS} other failures"
 
 
-def _group(group: GroupReport, *, teaches: bool) -> list[str]:
-    rewards = " ".join(_number(value) for value in group.rewards[:SHOWN])
-    more = " …" if len(group.rewards) > SHOWN else ""
-    flat = "" if teaches else "teaches nothing"
-    return [group.task_id, _number(group.mean), _number(group.std), flat, rewards + more]
+def _group(group: GroupReport, *, by_batch: bool) -> list[str]:
+    rewards = " ".join(_number(value) for value in group.rewards[:MAX_ITEMS])
+    more = " …" if len(group.rewards) > MAX_ITEMS else ""
+    flat = "" if group.varies or by_batch else "teaches nothing"
+    return [group.task_id, _number(group.mean), flat, rewards + more]
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-# --- rows -------------------------------------------------------------------------------------
-def row_lines(report: RowReport | None, *, kept: bool) -> Iterator[str]:
-    """How calls become rows, with examples of those that broke."""
+def _rows(report: RowReport | None) -> Iterator[str]:
     if report is None:
         return
-    yield "ROWS" if report.exact else "ROWS (estimated)"
+    yield "ROWS"
     saved = f" instead of {report.call_tokens:,}" if report.merged else ""
     yield (
         f"  {many(report.calls, 'call')} make {many(report.rows, 'row')}: {report.merged} go on "
@@ -178,62 +186,33 @@ def row_lines(report: RowReport | None, *, kept: bool) -> Iterator[str]:
         f"{report.broken} break; "
         f"{report.row_tokens:,} tokens{saved}, longest row {report.longest_row:,}"
     )
-    for cause, count in report.causes.items():
-        if count:
-            yield f"  {many(count, 'break')} by {cause}:"
-            examples = [broken for broken in report.breaks if broken.cause == cause]
-            for broken in examples[:SHOWN_BREAKS]:
-                yield from _break(broken, kept=kept)
+    yield from (f"  {many(n, 'break')} by {cause}" for cause, n in report.causes.items() if n)
+    yield from (f"    {example}" for example in report.breaks)
 
 
-def _break(broken: BreakReport, *, kept: bool) -> Iterator[str]:
-    got = "the end" if broken.got_id is None else f"{broken.got_text!r} ({broken.got_id})"
-    yield (
-        f"    {broken.agent}, token {broken.place} ({broken.where}), after {broken.before!r}: "
-        f"{broken.expected_text!r} ({broken.expected_id}) became {got}"
-    )
-    yield f"      {broken.detail}"
-    if kept:
-        call = broken.following_call.rpartition("/")[0]
-        yield f"      look at it: rollout {broken.rollout_id}, call {call}"
-
-
-# --- costs ------------------------------------------------------------------------------------
-def cost_lines(costs: CostReport) -> Iterator[str]:
-    """What `fit` would call outside, and how often."""
-    size = costs.size
+def _costs(costs: CostReport, rollouts: int) -> Iterator[str]:
     yield "WHAT FIT WOULD CALL"
-    evaluations = f" + {size.evaluations} x {size.val_tasks} evaluated" if size.evaluations else ""
-    searched = ""
-    if size.searches:
-        searched = f"{size.search_rollouts:,} at most in {many(size.searches, 'search phase')} + "
-    if size.comparisons:
-        evaluations += f" + {size.comparisons} x {size.selection_tasks} compared"
-    yield (
-        f"  {costs.rollouts:,} rollouts: {searched}{many(size.updates, 'step')} x "
-        f"{size.tasks_per_step} tasks x {size.group_size}{evaluations}"
-    )
+    yield f"  {costs.rollouts:,} rollouts: {costs.plan}"
     rows = [
-        [f"tool {tool.name}", f"{tool.calls_per_rollout:.2f}", _about(tool.expected_calls), ""]
-        for tool in costs.tools
+        [f"tool {each.name}", f"{each.calls / rollouts:.2f}", _about(each.expected_calls), ""]
+        for each in costs.tools
     ]
-    for endpoint in costs.endpoints:
-        prompt, answer = endpoint.expected_prompt_tokens, endpoint.expected_response_tokens
-        tokens = ""
-        if prompt is not None and answer is not None:
-            tokens = f"{_about(prompt)} tokens in, {_about(answer)} out"
-        who = f"{Endpoint(endpoint.host, endpoint.model)} ({', '.join(endpoint.agents)})"
-        per_rollout, calls = endpoint.calls_per_rollout, endpoint.expected_calls
-        rows.append([who, f"{per_rollout:.2f}", _about(calls), tokens])
+    for each in costs.endpoints:
+        prompt, answer = each.expected_prompt_tokens, each.expected_response_tokens
+        is_known = prompt is not None and answer is not None
+        tokens = f"{_about(prompt)} tokens in, {_about(answer)} out" if is_known else ""
+        name = f"{each.name} ({', '.join(each.agents)})"
+        rows.append([name, f"{each.calls / rollouts:.2f}", _about(each.expected_calls), tokens])
     if rows:
         yield from _table([["", "/rollout", "in all", ""], *rows], left=1, last=1)
     else:
         yield "  no tool and no endpoint: every call is answered by models of this run"
-    for each in costs.reflections:
-        cost = "" if each.most_cost is None else f"; {each.most_cost:.2g} in all by prices="
+    for search in costs.reflections:
+        cost = "" if search.most_cost is None else f"; {search.most_cost:.2g} in all by prices="
         yield (
-            f"  at most {many(each.most, 'reflection')} by {each.model}: about "
-            f"{_about(each.tokens_in)} tokens in, {_about(each.tokens_out)} or more out each{cost}"
+            f"  at most {many(search.most, 'reflection')} by {search.model}: about "
+            f"{_about(search.tokens_in)} tokens in, {_about(search.tokens_out)} or more out each"
+            f"{cost}"
         )
     if costs.endpoints:
         limit = costs.max_frozen_calls
@@ -241,90 +220,57 @@ def cost_lines(costs: CostReport) -> Iterator[str]:
         yield f"  calls to endpoints: about {_about(costs.expected_frozen_calls)}; {most}"
 
 
-def _often(calls_per_rollout: float) -> str:
-    """Of an agent that is seldom called, not as if it never were."""
-    return "<0.1" if 0 < calls_per_rollout < 0.1 else f"{calls_per_rollout:.1f}"
-
-
-def _about(value: float) -> str:
+def _about(value: float | None) -> str:
+    if value is None:
+        return "-"
     return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
 
 
-# --- forecasts --------------------------------------------------------------------------------
-def memory_lines(forecast: MemoryForecast | None) -> Iterator[str]:
-    """The memory forecast, part by part, beside what is free."""
-    if forecast is None:
+def _memory(memory: MemoryReport | None) -> Iterator[str]:
+    if memory is None:
         return
-    yield f"MEMORY (forecast, {forecast.device})"
-    rows = [
-        [part.name, _bytes(part.bytes), "" if part.when == "always" else part.when, part.note]
-        for part in forecast.parts
-    ]
-    yield from _table(rows, left=1, last=2)
-    apart = ("rank ", "vLLM")
-    further = any(part.name.startswith(apart) for part in forecast.parts)
-    ours = "the trainer's processes at their" if further else "trainer process at its"
-    parts = [f"{ours} peak {_bytes(forecast.host_bytes)}"]
-    parts += [f"{each.device} {_bytes(each.bytes)}" for each in forecast.devices]
-    if forecast.runner_bytes is not None:
-        parts.append(f"runner processes {_bytes(forecast.runner_bytes)}")
-    yield f"  {', '.join(parts)}"
-    free = {"host": forecast.host_free_bytes}
-    free |= {each.device: each.free_bytes for each in forecast.devices}
-    sizes = [f"{place} {_bytes(size)}" for place, size in free.items() if size is not None]
-    if sizes:
-        yield f"  free now: {', '.join(sizes)}"
-    if forecast.measured_peak_bytes is not None:
-        yield f"  this process took {_bytes(forecast.measured_peak_bytes)} at its peak so far"
+    yield "MEMORY (estimate)"
+    yield from _table([[name, _bytes(size)] for name, size in memory.parts.items()], left=1)
+    yield (
+        f"  {_bytes(memory.total_bytes)} in all; activations and logits of the longest pass come "
+        "on top"
+    )
+    if memory.free_bytes is not None:
+        yield f"  free now: {_bytes(memory.free_bytes)}"
+    if memory.peak_bytes is not None:
+        yield f"  measured here: {_bytes(memory.peak_bytes)} by this process at its peak"
+    if memory.runner_bytes is not None:
+        yield f"  measured here: {_bytes(memory.runner_bytes)} by the runner processes"
 
 
 def _bytes(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def time_lines(forecast: TimeForecast | None, costs: CostReport) -> Iterator[str]:
-    """The time forecast, part by part."""
-    if forecast is None:
+def _time(time: TimeReport | None) -> Iterator[str]:
+    if time is None:
         return
-    yield "TIME (forecast)"
-    parts = {
-        "start": forecast.start_s,
-        "rollouts": forecast.rollouts_s,
-        "updates": forecast.updates_s,
-        "publishing": forecast.publish_s,
-        "checkpoints": forecast.save_s,
-        "evaluations": forecast.evaluations_s,
-    }
-    spent = ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items() if value)
-    yield f"  {_seconds(forecast.total_s)} in all: {spent}"
-    speed = forecast.speed
+    yield "TIME (estimate)"
     yield (
-        f"  a step {_seconds(forecast.step_s)}: {costs.size.step_rollouts} rollouts of "
-        f"{speed.latency_s:.2g} s, {forecast.runners} at once, then "
-        f"{costs.size.step_rollouts * speed.tokens_per_rollout * speed.varying:,.0f} tokens at "
-        f"{_rate(speed.token_s)}"
+        f"  {_seconds(time.total_s)} in all: rollouts {_seconds(time.rollouts_s)}, updates "
+        f"{_seconds(time.updates_s)}; start, checkpoints and new weights come on top"
     )
-
-
-def _rate(token_s: float) -> str:
-    return f"{1 / token_s:,.0f} tokens/s" if token_s else "no measurable cost"
+    speed = f"{1 / time.token_s:,.0f} tokens/s" if time.token_s else "no measurable cost"
+    yield f"  measured here: {time.rollout_s:.2g} s a rollout, updates at {speed}"
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
-def missing_lines(reasons: Sequence[str]) -> Iterator[str]:
-    """What could not be found out."""
+def _missing(reasons: Sequence[str]) -> Iterator[str]:
     if reasons:
         yield "NOT KNOWN"
         yield from (f"  {reason}" for reason in reasons)
 
 
-# --- tables -----------------------------------------------------------------------------------
 def _table(rows: Sequence[Sequence[str]], *, left: int, last: int = 0) -> Iterator[str]:
-    """The rows in aligned columns: the first `left` and the last `last` to the left, the others to
-    the right."""
+    """Align the columns: the first `left` and the last `last` to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

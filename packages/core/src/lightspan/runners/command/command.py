@@ -18,8 +18,8 @@ from typing import Any, Final, Literal, Self, get_args
 
 import msgspec
 
-from lightspan.capture.scope import Acting, acting, make_span
-from lightspan.errors import AppError, ConfigError, short_constructor
+from lightspan.capture.scope import AgentContext, current_agent, make_span
+from lightspan.errors import AppError, ConfigError
 from lightspan.runners.command.environment import (
     OURS,
     TASK_FILE_VARIABLE,
@@ -50,7 +50,6 @@ LONGEST_VARIABLE: Final = 128 * 1024 - 1
 """Bytes of one environment variable, with its name, that Linux accepts."""
 
 
-@short_constructor
 @dataclass(frozen=True, slots=True)
 class Command:
     """A program in any language as an app: `Trainer(…).fit(Command(["node", "app.js"]), train)`.
@@ -199,7 +198,7 @@ class Command:
             ProgramError: it failed, ran too long, or gave no reward.
         """
         arguments = [self._program(), *self.arguments[1:]]
-        current = acting()
+        current = current_agent()
         run = _Run(self, arguments, current)
         try:
             async with guarding() as watchdog:
@@ -248,7 +247,9 @@ class Command:
 class _Run:
     """One run of the program, with its output and the span that records it."""
 
-    def __init__(self, command: Command, arguments: Sequence[str], current: Acting | None) -> None:
+    def __init__(
+        self, command: Command, arguments: Sequence[str], current: AgentContext | None
+    ) -> None:
         self.stdout = Tail()
         self.stderr = Tail()
         self._command = command
@@ -282,7 +283,7 @@ class _Run:
             if self._current is not None:
                 self._record(self._current, started, ended)
 
-    def _record(self, current: Acting, started: int, ended: Ended | None) -> None:
+    def _record(self, current: AgentContext, started: int, ended: Ended | None) -> None:
         attributes: Attributes = {
             c.COMMAND_ARGUMENTS: list(self._command.arguments),
             c.COMMAND_STDOUT: shown(self.stdout, self.secret),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.schema.routing import Routing
 
 TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"
@@ -29,7 +29,7 @@ _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 def program_environment(
     inherited: Mapping[str, str],
     extra: Mapping[str, str],
-    scope: Scope | None,
+    scope: AttemptContext | None,
     model: str,
     task: Mapping[str, str],
 ) -> dict[str, str]:
@@ -55,7 +55,9 @@ def program_environment(
     return {**kept, **extra, **_of_attempt(scope, model, {**kept, **extra}), **task}
 
 
-def _of_attempt(scope: Scope | None, model: str, others: Mapping[str, str]) -> dict[str, str]:
+def _of_attempt(
+    scope: AttemptContext | None, model: str, others: Mapping[str, str]
+) -> dict[str, str]:
     if scope is None:
         return {}
     ids = {

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from lightspan.errors import ConfigError
-from lightspan.gateway.connections import check_port
-from lightspan.progress import Reporter, default_reporter, many
+from lightspan.gateway.http_server import check_port
+from lightspan.progress import Reporter, default_reporter
 from lightspan.serving.loopback import is_loopback
 from lightspan.serving.signals import stop_signals
 from lightspan.serving.store.keys import Keys, take_keys
@@ -33,20 +30,10 @@ class StoreOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes a free one."""
-    key_variables: Mapping[Role, Sequence[str]] = field(default_factory=dict)
+    key_variables: Mapping[Role, str] = field(default_factory=dict)
     """The variables with keys, by role."""
-    key_files: Mapping[Role, Sequence[str]] = field(default_factory=dict)
-    """The files with keys, by role; SIGHUP has them read again."""
     without_key: bool = False
     """Let in every program of this machine, and nobody else."""
-
-    @property
-    def names_keys(self) -> bool:
-        return any(self.key_variables.values()) or self.names_files
-
-    @property
-    def names_files(self) -> bool:
-        return any(self.key_files.values())
 
     def keys(self) -> Keys:
         """Who is let in. Takes the keys out of the environment.
@@ -55,16 +42,16 @@ class StoreOptions:
             ConfigError: nobody could come in, or everybody of elsewhere.
         """
         if not self.without_key:
-            return take_keys(self.key_variables, files=self.key_files)
-        if self.names_keys:
-            raise ConfigError("--without-key contradicts the variables and files named for keys")
+            return take_keys(self.key_variables)
+        if self.key_variables:
+            raise ConfigError("--without-key contradicts the variables named for keys")
         if not is_loopback(self.host):
             raise ConfigError(
                 f"--without-key serves this machine only, and host {self.host!r} lets others in; "
                 f"{_ALONE}: name a variable with a key (--trainer-key-env NAME), or stay on "
                 "127.0.0.1"
             )
-        return Keys.of_this_machine()
+        return Keys(None)
 
 
 def serve_store(
@@ -102,7 +89,7 @@ async def _serve(
     store = open_store(options.url)
     server = StoreServer(store, keys, host=options.host, port=options.port)
     async with store, server:
-        with stop_signals() as stopping, _rereading(options, keys, lines):
+        with stop_signals() as stopping:
             for line in describe(options, store.url, server.url):
                 lines.line(line)
             if ready is not None:
@@ -111,42 +98,9 @@ async def _serve(
         lines.line("stopping")
 
 
-@contextmanager
-def _rereading(options: StoreOptions, keys: Keys, lines: Reporter) -> Iterator[None]:
-    """In the block SIGHUP has the files with keys read again; without one it ends the process, as
-    always."""
-    if not options.names_files or not hasattr(signal, "SIGHUP"):
-        yield
-        return
-
-    def read() -> None:
-        try:
-            count = keys.read_files()
-        except ConfigError as error:
-            lines.line(f"the keys stay as they were: {error}")
-        else:
-            lines.line(f"read {many(count, 'key')} from the files again")
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, read)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-
-
 def describe(options: StoreOptions, store_url: str, url: str) -> list[str]:
     """Who may use it and how; the last line says that it is ready."""
-    lines = [
-        f"{role} key{'s' if len(names) > 1 else ''}: {', '.join(f'${name}' for name in names)}"
-        for role, names in options.key_variables.items()
-        if names
-    ]
-    lines += [
-        f"{role} keys: {', '.join(names)} (kill -HUP {os.getpid()} has them read again)"
-        for role, names in options.key_files.items()
-        if names
-    ]
+    lines = [f"{role} key: ${name}" for role, name in options.key_variables.items()]
     if options.without_key:
         lines.append("no key: every program of this machine may use it as a trainer does")
     else:

@@ -1,10 +1,10 @@
-"""What came of a request, as it is told: a status, by which the client knows whether to come again,
-and what was asked for, or why it is not there."""
+"""Request bodies with a limit, and the status and body of each answer."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,15 +18,14 @@ from lightspan.errors import (
     StoreError,
     StoreUnreachableError,
 )
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.api_errors import ApiError
 from lightspan.schema.conventions import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
-from lightspan.serving.store.gate import COME_AGAIN_S, Full
 from lightspan.stores.remote.errors import Failure
-from lightspan.stores.remote.operations import CONTENT_TYPE
+from lightspan.stores.remote.rpc import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
-_NOTHING: Final[Mapping[str, str]] = {}
+BODY_TIMEOUT_S: Final = 60.0
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -35,11 +34,9 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = _NOTHING
 
     def response(self) -> web.Response:
-        ours = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), HEADER_VERSION: __version__}
-        headers = {**ours, **self.headers}
+        headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), HEADER_VERSION: __version__}
         return web.Response(
             body=self.body, status=self.status, content_type=CONTENT_TYPE, headers=headers
         )
@@ -51,9 +48,6 @@ async def replied(work: Awaitable[bytes]) -> Reply:
         return Reply(200, await work)
     except ApiError as error:
         return _failed(error.status, Failure(kind="StoreError", message=error.message))
-    except Full as full:
-        failure = Failure(kind="StoreError", message=f"the server is busy: {full}")
-        return _failed(429, failure, {"Retry-After": str(COME_AGAIN_S)})
     except LightspanError as error:
         return _failed(_status_of(error), Failure.of(error))
     except (ConnectionError, web.HTTPException):
@@ -72,5 +66,26 @@ def _status_of(error: LightspanError) -> int:
     return 503 if type(error) in later else 409
 
 
-def _failed(status: int, failure: Failure, headers: Mapping[str, str] = _NOTHING) -> Reply:
-    return Reply(status, _encoder.encode(failure), headers)
+def _failed(status: int, failure: Failure) -> Reply:
+    return Reply(status, _encoder.encode(failure))
+
+
+async def read_body(request: web.Request, max_bytes: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: 4xx, it is too large, too slow or malformed.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while len(body) <= max_bytes >= (request.content_length or 0):
+                if not (chunk := await request.content.readany()):
+                    return bytes(body)
+                body += chunk
+    except TimeoutError as error:
+        text = f"the request body took more than {BODY_TIMEOUT_S:g} s to arrive"
+        raise ApiError(408, text) from error
+    except web.RequestPayloadError as error:  # such as a malformed chunk
+        raise ApiError(400, f"the request body cannot be read: {error}") from error
+    raise ApiError(413, f"the request body is too large: at most {max_bytes:,} bytes are read")

@@ -1,23 +1,17 @@
-"""`POST /v1/traces` and `/v1/logs`: OTLP over HTTP, protobuf or JSON, into the store.
-
-Of logs, what they say of model calls is kept (`lightspan.otel.logs`).
-"""
+"""`POST /v1/traces`: OTLP over HTTP, protobuf or JSON, into the store."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
 
 from lightspan.errors import DataError, LightspanError, StoreError
-from lightspan.gateway.bodies import received, unpacked
-from lightspan.gateway.refusal import ApiError
-from lightspan.gateway.workers import Workers
+from lightspan.gateway.api_errors import ApiError
+from lightspan.gateway.request_body import unpacked
 from lightspan.otel.arrivals import keep
-from lightspan.otel.logs import decode_logs
 from lightspan.otel.otlp import (
     CONTENT_TYPES,
     PROTOBUF,
@@ -27,24 +21,20 @@ from lightspan.otel.otlp import (
     encode_failure,
 )
 from lightspan.otel.vocabulary import translated
-from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate, Place
+from lightspan.serving.store.replies import read_body
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.roles import Role
 
 log = logging.getLogger(__name__)
 
 PATH: Final = "/v1/traces"
-LOGS: Final = "/v1/logs"
-MOST_BYTES: Final = 16 * 2**20
-"""Of a request, packed and unpacked: to decode it holds all of Python."""
+MAX_BYTES: Final = 16 * 2**20
+"""Of a request, compressed or not."""
 SENDERS: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.TRACER})
 """Who may send traces. A runner may not: it reports what its attempts did by itself."""
-_AGAIN: Final = {"Retry-After": str(COME_AGAIN_S)}
-
-
-MOST_SENDERS: Final = 32
-"""At once, and what they may hold together: places of their own, so that senders of traces, who may
-be many and slow, keep nobody from extending its leases."""
+_AGAIN: Final = {"Retry-After": "1"}
+MAX_CONCURRENT: Final = 32
+"""Requests that are worked on at once, apart from those of the store."""
 
 
 class Telemetry:
@@ -56,13 +46,7 @@ class Telemetry:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._gate = Gate(MOST_SENDERS, 4 * MOST_BYTES)
-        # no body of the store's own is to wait for one of theirs
-        self._reading = Workers("store-traces", turn=threading.Lock())
-
-    def close(self) -> None:
-        """Decode nothing more. Idempotent."""
-        self._reading.close()
+        self._places = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def answer(self, request: web.Request, role: Role | ApiError) -> web.Response:
         """What OTLP says that a request is answered with.
@@ -78,11 +62,9 @@ class Telemetry:
             if isinstance(role, ApiError):
                 raise role
             refused = await self._taken(request, role)
-            body = encode_answer(answered_as, refused, of_logs=request.path == LOGS)
+            body = encode_answer(answered_as, refused)
         except ApiError as error:
             status, text = error.status, error.message
-        except Full as full:
-            status, text, again = 429, f"the server is busy: {full}", True
         except DataError as error:
             status, text = 400, str(error)
         except StoreError as error:
@@ -107,43 +89,19 @@ class Telemetry:
         kind = request.content_type
         if kind not in CONTENT_TYPES:
             raise ApiError(415, f"traces come as {' or '.join(CONTENT_TYPES)}, not as {kind!r:.80}")
-        if (request.content_length or 0) > MOST_BYTES:
-            raise _too_large()
-        with self._gate.arriving_by_task() as place:
-            parts = await received(request, place.add)
-            with place.entered():
-                decoded = await self._unpacked(request, parts, place)
-                may_reward = role is not Role.TRACER
-                refused = await keep(self._store, decoded.arrivals, may_reward=may_reward)
+        packing = request.headers.get("Content-Encoding", "").strip().lower()
+        async with self._places:
+            body = await read_body(request, MAX_BYTES)
+            decoded = await asyncio.to_thread(_decoded, body, packing, kind)
+            may_reward = role is not Role.TRACER
+            refused = await keep(self._store, decoded.arrivals, may_reward=may_reward)
         return [*decoded.refused, *(each.reason for each in refused)]
 
-    async def _unpacked(self, request: web.Request, parts: list[bytes], place: Place) -> Decoded:
-        packing = request.headers.get("Content-Encoding", "").strip().lower()
-        size = sum(map(len, parts))
-        unpacked_size = 0
-        if packing not in ("", "identity"):  # it may be large, however small it is
-            size = unpacked_size = MOST_BYTES
-            place.add(unpacked_size)
-        kind = request.content_type
-        decode = decode_logs if request.path == LOGS else decode_request
-        decoded = await self._reading.run(_decoded, parts, packing, kind, decode, size=size)
-        place.add(-unpacked_size)
-        return decoded
 
-
-def _too_large() -> ApiError:
-    return ApiError(413, f"a request with traces has at most {MOST_BYTES:,} bytes, unpacked too")
-
-
-def _decoded(
-    parts: list[bytes], packing: str, kind: str, decode: Callable[[bytes, str], Decoded]
-) -> Decoded:
-    data = b"".join(parts)
+def _decoded(data: bytes, packing: str, kind: str) -> Decoded:
     if packing not in ("", "identity"):
-        data = unpacked(data, packing, MOST_BYTES)
-    if len(data) > MOST_BYTES:
-        raise _too_large()
-    decoded = decode(data, kind)
+        data = unpacked(data, packing, MAX_BYTES)
+    decoded = decode_request(data, kind)
     # here, beside the event loop: of a large batch it takes a second
     whole = [each._replace(span=translated(each.span)) for each in decoded.arrivals]
     return decoded._replace(arrivals=whole)

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from lightspan.errors import StoreClosedError
-from lightspan.schema.records import AttemptRef, Report
+from lightspan.schema.records import Report
 from lightspan.stores import _leases, _state_machine
 from lightspan.stores._encoding import PackedCall, PackedRollout, PackedSpan
 from lightspan.stores._leases import Claimed, ClaimRequest
@@ -63,6 +63,7 @@ class OpenDatabase(ABC):
         self.start: Final = self._timed(_state_machine.start)
         self.report: Final = self._timed(_state_machine.report)
         self.cancel: Final = self._timed(_state_machine.cancel)
+        self.heartbeat: Final = self._timed(_leases.heartbeat)
         self._read_thread = ThreadPoolExecutor(1, "lightspan-store-read")
 
     @abstractmethod
@@ -86,21 +87,18 @@ class OpenDatabase(ABC):
 
     # --- the writer's work ----------------------------------------------------------------
     def _timed(self, move: Callable[[WriteTables, Sequence[T], float], list[R]]) -> Work[T, R]:
-        """The move over these tables, at the time that people are shown."""
+        """Bind a move to these tables and their clock."""
         return lambda items: move(self.moving, items, self.moving.now())
 
     def claim(self, items: Sequence[ClaimRequest]) -> list[Claimed | None]:
         """Per request what it gets; None if so many leases had run out that there may be more."""
-        now = self.moving.moment()
+        now = self.moving.now()
         if _leases.expire(self.moving, CHUNK, now) == CHUNK:
             return [None] * len(items)
         return [_leases.claim(self.moving, request, now) for request in items]
 
-    def heartbeat(self, items: Sequence[tuple[AttemptRef, float]]) -> list[bool]:
-        return _leases.heartbeat(self.moving, items, self.moving.moment())
-
     def expire(self, limits: Sequence[int]) -> list[int]:
-        return [_leases.expire(self.moving, limit, self.moving.moment()) for limit in limits]
+        return [_leases.expire(self.moving, limit, self.moving.now()) for limit in limits]
 
     def prune(self, items: Sequence[tuple[float, int]]) -> list[int]:
         """Per (seconds ago, limit) how many rollouts were forgotten."""

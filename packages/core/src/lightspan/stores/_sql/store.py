@@ -7,7 +7,8 @@ thread of their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import random
+from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 from lightspan.schema import clock
@@ -40,7 +41,6 @@ from lightspan.stores._signal import Signal
 from lightspan.stores._sql.database import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.jobs import GROUP_COST, Work
 from lightspan.stores._state_machine import Begun, check_begun
-from lightspan.stores._waiting import LOOK_S, Runs, WorkWaiters, with_work
 from lightspan.stores.protocol import PRUNED_AT_ONCE, Changes, PolicyVersion, StoredCall
 
 P = ParamSpec("P")
@@ -51,8 +51,8 @@ D = TypeVar("D", bound=OpenDatabase)
 
 _PRUNED: Final = 16
 """Rollouts that one transaction deletes, with all that they have."""
-_LONGEST_PAUSE_S: Final = 1.0
-"""Between two looks at what other processes may have queued."""
+_POLL_INTERVALS_S: Final = (0.02, 1.0)
+"""Between two looks of `await_work` at what other processes may have queued, at least and most."""
 
 
 class SQLStore(OpenedStore[D]):
@@ -68,9 +68,6 @@ class SQLStore(OpenedStore[D]):
         super().__init__(place)
         self._polls_s = polls_s
         self._signal = Signal()
-        self._waiters = WorkWaiters(self._signal, self._look_for_work, self._pause_s)
-        self._idle_since = clock.monotonic()
-        """When somebody who waits for work last found some, or the store was made."""
 
     async def close(self) -> None:
         await super().close()
@@ -170,8 +167,7 @@ class SQLStore(OpenedStore[D]):
         return await self._write(database.report, reports, check=database.check_reports)
 
     async def lease_time(self) -> float:
-        [time] = await self._write(self._opened.moving.lease_times, [None])
-        return time
+        return await self._read(self._opened.reader.now)
 
     async def expire(self) -> int:
         total = 0
@@ -222,18 +218,19 @@ class SQLStore(OpenedStore[D]):
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
         check_timeout(timeout_s)
-        return await self._waiters.wait(run_ids, timeout_s)
-
-    async def _look_for_work(self, asked: Collection[Runs]) -> set[Runs]:
-        found = with_work(asked, await self._read(self._opened.reader.queued_runs))
-        if found:
-            self._idle_since = clock.monotonic()
-        return found
-
-    def _pause_s(self) -> float:
-        """Seconds until the next look at what other processes may have queued: 1 % of the time for
-        which nobody here has found anything, so that no work waits for longer than that."""
-        return max(LOOK_S, min(_LONGEST_PAUSE_S, (clock.monotonic() - self._idle_since) / 100))
+        deadline = clock.monotonic() + timeout_s
+        pause, longest = _POLL_INTERVALS_S
+        with self._signal.waiter() as waiter:
+            while True:
+                queued = await self._read(self._opened.reader.queued_runs)
+                if queued if run_ids is None else queued.intersection(run_ids):
+                    return True
+                left = deadline - clock.monotonic()
+                if left <= 0:
+                    return False
+                # Jitter: many who wait would ask the store in the same moment.
+                await waiter.wait(min(left, random.uniform(0.5, 1.0) * pause))
+                pause = min(1.5 * pause, longest)
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         return await self._read(self._opened.reader.count, run_id)

@@ -36,7 +36,6 @@ from lightspan.stores._encoding import (
     unpack_rollout,
     unpack_span,
 )
-from lightspan.stores._lease_time import Moment
 from lightspan.stores._leases import attempt_of_token
 from lightspan.stores._sql.rows import (
     ALONE,
@@ -158,17 +157,6 @@ class WriteTables(SQLTables, _state_machine.Tables):
 
     moved = False
     """True if this transaction changed the status of a rollout."""
-
-    @abstractmethod
-    def lease_time(self) -> float:
-        """The time by which leases run, in this transaction."""
-
-    def lease_times(self, asked: Sequence[None]) -> list[float]:
-        """`lease_time` for each who asks."""
-        return [self.lease_time()] * len(asked)
-
-    def moment(self) -> Moment:
-        return Moment(self.now(), self.lease_time())
 
     @abstractmethod
     def _known_ends(self) -> Ends:

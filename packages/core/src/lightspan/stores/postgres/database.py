@@ -8,10 +8,9 @@ from typing import Final, TypeVar
 
 import psycopg
 
-from lightspan.stores._lease_time import Clock
 from lightspan.stores._sql.database import OpenDatabase
 from lightspan.stores._sql.jobs import Work
-from lightspan.stores.postgres import migrations
+from lightspan.stores.postgres import schema
 from lightspan.stores.postgres.listener import Listener
 from lightspan.stores.postgres.server import (
     OUT_OF_REACH_S,
@@ -38,7 +37,7 @@ class PostgresDatabase(OpenDatabase):
     def __init__(
         self,
         server: Server,
-        clock: Clock | None,
+        clock: Callable[[], float] | None,
         on_move: Callable[[], None],
         *,
         create: bool,
@@ -72,7 +71,7 @@ class PostgresDatabase(OpenDatabase):
             try:
                 db = self._server.connect()
                 try:
-                    migrations.migrate(db, self._server.address, create=create)
+                    schema.prepare(db, self._server.address, create=create)
                 except BaseException:
                     db.close()
                     raise

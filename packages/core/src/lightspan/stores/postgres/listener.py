@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
-import socket
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -15,8 +13,10 @@ from lightspan.errors import StoreError
 from lightspan.stores.postgres.server import Link, Server
 from lightspan.stores.postgres.tables import CHANNEL
 
-_AGAIN_S: Final = 1.0
+_RETRY_S: Final = 1.0
 """After which a lost session is made again. Meanwhile `watch` looks now and then."""
+_POLL_INTERVAL_S: Final = 0.2
+"""How often the thread looks whether it is to end."""
 
 
 class Listener:
@@ -31,40 +31,29 @@ class Listener:
         self._link = Link(server)
         self._schema = server.address.schema
         self._on_move = on_move
-        self._end, self._ended = socket.socketpair()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="lightspan-store-listen", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        self._end.close()
+        self._stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
-        going = True
-        while going:
+        while not self._stopping.is_set():
             with contextlib.suppress(psycopg.Error, OSError, StoreError):
-                going = self._listen()
+                self._listen()
             self._link.close()
-            going = going and not self._is_over(_AGAIN_S)
-        self._ended.close()
+            self._stopping.wait(_RETRY_S)
 
-    def _listen(self) -> bool:
-        """Until the session is lost, which raises, or it is over: False."""
+    def _listen(self) -> None:
+        """Return when it is to stop; a session that is lost raises."""
         db = self._link.db
         db.execute(f"LISTEN {CHANNEL}".encode())
         self._on_move()  # what was said before nobody has heard
-        while not self._is_over(None, db.fileno()):
-            said = {notice.payload for notice in db.notifies(timeout=0)}
-            if self._schema in said:
-                self._on_move()
-        return False
-
-    def _is_over(self, timeout_s: float | None, also: int | None = None) -> bool:
-        """Wait for the end, or for the other one; True at the end."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._ended, selectors.EVENT_READ, True)
-            if also is not None:
-                selector.register(also, selectors.EVENT_READ, False)
-            return any(key.data for key, _ in selector.select(timeout_s))
+        while not self._stopping.is_set():
+            for notice in db.notifies(timeout=_POLL_INTERVAL_S, stop_after=1):
+                if notice.payload == self._schema:
+                    self._on_move()

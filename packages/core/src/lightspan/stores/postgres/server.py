@@ -1,8 +1,7 @@
 """The server of a PostgreSQL store: connecting to it, and what its errors mean.
 
 A server that forgets what it has acknowledged is refused. Every session keeps the setting that
-decides it (`synchronous_commit`) as it found it, whatever others change later; the one that no
-session can keep (`fsync`) is looked at in every transaction.
+decides it (`synchronous_commit`) as it found it, whatever others change later.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Server:
         for name in ("synchronous_commit", "fsync"):
             value, source = found[name]
             if value == "off":
-                raise self.forgetful(name, source)
+                raise self._forgetful(name, source)
         encoding, _ = found["server_encoding"]
         if encoding != "UTF8":
             raise StoreError(
@@ -112,16 +111,15 @@ class Server:
                 f"{_OLDEST // 10000} or newer"
             )
 
-    def forgetful(self, name: str, source: str = "") -> StoreError:
-        """The error for a setting under which a server forgets what it has acknowledged."""
-        where, how = _SOURCES.get(source, ("", "ALTER SYSTEM SET {name} = on"))
+    def _forgetful(self, name: str, source: str) -> StoreError:
+        """Return the error for a setting under which acknowledged writes can be lost."""
         lost = {
             "fsync": "the whole database when the machine loses power",
             "synchronous_commit": "the latest writes when it is killed",
         }
         return StoreError(
-            f"store {self.address.url}: {name} is off{where}, so this server loses {lost[name]}. "
-            f"Turn it on: {how.format(name=name)}"
+            f"store {self.address.url}: {name} is off (set by: {source}), so this server loses "
+            f"{lost[name]}: turn it on there"
         )
 
     def explain(self, error: Exception) -> StoreError:
@@ -149,15 +147,6 @@ class _Unstorable(StoreError, DataError):
 
 UNREADABLE: Final = (LookupError, TypeError, ValueError, OverflowError)
 """What is raised where a row is not what was written there."""
-_RELOAD: Final = "; SELECT pg_reload_conf()"
-_SOURCES: Final = {
-    "database": (" for the database", "ALTER DATABASE … RESET {name}"),
-    "user": (" for the role", "ALTER ROLE … RESET {name}"),
-    "database user": (" for the role in this database", "ALTER ROLE … IN DATABASE … RESET {name}"),
-    "configuration file": ("", "ALTER SYSTEM SET {name} = on" + _RELOAD),
-    "command line": (" by the server's command line", "start it without"),
-    "client": (" by the options of the client", "leave it out of options= and PGOPTIONS"),
-}
 _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
     "53100": (
         StoreError,

@@ -1,19 +1,17 @@
 """PostgresStore: one schema of a database, any number of processes on any number of machines.
 
 What was acknowledged survives `kill -9` of the server and a power loss: a server that is set up
-otherwise is refused. Leases go by a time that
-the store keeps (`_lease_time`). A connection that is lost is made again, for
+otherwise is refused. Leases run by the server's clock. A connection that is lost is made again, for
 half a minute if need be, and what was under way with it is written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.stores._arguments import check_timeout
-from lightspan.stores._lease_time import Clock
 from lightspan.stores._sql.store import SQLStore
 from lightspan.stores.postgres.address import read_address
 from lightspan.stores.protocol import Changes, StoreCapabilities
@@ -44,7 +42,9 @@ class PostgresStore(SQLStore[PostgresDatabase]):
         ConfigError: the URL cannot be read.
     """
 
-    def __init__(self, url: str, *, create: bool = True, clock: Clock | None = None) -> None:
+    def __init__(
+        self, url: str, *, create: bool = True, clock: Callable[[], float] | None = None
+    ) -> None:
         self._server = Server(read_address(url))
         self._create = create
         self._clock = clock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, Final
@@ -11,9 +11,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from lightspan.schema import clock as machine
 from lightspan.schema.records import Attempt
-from lightspan.stores._lease_time import STAMP_S, Clock, Observer, Told
 from lightspan.stores._sql import statements
 from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTables
 from lightspan.stores.postgres.server import Connection, Link
@@ -28,19 +26,18 @@ _NAMED: Final = re.compile(r":(\w+)")
 
 _BEGIN: Final = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-SELECT current_setting('fsync'), extract(epoch FROM clock_timestamp())::float8
+SELECT extract(epoch FROM clock_timestamp())::float8
 """
 # The outer SELECT is computed when the row is locked: the time is not that of before the wait.
 _BEGIN_TO_MOVE: Final = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-SELECT current_setting('fsync'), extract(epoch FROM clock_timestamp())::float8,
-    change, position, lease_time, lease_era, lease_at
+SELECT extract(epoch FROM clock_timestamp())::float8, change, position
 FROM (SELECT * FROM ends FOR UPDATE) AS locked
 """
 
 
 class _Session(SQLTables):
-    def __init__(self, link: Link, clock: Clock | None) -> None:
+    def __init__(self, link: Link, clock: Callable[[], float] | None) -> None:
         self.link: Final = link
         self._clock = clock
 
@@ -80,7 +77,7 @@ class PostgresWriteTables(_Session, WriteTables):
     of `ends` is locked, so that there is one at a time; one that only adds waits for no attempt.
     """
 
-    def __init__(self, link: Link, clock: Clock | None) -> None:
+    def __init__(self, link: Link, clock: Callable[[], float] | None) -> None:
         super().__init__(link, clock)
         self.begun: list[str] = []
         """The attempts that this transaction began, by which its commit can be told."""
@@ -88,12 +85,6 @@ class PostgresWriteTables(_Session, WriteTables):
         self._time = 0.0
         self._ends: Ends | None = None
         self._before: Ends | None = None
-        self._told = Told(0.0, 0, 0.0)
-        """What the locked row says of the lease time."""
-        self._tells: Told | None = None
-        """What it is to say, if this transaction asked for the time."""
-        self._observer = Observer()
-        self._observes: Connection | None = None
         schema = sql.Literal(link.server.address.schema).as_string()
         self._tell = f" RETURNING pg_notify('{CHANNEL}', {schema})"
 
@@ -101,51 +92,23 @@ class PostgresWriteTables(_Session, WriteTables):
         return self._time if self._clock is None else self._clock()
 
     def begin(self, *, to_move: bool) -> None:
-        """Raises `StoreError` if the server has begun to forget."""
         self.moved = False
         self.begun = []
         self._unsent = []
         self._ends = None
-        self._tells = None
         cursor = self._db.execute(_BEGIN_TO_MOVE if to_move else _BEGIN, prepare=False)
         cursor.nextset()
-        [fsync, self._time, *locked] = cursor.fetchall()[0]
-        if fsync == "off":
-            raise self.link.server.forgetful("fsync")
+        [self._time, *locked] = cursor.fetchall()[0]
         if to_move:
-            self._ends, self._before = Ends(*locked[:2]), Ends(*locked[:2])
-            self._told = Told(*locked[2:])
-
-    def lease_time(self) -> float:
-        if self._tells is None:
-            assert self._ends is not None, "a transaction that adds has no lock on the row"
-            self._tells = self._look()
-        return self._tells.time
-
-    def _look(self) -> Told:
-        if self._observes is not self._db:  # while there was none, nobody here could look
-            self._observer, self._observes = Observer(), self._db
-        passed = machine.elapsed() if self._clock is None else self._clock.elapsed()
-        return self._observer.look(self._told, self.now(), passed)
+            self._ends, self._before = Ends(*locked), Ends(*locked)
 
     def commit(self) -> None:
         last = [b"COMMIT"]
-        news = self._tells if self._is_news() else None
-        if self._ends is not None and (self._ends != self._before or news is not None):
+        if self._ends is not None and self._ends != self._before:
             ends = f"change = {self._ends.change:d}, position = {self._ends.position:d}"
-            if news is not None:
-                time, era, at = news
-                ends += f", lease_time = {time!r}, lease_era = {era:d}, lease_at = {at!r}"
             tell = self._tell if self.moved else ""
             last.insert(0, f"UPDATE ends SET {ends}{tell}".encode())
         self._send(last)
-
-    def _is_news(self) -> bool:
-        """Whether the lease time is to be written; each time would make every commit dearer."""
-        last, now = self._told, self._tells
-        if now is None:
-            return False
-        return now.era != last.era or now.time >= last.time + STAMP_S
 
     def _known_ends(self) -> Ends:
         assert self._ends is not None, "a transaction that adds moves nothing"

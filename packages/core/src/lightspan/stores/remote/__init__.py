@@ -1,10 +1,7 @@
-"""A store that another process serves over HTTP (`lightspan serve --store URL`): the client.
+"""The client of a store that another process serves over HTTP (`lightspan serve --store URL`).
 
-`store` is the store as callers see it, `address` its URL and its key. `operations` is the table of
-what can be asked, of which the server (`lightspan.serving.store`) has the other end, `roles` who
-may ask it, and `errors` how each end says what went wrong. `connection` sends what is asked, again
-where no answer came, `handovers` has it cross from thread to thread, and `batches` has what is
-asked at the same time travel together;
-`exchanges` speaks HTTP, and is all that needs httptools. `proofs` are what a runner shows of its
-claims, `values` tells how many a body holds.
+`store` is the store that callers use, `address` its URL and key, `client` sends its requests by
+aiohttp (`lightspan[http]`), which `request_batcher` combines. Client and server
+(`lightspan.serving.store`) share the table of operations in `rpc`, the roles of keys in `roles` and
+the form of failures in `errors`.
 """

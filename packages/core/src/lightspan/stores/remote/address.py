@@ -98,12 +98,6 @@ def read_address(url: str) -> RemoteAddress:
     return RemoteAddress(base + option, base, variable or KEY_VARIABLE, bool(variable))
 
 
-def relay_of(url: str) -> str:
-    """Where model calls go in place of a trainer's gateway that cannot be reached from here: to the
-    store's own server. Empty for a store that none serves."""
-    return f"{read_address(url).base}{RELAY_PATH}" if names_server(url) else ""
-
-
 def take_key(url: str) -> None:
     """Read the key of a served store now, and take it out of the environment: what is loaded or
     started from here on must not find it there.

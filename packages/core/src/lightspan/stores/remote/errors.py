@@ -7,23 +7,14 @@ from typing import Final
 
 import msgspec
 
-from lightspan.errors import (
-    ConflictError,
-    DataError,
-    IllegalMoveError,
-    LightspanError,
-    NotFoundError,
-    StaleEpochError,
-    StoreError,
-    StoreFormatError,
-    StoreUnreachableError,
-)
+from lightspan import errors
+from lightspan.errors import LightspanError, StoreError, StoreFormatError, StoreUnreachableError
 
 _KINDS: Final[Mapping[str, type[LightspanError]]] = {
     kind.__name__: kind
     for kind in (
-        *(ConflictError, DataError, IllegalMoveError, NotFoundError, StaleEpochError),
-        *(StoreError, StoreFormatError, StoreUnreachableError),
+        *(errors.ConflictError, errors.DataError, errors.IllegalMoveError, errors.NotFoundError),
+        *(errors.StaleEpochError, StoreError, StoreFormatError, StoreUnreachableError),
     )
 }
 """Those that a store's caller may be given. Any other one is a `StoreError` there."""

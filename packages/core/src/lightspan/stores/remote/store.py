@@ -14,14 +14,13 @@ from lightspan.stores._arguments import check_integer, check_lease, check_timeou
 from lightspan.stores._opened import OpenedStore
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
 from lightspan.stores.remote.address import read_address
-from lightspan.stores.remote.operations import OPERATIONS, POLL_S, PROOFS, Arguments, Operation
-from lightspan.stores.remote.proofs import keep_proofs, proof_of
+from lightspan.stores.remote.rpc import OPERATIONS, POLL_S, Arguments, Operation
 
 try:
-    from lightspan.stores.remote.connection import ServerConnection
+    from lightspan.stores.remote.client import ServerConnection
 except ImportError as error:
     raise ConfigError(
-        f"a store that is served over HTTP needs httptools ({error}): {how_to_install('http')}"
+        f"a store that is served over HTTP needs aiohttp ({error}): {how_to_install('http')}"
     ) from error
 
 P = ParamSpec("P")
@@ -38,12 +37,7 @@ def _asked(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine
         arguments = operation.bind(*given, **named)
         if operation.name == "heartbeat":
             check_lease(arguments["lease_s"])  # by which it is told how long to wait
-        if operation.written is not None:
-            arguments[PROOFS] = [proof_of(each) for each in operation.written(arguments)]
-        answer = await cast(RemoteStore, store)._ask(operation, arguments)
-        if operation.name == "claim":
-            keep_proofs(arguments["request_id"], [claim.attempt.attempt_id for claim in answer])
-        return cast(R, answer)
+        return cast(R, await cast(RemoteStore, store)._ask(operation, arguments))
 
     return ask
 
@@ -135,32 +129,26 @@ class RemoteStore(OpenedStore[ServerConnection]):
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
         check_integer("cursor", cursor)
-        check_timeout(timeout_s)
-        deadline = clock.monotonic() + timeout_s
-        while True:
-            left = max(0.0, deadline - clock.monotonic())
-            arguments = {"cursor": cursor, "run_id": run_id, "timeout_s": min(left, POLL_S)}
-            changes: Changes = await self._ask(OPERATIONS["watch"], arguments)
-            if changes.rollouts or clock.monotonic() >= deadline:
-                return changes
+        arguments = {"cursor": cursor, "run_id": run_id}
+        return cast(Changes, await self._poll("watch", arguments, timeout_s))
 
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
+        return cast(bool, await self._poll("await_work", {"run_ids": run_ids}, timeout_s))
+
+    async def _poll(self, name: str, arguments: Arguments, timeout_s: float) -> Any:
+        """Ask again until there is an answer that says something, or the time is over."""
         check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         while True:
-            left = max(0.0, deadline - clock.monotonic())
-            arguments = {"run_ids": run_ids, "timeout_s": min(left, POLL_S)}
-            if await self._ask(OPERATIONS["await_work"], arguments):
-                return True
-            if clock.monotonic() >= deadline:
-                return False
+            arguments["timeout_s"] = min(max(0.0, deadline - clock.monotonic()), POLL_S)
+            answer = await self._ask(OPERATIONS[name], arguments)
+            if getattr(answer, "rollouts", answer) or clock.monotonic() >= deadline:
+                return answer
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
-        opened = self._opened
-        if not call_token.isascii():  # whatever a client sent: it is no token of ours
+        if not call_token.isascii():  # whatever a client sent, it is no token of ours
             return None
-        operation = OPERATIONS["claim_of_token"]
-        asked = opened.ask(operation, operation.encode({"call_token": call_token}))
-        return cast(Claim | None, operation.read_answer(await asked))
+        arguments = {"call_token": call_token}
+        return cast(Claim | None, await self._ask(OPERATIONS["claim_of_token"], arguments))

@@ -28,9 +28,7 @@ from lightspan.stores._sql.statements import read_text, statements_of
 
 APPLICATION_ID: Final = 0x6C737061
 """'lspa': how a store is told from any other SQLite file."""
-FORMAT_VERSION: Final = 4
-OLDEST_VERSION: Final = 2
-"""What is brought up to date, by `migrations`, when it is opened."""
+FORMAT_VERSION: Final = 5
 _PACKAGE: Final = "lightspan.stores.sqlite"
 _BUSY_S: Final = 30.0
 _LONGEST_PAUSE_S: Final = 0.002
@@ -224,8 +222,6 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("ROLLBACK")
     if empty:
         _create_schema(db, path)
-    elif _number(db, "user_version") < FORMAT_VERSION:
-        _migrate(db)
 
 
 def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
@@ -244,17 +240,15 @@ def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _check_version(version: int, path: Path) -> None:
-    if version > FORMAT_VERSION:
-        raise StoreFormatError(
-            f"store {path}: written by a newer lightspan (format {version}, this one, "
-            f"{__version__} of {sys.executable}, reads {FORMAT_VERSION}); upgrade lightspan there, "
-            "or name another file"
+    if version != FORMAT_VERSION:
+        age, remedy = (
+            ("a newer", "upgrade lightspan there")
+            if version > FORMAT_VERSION
+            else ("an older", "read it, or finish its run, with that lightspan")
         )
-    if version < OLDEST_VERSION:
         raise StoreFormatError(
-            f"store {path}: written by an older lightspan (format {version}, this one, "
-            f"{__version__} of {sys.executable}, reads {FORMAT_VERSION}); read it, or finish its "
-            "run, with that lightspan, or name another file"
+            f"store {path}: written by {age} lightspan (format {version}, this one, {__version__} "
+            f"of {sys.executable}, reads {FORMAT_VERSION}); {remedy}, or name another file"
         )
 
 
@@ -266,20 +260,6 @@ def _create_schema(db: sqlite3.Connection, path: Path) -> None:
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-        db.execute("COMMIT")
-    except BaseException:
-        roll_back(db)
-        raise
-
-
-def _migrate(db: sqlite3.Connection) -> None:
-    """Bring an older file up to date, in one transaction."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        for version in range(_number(db, "user_version") + 1, FORMAT_VERSION + 1):
-            for statement in statements_of(read_text(_PACKAGE, f"migrations/{version}.sql")):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {version}")
         db.execute("COMMIT")
     except BaseException:
         roll_back(db)

@@ -9,12 +9,6 @@ SELECT
     (SELECT coalesce(max(position), 0) FROM rollouts),
     (SELECT min(lease_until) FROM attempts INDEXED BY attempts_by_lease WHERE status = 'running')
 
--- name: lease_time
-SELECT boot, ahead, latest FROM lease_time
-
--- name: put_lease_time
-INSERT OR REPLACE INTO lease_time (single, boot, ahead, latest) VALUES (1, ?, ?, ?)
-
 -- name: attempts_of_rollouts
 WITH RECURSIVE made (place, attempt_id) AS (
     SELECT asked.key, attempt_id

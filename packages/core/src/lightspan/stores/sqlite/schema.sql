@@ -1,4 +1,4 @@
--- Version 4 of a lightspan store file. Split at semicolons, so no triggers here.
+-- Format 5 of a lightspan store file. Split at semicolons, so no triggers here.
 
 CREATE TABLE resources (
     resources_id TEXT PRIMARY KEY,
@@ -103,12 +103,3 @@ CREATE TABLE peers (
     seen_at REAL NOT NULL,
     body BLOB NOT NULL
 ) WITHOUT ROWID;
-
--- What leases run on (`stores._lease_time`): the latest store time, and what to add to the elapsed time
--- of the boot for it. One row, as soon as somebody writes.
-CREATE TABLE lease_time (
-    single INTEGER PRIMARY KEY,
-    boot TEXT NOT NULL,
-    ahead REAL NOT NULL,
-    latest REAL NOT NULL
-);

@@ -1,18 +1,19 @@
 """SQLiteStore: one file, any number of processes on one machine.
 
 What is written at the same time is committed together, by the event loop itself if it is little and
-by a thread if it is more; what one task alone writes is committed at once (`writer`). Reads have a
-connection and a thread of their own and, the file being in WAL mode, wait for nobody.
+by a thread if it is more; what one task alone writes is committed at once (`database`). Reads have
+a connection and a thread of their own and, the file being in WAL mode, wait for nobody.
 What was acknowledged survives `kill -9`; with `power_loss=True` it survives a power loss too.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lightspan.stores._lease_time import Clock, MachineClock
+from lightspan.schema import clock as machine
 from lightspan.stores._sql.store import SQLStore
 from lightspan.stores.protocol import StoreCapabilities
 from lightspan.stores.sqlite.database import SQLiteDatabase
@@ -30,11 +31,11 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
         path: str | os.PathLike[str],
         *,
         power_loss: bool = False,
-        clock: Clock | None = None,
+        clock: Callable[[], float] = machine.now,
     ) -> None:
         self.path: Final = Path(path).absolute()
         self._power_loss = power_loss
-        self._clock = clock or MachineClock()
+        self._clock = clock
         super().__init__(str(self.path), _POLLS_S)
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from lightspan.schema.records import Attempt
-from lightspan.stores._lease_time import STAMP_S, Clock
 from lightspan.stores._sql import statements
 from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTables
 
@@ -28,7 +27,7 @@ class _Connection(SQLTables):
         "watched_run": "+run_id = :watched_run",
     }
 
-    def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
+    def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         self._db = db
         self._clock = clock
 
@@ -54,42 +53,15 @@ class _Connection(SQLTables):
 class SQLiteWriteTables(_Connection, WriteTables):
     """The writer's view."""
 
-    def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
+    def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         super().__init__(db, clock)
         self._ends: Ends | None = None
         self._lease: float | None = None
-        self._ahead: float | None = None
-        """Of the store time, before this boot's elapsed time; None before it is looked up."""
-        self._stamped = 0.0
-        """The store time of which it is known that the file has it."""
 
     def begin(self) -> None:
         """A new transaction: forget what the last one knew."""
         self._ends = None
         self.moved = False
-        if self._ahead is None or self.lease_time() >= self._stamped + STAMP_S:
-            self._stamp()
-
-    def rolled_back(self) -> None:
-        """What the transaction stamped is not there."""
-        self._ahead = None
-
-    def lease_time(self) -> float:
-        assert self._ahead is not None, "begin has looked it up"
-        return self._clock.elapsed() + self._ahead
-
-    def _stamp(self) -> None:
-        """Look up the store time, and write it down unless that was done a moment ago."""
-        elapsed, boot = self._clock.elapsed(), self._clock.boot
-        rows = self._ask("lease_time")
-        known_boot, ahead, stamped = rows[0] if rows else (boot, self._clock() - elapsed, 0.0)
-        if known_boot != boot or elapsed + ahead < stamped:  # it goes on from where it was
-            known_boot, ahead = None, stamped - elapsed
-        self._ahead, now = ahead, elapsed + ahead
-        if known_boot is None or now >= stamped + STAMP_S:
-            self._ask("put_lease_time", boot, ahead, now)
-            stamped = now
-        self._stamped = stamped
 
     def _known_ends(self) -> Ends:
         if self._ends is None:

@@ -1,0 +1,75 @@
+"""The names of Agent Lightning 0.3.0 that its tutorials and examples use, over those of lightspan.
+
+import lightspan_agl as agl               # was: import agentlightning as agl
+
+The modules have their paths there: `lightspan_agl.adapter` was `agentlightning.adapter`. Other
+public names are an ImportError that says what to use (`_unsupported`). See
+`docs/from-agent-lightning.md`.
+"""
+
+from __future__ import annotations
+
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
+from lightspan_agl.algorithm import APO, VERL
+from lightspan_agl.emitter import (
+    emit_annotation,
+    emit_exception,
+    emit_message,
+    emit_object,
+    emit_reward,
+)
+from lightspan_agl.env_var import LightningEnvVar, resolve_bool_env_var, resolve_str_env_var
+from lightspan_agl.litagent import LitAgent, rollout
+from lightspan_agl.logging import setup_logging
+from lightspan_agl.reward import find_final_reward
+from lightspan_agl.runner import LitAgentRunner
+from lightspan_agl.store import InMemoryLightningStore
+from lightspan_agl.tracer import AgentOpsTracer, OtelTracer, Tracer
+from lightspan_agl.trainer import Trainer
+from lightspan_agl.types import (
+    LLM,
+    Attempt,
+    AttemptedRollout,
+    Dataset,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    Rollout,
+    RolloutMode,
+)
+
+__all__ = [
+    "APO",
+    "LLM",
+    "VERL",
+    "AgentOpsTracer",
+    "Attempt",
+    "AttemptedRollout",
+    "Dataset",
+    "InMemoryLightningStore",
+    "LightningEnvVar",
+    "LitAgent",
+    "LitAgentRunner",
+    "NamedResources",
+    "OtelTracer",
+    "PromptTemplate",
+    "ProxyLLM",
+    "Rollout",
+    "RolloutMode",
+    "TraceToMessages",
+    "Tracer",
+    "TracerTraceToTriplet",
+    "Trainer",
+    "emit_annotation",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_reward",
+    "find_final_reward",
+    "resolve_bool_env_var",
+    "resolve_str_env_var",
+    "rollout",
+    "setup_logging",
+]
+__getattr__ = _refuse_names(__name__)

@@ -1,0 +1,41 @@
+"""`agent_match`: a regular expression as names and globs of agents."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from lightspan.errors import UnsupportedError
+
+_PARTS: Final = re.compile(r"(\.\*)|\\([^\w*])|([^\\.^$*+?{}\[\]()|])")
+"""Anything, an escaped character, a plain one."""
+
+
+def globs_of(agent_match: str | None) -> list[str]:
+    """Return the globs that match the names in which the expression is found.
+
+    Raises:
+        UnsupportedError: it has more in it than plain text, `^`, `$`, `.*` and `|`.
+    """
+    if agent_match is None:
+        return ["*"]
+    if not isinstance(agent_match, str):
+        raise UnsupportedError(f"agent_match={agent_match!r} must be a regular expression or None")
+    return list(dict.fromkeys(_glob(branch, agent_match) for branch in agent_match.split("|")))
+
+
+def _glob(branch: str, agent_match: str) -> str:
+    text = branch.removeprefix("^")
+    start = "" if text != branch else "*"
+    body = text.removesuffix("$")
+    end = "" if text != body else "*"
+    parts = list(_PARTS.finditer(body))
+    if "".join(part[0] for part in parts) != body:
+        raise UnsupportedError(
+            f"agent_match={agent_match!r}: lightspan selects agents by name, so that an expression "
+            "can have plain text, ^, $, .* and | in it; write others out, such as "
+            "'writer|rewriter' for '(re)?writer'"
+        )
+    # A pattern with a slash would match whole paths.
+    names = ["*" if part[1] else (part[2] or part[3]).replace("/", "%2F") for part in parts]
+    return re.sub(r"\*+", "*", f"{start}{''.join(names)}{end}")

@@ -1,0 +1,259 @@
+"""Agents as apps, and how they travel to runners: by the name of their class and its arguments.
+
+A runner is told what to run as `module:name`. For an agent that is `agents` of this module and the
+agent's description, as an attribute.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from lightspan.capture.scope import current_context
+from lightspan.errors import AppError
+from lightspan.runners.app import App, find, reference
+from lightspan.schema.llm import LLM
+from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.records import Json, Mode, Rollout
+from lightspan.schema.resources import NamedResources as StoredResources
+from lightspan_agl.litagent import (
+    Construction,
+    FunctionalLitAgent,
+    LitAgent,
+    construction,
+    rollout_method,
+)
+from lightspan_agl.types import (
+    MAIN_LLM,
+    Attempt,
+    AttemptedRollout,
+    NamedResources,
+    ProxyLLM,
+    RolloutMode,
+)
+
+
+class MainLLM(msgspec.Struct, frozen=True, kw_only=True):
+    """The resource `main_llm`, before there is an attempt."""
+
+    model: str
+    sampling: dict[str, dict[str, Json]]
+    """Mode → sampling parameters."""
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An agent as it travels."""
+
+    agent: str
+    """`module:name` of its class, of its function, or of itself."""
+    llm: MainLLM
+    args: list[Json] | None = None
+    """Arguments of its class; None if `agent` is not a class."""
+    kwargs: dict[str, Json] = {}
+
+
+# --- in the trainer's process ---------------------------------------------------------------
+def as_app(agent: LitAgent[Any], llm: MainLLM) -> App:
+    """Return the agent as an app that runners can import.
+
+    Raises:
+        AppError: it cannot be made again in a runner's process.
+    """
+    text = msgspec.json.encode(_describe(agent, llm)).decode()
+    # A runner splits names at dots.
+    name = text.replace("%", "%25").replace(".", "%2E")
+    return AgentApp(AgentPool(lambda: agent), llm, f"{__name__}:agents.{name}")
+
+
+def _describe(agent: LitAgent[Any], llm: MainLLM) -> Description:
+    if isinstance(agent, FunctionalLitAgent):
+        return Description(agent=reference(agent.function), llm=llm)
+    kind, arguments = type(agent).__qualname__, construction(agent)
+    changes = arguments.changes(agent) if arguments is not None else []
+    if changes:
+        raise AppError(
+            f"the agent {kind}: {', '.join(changes)} was set after it was made, and runners make "
+            "it again: set it in __init__, from arguments"
+        )
+    problem = "it is a copy" if arguments is None else _find_non_json(arguments)
+    if arguments is not None and problem is None:
+        name = reference(type(agent))
+        return Description(agent=name, llm=llm, args=list(arguments.args), kwargs=arguments.kwargs)
+    name = _global_name(agent) or ""
+    if not name:
+        raise AppError(
+            f"the agent {kind} cannot be made again in the runners' processes: {problem}. Make "
+            "that in __init__ from arguments of text, finite numbers, booleans, None, or lists and "
+            "dicts of them; or make the agent at the top level of a module that is not the script"
+        )
+    return Description(agent=name, llm=llm)
+
+
+def _find_non_json(arguments: Construction) -> str | None:
+    """Return the first argument that JSON would change."""
+    by_position = {f"argument {number}": v for number, v in enumerate(arguments.args, 1)}
+    for name, value in {**by_position, **arguments.kwargs}.items():
+        try:
+            copy = msgspec.json.decode(msgspec.json.encode(value))
+        except (TypeError, ValueError, msgspec.MsgspecError):
+            copy = None
+        if repr(copy) != repr(value):  # 1, 1.0 and True are equal
+            return f"{name}={value!r:.100} is a {type(value).__name__}"
+    return None
+
+
+def _global_name(agent: LitAgent[Any]) -> str | None:
+    """Return `module:name` of an agent at the top level of a module other than the script."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name not in ("__main__", "__mp_main__"):
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if value is agent:
+                    return f"{module_name}:{name}"
+    return None
+
+
+# --- where it runs --------------------------------------------------------------------------
+class AgentPool:
+    """Agents of one kind, each used by one attempt at a time: an agent may keep state in itself."""
+
+    def __init__(self, make: Callable[[], LitAgent[Any]]) -> None:
+        self._make = make
+        self._free = [make()]
+        self._lock = threading.Lock()
+        self.is_async = self._free[0].is_async()
+
+    @contextmanager
+    def agent(self) -> Iterator[LitAgent[Any]]:
+        """Lend an agent, a new one where all are in use."""
+        with self._lock:
+            agent = self._free.pop() if self._free else None
+        agent = agent if agent is not None else self._make()
+        try:
+            yield agent
+        finally:
+            with self._lock:
+                self._free.append(agent)
+
+
+class AgentApp(App):
+    """An agent as an app.
+
+    Args:
+        pool: the agents.
+        resources: what they are handed, or the description of `main_llm`.
+        name: the app's `reference`.
+    """
+
+    follows_urls = True
+
+    def __init__(
+        self, pool: AgentPool, resources: MainLLM | NamedResources, name: str = ""
+    ) -> None:
+        self._pool = pool
+        self._resources = resources
+        self._name = name
+        super().__init__(self._run_async if pool.is_async else self._run)
+
+    @property
+    def reference(self) -> str:
+        return self._name
+
+    def _run(
+        self, task: Json, rollout: Rollout, llm: LLM | None, resources: StoredResources
+    ) -> Any:
+        view = _attempted(rollout)
+        with self._pool.agent() as agent:
+            method = rollout_method(agent, view.mode)
+            return method(task, self._offer(view, llm, resources), view)
+
+    async def _run_async(
+        self, task: Json, rollout: Rollout, llm: LLM | None, resources: StoredResources
+    ) -> Any:
+        view = _attempted(rollout)
+        with self._pool.agent() as agent:
+            method = rollout_method(agent, view.mode)
+            return await method(task, self._offer(view, llm, resources), view)
+
+    def _offer(
+        self, view: AttemptedRollout, llm: LLM | None, resources: StoredResources
+    ) -> NamedResources:
+        if not isinstance(self._resources, MainLLM):
+            prompts = {k: v for k, v in resources.items() if isinstance(v, PromptTemplate)}
+            return {**self._resources, **prompts}
+        assert llm is not None
+        main = ProxyLLM(
+            endpoint=llm.base_url,
+            model=self._resources.model,
+            api_key=llm.api_key(),
+            sampling_parameters=dict(self._resources.sampling[view.mode or "train"]),
+            rollout_id=view.rollout_id,
+            attempt_id=view.attempt.attempt_id,
+        )
+        return {MAIN_LLM: main}
+
+
+def _attempted(rollout: Rollout) -> AttemptedRollout:
+    current, now = current_context(), time.time()
+    mode: RolloutMode = "val" if rollout.mode is Mode.VAL else "train"
+    return AttemptedRollout(
+        rollout_id=rollout.rollout_id,
+        input=rollout.task,
+        mode=mode,
+        start_time=now,
+        metadata={"group_id": rollout.group_id, "step": rollout.step},
+        attempt=Attempt(
+            rollout_id=rollout.rollout_id,
+            attempt_id="" if current is None else current.scope.attempt_id,
+            start_time=now,
+        ),
+    )
+
+
+class _Agents:
+    """Agents by their descriptions, which are names of attributes."""
+
+    def __getattr__(self, name: str) -> App:
+        if not name.startswith("{"):
+            raise AttributeError(name)
+        text = name.replace("%2E", ".").replace("%25", "%")
+        description = msgspec.json.decode(text, type=Description)
+        return AgentApp(AgentPool(partial(_make, description)), description.llm, f"agents.{name}")
+
+
+agents: Final = _Agents()
+
+
+def _make(description: Description) -> LitAgent[Any]:
+    target = find(description.agent, "agent")
+    if description.args is None:
+        return target if isinstance(target, LitAgent) else FunctionalLitAgent(target)
+    try:
+        return _make_again(target, description.args, description.kwargs)
+    except Exception as error:
+        raise AppError(
+            f"the agent {description.agent} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _make_again(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LitAgent[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # shown when the first was made
+        return kind(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def factory_of(agent: LitAgent[Any]) -> Callable[[], LitAgent[Any]] | None:
+    """Return what makes agents like this one; None where only the agent itself is like it."""
+    if isinstance(agent, FunctionalLitAgent):
+        return lambda: agent
+    arguments = construction(agent)
+    if arguments is None or arguments.changes(agent):
+        return None
+    return partial(_make_again, type(agent), arguments.args, arguments.kwargs)

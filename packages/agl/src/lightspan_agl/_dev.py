@@ -1,0 +1,82 @@
+"""`dev` with resources: an agent runs on some tasks in this process, and a summary tells what it
+did."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lightspan.lightning.health import app_failed, check_rewards
+from lightspan.schema.records import Json, Mode
+from lightspan.schema.routing import matches
+from lightspan_agl._agent_match import globs_of
+from lightspan_agl._local import local_runs
+from lightspan_agl.litagent import LitAgent
+from lightspan_agl.types import NamedResources
+
+
+class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial did."""
+
+    rewards: list[float | None]
+    """Per task, in their order; None is unscored, which is not zero."""
+    failures: dict[int, str]
+    """Number of the task → what went wrong."""
+    calls: dict[str, int]
+    """Agent path → model calls."""
+    trained: list[str]
+    """Agent paths that `agent_match` selects."""
+    agent_match: str | None
+
+    def text(self) -> str:
+        """Return the summary for people."""
+        scored = [reward for reward in self.rewards if reward is not None]
+        mean = f", mean reward {math.fsum(scored) / len(scored):.3f}" if scored else ""
+        lines = [f"{len(self.rewards)} rollouts, {len(scored)} scored{mean}"]
+        for number, reward in enumerate(self.rewards):
+            why = self.failures.get(number)
+            outcome = f"failed: {why}" if why else "no reward" if reward is None else f"{reward:g}"
+            lines.append(f"  task {number}: {outcome}")
+        for path, count in sorted(self.calls.items()):
+            what = "would be trained" if path in self.trained else "would not be trained"
+            lines.append(f"  agent {path}: {count} calls, {what}")
+        if not self.calls:
+            lines.append("  no agent called a model")
+        elif not self.trained:
+            lines.append(f"  agent_match={self.agent_match!r} is found in no agent's name")
+        return "\n".join(lines)
+
+
+async def try_out(
+    agent: LitAgent[Any],
+    resources: NamedResources,
+    train: Sequence[Json],
+    val: Sequence[Json],
+    *,
+    slots: int,
+    agent_match: str | None,
+) -> DevSummary:
+    """Run the agent once per task.
+
+    Raises:
+        RewardError: it returned something that is no reward.
+    """
+    async with local_runs(agent, resources, slots=slots) as runs:
+        episodes = [
+            *await runs.rollouts(train, mode=Mode.TRAIN),
+            *await runs.rollouts(val, mode=Mode.VAL),
+        ]
+    check_rewards(episodes)
+    calls = Counter(call.agent_path for episode in episodes for call in episode.calls)
+    globs = globs_of(agent_match)
+    return DevSummary(
+        rewards=[episode.reward for episode in episodes],
+        failures={n: e.message for n, e in enumerate(episodes) if app_failed(e) or not e.finished},
+        calls=dict(calls),
+        trained=sorted(path for path in calls if any(matches(glob, path) for glob in globs)),
+        agent_match=agent_match,
+    )

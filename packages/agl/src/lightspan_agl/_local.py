@@ -1,0 +1,137 @@
+"""Rollouts of an agent in this process, over a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+from lightspan.lightning.episode import Episode
+from lightspan.progress import say
+from lightspan.runners.runner import PLACEHOLDER_KEY, Runner, RunnerConfig
+from lightspan.schema.records import Json, Mode, Rollout, new_id, task_id
+from lightspan.schema.resources import Resources
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan.training.collector import read_episodes
+from lightspan_agl._agent_transport import AgentApp, AgentPool, factory_of
+from lightspan_agl.litagent import LitAgent
+from lightspan_agl.types import NamedResources
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 600.0
+"""Of one rollout where there is no limit for all."""
+_WATCH_S: Final = 0.5
+_KEY: Final = "OPENAI_API_KEY"
+
+
+class LocalRuns:
+    """Runs an agent on tasks; `local_runs` makes it.
+
+    Args:
+        store: open.
+        work: the runner's task.
+        timeout_s: of rollouts that are queued together; None: each has `TIMEOUT_S`.
+    """
+
+    def __init__(self, store: Store, work: asyncio.Task[None], timeout_s: float | None) -> None:
+        self.store = store
+        self._work = work
+        self._timeout_s = timeout_s
+
+    async def rollouts(
+        self,
+        tasks: Sequence[Json],
+        group_size: int = 1,
+        mode: Mode = Mode.TRAIN,
+        *,
+        resources: Sequence[Resources] | None = None,
+    ) -> list[Episode]:
+        """Run the tasks and return their episodes; what takes too long is cancelled."""
+        rollouts = [
+            Rollout(
+                rollout_id=new_id("rollout"),
+                task=task,
+                # Equal tasks are run apart.
+                task_id=f"{number}-{task_id(task)}",
+                mode=mode,
+                resources_id=await self.store.put_resources(dict(named)) if named else "",
+                timeout_s=TIMEOUT_S if self._timeout_s is None else None,
+            )
+            for number, (task, named) in enumerate(
+                zip(tasks, resources or [{}] * len(tasks), strict=True)
+            )
+            for _ in range(group_size)
+        ]
+        ids = [rollout.rollout_id for rollout in rollouts]
+        await self.store.enqueue(rollouts)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._wait(ids)
+        except TimeoutError:
+            late = [s for s in await self.store.rollouts(ids) if not s.status.final]
+            log.warning(
+                "%d of %d rollouts have not ended within %g s: they are cancelled and unscored",
+                *(len(late), len(ids), self._timeout_s),
+            )
+            await self.store.cancel(ids)
+        states = {state.rollout.rollout_id: state for state in await self.store.rollouts(ids)}
+        return await read_episodes(self.store, [states[each] for each in ids])
+
+    async def _wait(self, ids: Sequence[str]) -> None:
+        cursor = 0
+        while True:
+            if self._work.done():
+                await self._work  # raises what ended the runner
+            cursor = (await self.store.watch(cursor, timeout_s=_WATCH_S)).cursor
+            states = await self.store.rollouts(ids)
+            if all(state.status.final for state in states):
+                return
+
+
+@asynccontextmanager
+async def local_runs(
+    agent: LitAgent[Any],
+    resources: NamedResources,
+    *,
+    slots: int,
+    timeout_s: float | None = None,
+) -> AsyncIterator[LocalRuns]:
+    """Run an agent in this process as long as the block lasts.
+
+    Args:
+        agent: the agent.
+        resources: what it is handed.
+        slots: rollouts at once.
+        timeout_s: see `LocalRuns`.
+    """
+    factory = factory_of(agent)
+    if factory is None and slots > 1:
+        say(
+            f"one rollout at a time, not {slots}: {type(agent).__qualname__} was changed after it "
+            "was made, so that it cannot be made again; set what it needs in __init__"
+        )
+    app = AgentApp(AgentPool(factory or (lambda: agent)), resources)
+    async with open_store("memory:") as store:
+        with _same_environment():
+            runner = Runner(store, app, RunnerConfig(slots=slots if factory else 1))
+            work = asyncio.create_task(runner.run())
+            try:
+                yield LocalRuns(store, work, timeout_s)
+            finally:
+                runner.stop()
+                await work
+
+
+@contextmanager
+def _same_environment() -> Iterator[None]:
+    """Remove the placeholder key that a runner sets for clients which need one."""
+    try:
+        yield
+    finally:
+        if os.environ.get(_KEY) == PLACEHOLDER_KEY:
+            del os.environ[_KEY]

@@ -1,0 +1,59 @@
+"""Adapters: which agents are trained, and the messages of model calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from lightspan.schema import conventions as c, messages
+from lightspan.schema.spans import Span, SpanKind
+from lightspan_agl._agent_match import globs_of
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+
+__all__ = ["TraceToMessages", "TracerTraceToTriplet"]
+__getattr__ = _refuse_names(__name__)
+
+
+class TracerTraceToTriplet:
+    """The adapter of `VERL`: which agents are trained.
+
+    Args:
+        agent_match: a regular expression that is searched in the agent's name, of plain text, `^`,
+            `$`, `.*` and `|`; None for every call.
+        repair_hierarchy: accepted; agents are known when they call, so nothing is repaired.
+
+    Raises:
+        UnsupportedError: the expression has something else in it.
+    """
+
+    def __init__(self, agent_match: str | None = None, repair_hierarchy: bool = True) -> None:
+        self.agent_match = agent_match
+        self.repair_hierarchy = repair_hierarchy
+        globs_of(agent_match)
+
+
+class Conversation(TypedDict):
+    """A model call, as OpenAI's fine-tuning takes it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+
+
+class TraceToMessages:
+    """Converts spans into chat messages."""
+
+    def adapt(self, source: Sequence[Span], /) -> list[Conversation]:
+        """Return the conversation of each model call, in the order of the spans."""
+        return [_conversation(span) for span in source if span.kind is SpanKind.LLM]
+
+
+def _conversation(span: Span) -> Conversation:
+    tools = json.loads(str(span.attributes.get(c.TOOL_DEFINITIONS, "null")))
+    return {
+        "messages": [
+            *messages.asked_of(span.attributes),
+            *messages.answers_of(span.attributes)[:1],
+        ],
+        "tools": tools or None,
+    }

@@ -1,0 +1,178 @@
+"""Keys of a verl configuration: used, refused at other values, and without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+ROLLOUT, ACTOR, MODEL = (f"actor_rollout_ref.{part}" for part in ("rollout", "actor", "model"))
+
+ESTIMATORS: Final = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": "reinforce++_baseline",
+}
+WEIGHTS: Final = {"token-mean": "token", "seq-mean-token-mean": "transition"}
+KL_ESTIMATORS: Final = {
+    "kl": "k1",
+    "k1": "k1",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+}
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "algorithm.adv_estimator": "gae",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.seed": 0,
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.temperature": 1.0,
+    f"{ROLLOUT}.val_kwargs.temperature": 0.0,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.optim.weight_decay": 0.01,
+    f"{ACTOR}.optim.betas": (0.9, 0.999),
+    f"{ACTOR}.optim.lr_warmup_steps": 0,
+    f"{ACTOR}.grad_clip": 1.0,
+    f"{ACTOR}.clip_ratio": 0.2,
+    f"{ACTOR}.clip_ratio_low": None,
+    f"{ACTOR}.clip_ratio_high": None,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.kl_loss_coef": 0.001,
+    f"{ACTOR}.kl_loss_type": "low_var_kl",
+    f"{ACTOR}.entropy_coeff": 0.0,
+    f"{MODEL}.path": None,
+    f"{MODEL}.lora_rank": 0,
+    f"{MODEL}.lora_alpha": 16,
+    f"{MODEL}.target_modules": "all-linear",
+    "trainer.total_epochs": 30,
+    "trainer.total_training_steps": None,
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.default_local_dir": None,
+    "trainer.resume_mode": "auto",
+    "trainer.device": None,
+    "trainer.logger": ["console"],
+    "trainer.project_name": "lightspan",
+    "trainer.experiment_name": None,
+}
+"""Key that is used → verl's default (verl 0.5, `ppo_trainer.yaml`)."""
+
+WHOLE: Final[Mapping[str, int]] = {
+    "data.train_batch_size": 1,
+    "data.max_prompt_length": 1,
+    "data.max_response_length": 1,
+    "data.seed": 0,
+    f"{ROLLOUT}.n": 1,
+    f"{ACTOR}.ppo_mini_batch_size": 1,
+    f"{ACTOR}.optim.lr_warmup_steps": -1,
+    f"{MODEL}.lora_rank": 0,
+    f"{MODEL}.lora_alpha": 1,
+    "trainer.total_training_steps": 1,
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+}
+"""Key of a whole number → the least."""
+
+NUMBERS: Final = (
+    f"{ROLLOUT}.temperature",
+    f"{ROLLOUT}.val_kwargs.temperature",
+    *(f"{ACTOR}.optim.{key}" for key in ("lr", "weight_decay")),
+    *(f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high", "_c")),
+    *(f"{ACTOR}.{key}" for key in ("grad_clip", "kl_loss_coef", "entropy_coeff")),
+    "trainer.total_epochs",
+)
+"""Keys of numbers; what uses them checks the range."""
+
+_LIGHTNING: Final = "lightspan.LightningRL, which has options for it"
+_IN_AGENT: Final = "compute the reward in the agent and return it"
+_IN_CLIENT: Final = "set it in the agent's client"
+
+ALLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "algorithm.adv_estimator": (tuple(ESTIMATORS), f"one of {', '.join(ESTIMATORS)}"),
+    f"{ACTOR}.loss_agg_mode": (tuple(WEIGHTS), f"one of {', '.join(WEIGHTS)}"),
+    f"{ACTOR}.kl_loss_type": (tuple(KL_ESTIMATORS), f"one of {', '.join(KL_ESTIMATORS)}"),
+    "trainer.resume_mode": (("auto", "disable"), "auto or disable"),
+    "trainer.device": ((None, "cpu", "cuda"), "cpu or cuda"),
+    "algorithm.use_kl_in_reward": ((False,), f"{ACTOR}.use_kl_loss=True"),
+    "algorithm.gamma": ((1,), _LIGHTNING),
+    "algorithm.lam": ((1,), _LIGHTNING),
+    "algorithm.filter_groups.enable": ((False,), _LIGHTNING),
+    "trainer.critic_warmup": ((0,), _LIGHTNING),
+    "data.shuffle": ((True,), "leave it out: epochs are shuffled"),
+    f"{ROLLOUT}.top_p": ((1,), "1: other log-probabilities are not those of training"),
+    f"{ROLLOUT}.top_k": ((-1, 0), "-1: other log-probabilities are not those of training"),
+    f"{ROLLOUT}.do_sample": ((True,), "leave it out: training samples"),
+    f"{ROLLOUT}.val_kwargs.n": ((1,), "1"),
+    f"{ROLLOUT}.val_kwargs.top_p": ((1,), _IN_CLIENT),
+    f"{ROLLOUT}.val_kwargs.top_k": ((-1, 0), _IN_CLIENT),
+    f"{ACTOR}.policy_loss.loss_mode": (("vanilla",), _LIGHTNING),
+    f"{ACTOR}.ppo_epochs": ((1,), "1: each batch is learned from once"),
+    f"{ACTOR}.tis_imp_ratio_cap": ((-1,), _LIGHTNING),
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": ((0, -1), f"{ACTOR}.optim.lr_warmup_steps"),
+    f"{ACTOR}.optim.warmup_style": (("constant",), "constant"),
+    f"{MODEL}.trust_remote_code": ((False,), "False: code of a model is never run"),
+    f"{MODEL}.lora_adapter_path": ((), "a merged model as model.path"),
+    "reward_model.enable": ((False,), _IN_AGENT),
+    "custom_reward_function.path": ((), _IN_AGENT),
+    "trainer.val_only": ((False,), "lightspan.Trainer.evaluate"),
+}
+"""Key → the values that change nothing here or are used, and what to use instead of others."""
+
+CLUSTER: Final = (
+    "of verl's processes; VERL(config, learner=lightspan.Verl(…), engine=lightspan.VLLM(…)) has "
+    "others than this one"
+)
+_CHAT: Final = "the model's chat template decides how tools are called"
+_DATA: Final = "fit() is given the data"
+_CALLS: Final = "calls are never cut: longer ones are rejected and counted"
+
+NO_EFFECT: Final[Sequence[tuple[str, str]]] = (
+    ("data.trust_remote_code", "code of a model is never run"),
+    ("data.truncation", _CALLS),
+    ("data.filter_overlong_prompts*", _CALLS),
+    *((f"data.{key}", _DATA) for key in ("*_files", "*_batch_size", "dataloader_num_workers")),
+    ("algorithm.kl_*", "there is no KL in the reward"),
+    (f"{ROLLOUT}.multi_turn.*", _CHAT),
+    (f"{ROLLOUT}.engine_kwargs.*tool*", _CHAT),
+    *(
+        (f"{ROLLOUT}.{key}", CLUSTER)
+        for key in (
+            *("name", "mode", "dtype", "tensor_model_parallel_size", "gpu_memory_utilization"),
+            *("engine_kwargs.*", "log_prob_*", "max_num_*", "max_model_len", "enforce_eager"),
+            *("free_cache_engine", "load_format", "enable_*", "agent.*"),
+        )
+    ),
+    *(
+        (f"{ACTOR}.{key}", CLUSTER)
+        for key in (
+            *("strategy", "ppo_micro_batch_size*", "ppo_max_token_len_per_gpu", "fsdp_config.*"),
+            *("use_dynamic_bsz", "use_torch_compile", "ulysses_sequence_parallel_size"),
+        )
+    ),
+    ("actor_rollout_ref.ref.*", CLUSTER),
+    ("actor_rollout_ref.hybrid_engine", CLUSTER),
+    (f"{MODEL}.use_*", CLUSTER),
+    (f"{MODEL}.enable_*", CLUSTER),
+    ("critic.*", "lightspan.Critic describes the critic"),
+    ("reward_model.*", "the agent returns its reward"),
+    ("trainer.val_before_train", "there is an evaluation before and after training"),
+    ("trainer.*_data_dir", "`lightspan inspect` shows rollouts"),
+    ("trainer.log_val_generations", "`lightspan inspect` shows rollouts"),
+    *((f"trainer.{key}", CLUSTER) for key in ("n_gpus_per_node", "nnodes", "balance_batch")),
+    ("ray_*", CLUSTER),
+    ("agentlightning.trace_aggregator.*", "calls that continue one another are joined"),
+    ("agentlightning.port", "ports are chosen when they are free"),
+)
+"""Pattern of keys that are named when training starts → why they have no effect."""
+
+NEVER: Final = 10**9
+"""Steps between checkpoints where only the last is wanted."""

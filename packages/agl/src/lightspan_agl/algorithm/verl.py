@@ -1,0 +1,234 @@
+"""VERL: LightningRL as a verl configuration describes it.
+
+Each key is used, refused where it would change what is learned, or named as without effect in the
+line that training starts with. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from typing import Any
+
+from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
+from lightspan.plugins import installed_plugins
+from lightspan.reports.sinks import MLflow, Trackio, WandB
+from lightspan.schema.checks import check_number, check_whole
+from lightspan.schema.records import Json
+from lightspan.training.sinks import MetricSink
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl.algorithm._verl_keys import (
+    ACTOR,
+    ALLOWED,
+    DEFAULTS,
+    ESTIMATORS,
+    KL_ESTIMATORS,
+    MODEL,
+    NEVER,
+    NO_EFFECT,
+    NUMBERS,
+    ROLLOUT,
+    WEIGHTS,
+    WHOLE,
+)
+
+__all__ = ["VERL"]
+__getattr__ = _refuse_names(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a configuration means here."""
+
+    model: str
+    algorithm: Mapping[str, Any]
+    """Arguments of `LightningRL`, besides the model and the agents."""
+    trainer: Mapping[str, Any]
+    """Arguments of `lightspan.Trainer`."""
+    loggers: Sequence[str]
+    project: str
+    experiment: str | None
+    resume: bool
+    sampling: Mapping[str, dict[str, Json]]
+    """Mode → the sampling parameters of `main_llm`."""
+    no_effect: Mapping[str, Sequence[str]]
+    """Reason → `key=value`."""
+
+    def sinks(self) -> list[str | MetricSink]:
+        """Return the sinks that are installed."""
+        name = {} if self.experiment is None else {"name": self.experiment}
+        by_logger: dict[str, str | MetricSink] = {
+            "mlflow": MLflow(self.project),
+            "tensorboard": "tensorboard",
+            "trackio": Trackio(self.project, **name),
+            "wandb": WandB(self.project, **name),
+        }
+        return [by_logger[logger] for logger in self.loggers if _is_sink(logger)]
+
+    def report(self) -> str:
+        """Return the line that training starts with; empty where every key is used."""
+        reasons = [f"{', '.join(keys)} ({why})" for why, keys in self.no_effect.items()]
+        others = [name for name in self.loggers if name not in ("console", "file")]
+        known = installed_plugins("sinks")
+        reasons += [
+            f"trainer.logger={name!r} ({'not installed' if name in known else 'unknown'})"
+            for name in others
+            if not _is_sink(name)
+        ]
+        return f"VERL(config): without effect here: {'; '.join(reasons)}" if reasons else ""
+
+
+def _is_sink(logger: str) -> bool:
+    return logger in installed_plugins("sinks") and find_spec(logger) is not None
+
+
+class VERL:
+    """Reinforcement learning as a verl configuration describes it.
+
+    Args:
+        config: nested, as verl takes it.
+        learner: of `lightspan.Trainer`; None for that of lightspan in this process.
+        engine: likewise.
+
+    Raises:
+        UnsupportedError: keys that would change what is learned, or that are unknown, each with its
+            value and what to use instead.
+        ConfigError: a value that is not of its key's kind; no model.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], *, learner: Any = None, engine: Any = None
+    ) -> None:
+        self.config = config
+        self.learner = learner
+        self.engine = engine
+        self.plan = make_plan(config)
+
+
+def make_plan(config: Mapping[str, Any]) -> Plan:
+    """Return what the configuration means; see `VERL`."""
+    settings = dict(_leaves(config))
+    refused, no_effect = _classify(settings)
+    values = {**DEFAULTS, **{k: v for k, v in settings.items() if k in DEFAULTS}}
+    if refused:
+        lines = "\n".join(f"  {line}" for line in refused)
+        raise UnsupportedError(f"VERL(config) asks for what lightspan does not do:\n{lines}")
+    if values[f"{MODEL}.path"] is None:
+        raise ConfigError(f"VERL(config) names no model: set {MODEL}.path")
+    for key, low in WHOLE.items():
+        if values[key] is not None:
+            check_whole(key, values[key], low)
+    for key in NUMBERS:
+        if values[key] is not None:
+            check_number(key, values[key])
+    loggers, folder = values["trainer.logger"], values["trainer.default_local_dir"]
+    try:
+        return Plan(
+            model=str(values[f"{MODEL}.path"]),
+            algorithm=_algorithm(values),
+            trainer=_trainer(values),
+            loggers=[loggers] if isinstance(loggers, str) else list(loggers),
+            project=str(values["trainer.project_name"]),
+            experiment=values["trainer.experiment_name"],
+            resume=folder is not None and values["trainer.resume_mode"] == "auto",
+            sampling={
+                "train": {"temperature": values[f"{ROLLOUT}.temperature"]},
+                "val": {"temperature": values[f"{ROLLOUT}.val_kwargs.temperature"]},
+            },
+            no_effect=no_effect,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"VERL(config): {error}") from error
+
+
+def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and value, without what is not set (null)."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"VERL(config): {prefix or 'config'} must be a mapping, not {config!r}")
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value
+
+
+def _classify(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the keys that are refused, and by reason those without effect."""
+    refused: list[str] = []
+    no_effect: dict[str, list[str]] = {}
+    for key, value in settings.items():
+        if key in ALLOWED and value not in ALLOWED[key][0]:
+            refused.append(f"{key}={value!r}: use {ALLOWED[key][1]}")
+        elif key not in ALLOWED and key not in DEFAULTS:
+            why = next((why for pattern, why in NO_EFFECT if fnmatchcase(key, pattern)), None)
+            if why is None:
+                refused.append(f"{key}={value!r}: lightspan does not know it; leave it out")
+            elif (key, value) != ("trainer.val_before_train", True):
+                no_effect.setdefault(why, []).append(f"{key}={value!r}")
+    return refused, no_effect
+
+
+def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
+    estimator = ESTIMATORS[values["algorithm.adv_estimator"]]
+    if estimator == "grpo" and not values["algorithm.norm_adv_by_std_in_grpo"]:
+        estimator = "dr_grpo"
+    tasks, response = values["data.train_batch_size"], values["data.max_response_length"]
+    return {
+        "estimator": estimator,
+        "weight": WEIGHTS[values[f"{ACTOR}.loss_agg_mode"]],
+        "group_size": values[f"{ROLLOUT}.n"],
+        "tasks_per_step": tasks,
+        "minibatches": math.ceil(tasks / values[f"{ACTOR}.ppo_mini_batch_size"]),
+        "temperature": values[f"{ROLLOUT}.temperature"],
+        "max_tokens": response,
+        "max_length": values["data.max_prompt_length"] + response,
+        "lora": _lora(values),
+        "loss": _loss(values),
+        "optimizer": Optimizer(
+            learning_rate=values[f"{ACTOR}.optim.lr"],
+            betas=tuple(values[f"{ACTOR}.optim.betas"]),
+            weight_decay=values[f"{ACTOR}.optim.weight_decay"],
+            max_grad_norm=values[f"{ACTOR}.grad_clip"],
+            warmup_steps=max(0, values[f"{ACTOR}.optim.lr_warmup_steps"]),
+        ),
+        "seed": values["data.seed"],
+    }
+
+
+def _lora(values: Mapping[str, Any]) -> LoRA | None:
+    rank, modules = values[f"{MODEL}.lora_rank"], values[f"{MODEL}.target_modules"]
+    if rank == 0:
+        return None
+    if modules != "all-linear":
+        modules = (modules,) if isinstance(modules, str) else tuple(modules)
+    return LoRA(rank=rank, alpha=values[f"{MODEL}.lora_alpha"], target_modules=modules)
+
+
+def _loss(values: Mapping[str, Any]) -> PolicyLoss:
+    clip = values[f"{ACTOR}.clip_ratio"]
+    low, high = (values[f"{ACTOR}.clip_ratio_{end}"] for end in ("low", "high"))
+    return PolicyLoss(
+        clip_low=clip if low is None else low,
+        clip_high=clip if high is None else high,
+        dual_clip=values[f"{ACTOR}.clip_ratio_c"],
+        kl=values[f"{ACTOR}.kl_loss_coef"] if values[f"{ACTOR}.use_kl_loss"] else 0.0,
+        kl_estimator=KL_ESTIMATORS[values[f"{ACTOR}.kl_loss_type"]],  # type: ignore[arg-type]
+        entropy=values[f"{ACTOR}.entropy_coeff"],
+    )
+
+
+def _trainer(values: Mapping[str, Any]) -> dict[str, Any]:
+    test, save = values["trainer.test_freq"], values["trainer.save_freq"]
+    options = {
+        "steps": values["trainer.total_training_steps"],
+        "epochs": values["trainer.total_epochs"],
+        "validate_every": test if test > 0 else None,
+        "checkpoint_every": save if save > 0 else NEVER,
+        "folder": values["trainer.default_local_dir"],
+        "device": values["trainer.device"],
+    }
+    return {name: value for name, value in options.items() if value is not None}

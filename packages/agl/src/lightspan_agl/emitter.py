@@ -1,0 +1,85 @@
+"""`emit_*` under the arguments of Agent Lightning; outside a rollout nothing is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lightspan.capture import emit
+from lightspan.schema.messages import dump_json
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+
+__all__ = ["emit_annotation", "emit_exception", "emit_message", "emit_object", "emit_reward"]
+__getattr__ = _refuse_names(__name__)
+
+
+def emit_reward(
+    reward: float | Mapping[str, float],
+    *,
+    primary_key: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    propagate: bool = True,
+) -> None:
+    """Record the reward of the rollout; a value that the agent returns wins over it.
+
+    Args:
+        reward: a number, or named dimensions of which `primary_key` is trained.
+        primary_key: the dimension that is trained.
+        attributes: recorded with it.
+        propagate: False records nothing.
+
+    Raises:
+        RewardError: `reward` is no number, or `primary_key` none of its dimensions.
+    """
+    if propagate:
+        emit_annotation(attributes or {})
+        emit.emit_reward(reward, primary=primary_key)
+
+
+def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> None:
+    """Record named values; the names of nested ones are joined by dots."""
+    if annotation and propagate:
+        emit.emit_annotation(dict(_flat(annotation)))
+
+
+def emit_message(
+    message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True
+) -> None:
+    """Record a line of text."""
+    if propagate:
+        emit_annotation(attributes or {})
+        emit.emit_message(message)
+
+
+def emit_object(
+    object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True
+) -> None:
+    """Record a value as JSON."""
+    if propagate:
+        emit_annotation(attributes or {})
+        emit.emit_object(object)
+
+
+def emit_exception(
+    exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
+) -> None:
+    """Record an exception that the agent handled itself."""
+    if propagate:
+        emit_annotation(attributes or {})
+        emit.emit_exception(exception)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, str | int | float) or _is_uniform(value):
+            yield f"{prefix}{name}", value
+        else:
+            yield f"{prefix}{name}", dump_json(value)
+
+
+def _is_uniform(value: Any) -> bool:
+    """Return whether it is a list that an attribute of a span can hold."""
+    kinds = {type(item) for item in value} if isinstance(value, list) else set()
+    return len(kinds) == 1 and kinds <= {str, int, float, bool}

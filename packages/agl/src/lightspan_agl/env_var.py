@@ -1,0 +1,48 @@
+"""Settings from the environment, as the calculator example reads them."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Final
+
+from lightspan.errors import ConfigError
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+
+__all__ = ["LightningEnvVar", "resolve_bool_env_var", "resolve_str_env_var"]
+__getattr__ = _refuse_names(__name__)
+
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+class LightningEnvVar(StrEnum):
+    """Variables of Agent Lightning; lightspan itself reads none of them."""
+
+    AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
+    AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
+
+
+def resolve_str_env_var(
+    env_var: LightningEnvVar, override: str | None = None, fallback: str | None = None
+) -> str | None:
+    """Return `override`, or else the variable's value, or else `fallback`."""
+    return override if override is not None else os.environ.get(env_var, fallback)
+
+
+def resolve_bool_env_var(
+    env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None
+) -> bool | None:
+    """Return `override`, or else the variable's value, or else `fallback`.
+
+    Raises:
+        ConfigError: the variable is neither true nor false.
+    """
+    text = resolve_str_env_var(env_var)
+    if override is not None or text is None:
+        return fallback if override is None else override
+    if text.strip().lower() not in _BOOLEANS:
+        raise ConfigError(f"${env_var}={text!r} must be one of {', '.join(_BOOLEANS)}")
+    return _BOOLEANS[text.strip().lower()]

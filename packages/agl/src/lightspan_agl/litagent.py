@@ -1,0 +1,232 @@
+"""Agents: the class `LitAgent`, and functions as agents."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from abc import ABCMeta
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+from lightspan.errors import AppError
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl.tracer import Tracer
+from lightspan_agl.types import LLM, NamedResources, PromptTemplate, Rollout
+
+__all__ = ["LitAgent", "rollout"]
+__getattr__ = _refuse_names(__name__)
+
+T = TypeVar("T")
+
+_CONSTRUCTION: Final = "_lightspan_construction"
+
+
+class Construction:
+    """The arguments that an agent was made from, so that a runner can make it again."""
+
+    def __init__(self, agent: LitAgent[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self._fields = dict(vars(agent))
+
+    def changes(self, agent: LitAgent[Any]) -> list[str]:
+        """Return the attributes that were set since, which making it again would lose."""
+        internal = (_CONSTRUCTION, "__orig_class__")
+        fields = {name: value for name, value in vars(agent).items() if name not in internal}
+        missing = object()
+        return sorted(
+            name
+            for name in fields.keys() | self._fields.keys()
+            if fields.get(name, missing) is not self._fields.get(name, missing)
+        )
+
+
+class _RecordsConstruction(ABCMeta):
+    """Records the arguments of each agent; subclasses need not call `LitAgent.__init__`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        agent = super().__call__(*args, **kwargs)
+        if isinstance(agent, LitAgent):
+            setattr(agent, _CONSTRUCTION, Construction(agent, args, kwargs))
+        return agent
+
+
+class LitAgent(Generic[T], metaclass=_RecordsConstruction):
+    """Base class of agents: override `rollout`, or `rollout_async`.
+
+    `training_rollout` and `validation_rollout` (and their async forms) may be overridden where
+    training and validation differ.
+    """
+
+    trained_agents: str | None = None
+    tracer: Tracer = Tracer()
+
+    def __init__(self, *, trained_agents: str | None = None) -> None:
+        if trained_agents is not None:
+            warnings.warn(
+                f"LitAgent(trained_agents={trained_agents!r}) has no effect: say "
+                f"Trainer(adapter={{'agent_match': {trained_agents!r}}})",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        self.trained_agents = trained_agents
+
+    def is_async(self) -> bool:
+        """Return whether an asynchronous rollout method is overridden."""
+        return any(overrides(self, name) for name in ASYNC_METHODS)
+
+    def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> float | None:
+        """Work on one task.
+
+        Args:
+            task: one item of the data set.
+            resources: by name; the trained model is `main_llm`.
+            rollout: its id, mode and attempt.
+
+        Returns:
+            The reward, or None where `emit_reward` reports it.
+        """
+        raise AppError(_undefined(self, "rollout"))
+
+    async def rollout_async(
+        self, task: T, resources: NamedResources, rollout: Rollout
+    ) -> float | None:
+        """Work on one task, asynchronously."""
+        raise AppError(_undefined(self, "rollout_async"))
+
+    def training_rollout(
+        self, task: T, resources: NamedResources, rollout: Rollout
+    ) -> float | None:
+        """Work on one training task; by default `rollout`."""
+        return self.rollout(task, resources, rollout)
+
+    def validation_rollout(
+        self, task: T, resources: NamedResources, rollout: Rollout
+    ) -> float | None:
+        """Work on one held-out task; by default `rollout`."""
+        return self.rollout(task, resources, rollout)
+
+    async def training_rollout_async(
+        self, task: T, resources: NamedResources, rollout: Rollout
+    ) -> float | None:
+        """Work on one training task, asynchronously."""
+        return await self.rollout_async(task, resources, rollout)
+
+    async def validation_rollout_async(
+        self, task: T, resources: NamedResources, rollout: Rollout
+    ) -> float | None:
+        """Work on one held-out task, asynchronously."""
+        return await self.rollout_async(task, resources, rollout)
+
+
+SYNC_METHODS: Final = ("rollout", "training_rollout", "validation_rollout")
+ASYNC_METHODS: Final = tuple(f"{name}_async" for name in SYNC_METHODS)
+
+
+def overrides(agent: LitAgent[Any], method: str) -> bool:
+    """Return whether the agent's class defines this method of `LitAgent`."""
+    return getattr(type(agent), method) is not getattr(LitAgent, method)
+
+
+def _undefined(agent: LitAgent[Any], method: str) -> str:
+    return f"{type(agent).__qualname__} does not define {method}(self, task, resources, rollout)"
+
+
+def construction(agent: LitAgent[Any]) -> Construction | None:
+    """Return the arguments of an agent; None for a copy, which no call of its class made."""
+    return getattr(agent, _CONSTRUCTION, None)
+
+
+def rollout_method(agent: LitAgent[Any], mode: str | None) -> Callable[..., Any]:
+    """Return the method that runs a task of this mode."""
+    name = "training_rollout" if mode == "train" else "validation_rollout"
+    return getattr(agent, f"{name}_async" if agent.is_async() else name)  # type: ignore[no-any-return]
+
+
+# --- functions as agents --------------------------------------------------------------------
+class FunctionalLitAgent(LitAgent[Any]):
+    """A function as an agent; it stays callable as it was. `rollout` makes it.
+
+    Args:
+        function: takes `task` first, then by name `llm`, `prompt_template`, `resources` or
+            `rollout`.
+        strip_proxy: accepted; `llm` is always the endpoint of this attempt.
+
+    Raises:
+        AppError: the function takes something else, or no task.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, strip_proxy: bool = True) -> None:
+        super().__init__()
+        functools.update_wrapper(self, function)
+        self.function = function
+        self._arguments = _arguments(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    def rollout(self, task: Any, resources: NamedResources, rollout: Rollout) -> float | None:
+        return self.function(task, **self._values(resources, rollout))  # type: ignore[no-any-return]
+
+    async def rollout_async(
+        self, task: Any, resources: NamedResources, rollout: Rollout
+    ) -> float | None:
+        return await self.function(  # type: ignore[no-any-return]
+            task, **self._values(resources, rollout)
+        )
+
+    def _values(self, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
+        sources: Mapping[str, Callable[[], Any]] = {
+            "llm": lambda: _first(resources, LLM),
+            "prompt_template": lambda: _first(resources, PromptTemplate),
+            "resources": lambda: resources,
+            "rollout": lambda: rollout,
+        }
+        return {name: sources[name]() for name in self._arguments}
+
+
+R = TypeVar("R", LLM, PromptTemplate)
+
+
+def _first(resources: NamedResources, kind: type[R]) -> R:
+    for resource in resources.values():
+        if isinstance(resource, kind):
+            return resource
+    raise AppError(f"the agent takes a {kind.__name__}, and there is none in {sorted(resources)}")
+
+
+_ARGUMENTS: Final = ("llm", "prompt_template", "resources", "rollout")
+
+
+def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return what the function takes by name, after the task."""
+    name = getattr(function, "__qualname__", repr(function))
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].name != "task":
+        raise AppError(f"the agent {name!r} must take `task` first")
+    rest = parameters[1:]
+    unknown = [p.name for p in rest if p.name not in _ARGUMENTS and p.default is p.empty]
+    if unknown:
+        raise AppError(
+            f"the agent {name!r} takes {', '.join(unknown)}, which nothing provides; after `task` "
+            f"it can take {', '.join(_ARGUMENTS)}"
+        )
+    return tuple(p.name for p in rest if p.name in _ARGUMENTS)
+
+
+def rollout(
+    function: Callable[..., Any] | None = None, *, strip_proxy: bool = True
+) -> FunctionalLitAgent | Callable[[Callable[..., Any]], FunctionalLitAgent]:
+    """Make an agent of a function: `(task, llm)` or `(task, prompt_template)`, with or without
+    `rollout`; sync or async.
+
+    Raises:
+        AppError: see `FunctionalLitAgent`.
+    """
+    if function is None:
+        return functools.partial(FunctionalLitAgent, strip_proxy=strip_proxy)
+    return FunctionalLitAgent(function, strip_proxy=strip_proxy)

@@ -1,0 +1,39 @@
+"""Log lines on the console."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+
+__all__ = ["setup_logging"]
+__getattr__ = _refuse_names(__name__)
+
+FORMAT: Final = "%(asctime)s [%(levelname)s] (process %(process)d %(name)s)  %(message)s"
+
+
+def setup_logging(
+    level: int | str = logging.INFO,
+    *,
+    apply_to: Iterable[str] | None = None,
+    files: str | None = None,
+) -> None:
+    """Show log lines of lightspan, and of the loggers in `apply_to`, on the standard error.
+
+    Args:
+        level: the least that is shown.
+        apply_to: names of further loggers.
+        files: a file that lines go to as well.
+    """
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if files is not None:
+        handlers.append(logging.FileHandler(files, encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(FORMAT))
+    for name in ("lightspan", "lightspan_agl", *(apply_to or ())):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = handlers  # a script that sets up twice would show each line twice
+        logger.setLevel(level)
+        logger.propagate = False

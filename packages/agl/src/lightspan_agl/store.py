@@ -1,0 +1,26 @@
+"""`InMemoryLightningStore`: the spans of the rollouts that a `LitAgentRunner` ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightspan.schema.spans import Span
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+
+__all__ = ["InMemoryLightningStore"]
+__getattr__ = _refuse_names(__name__)
+
+
+class InMemoryLightningStore:
+    """Keeps spans in memory."""
+
+    def __init__(self) -> None:
+        self._spans: dict[str, list[Span]] = {}
+
+    def add(self, rollout_id: str, spans: Sequence[Span]) -> None:
+        """Keep the spans of a rollout."""
+        self._spans[rollout_id] = sorted(spans, key=lambda span: span.start_ns)
+
+    async def query_spans(self, rollout_id: str) -> list[Span]:
+        """Return the spans of a rollout, those of `lightspan`, by when they began."""
+        return self._spans.get(rollout_id, [])

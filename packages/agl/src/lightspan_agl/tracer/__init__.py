@@ -1,0 +1,41 @@
+"""Tracers: lightspan records wherever an agent runs, so these have nothing to set up."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from typing import Any
+
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+
+__all__ = ["AgentOpsTracer", "OtelTracer", "Tracer"]
+__getattr__ = _refuse_names(__name__)
+
+log = logging.getLogger(__name__)
+
+
+class Tracer:
+    """The tracer of an agent, `self.tracer`."""
+
+    def get_langchain_handler(self, tags: list[str] | None = None) -> Any | None:
+        """Return a LangChain callback handler; None where the adapter is not installed.
+
+        Args:
+            tags: accepted; agents are named by the nodes of the graph.
+        """
+        if importlib.util.find_spec("lightspan_langgraph") is None:
+            log.warning(
+                "lightspan-langgraph is not installed: model calls of LangGraph nodes have no "
+                "agent's name, and agent_match has nothing to match"
+            )
+            return None
+        return importlib.import_module("lightspan_langgraph").LightspanCallback()
+
+
+class OtelTracer(Tracer):
+    """`Tracer` under another name."""
+
+
+class AgentOpsTracer(Tracer):
+    """`Tracer` under another name; nothing of AgentOps is used."""

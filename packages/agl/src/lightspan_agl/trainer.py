@@ -1,0 +1,335 @@
+"""Trainer: `fit` and `dev` under the names of Agent Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from lightspan.errors import (
+    ConfigError,
+    DataError,
+    UnsupportedError,
+)
+from lightspan.progress import say
+from lightspan.schema.records import Json
+from lightspan.stores.event_loop import run_sync
+from lightspan_agl._agent_match import globs_of
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
+from lightspan_agl.algorithm.apo import APO, first_prompt
+from lightspan_agl.algorithm.verl import VERL, Plan
+from lightspan_agl.litagent import ASYNC_METHODS, SYNC_METHODS, LitAgent, overrides
+from lightspan_agl.tracer import Tracer
+from lightspan_agl.types import Dataset, NamedResources, check_resources
+
+if TYPE_CHECKING:
+    from lightspan.algorithms.lightning_rl import LightningRL
+    from lightspan.reports.dry_run import DevReport
+    from lightspan.runners.app import App
+    from lightspan.trainer import Trainer as CoreTrainer
+    from lightspan.training.results import FitResult
+    from lightspan_agl._dev import DevSummary
+
+__all__ = ["Trainer"]
+__getattr__ = _refuse_names(__name__)
+
+
+class Trainer:
+    """Trains an agent, or tries it out.
+
+    Args:
+        n_runners: how many rollouts run at once.
+        n_workers: the same, under its older name.
+        algorithm: `VERL(config)` or `APO(client)`; None for `dev` alone.
+        adapter: `{"agent_match": "regular expression"}` of `VERL`.
+        initial_resources: the prompt that `APO` begins with; in `dev` what agents get, such as
+            `{"main_llm": LLM(…)}`.
+        tracer: None or a `Tracer`.
+        options: other options of Agent Lightning: `strategy`, `port`, `daemon` and `dev` have no
+            effect, which `fit` says; others are refused.
+
+    Raises:
+        ConfigError: an option is malformed.
+        UnsupportedError: an option is refused; the message names what to use.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_runners: int | None = None,
+        n_workers: int | None = None,
+        algorithm: VERL | APO[Any] | None = None,
+        adapter: TracerTraceToTriplet | TraceToMessages | Mapping[str, Any] | None = None,
+        initial_resources: NamedResources | None = None,
+        tracer: Tracer | None = None,
+        **options: Any,
+    ) -> None:
+        given = {name: value for name, value in options.items() if value not in (None, ())}
+        refused = [
+            f"Trainer({name}={value!r}): {_INSTEAD.get(name, 'leave it out')}"
+            for name, value in given.items()
+            if name not in _NO_EFFECT
+        ]
+        if refused:
+            raise UnsupportedError("; ".join(refused))
+        if tracer is not None and not isinstance(tracer, Tracer):
+            raise UnsupportedError(f"Trainer(tracer={tracer!r}): leave it out")
+        if algorithm is not None and not isinstance(algorithm, VERL | APO):
+            raise UnsupportedError(
+                f"Trainer(algorithm={type(algorithm).__name__}): use VERL(config) or APO(client); "
+                "lightspan.Trainer takes other algorithms"
+            )
+        self.n_runners = 1
+        for count in (n_workers, n_runners):
+            self.n_runners = self.n_runners if count is None else count
+        if self.n_runners < 1:
+            raise ConfigError(f"Trainer(n_runners={self.n_runners}) must be at least 1")
+        self.algorithm = algorithm
+        self.adapter = _make_adapter(adapter)
+        self.initial_resources = check_resources(initial_resources)
+        self.tracer = tracer or Tracer()
+        self._no_effect = [f"{name}={value!r}" for name, value in given.items()]
+
+    def fit(
+        self,
+        agent: LitAgent[Any],
+        train_dataset: Dataset[Any] | None = None,
+        *,
+        val_dataset: Dataset[Any] | None = None,
+    ) -> FitResult | None:
+        """Train.
+
+        Args:
+            agent: an agent; for `VERL` its class is at the top level of a module or of the script.
+            train_dataset: tasks to learn from.
+            val_dataset: held-out tasks; of `APO`, those that prompts are compared by.
+
+        Returns:
+            The result; None of `APO`, whose `get_best_prompt` has it.
+
+        Raises:
+            AppError: the agent cannot be made again where the runners are.
+            ConfigError: no algorithm; a batch larger than the data.
+            UnknownAgentError: after the first batch, `agent_match` matches no agent.
+            And the errors of `lightspan.Trainer.fit`.
+        """
+        if self.algorithm is None:
+            raise ConfigError("fit needs an algorithm: Trainer(algorithm=agl.VERL(config))")
+        _check_agent(agent)
+        if isinstance(self.algorithm, APO):
+            first_prompt(self.initial_resources)
+            train = as_tasks(train_dataset, "train_dataset")
+            val = as_tasks(val_dataset, "val_dataset")
+            for line in self._notes():
+                say(line)
+            run_sync(self._search(self.algorithm, agent, train, val))
+            return None
+        plan = self.algorithm.plan
+        train = as_tasks(train_dataset, "train_dataset")
+        per_step = plan.algorithm["tasks_per_step"]
+        if per_step > len(train):
+            raise ConfigError(
+                f"data.train_batch_size={per_step} is more than the {len(train)} tasks of "
+                "train_dataset"
+            )
+        trainer = self._core(self.algorithm)
+        for line in filter(None, [plan.report(), *self._notes()]):
+            trainer.reporter.line(line)
+        held_out = None
+        if val_dataset is not None:
+            tasks = as_tasks(val_dataset, "val_dataset")
+            held_out = _distinct(tasks)
+            if len(held_out) < len(tasks):
+                repeated = len(tasks) - len(held_out)
+                trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
+        return trainer.fit(_as_app(agent, plan), train, held_out, resume=plan.resume)
+
+    def dev(
+        self,
+        agent: LitAgent[Any],
+        train_dataset: Dataset[Any] | None = None,
+        *,
+        val_dataset: Dataset[Any] | None = None,
+        dev_dataset: Dataset[Any] | None = None,
+    ) -> DevSummary | DevReport:
+        """Try the agent out, without training, and print a summary.
+
+        With `initial_resources` every task is run once, in this process. Without, it is the dry run
+        of `lightspan.Trainer.dev`, with the model of `VERL`.
+
+        Raises:
+            ConfigError: neither resources nor `VERL`; no task.
+            And the errors of `lightspan.Trainer.dev`.
+        """
+        _check_agent(agent)
+        by_name = {"train_dataset": train_dataset, "dev_dataset": dev_dataset}
+        datasets = {name: data for name, data in by_name.items() if data is not None}
+        train = [task for name, data in datasets.items() for task in as_tasks(data, name)]
+        val = [] if val_dataset is None else as_tasks(val_dataset, "val_dataset")
+        if not train and not val:
+            raise ConfigError("dev needs tasks: dev(agent, train_dataset=…)")
+        summary = self._try_out(agent, train, val)
+        say(summary.text())
+        return summary
+
+    async def _search(
+        self, algorithm: APO[Any], agent: LitAgent[Any], train: list[Json], val: list[Json]
+    ) -> None:
+        from lightspan_agl._local import local_runs
+
+        async with local_runs(
+            agent,
+            self.initial_resources,
+            slots=self.n_runners,
+            timeout_s=algorithm.rollout_batch_timeout,
+        ) as runs:
+            await algorithm.search(runs, self.initial_resources, train, val)
+
+    def _try_out(
+        self, agent: LitAgent[Any], train: list[Json], val: list[Json]
+    ) -> DevSummary | DevReport:
+        from lightspan_agl._dev import try_out
+
+        if self.initial_resources:
+            work = try_out(
+                agent,
+                self.initial_resources,
+                train,
+                val,
+                slots=self.n_runners,
+                agent_match=self._agent_match,
+            )
+            return run_sync(work)
+        if not isinstance(self.algorithm, VERL):
+            raise ConfigError(
+                "dev needs the model that agents are to use: Trainer(initial_resources="
+                "{'main_llm': agl.LLM(endpoint=…, model=…, sampling_parameters={…})})"
+            )
+        tasks = train or val
+        app = _as_app(agent, self.algorithm.plan)
+        trainer = self._core(self.algorithm)
+        return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
+
+    def _core(self, verl: VERL) -> CoreTrainer:
+        """Return the trainer of lightspan for a configuration."""
+        from lightspan.trainer import Trainer as CoreTrainer
+
+        plan = verl.plan
+        options = {"device": _device(), **plan.trainer, "sinks": plan.sinks()}
+        return CoreTrainer(
+            make_algorithm(plan, self._agent_match),
+            runners=self.n_runners,
+            engine=verl.engine,
+            learner=verl.learner,
+            **options,
+        )
+
+    @property
+    def _agent_match(self) -> str | None:
+        return getattr(self.adapter, "agent_match", None)
+
+    def _notes(self) -> Iterable[str]:
+        if self._no_effect:
+            yield (
+                f"Trainer: without effect here: {', '.join(self._no_effect)} (runners end with "
+                "this process; a dry run is Trainer.dev())"
+            )
+        if self.initial_resources and isinstance(self.algorithm, VERL):
+            yield "Trainer: initial_resources are for dev; in fit the algorithm makes main_llm"
+
+
+def make_algorithm(plan: Plan, agent_match: str | None) -> LightningRL:
+    """Return LightningRL for the agents in whose name the expression is found.
+
+    The other agents are answered by the moving weights, and not trained.
+    """
+    from lightspan.algorithms.lightning_rl import LightningRL
+
+    optimize = globs_of(agent_match)
+    return LightningRL(plan.model, optimize=optimize, frozen="shared", **plan.algorithm)
+
+
+def _as_app(agent: LitAgent[Any], plan: Plan) -> App:
+    from lightspan_agl._agent_transport import MainLLM, as_app
+
+    return as_app(agent, MainLLM(model=plan.model, sampling=dict(plan.sampling)))
+
+
+_NO_EFFECT: Final = ("strategy", "port", "daemon", "dev")
+_INSTEAD: Final = {
+    "max_rollouts": "trainer.total_training_steps of VERL(config) ends a run",
+    "max_tasks": "trainer.total_training_steps of VERL(config) ends a run",
+    "store": "leave it out; the store is a SQLite file in the run's folder",
+    "llm_proxy": "leave it out; the gateway of lightspan serves main_llm",
+    "hooks": "do the work in the agent's rollout, before and after the rest",
+    "triplet_exporter": "use adapter={'agent_match': …}",
+}
+
+
+def _make_adapter(adapter: Any) -> TracerTraceToTriplet | TraceToMessages:
+    if isinstance(adapter, TracerTraceToTriplet | TraceToMessages):
+        return adapter
+    try:
+        return TracerTraceToTriplet(**(adapter or {}))
+    except TypeError as error:
+        raise UnsupportedError(
+            f"Trainer(adapter={adapter!r}): use {{'agent_match': 'regular expression'}}"
+        ) from error
+
+
+def _check_agent(agent: Any) -> None:
+    if not isinstance(agent, LitAgent):
+        raise ConfigError(
+            f"the agent must be a LitAgent, or a function under @agl.rollout, not {agent!r}"
+        )
+    kind = type(agent).__qualname__
+    if not any(overrides(agent, name) for name in (*SYNC_METHODS, *ASYNC_METHODS)):
+        raise ConfigError(f"{kind} defines no rollout(self, task, resources, rollout)")
+    hooks = [name for name in ("on_rollout_start", "on_rollout_end") if hasattr(agent, name)]
+    if hooks:
+        raise UnsupportedError(
+            f"{kind} defines {', '.join(hooks)}, which nothing calls: {_INSTEAD['hooks']}"
+        )
+
+
+def as_tasks(dataset: Any, name: str) -> list[Json]:
+    """Return the items of a data set, with arrays of numpy as lists.
+
+    Args:
+        dataset: anything with a length and items by number.
+        name: of the argument.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if dataset is None:
+        raise ConfigError(f"fit needs {name}: a list of tasks")
+    if isinstance(dataset, str | Mapping) or hasattr(dataset, "iloc"):
+        hint = ": pass data.to_dict('records')" if hasattr(dataset, "iloc") else ""
+        raise DataError(f"{name} must be a list of tasks, not {type(dataset).__name__}{hint}")
+    try:
+        return [_plain(dataset[index]) for index in range(len(dataset))]
+    except (TypeError, KeyError) as error:
+        raise DataError(f"{name} must have a length and items by number: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    to_list = getattr(value, "tolist", None)  # numpy's arrays and numbers
+    return to_list() if callable(to_list) else value
+
+
+def _distinct(tasks: Sequence[Json]) -> list[Json]:
+    by_text = {msgspec.json.encode(task, order="deterministic"): task for task in tasks}
+    return list(by_text.values())
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

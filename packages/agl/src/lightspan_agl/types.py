@@ -1,0 +1,129 @@
+"""Resources and rollouts as agents are handed them, under the names of Agent Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+from lightspan.errors import ConfigError
+from lightspan.schema.prompts import PromptTemplate
+from lightspan_agl._unsupported import refuse_names as _refuse_names
+
+__all__ = [
+    "LLM",
+    "Attempt",
+    "AttemptedRollout",
+    "Dataset",
+    "NamedResources",
+    "PromptTemplate",
+    "ProxyLLM",
+    "Rollout",
+    "RolloutMode",
+]
+__getattr__ = _refuse_names(__name__)
+
+T_co = TypeVar("T_co", covariant=True)
+
+MAIN_LLM: Final = "main_llm"
+"""Resource that holds the model which `VERL` trains."""
+
+RolloutMode = Literal["train", "val", "test"]
+
+
+@dataclass(kw_only=True)
+class LLM:
+    """An OpenAI-compatible endpoint."""
+
+    endpoint: str
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    sampling_parameters: dict[str, Any] = field(default_factory=dict)
+
+    def get_base_url(self, *args: Any, **kwargs: Any) -> str:
+        """Return the `base_url` of a client."""
+        return self.endpoint
+
+
+@dataclass(kw_only=True)
+class ProxyLLM(LLM):
+    """The trained model, as one attempt may use it.
+
+    A client of the OpenAI SDK needs no key; other clients need `api_key`.
+    """
+
+    rollout_id: str
+    attempt_id: str
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """Return the `base_url` of a client.
+
+        Raises:
+            ConfigError: the ids are those of another attempt.
+        """
+        ids = rollout_id, attempt_id
+        if ids not in ((None, None), (self.rollout_id, self.attempt_id)):
+            raise ConfigError(
+                f"get_base_url{ids}: this attempt is {(self.rollout_id, self.attempt_id)}; take "
+                "both ids from the `rollout` argument"
+            )
+        return self.endpoint
+
+
+NamedResources = dict[str, LLM | PromptTemplate]
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """One try of a rollout."""
+
+    rollout_id: str
+    attempt_id: str
+    start_time: float
+    """Seconds since the epoch."""
+    sequence_id: int = 1
+    status: str = "running"
+
+
+@dataclass(kw_only=True)
+class Rollout:
+    """One execution of an agent on a task."""
+
+    rollout_id: str
+    input: Any
+    """The task."""
+    start_time: float
+    """Seconds since the epoch."""
+    mode: RolloutMode | None = None
+    status: str = "running"
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class AttemptedRollout(Rollout):
+    """A rollout with its attempt: what agents get as `rollout`."""
+
+    attempt: Attempt
+
+
+class Dataset(Protocol[T_co]):
+    """Anything with a length and items by number, such as a list."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
+    """Return the resources of `initial_resources=`.
+
+    Raises:
+        ConfigError: one of them is no resource.
+    """
+    for name, resource in (resources or {}).items():
+        if not isinstance(resource, LLM | PromptTemplate):
+            raise ConfigError(
+                f"initial_resources[{name!r}] must be an LLM or PromptTemplate of lightspan_agl, "
+                f"not {type(resource).__module__}.{type(resource).__qualname__}"
+            )
+    return dict(resources or {})

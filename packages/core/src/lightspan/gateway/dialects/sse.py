@@ -1,0 +1,45 @@
+"""Server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+DONE: Final = b"data: [DONE]\n\n"
+
+_LINE_ENDS: Final = {
+    character.encode(): f"\\u{ord(character):04x}".encode()
+    for character in ("\u0085", "\u2028", "\u2029")
+}
+
+
+def event_of(payload: bytes) -> bytes:
+    """Return an event. Some clients split lines at U+0085, U+2028 and U+2029: these are escaped."""
+    for raw, escaped in _LINE_ENDS.items():
+        payload = payload.replace(raw, escaped)
+    return b"data: " + payload + b"\n\n"
+
+
+class Events:
+    """A stream of events without names."""
+
+    end = DONE
+
+    def of(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
+        """Return the events of chunks."""
+        return b"".join(map(self.one, chunks))
+
+    def one(self, chunk: Mapping[str, Any]) -> bytes:
+        """Return the event of a chunk."""
+        return event_of(msgspec.json.encode(chunk))
+
+
+class TypedEvents(Events):
+    """A stream of events named after their type, and nothing after them."""
+
+    end = b""
+
+    def one(self, chunk: Mapping[str, Any]) -> bytes:
+        return b"event: " + str(chunk["type"]).encode() + b"\n" + super().one(chunk)

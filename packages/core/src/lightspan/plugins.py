@@ -1,0 +1,74 @@
+"""Find plugins by entry point.
+
+A distribution adds a plugin by an entry point of the group `lightspan.<kind>`; the core names no
+implementation. Kinds:
+
+    engines    name → `EngineSpec` (`lightspan.engines.protocol`)
+    learners   name → `LearnerSpec` (`lightspan.learners.protocol`)
+    stores     URL scheme → `StorePlugin` (`lightspan.stores.protocol`)
+    gateway    "default" → a callable `(store, engine, *, host, port)` that returns a `Gateway`
+    runners    name → a callable that takes a number of slots and returns `Runners`
+    commands   name → an object with `add(subparsers)`: a command of `lightspan`
+    sinks      name → a callable without arguments that returns a `MetricSink`
+    listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation
+    readers    runner id → a callable (rollout, attempt, spans) → (rollout, spans) that reads an
+               attempt whose spans were received from elsewhere
+    frameworks top-level module of a framework → the adapter's module, which has `instrument`,
+               `uninstrument` and `agents` (docs/adapters.md); adapters of other frameworks know
+               by it that the module's agents have names
+    api        name → an object that `lightspan.<name>` is
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+from lightspan.errors import ConfigError, how_to_install
+
+PLUGIN_API: Final = 1
+"""Version of the internals that plugins of this repository use."""
+_EXTRAS: Final[dict[tuple[str, str], str]] = {
+    ("engines", "transformers"): "train",
+    ("learners", "torch"): "train",
+    ("gateway", "default"): "train",
+    ("engines", "vllm"): "vllm",
+    ("learners", "verl"): "verl",
+    ("stores", "postgresql"): "postgres",
+    ("stores", "http"): "http",
+    ("stores", "https"): "http",
+    ("runners", "ray"): "ray",
+}
+"""Kind and name of our own plugins → the extra of `lightspan` that installs them."""
+
+
+@functools.cache
+def installed_plugins(kind: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a kind by name, sorted; the first one of a name counts."""
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=f"lightspan.{kind}"):
+        points.setdefault(point.name, point)
+    return dict(sorted(points.items()))
+
+
+def load_plugin(kind: str, name: str) -> Any:
+    """Load a plugin.
+
+    Raises:
+        ConfigError: no distribution that is installed has one of this name, or it needs a module
+            that is not installed.
+    """
+    point = installed_plugins(kind).get(name)
+    extra = _EXTRAS.get((kind, name))
+    if point is None:
+        remedy = f": {how_to_install(extra)}" if extra else ""
+        names = ", ".join(installed_plugins(kind)) or "none"
+        raise ConfigError(
+            f"no plugin of the kind {kind!r} is called {name!r}; installed: {names}{remedy}"
+        )
+    try:
+        return point.load()
+    except ModuleNotFoundError as error:
+        remedy = how_to_install(extra) if extra else f"install {error.name}"
+        raise ConfigError(f"{kind} {name!r} needs {error.name!r}: {remedy}") from error

@@ -1,0 +1,271 @@
+"""Export of recorded spans to a tracing backend: `LIGHTSPAN_OTLP=URL`, or `otel.send(exporter)`.
+
+Off by default. The OpenTelemetry SDK's `BatchSpanProcessor` exports in a thread of its own, so
+neither the app nor a training waits for a backend or gets its errors. Spans that find no room in
+the queue are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import os
+import threading
+import urllib.parse
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from lightspan.errors import ConfigError, how_to_install
+from lightspan.production.options import resource_of_environment
+from lightspan.schema.content import without_keys
+from lightspan.schema.spans import Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+log = logging.getLogger(__name__)
+
+OTLP_VARIABLE: Final = "LIGHTSPAN_OTLP"
+MAX_QUEUE_SIZE: Final = 20_000
+"""Spans that wait for export."""
+EXIT_TIMEOUT_S: Final = 5.0
+"""Longest wait for the export of queued spans when the process ends."""
+_MAX_BATCH_SIZE: Final = 256
+_SCHEDULE_DELAY_MS: Final = 200
+_EXPORT_TIMEOUT_MS: Final = 30_000
+_TRACES_PATH: Final = "/v1/traces"
+
+
+class ExportHandle:
+    """Counts what one exporter gets; as a context manager it closes with the block.
+
+    Args:
+        exporter: of the OpenTelemetry SDK; called in the SDK's thread.
+        destination: of the spans, for messages.
+    """
+
+    def __init__(self, exporter: SpanExporter, destination: str) -> None:
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from lightspan.capture.readable_spans import to_otel
+
+        self.destination: Final = destination
+        self.sent = 0
+        """Spans that the exporter has accepted."""
+        self.lost = 0
+        """Spans that were dropped, or that the exporter failed on."""
+        self._to_otel = to_otel
+        self._resource = resource_of_environment()
+        self._changed = threading.Condition()
+        self._pending = 0
+        self._is_closed = self._has_dropped = self._has_exit_hook = False
+        self._exporter = exporter
+        # The exporter may be the user's, so it is not shut down.
+        counting: Any = SimpleNamespace(export=self._export, shutdown=lambda: None)
+        self._processor: Any = BatchSpanProcessor(
+            counting,
+            max_queue_size=MAX_QUEUE_SIZE,
+            schedule_delay_millis=_SCHEDULE_DELAY_MS,
+            max_export_batch_size=_MAX_BATCH_SIZE,
+            export_timeout_millis=_EXPORT_TIMEOUT_MS,
+        )
+
+    @property
+    def pending(self) -> int:
+        """Spans that are queued or being exported."""
+        return self._pending
+
+    def enqueue(self, spans: Sequence[Span]) -> None:
+        """Queue spans for export and drop those that find no room. Never blocks."""
+        self._close_at_end_of_child()
+        for span in spans:
+            resource = {**self._resource, **span.resource}
+            readable = self._to_otel(without_keys(span).replace(resource=resource))
+            with self._changed:
+                if self._is_closed or self._pending >= MAX_QUEUE_SIZE:
+                    self._drop()
+                    continue
+                self._pending += 1
+            self._processor.on_end(readable)
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until nothing is pending; False if the time was too short."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, timeout_s)
+
+    def close(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
+        """Flush and stop exporting. Idempotent; the exporter itself is left open."""
+        with _State.lock:
+            if _State.explicit is self:
+                _State.explicit = None
+        with self._changed:
+            was_closed, self._is_closed = self._is_closed, True
+            is_drained = self._changed.wait_for(lambda: not self._pending, timeout_s)
+            self.lost += self._pending
+            self._pending = 0
+        if is_drained:  # else `shutdown` would wait for an exporter that does not return
+            self._processor.shutdown()
+        if self.lost and not was_closed:
+            log.warning("lightspan: %d spans did not get to %s", self.lost, self.destination)
+
+    def after_fork(self) -> None:
+        """Reset the counts in a child: the SDK has emptied the queue there."""
+        self._changed = threading.Condition()
+        self._pending = self.sent = self.lost = 0
+        self._has_exit_hook = False
+
+    def _export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        result = SpanExportResult.FAILURE
+        try:
+            if self._pending:  # else it was closed
+                result = self._exporter.export(spans)
+        except Exception as error:
+            log.warning("lightspan: %s failed: %r", type(self._exporter).__name__, error)
+        with self._changed:
+            if self._pending:  # else it was closed meanwhile
+                self._pending -= len(spans)
+                if result is SpanExportResult.SUCCESS:
+                    self.sent += len(spans)
+                else:
+                    self.lost += len(spans)
+                self._changed.notify_all()
+        return result
+
+    def _drop(self) -> None:
+        self.lost += 1
+        if not self._has_dropped:
+            self._has_dropped = True
+            reason = "closed" if self._is_closed else f"full ({MAX_QUEUE_SIZE:,} spans)"
+            log.warning(
+                "lightspan: spans for %s are dropped: the queue is %s", self.destination, reason
+            )
+
+    def _close_at_end_of_child(self) -> None:
+        # A child of multiprocessing ends by os._exit, without atexit.
+        if not self._has_exit_hook and multiprocessing.parent_process() is not None:
+            from multiprocessing import util
+
+            self._has_exit_hook = True
+            util.Finalize(None, self.close, exitpriority=-1)  # after the store writer's
+
+    def __enter__(self) -> ExportHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+# --- the process's own ----------------------------------------------------------------------
+class _State:
+    """Of this process."""
+
+    lock: Any = threading.RLock()
+    explicit: ExportHandle | None = None
+    by_environment: ExportHandle | None = None
+    url = ""
+    """The one that `by_environment` was made for."""
+
+
+def send(exporter: SpanExporter) -> ExportHandle:
+    """Send what this process records (`lightspan.record`) and trains to an exporter of yours, in
+    place of `LIGHTSPAN_OTLP`: whole, prompts and answers included.
+
+    Args:
+        exporter: of OpenTelemetry's SDK; called in a thread of the SDK's `BatchSpanProcessor`.
+
+    Raises:
+        ConfigError: it is no exporter, or this process sends to one already.
+    """
+    if isinstance(exporter, type) or not callable(getattr(exporter, "export", None)):
+        raise ConfigError(f"send({exporter!r}): give an exporter of OpenTelemetry's SDK")
+    with _State.lock:
+        if _State.explicit is not None:
+            raise ConfigError("this process sends its spans to an exporter already: close() that")
+        _State.explicit = ExportHandle(exporter, type(exporter).__name__)
+        return _State.explicit
+
+
+def current() -> ExportHandle | None:
+    """Return where this process's spans go; None for nowhere.
+
+    Raises:
+        ConfigError: `LIGHTSPAN_OTLP` is not a URL, or the extra `otlp` is not installed.
+    """
+    if _State.explicit is not None:
+        return _State.explicit
+    url = os.environ.get(OTLP_VARIABLE, "")
+    if not url:
+        return None
+    with _State.lock:
+        if _State.by_environment is None or _State.url != url:
+            endpoint = _endpoint(url)
+            exporter = _otlp_exporter(endpoint)
+            _State.by_environment = ExportHandle(exporter, endpoint.partition("?")[0])
+            _State.url = url
+        return _State.by_environment
+
+
+def enqueue(spans: Sequence[Span]) -> None:
+    """Queue spans for export, if that is wanted. Never raises."""
+    try:
+        handle = current()
+        if handle is not None and spans:
+            handle.enqueue(spans)
+    except Exception as error:  # never into the app, nor between an attempt and its store
+        log.warning("lightspan: %d spans are not exported: %s", len(spans), type(error).__name__)
+
+
+def _endpoint(url: str) -> str:
+    """Return the URL of the endpoint. Errors do not quote it: it may hold a key."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(f"{OTLP_VARIABLE}: give a URL such as http://127.0.0.1:4318")
+    if "@" in parts.netloc:
+        raise ConfigError(
+            f"{OTLP_VARIABLE}: a URL with a user is not supported: use OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    path = parts.path if parts.path.strip("/") else _TRACES_PATH
+    return urllib.parse.urlunsplit(parts._replace(path=path))
+
+
+def _otlp_exporter(endpoint: str) -> SpanExporter:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except Exception as error:  # protobuf raises TypeError where generated code does not fit it
+        raise ConfigError(
+            f"{OTLP_VARIABLE} needs OpenTelemetry's OTLP exporter ({error!r}): "
+            f"{how_to_install('otlp')}"
+        ) from error
+    try:
+        return cast("SpanExporter", OTLPSpanExporter(endpoint=endpoint))
+    except ValueError as error:
+        raise ConfigError(f"{OTLP_VARIABLE}: a variable OTEL_EXPORTER_OTLP_…: {error}") from error
+
+
+def _close() -> None:
+    for handle in (_State.explicit, _State.by_environment):
+        if handle is not None:
+            handle.close()
+
+
+def _after_fork() -> None:
+    _State.lock = threading.RLock()  # another thread of the parent may have held it
+    for handle in (_State.explicit, _State.by_environment):
+        if handle is not None:
+            handle.after_fork()
+
+
+# Registered at import, so before recordings are: atexit runs in reverse, and recordings hand over
+# their last attempts when the process ends.
+atexit.register(_close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

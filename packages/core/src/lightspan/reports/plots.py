@@ -1,0 +1,151 @@
+"""Plots: the learning curve as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lightspan.training.folder import RunFolder
+from lightspan.training.listeners import RunEvent
+
+HELD_OUT: Final = "tab:blue"
+TRAINING: Final = "0.55"
+SELECTION: Final = "tab:olive"
+COLOURS: Final = ("tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
+LABELLED: Final = 12
+"""Held-out points that are labelled one by one; of more, the first, the best and the last."""
+
+Line = Mapping[str, Any]
+
+
+def draw(event: RunEvent) -> None:
+    """Draw the learning curve into the folder of a run that trains weights (a listener)."""
+    if not event.trains_weights or event.kind == "step":
+        return
+    folder = RunFolder(event.folder)
+    title = f"{event.folder.name}: {event.algorithm}"
+    learning_curve(folder.metrics(), folder.curve, title=title, metric=event.metric)
+
+
+def learning_curve(
+    metrics: Sequence[Line], path: Path, *, title: str, metric: str = "reward"
+) -> None:
+    """Draw the held-out reward with its interval, the training reward, and each agent's.
+
+    Args:
+        metrics: lines of `metrics.jsonl`: `kind` "eval" or "selection" (step, mean, low, high, n)
+            or "train".
+        path: where the PNG goes.
+        title: what was trained.
+        metric: what the reward is, for the axis.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure  # not pyplot: it would choose a window's back end
+    from matplotlib.ticker import MaxNLocator
+
+    held_out = [line for line in metrics if line.get("kind") == "eval" and _is_finite(line, "mean")]
+    held_out = sorted(held_out, key=_weights)
+    compared = [line for line in metrics if line.get("kind") == "selection"]
+    training = [line for line in metrics if line.get("kind") == "train"]
+    with matplotlib.rc_context({"font.size": 10}):
+        figure = Figure(figsize=(8, 5), dpi=130, layout="constrained")
+        axes = figure.subplots()
+        _held_out(axes, held_out)
+        _curve(axes, training, "reward", color=TRAINING, linewidth=1.3, label="training")
+        _curve(axes, compared, "mean", color=SELECTION, linewidth=1.3, label="selection split")
+        _agents(axes, training)
+        axes.set_xlabel("training step")
+        axes.set_ylabel(metric)
+        axes.set_title(_headline(title, held_out, metric))
+        axes.grid(visible=True, alpha=0.25)
+        axes.margins(x=0.04, y=0.12)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.get_legend_handles_labels()[0]:
+            figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+        figure.savefig(path)
+
+
+def _headline(title: str, held_out: Sequence[Line], metric: str) -> str:
+    if len(held_out) < 2:
+        return title
+    return f"{title}\nheld-out {metric} {held_out[0]['mean']:.2f} → {held_out[-1]['mean']:.2f}"
+
+
+def _held_out(axes: Any, points: Sequence[Line]) -> None:
+    if not points:
+        return
+    steps = [_weights(line) for line in points]
+    means = [line["mean"] for line in points]
+    low, high = [line["low"] for line in points], [line["high"] for line in points]
+    axes.fill_between(steps, low, high, alpha=0.18, color=HELD_OUT, linewidth=0)
+    last = points[-1]
+    odd = "".join(f", {last[what]} {what}" for what in ("unscored", "failed") if last.get(what))
+    label = f"held out, with 95% interval (n={last['n']}{odd})"
+    axes.errorbar(
+        steps,
+        means,
+        yerr=[
+            [mean - least for mean, least in zip(means, low, strict=True)],
+            [most - mean for mean, most in zip(means, high, strict=True)],
+        ],
+        fmt="o-",
+        color=HELD_OUT,
+        linewidth=2.5,
+        elinewidth=1,
+        capsize=3,
+        label=label,
+        zorder=3,
+    )
+    for place in _labelled(means):
+        axes.annotate(
+            f"{means[place]:.2f}",
+            (steps[place], high[place]),
+            textcoords="offset points",
+            xytext=(0, 4),
+            ha="center",
+            color=HELD_OUT,
+            fontweight="bold",
+            zorder=4,
+        )
+
+
+def _weights(line: Line) -> int:
+    """The step whose weights were evaluated."""
+    step: int = line.get("weights", line["step"])
+    return step
+
+
+def _labelled(means: Sequence[float]) -> list[int]:
+    """Which points bear their value."""
+    if len(means) <= LABELLED:
+        return list(range(len(means)))
+    return sorted({0, means.index(max(means)), len(means) - 1})
+
+
+def _agents(axes: Any, training: Sequence[Line]) -> None:
+    """The reward of the rollouts in which an agent acted, where those are not all of them."""
+    keys = sorted({key for line in training for key in line if _is_agent_reward(key)})
+    apart = [key for key in keys if any(line.get(key) != line.get("reward") for line in training)]
+    for number, key in enumerate(apart):
+        name = key.removeprefix("agent/").removesuffix("/reward")
+        color, label = COLOURS[number % len(COLOURS)], f"training, where {name} acts"
+        _curve(axes, training, key, color=color, linewidth=1, linestyle="--", label=label)
+
+
+def _curve(axes: Any, lines: Sequence[Line], key: str, **style: Any) -> None:
+    points = [line for line in lines if _is_finite(line, key)]
+    if points:
+        marker = "." if len(points) == 1 else None  # one point makes no line
+        axes.plot([p["step"] for p in points], [p[key] for p in points], marker=marker, **style)
+
+
+def _is_finite(line: Line, key: str) -> bool:
+    value = line.get(key)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_agent_reward(key: str) -> bool:
+    return key.startswith("agent/") and key.endswith("/reward")

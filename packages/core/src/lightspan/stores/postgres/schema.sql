@@ -1,0 +1,120 @@
+-- Version 4 of a lightspan schema. Split at semicolons, so no functions here.
+-- Texts compare byte by byte, as in every store. What may hold any character, NUL too, is BYTEA.
+
+CREATE TABLE lightspan_versions (
+    version BIGINT PRIMARY KEY,
+    lightspan TEXT NOT NULL,
+    made_at TIMESTAMPTZ NOT NULL DEFAULT now()
+);
+
+CREATE TABLE resources (
+    resources_id TEXT COLLATE "C" PRIMARY KEY,
+    body BYTEA NOT NULL
+);
+
+CREATE TABLE policies (
+    policy TEXT COLLATE "C" NOT NULL,
+    version BIGINT NOT NULL,
+    run_id TEXT COLLATE "C" NOT NULL,
+    step BIGINT NOT NULL,
+    request_id TEXT COLLATE "C",
+    PRIMARY KEY (policy, version)
+);
+
+-- One row, locked first by every transaction in which something moves. So changes are committed in
+-- the order of their numbers, and whoever has seen one has seen all before it: numbers of a sequence
+-- would be committed in any order, and a watcher would pass over some.
+CREATE TABLE ends (
+    single BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (single),
+    change BIGINT NOT NULL,
+    position BIGINT NOT NULL
+) WITH (fillfactor = 10);
+INSERT INTO ends (change, position) VALUES (0, 0);
+
+-- What moves is apart from what does not: a task of 100 kB is written once. `queued` is 1 of a rollout
+-- that is queued and 2 of one that is to be run alone.
+CREATE TABLE rollouts (
+    position BIGINT PRIMARY KEY,
+    rollout_id TEXT COLLATE "C" NOT NULL UNIQUE,
+    run_id TEXT COLLATE "C" NOT NULL,
+    queued SMALLINT NOT NULL,
+    mode TEXT COLLATE "C" NOT NULL,
+    step BIGINT NOT NULL,
+    max_infrastructure_tries BIGINT NOT NULL,
+    status TEXT COLLATE "C" NOT NULL,
+    created_at DOUBLE PRECISION NOT NULL,
+    change BIGINT NOT NULL,
+    infrastructure_tries BIGINT NOT NULL,
+    attempts BIGINT NOT NULL,
+    attempt_id TEXT COLLATE "C",
+    finished_at DOUBLE PRECISION
+);
+CREATE INDEX rollouts_by_change ON rollouts (change);
+CREATE INDEX rollouts_by_run ON rollouts (run_id, queued, position);
+
+CREATE TABLE rollout_bodies (
+    position BIGINT PRIMARY KEY,
+    body BYTEA NOT NULL
+);
+
+-- A rollout names its latest attempt, and each one that before it. `position` is 2^20 times its
+-- rollout's plus its number.
+CREATE TABLE attempts (
+    attempt_id TEXT COLLATE "C" PRIMARY KEY,
+    position BIGINT NOT NULL,
+    previous TEXT COLLATE "C",
+    rollout_id TEXT COLLATE "C" NOT NULL,
+    number BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    status TEXT COLLATE "C" NOT NULL,
+    runner_id TEXT COLLATE "C" NOT NULL,
+    call_token TEXT COLLATE "C" NOT NULL,
+    lease_until DOUBLE PRECISION NOT NULL,
+    started_at DOUBLE PRECISION NOT NULL,
+    ended_at DOUBLE PRECISION,
+    reward BYTEA,
+    outcome TEXT COLLATE "C",
+    message BYTEA NOT NULL,
+    damage BYTEA NOT NULL
+);
+CREATE INDEX attempts_by_lease ON attempts (lease_until, position) WHERE status = 'running';
+
+-- `attempt` below is attempts.position: eight bytes in each index entry instead of 35.
+CREATE TABLE spans (
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    attempt BIGINT NOT NULL,
+    span_id TEXT COLLATE "C" NOT NULL,
+    call_id TEXT COLLATE "C" NOT NULL,
+    late BOOLEAN NOT NULL,
+    body BYTEA NOT NULL,
+    UNIQUE (attempt, span_id)
+);
+
+CREATE TABLE token_records (
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    attempt BIGINT NOT NULL,
+    call_id TEXT COLLATE "C" NOT NULL,
+    choice BIGINT NOT NULL,
+    sequence_start BIGINT NOT NULL,
+    late BOOLEAN NOT NULL,
+    head BYTEA NOT NULL,
+    prompt BYTEA NOT NULL,
+    response BYTEA NOT NULL,
+    logprobs BYTEA NOT NULL,
+    UNIQUE (attempt, call_id, choice)
+);
+
+-- What became of a call after it was written; most calls have no row.
+CREATE TABLE call_outcomes (
+    attempt BIGINT NOT NULL,
+    call_id TEXT COLLATE "C" NOT NULL,
+    outcome TEXT COLLATE "C" NOT NULL,
+    PRIMARY KEY (attempt, call_id)
+);
+
+-- Who works with the store.
+CREATE TABLE peers (
+    peer_id TEXT COLLATE "C" PRIMARY KEY,
+    seen_at DOUBLE PRECISION NOT NULL,
+    body BYTEA NOT NULL
+);

@@ -1,0 +1,188 @@
+"""Alerts: what the metrics and evaluations of a run show of a training that goes wrong.
+
+An `AlertMonitor` reads the lines of `metrics.jsonl` one by one and gives each alert once. Alerts
+follow from the lines alone, so a resumed run and `lightspan inspect` give the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, Final
+
+import msgspec
+
+from lightspan.progress import many
+from lightspan.training.results import Evaluation
+from lightspan.training.statistics import paired_gain
+
+Line = Mapping[str, Any]
+
+WINDOW: Final = 3
+"""Steps whose mean is compared."""
+MIN_FALL_SE: Final = 4.0
+"""Standard errors by which a reward has fallen."""
+MIN_FALL_GROUPS: Final = 24
+"""Groups in a window: the standard errors of fewer are too uncertain."""
+MIN_FALL_TASKS: Final = 10
+"""Held-out tasks, or clusters of them, likewise."""
+MAX_IDLE_GROUPS: Final = 24
+"""Groups in a row whose rewards do not vary."""
+MIN_ENTROPY: Final = 0.1
+"""Share of the entropy at the start."""
+MIN_KL: Final = 1e-7
+"""Mean `approx_kl` per token and step, after `MIN_UPDATES`."""
+MIN_UPDATES: Final = 10
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is wrong, with the figures and the setting to change."""
+
+    name: str
+    step: int
+    text: str
+
+
+class AlertMonitor:
+    """Checks a run after every step and every evaluation on held-out tasks."""
+
+    def __init__(self) -> None:
+        self._train: list[Line] = []
+        self._evaluations: list[Evaluation] = []
+        self._names: set[str] = set()
+
+    def step(self, line: Line) -> list[Alert]:
+        """Return the new alerts after a training step."""
+        self._train.append(line)
+        checks = (reward_falls, no_group_varies, entropy_collapses, policy_stays)
+        return self._new({check.__name__: check(self._train) for check in checks}, line["step"])
+
+    def evaluated(self, evaluation: Evaluation) -> list[Alert]:
+        """Return the new alerts after an evaluation."""
+        self._evaluations.append(evaluation)
+        return self._new({"validation_falls": validation_falls(self._evaluations)}, evaluation.step)
+
+    def read(self, metrics: Sequence[Line], evaluations: Sequence[Evaluation]) -> list[Alert]:
+        """Return the alerts of a run so far."""
+        by_step = {evaluation.step: evaluation for evaluation in evaluations}
+        alerts: list[Alert] = []
+        for line in metrics:
+            if line["kind"] == "train":
+                alerts += self.step(line)
+            elif line["kind"] == "eval" and line["step"] in by_step:
+                alerts += self.evaluated(by_step[line["step"]])
+        return alerts
+
+    def _new(self, texts: Mapping[str, str], step: int) -> list[Alert]:
+        new = {name: text for name, text in texts.items() if text and name not in self._names}
+        self._names |= new.keys()
+        return [Alert(name=name, step=step, text=text) for name, text in new.items()]
+
+
+# --- checks: each returns the text of an alert, or nothing ----------------------------------
+def reward_falls(train: Sequence[Line]) -> str:
+    """Compare the reward of the latest steps with the best earlier ones."""
+    lines = [line for line in train if "reward" in line and "reward_se" in line]
+    if len(lines) < 2 * WINDOW:
+        return ""
+    latest = lines[-WINDOW:]
+    best = max(_windows(lines[:-WINDOW]), key=_reward)
+    error = math.sqrt(math.fsum(line["reward_se"] ** 2 for line in [*best, *latest])) / WINDOW
+    groups = sum(line.get("batch/groups", 0) for line in latest)
+    if groups < MIN_FALL_GROUPS or not _reward(best) - _reward(latest) > MIN_FALL_SE * error:
+        return ""
+    return (
+        f"the training reward is falling: {_reward(best):.3f} in steps {best[0]['step']} to "
+        f"{best[-1]['step']}, {_reward(latest):.3f} in steps {latest[0]['step']} to "
+        f"{latest[-1]['step']} (standard error of the difference {error:.3f}). Lower learning_rate"
+        f"{_rate(train)}, or hold the policy near its start with loss=PolicyLoss(kl=0.02)"
+    )
+
+
+def validation_falls(evaluations: Sequence[Evaluation]) -> str:
+    """Compare the latest evaluation with the best earlier one, on the tasks that both scored."""
+    scored = [each for each in evaluations[:-1] if math.isfinite(each.mean)]
+    if not scored:
+        return ""
+    best, latest = max(scored, key=lambda each: each.mean), evaluations[-1]
+    gain = paired_gain(best.rewards, latest.rewards, latest.clusters)
+    error = (gain.high - gain.low) / (2 * 1.96)
+    if (gain.clusters or gain.n) < MIN_FALL_TASKS or not -gain.mean > MIN_FALL_SE * error:
+        return ""
+    return (
+        f"the held-out reward has fallen since step {best.step}: by {gain} on the tasks that both "
+        "evaluations scored. Lower learning_rate, train for fewer steps, or keep the best step by "
+        'tasks of its own: Trainer(keep="best"), fit(…, selection=…)'
+    )
+
+
+def no_group_varies(train: Sequence[Line]) -> str:
+    """Count the groups of the latest steps in which nothing varied."""
+    latest = list(takewhile(_is_idle, reversed(train)))
+    groups = sum(int(line["batch/groups"]) for line in latest)
+    if groups < MAX_IDLE_GROUPS:
+        return ""
+    return (
+        f"no group varied in the latest {many(len(latest), 'step')}: in each of {groups} the "
+        "rollouts had equal rewards, so there was nothing to learn from. Give tasks that are "
+        "neither solved nor failed each time, a reward that pays for part of a solution, a larger "
+        "group_size, a higher temperature, or resample=3"
+    )
+
+
+def entropy_collapses(train: Sequence[Line]) -> str:
+    """Compare the entropy of the latest updates with the first ones' while the reward stays."""
+    lines = [line for line in train if "learner/entropy" in line and "reward" in line]
+    if len(lines) < 2 * WINDOW:
+        return ""
+    first, latest = lines[:WINDOW], lines[-WINDOW:]
+    before, now = _mean(first, "learner/entropy"), _mean(latest, "learner/entropy")
+    if now >= MIN_ENTROPY * before or _reward(latest) > _reward(first):
+        return ""
+    return (
+        f"the policy's entropy has fallen from {before:.3g} to {now:.3g} per token, and the reward "
+        "has not risen with it: the policy answers more and more alike. Lower learning_rate"
+        f"{_rate(train)}, or pay for variety with loss=PolicyLoss(entropy=0.01)"
+    )
+
+
+def policy_stays(train: Sequence[Line]) -> str:
+    """Check how far the latest updates moved the policy, once the learning rate has warmed up."""
+    lines = [line for line in train if "learner/approx_kl" in line][-MIN_UPDATES:]
+    rates = [line.get("learner/learning_rate", 0.0) for line in lines]
+    if len(lines) < MIN_UPDATES or rates[-1] > rates[0]:
+        return ""
+    moved = _mean(lines, "learner/approx_kl")
+    if moved >= MIN_KL:
+        return ""
+    return (
+        f"the policy hardly moves: approx_kl was {moved:.2g} per token and step in the latest "
+        f"{MIN_UPDATES} updates. Raise learning_rate{_rate(train)}: tenfold at first"
+    )
+
+
+def _windows(lines: Sequence[Line]) -> Iterator[Sequence[Line]]:
+    return (lines[start : start + WINDOW] for start in range(len(lines) - WINDOW + 1))
+
+
+def _mean(lines: Sequence[Line], name: str) -> float:
+    return math.fsum(line[name] for line in lines) / len(lines)
+
+
+def _reward(lines: Sequence[Line]) -> float:
+    return _mean(lines, "reward")
+
+
+def _is_idle(line: Line) -> bool:
+    """Whether no group's rewards varied; an estimator without groups may have learned all the
+    same."""
+    groups = line.get("batch/groups", 0)
+    idle = sum(value for key, value in line.items() if key.startswith("batch/groups:"))
+    learned = line.get("batch/scored", 0) - line.get("batch/zero_advantage_rollouts", 0)
+    return bool(groups and idle >= groups and learned <= 0)
+
+
+def _rate(train: Sequence[Line]) -> str:
+    rates = [line["learner/learning_rate"] for line in train if "learner/learning_rate" in line]
+    return f" (now {rates[-1]:.3g})" if rates else ""

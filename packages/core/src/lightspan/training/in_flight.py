@@ -1,0 +1,100 @@
+"""Groups of rollouts that are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightspan.errors import ConfigError
+from lightspan.schema.checks import check_whole
+from lightspan.schema.records import Rollout, RolloutState
+
+
+class InFlight:
+    """The groups that were submitted and not taken, and which of their rollouts have ended."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, list[Rollout]] = {}
+        self._states: dict[str, RolloutState] = {}
+        """Rollout → its state, of those that have ended."""
+        self._ended: list[str] = []
+        """Groups of which all rollouts have ended, the earliest first."""
+        self._news: list[Rollout] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    @property
+    def run_id(self) -> str:
+        """Return the run of the groups; there is one."""
+        return next(iter(self._groups.values()))[0].run_id
+
+    def size(self, count: int, first: Sequence[str]) -> tuple[int, int]:
+        """Return how many rollouts so many groups have, and how many at most have ended."""
+        groups = first if len(first) == count else list(self._groups)
+        sizes = [len(self._groups[group]) for group in groups]
+        rollouts = [each.rollout_id for group in groups for each in self._groups[group]]
+        total = sum(sizes[:count])
+        return total, min(total, sum(rollout_id in self._states for rollout_id in rollouts))
+
+    def add(self, rollouts: Sequence[Rollout]) -> None:
+        """Add rollouts that were enqueued; each is in a group."""
+        for rollout in rollouts:
+            assert rollout.group_id is not None
+            self._groups.setdefault(rollout.group_id, []).append(rollout)
+
+    def update(self, states: Sequence[RolloutState]) -> list[RolloutState]:
+        """Record rollouts that have ended, and return those that were not known to have."""
+        fresh = []
+        for state in states:
+            rollout = state.rollout
+            group = self._groups.get(rollout.group_id or "")
+            if group is None or rollout.rollout_id in self._states:
+                continue
+            fresh.append(state)
+            self._states[rollout.rollout_id] = state
+            self._news.append(rollout)
+            if all(each.rollout_id in self._states for each in group):
+                self._ended.append(str(rollout.group_id))
+        return fresh
+
+    def news(self) -> list[Rollout]:
+        """Return the rollouts that have ended since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def check(self, count: int, first: Sequence[str]) -> None:
+        """Raise `ConfigError` if so many groups cannot be taken, or not those of `first`."""
+        check_whole("take: count", count, 0)
+        if isinstance(first, str):
+            raise ConfigError(f"take(first={first!r}): give a list of ids, such as [{first!r}]")
+        if unknown := [group for group in first if group not in self._groups]:
+            raise ConfigError(
+                f"take(first={unknown}): no such group is in flight; give ids that submit gave, "
+                "each once"
+            )
+        if not len(set(first)) <= count <= len(self._groups):
+            raise ConfigError(
+                f"take({count}): {len(self._groups)} groups are in flight, and {len(set(first))} "
+                "are to be the first: take no more and no fewer"
+            )
+
+    def ready(self, count: int, first: Sequence[str]) -> list[str] | None:
+        """Return so many groups that have ended, those of `first` and then the earliest; None as
+        long as there are not."""
+        others = [group for group in self._ended if group not in first]
+        groups = [*dict.fromkeys(first), *others][:count]
+        return groups if len(groups) == count and set(groups) <= set(self._ended) else None
+
+    def pop(self, groups: Sequence[str]) -> list[RolloutState]:
+        """Remove groups and return their rollouts, in the order of submission."""
+        self._ended = [group for group in self._ended if group not in groups]
+        rollouts = [each for group in groups for each in self._groups.pop(group)]
+        return [self._states.pop(each.rollout_id) for each in rollouts]
+
+    def clear(self) -> list[str]:
+        """Remove everything and return the rollouts that have not ended."""
+        rollouts = [each.rollout_id for group in self._groups.values() for each in group]
+        unfinished = [rollout_id for rollout_id in rollouts if rollout_id not in self._states]
+        for part in (self._groups, self._states, self._ended, self._news):
+            part.clear()
+        return unfinished

@@ -1,0 +1,45 @@
+"""Suites and fakes for the tests of every implementation of lightspan's protocols, ours and yours.
+
+A suite is subclassed: `store_suite`, `engine_suite`, `lora_suite`, `chat_engine_suite`,
+`learner_suite`, `gateway_suite`, `adapter_suite`, `runners_suite` (its apps are `errands`). In the
+place of a language model stands what is scripted: `scripted` (an OpenAI server, with
+`scripted_responses` and `scripted_messages`), `scripted_engine`, or random models of `tiny`; a
+`stage` is both servers for an adapter.
+`strategies` draws attempts for hypothesis, `attempts` and `conditions` help to look and to wait;
+`controls` are algorithms that must not learn. Each submodule is imported when it is first asked
+for: they need pytest, which lightspan does not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from lightspan_testing.adapter_suite import AdapterSuite
+    from lightspan_testing.chat_engine_suite import ChatEngineSuite
+    from lightspan_testing.store_suite import StoreSuite
+
+__all__ = ["AdapterSuite", "ChatEngineSuite", "StoreSuite"]
+
+_HOMES: Final = {
+    "AdapterSuite": "lightspan_testing.adapter_suite",
+    "ChatEngineSuite": "lightspan_testing.chat_engine_suite",
+    "StoreSuite": "lightspan_testing.store_suite",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("lightspan"):
+            raise
+        from lightspan.errors import how_to_install
+
+        raise ModuleNotFoundError(
+            f"lightspan_testing.{name} needs {error.name!r}: {how_to_install('serve')}",
+            name=error.name,
+        ) from error

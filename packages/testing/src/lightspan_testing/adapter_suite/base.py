@@ -1,0 +1,200 @@
+"""An adapter under test: what a subclass says of it, and what the tests of every subject share."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import pytest
+
+from lightspan_testing.adapter_suite.checks import (
+    Tally,
+    check_attributes,
+    check_bypassing,
+    check_calls,
+    check_names,
+    check_tokens,
+)
+from lightspan_testing.adapter_suite.plays import inside_root, part_of, play
+from lightspan_testing.adapter_suite.process import NO_WAY_OUT
+from lightspan_testing.adapter_suite.scenarios import (
+    CONCURRENT,
+    IMPOSSIBLE,
+    SCENARIOS,
+    App,
+    Impossible,
+    Model,
+)
+from lightspan_testing.adapter_suite.trees import ordered, without_call_status
+from lightspan_testing.attempts import read_recorded, tree
+from lightspan_testing.stage import Played, Stage
+
+WAYS_TO_FAIL: Final = (Impossible, AssertionError, RuntimeError)
+"""What a test raises that a framework cannot pass."""
+
+
+class AdapterTests:
+    """What the tests of every subject start from."""
+
+    framework: ClassVar[str]
+    """The adapter is `lightspan_<framework>`."""
+
+    impossible: ClassVar[Mapping[str, str]] = {}
+    """Scenario, or scenario/mode, or test → why the framework cannot have it."""
+
+    tally: ClassVar[Tally] = Tally()
+    """Of the whole suite; each subclass has its own while its tests run."""
+
+    # --- hooks ----------------------------------------------------------------------------
+    def build(self, scenario: str, model: Model) -> App:
+        """An app that plays the scenario."""
+        raise NotImplementedError
+
+    def patched(self) -> Mapping[str, Any]:
+        """Every attribute of the framework that `instrument` may change: name → value now."""
+        raise NotImplementedError
+
+    def openinference(self) -> AbstractContextManager[Any]:
+        """OpenInference's instrumentation of the framework, for the duration of a block."""
+        pytest.skip("no OpenInference instrumentation is named for this framework")
+
+    notes_starts: ClassVar[tuple[Any, str]]
+    """The adapter's module and function that take note of what begins, once it is in an attempt."""
+
+    silent_environment: ClassVar[Mapping[str, str]] = {"OTEL_SDK_DISABLED": "true"}
+    """Variables that switch off all telemetry, the framework's own too."""
+
+    loud_environment: ClassVar[Mapping[str, str]] = {}
+    """Variables that switch on the framework's own telemetry, which must not leave the machine."""
+
+    def check_telemetry(self, is_on: bool) -> None:
+        """Fail unless the framework's own telemetry was on or off in this process."""
+
+    program: ClassVar[str]
+    """A script that knows nothing of lightspan: `single`, with the endpoint and the text as its
+    arguments."""
+
+    program_root: ClassVar[str]
+    """The first line of what an attempt at it leaves."""
+
+    # --- helpers --------------------------------------------------------------------------
+    @property
+    def adapter(self) -> Any:
+        """The adapter's module."""
+        return importlib.import_module(f"lightspan_{self.framework}")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def stage(cls) -> Iterator[Stage]:
+        with Stage() as stage:
+            yield stage
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _tally(cls, request: pytest.FixtureRequest) -> Iterator[None]:
+        """Counts the calls of the whole suite; the count is printed at its end."""
+        cls.tally = Tally()
+        yield
+        _report(request.config, f"{cls.__name__} of {cls.framework}: {cls.tally}")
+        cls.tally.assert_complete()
+
+    @pytest.fixture(autouse=True)
+    def _problems(self, stage: Stage) -> Iterator[None]:
+        yield
+        problems, stage.brain.problems = stage.brain.problems, []
+        assert problems == []
+
+    @pytest.fixture
+    def production(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        """The URL of the store that the environment names."""
+        url = f"sqlite:{tmp_path / 'production.db'}"
+        monkeypatch.setenv("LIGHTSPAN_STORE", url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
+        return url
+
+    def expects(self, request: pytest.FixtureRequest, *keys: str) -> None:
+        """Mark the running test as one that has to fail, if the table says so."""
+        reasons = {**IMPOSSIBLE.get(self.framework, {}), **self.impossible}
+        for key in keys:
+            if key in reasons:
+                mark = pytest.mark.xfail(reason=reasons[key], strict=True, raises=WAYS_TO_FAIL)
+                request.applymarker(mark)
+
+    def app(self, stage: Stage, scenario: str, mode: str = "async") -> App:
+        """The scenario's app, with the scenario's client."""
+        row = SCENARIOS[scenario]
+        model = Model(
+            base_url=stage.url,
+            stream=mode == "stream",
+            max_retries=row.max_retries,
+            timeout_s=row.timeout_s,
+        )
+        return self.build(scenario, model)
+
+    def check(self, played: Played, scenario: str, app: App, stage: Stage) -> None:
+        """Everything that must hold of what was recorded."""
+        self.tally.add(played, app, stage)
+        expected = textwrap.dedent(app.tree).strip("\n").splitlines()
+        lines = tree(played.spans, ordered=SCENARIOS[scenario].ordered)
+        if played.through_gateway:  # which says of a cancelled call that it was, not that it failed
+            expected, lines = without_call_status(expected), without_call_status(lines)
+        expected = ordered(expected, SCENARIOS[scenario].ordered)
+        assert lines == expected, "\n".join(["recorded:", *lines, "expected:", *expected])
+        check_names(played, app)
+        check_attributes(played)
+        if SCENARIOS[scenario].bypassing:
+            check_bypassing(played, stage)
+            return
+        check_calls(played, stage)
+        if played.through_gateway:
+            check_tokens(played, stage)
+
+    def check_program(
+        self,
+        stage: Stage,
+        production: str,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Run `program` in a process of its own: it answers, and is one whole, named attempt."""
+        app = self.app(stage, "single")
+        played = stage.open(part_of(app, "single"), through_gateway=False)
+        done = subprocess.run(
+            [*command, stage.url, played.text],
+            env={**os.environ, **environment, **NO_WAY_OUT},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"A draft of {played.tag}." in done.stdout
+        [found] = read_recorded(production)
+        assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
+        self.check(inside_root(found, played), "single", app, stage)
+        assert found.tree().splitlines()[0] == self.program_root, found.tree()
+
+    def apps_of(self, stage: Stage, scenario: str, mode: str) -> list[App]:
+        """An app per attempt of many at once: one for all, where the framework allows it."""
+        app = self.app(stage, scenario, mode)
+        if app.concurrent:
+            return [app] * CONCURRENT
+        return [app, *(self.app(stage, scenario, mode) for _ in range(CONCURRENT - 1))]
+
+    def play_and_check(self, stage: Stage, scenario: str) -> None:
+        """Play the scenario once, against the app's own endpoint."""
+        app = self.app(stage, scenario)
+        played = play(stage, app, scenario, "async", through_gateway=False)
+        self.check(played, scenario, app, stage)
+
+
+def _report(config: pytest.Config, line: str) -> None:
+    """Print a line, whatever pytest captures."""
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+        print(f"\n{line}", flush=True)

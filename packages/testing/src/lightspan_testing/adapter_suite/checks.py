@@ -1,0 +1,225 @@
+"""What must hold of what was recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lightspan.lightning import Rejection, build_episode, cover
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Attempt, AttemptStatus, Rollout
+from lightspan.schema.routing import Route, agent_name, split_path
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan_testing.adapter_suite.scenarios import BYPASSED, App, Impossible
+from lightspan_testing.adapter_suite.trees import calls_of
+from lightspan_testing.attempts import Captured, path_of
+from lightspan_testing.stage import POLICY, Part, Played, Stage, sampled_text
+
+
+@dataclass(slots=True)
+class Tally:
+    """The model calls of all attempts that the suite played and checked."""
+
+    made: int = 0
+    """That the framework made; the retries of a client are one call."""
+    recorded: int = 0
+    named: int = 0
+    """Recorded under the name of the agent that the prompt shows."""
+    answered: int = 0
+    """That the gateway answered in full."""
+    joined: int = 0
+    """Those whose tokens are recorded, and joined to their span and agent."""
+
+    def add(self, played: Played, app: App, stage: Stage) -> None:
+        """Count the calls of an attempt."""
+        spans = {span.span_id: span for span in played.llm_spans}
+        asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status < 500]
+        self.made += max(len(asked), len(calls_of(app.tree)))  # or a client of the user's own was
+        self.recorded += len(spans)
+        self.named += sum(is_named(span, app) for span in spans.values())
+        if not played.through_gateway:
+            return
+        self.answered += len(said_of(played, stage))
+        self.joined += sum(
+            record.span_id in spans and record.agent_path == path_of(spans[record.span_id])
+            for record in played.records
+            if record.response_ids
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.made} model calls made, {self.recorded} recorded, {self.named} named; "
+            f"{self.answered} answered by the gateway, {self.joined} joined to their tokens"
+        )
+
+    def assert_complete(self) -> None:
+        """Fail unless every call was recorded, named and joined to its tokens."""
+        assert (self.recorded, self.named, self.joined) == (self.made, self.made, self.answered)
+
+
+# --- attempts -------------------------------------------------------------------------------
+def check_names(played: Played, app: App) -> None:
+    """Every call is under the name of the agent that its prompt shows, and in its own attempt."""
+    for span in played.llm_spans:
+        prompt = str(span.attributes[c.INPUT_MESSAGES])
+        assert set(re.findall(r"task-\d+", prompt)) == {played.tag}
+        assert is_named(span, app), f"{path_of(span)} asked {prompt}"
+
+
+def is_named(span: Span, app: App) -> bool:
+    """Whether a call is under the name of the agent that its prompt shows."""
+    who = Part({}, app.marks).who(str(span.attributes[c.INPUT_MESSAGES])) or ""
+    return agent_name(path_of(span)) == app.names.get(who, who)
+
+
+def check_attributes(played: Played) -> None:
+    """Ids of the attempt on every span, and the attributes of agents and tools, all of them."""
+    scope = played.scope
+    by_id = {span.span_id: span for span in played.spans}
+    for span in played.spans:
+        ids = (span.rollout_id, span.attempt_id, span.trace_id)
+        assert ids == (scope.rollout_id, scope.attempt_id, scope.trace_id)
+        assert span.start_ns <= span.end_ns
+        if span.kind is SpanKind.AGENT:
+            assert _plain(span) == _agent_attributes(span, by_id)
+        if span.kind is SpanKind.TOOL:
+            _check_tool(span)
+
+
+_ERRORS: Final = (c.ERROR_TYPE, c.EXCEPTION_TYPE, c.EXCEPTION_MESSAGE, c.EXCEPTION_STACKTRACE)
+
+
+def _plain(span: Span) -> dict[str, Any]:
+    has_failed = span.status is SpanStatus.ERROR
+    assert (c.ERROR_TYPE in span.attributes) is has_failed, span.name
+    return {key: value for key, value in span.attributes.items() if key not in _ERRORS}
+
+
+def _agent_attributes(span: Span, by_id: Mapping[str, Span]) -> dict[str, Any]:
+    names = split_path(path_of(span))
+    attributes = {
+        c.OPERATION_NAME: "invoke_agent",
+        c.AGENT_NAME: names[-1],
+        c.AGENT_PATH: path_of(span),
+        c.OPENINFERENCE_KIND: "AGENT",
+        c.OPENINFERENCE_AGENT: names[-1],
+        c.OPENINFERENCE_NODE: names[-1],
+    }
+    assert span.name == f"invoke_agent {names[-1]}"
+    if len(names) > 1:
+        attributes[c.OPENINFERENCE_PARENT] = names[-2]
+    return attributes
+
+
+_TOOLS: Final = {"look": "seven: 7", "count": "5 letters"}
+
+
+def _check_tool(span: Span) -> None:
+    attributes = _plain(span)
+    name = span.name.removeprefix("execute_tool ")
+    fixed = {
+        c.OPERATION_NAME: "execute_tool",
+        c.TOOL_NAME: name,
+        c.AGENT_PATH: path_of(span),
+        c.OPENINFERENCE_KIND: "TOOL",
+    }
+    assert {key: attributes[key] for key in fixed} == fixed
+    assert attributes.keys() - fixed.keys() <= {
+        c.TOOL_CALL_ID,
+        c.TOOL_CALL_ARGUMENTS,
+        c.TOOL_CALL_RESULT,
+    }
+    arguments = json.loads(str(attributes[c.TOOL_CALL_ARGUMENTS]))
+    if name in _TOOLS and span.status is SpanStatus.OK:
+        assert arguments == {"what": "seven"}
+        assert _TOOLS[name] in str(attributes[c.TOOL_CALL_RESULT])
+
+
+def check_calls(played: Played, stage: Stage) -> None:
+    """As many calls are recorded as the model was asked, SDK retries being one call."""
+    asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status < 500]
+    assert len(played.llm_spans) == len(asked)
+    call_ids = [span.attributes[c.CALL_ID] for span in played.llm_spans]
+    assert len(set(call_ids)) == len(call_ids)
+
+
+def check_bypassing(played: Played, stage: Stage) -> None:
+    """Recorded once, as structure, beside what the OpenAI SDK was asked in vain; the coverage says
+    that there are no tokens to train."""
+    asked = len(stage.brain.of(played.tag))
+    own = [span for span in played.llm_spans if BYPASSED in str(span.attributes)]
+    assert len(played.llm_spans) == len(own) + asked
+    assert len(own) == 1
+    assert not any(record.response_ids for record in played.records)
+    assert own[0].attributes[c.ROUTE] == Route.APP
+    assert BYPASSED in str(own[0].attributes[c.OUTPUT_MESSAGES])
+    if not asked:
+        check_untrained(played)
+
+
+def check_untrained(captured: Captured) -> None:
+    """Nothing of the attempt is trained, and the coverage says why: its calls have no tokens."""
+    scope = captured.scope
+    ended = Attempt(
+        rollout_id=scope.rollout_id,
+        attempt_id=scope.attempt_id,
+        number=1,
+        epoch=1,
+        status=AttemptStatus.SUCCEEDED,
+    )
+    rollout = Rollout(rollout_id=scope.rollout_id, task={}, task_id="t")
+    coverage = cover(build_episode(ended, rollout, captured.spans, []), POLICY)
+    assert [entry.rejection for entry in coverage.entries] == [
+        Rejection.NO_TOKENS for _ in captured.llm_spans
+    ]
+
+
+def check_tokens(played: Played, stage: Stage) -> None:
+    """Token for token what the engine was asked and said, joined to its span and its agent."""
+    spans = {span.span_id: span for span in played.llm_spans}
+    complete = [record for record in played.records if record.response_ids]
+    recorded = [(record.prompt_ids, record.response_ids) for record in complete]
+    assert sorted(recorded) == sorted(said_of(played, stage))
+    for record in complete:
+        assert record.logprobs == stage.engine.logprobs(record.response_ids)
+        assert record.versions == [(1, len(record.response_ids))]
+        span = spans[record.span_id]
+        assert record.agent_path == path_of(span)
+        assert record.call_id == span.attributes[c.CALL_ID]
+
+
+def said_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]]:
+    """Prompt and answer of what the gateway answered in full."""
+    asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status == 200]
+    complete = sum(bool(record.response_ids) for record in played.records)
+    return [
+        (asked.prompt_ids, stage.engine.ids(sampled_text(asked.turn)))
+        for asked in asked
+        if not asked.turn.delay_s or complete == len(played.llm_spans)
+    ]
+
+
+# --- the framework --------------------------------------------------------------------------
+def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What does not hold the very same object (or an equal list or number) in both snapshots."""
+    known = {key for key, value in first.items() if _same(value, second.get(key, Impossible))}
+    return sorted((first.keys() | second.keys()) - known)
+
+
+def assert_unchanged(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    """Fail with the names of what is not what it was."""
+    found = changed(first, second)
+    assert found == [], f"no longer what it was: {', '.join(found)}"
+
+
+def _same(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(
+            a is b or a == b for a, b in zip(first, second, strict=True)
+        )
+    return isinstance(first, int | str | bool | float | type(None)) and first == second

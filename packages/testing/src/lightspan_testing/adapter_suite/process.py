@@ -1,0 +1,68 @@
+"""Another process, which builds apps before the adapter is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from typing import Final
+
+from lightspan.capture import wire
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import AttemptContext
+from lightspan.schema.spans import encode_spans
+from lightspan_testing.adapter_suite.scenarios import Model
+from lightspan_testing.attempts import ROOT_ID
+from lightspan_testing.stage import POLICY, Played
+
+NO_WAY_OUT: Final = {
+    **dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"
+    ),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
+}
+"""Another process, whose connections nobody watches, finds no other machine."""
+
+CHILD: Final = "from lightspan_testing.adapter_suite.process import child; child()"
+
+
+def scope_as_json(played: Played) -> dict[str, str | None]:
+    """What the other process is told of an attempt."""
+    scope = played.scope
+    return {
+        "text": played.text,
+        "rollout_id": scope.rollout_id,
+        "attempt_id": scope.attempt_id,
+        "gateway_url": scope.gateway_url,
+        "call_token": scope.call_token,
+        "trace_id": scope.trace_id,
+    }
+
+
+def child() -> None:
+    """Another process: build the apps, then instrument, then run the attempts."""
+    told = json.load(sys.stdin)
+    spec = importlib.util.spec_from_file_location("adapter_under_test", told["file"])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    suite = getattr(module, told["suite"])()
+    model = Model(base_url=told["url"])
+    apps = {name: suite.build(name, model) for name in {name for name, _ in told["attempts"]}}
+    suite.adapter.instrument()
+
+    async def attempts() -> None:
+        for name, fields in told["attempts"]:
+            text = fields.pop("text")
+            scope = AttemptContext(**fields, routing=POLICY, root_span_id=ROOT_ID)
+            with open_scope(scope):
+                await apps[name].run(text)
+            assert scope.recorder.capture_errors() == []
+            print("spans:" + encode_spans(scope.recorder.drain()).hex())
+        await wire.aclose()
+
+    asyncio.run(attempts())
+    suite.check_telemetry(told["telemetry"])

@@ -1,0 +1,130 @@
+"""The instructions of an agent are found and replaced; nothing else of any request changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lightspan.algorithms.prompts.survey import survey
+from lightspan.lightning import Episode, build_episode
+from lightspan.production.apply_prompts import apply_prompts
+from lightspan.schema import conventions as c
+from lightspan.schema.instructions import Instructions, Slot, find
+from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.records import Attempt, AttemptStatus, Rollout
+from lightspan.schema.routing import agent_name
+from lightspan_testing.adapter_suite.base import AdapterTests
+from lightspan_testing.adapter_suite.plays import part_of, play_opened, play_outside
+from lightspan_testing.adapter_suite.scenarios import MODES, App
+from lightspan_testing.attempts import path_of
+from lightspan_testing.scripted import Request
+from lightspan_testing.stage import Part, Played, Stage
+
+FINELY = "Write finely."
+"""What a candidate adds, and the writer does then."""
+
+
+class PromptTests(AdapterTests):
+    """An app that nobody edits learns the instructions of its `writer`."""
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_instructions(self, request: pytest.FixtureRequest, stage: Stage, mode: str) -> None:
+        """Found in what it sends, and other ones sent: its answers change, and the requests of
+        `checker` are what they were."""
+        self.expects(request, "team", f"team/{mode}", f"team/{mode}/app", mode)
+        name = self.app(stage, "team", mode).names.get("writer", "writer")
+        with self.adapter.instrument():
+            plain = self._played(stage, mode, None)
+            surveyed = self._played(stage, mode, Instructions(surveyed=[name]))
+            found = survey([_episode(surveyed)], [name])
+            [component] = found.components.values()
+            template = PromptTemplate(component.template)
+            better = template.rewritten(f"{template.text} {FINELY}").template
+            told = found.told(dict.fromkeys(found.components, better))
+            sent = self._played(stage, mode, told)
+        assert list(found.components) == [name]
+        assert agent_name(component.agent) == name
+        asked = [_by_agent(stage, attempt) for attempt in (plain, surveyed, sent)]
+        writers, checkers = zip(*asked, strict=True)
+        assert writers[0] == writers[1]
+        assert len(writers[0]) == len(writers[2]) > 0
+        for before, after in zip(writers[0], writers[2], strict=True):
+            one, other = find(json.loads(before)), find(json.loads(after))
+            assert isinstance(one, Slot)
+            assert isinstance(other, Slot)
+            assert other.text == f"{one.text} {FINELY}"
+            assert after == before.replace(
+                json.dumps(one.text)[1:-1], json.dumps(other.text)[1:-1], 1
+            )
+        assert checkers[0] == checkers[1] != []
+        # which may have the writer's answer in them
+        assert [text.replace("A fine draft", "A draft") for text in checkers[2]] == checkers[0]
+        for span in sent.llm_spans:
+            is_writer = agent_name(path_of(span)) == name
+            said = str(span.attributes[c.OUTPUT_MESSAGES])
+            assert ("A fine draft" in said) is is_writer
+            assert (span.attributes.get(c.PROMPT_APPLIED) is True) is is_writer
+            assert (c.PROMPT_ORIGINAL in span.attributes) is is_writer
+
+    def test_instructions_in_production(
+        self, request: pytest.FixtureRequest, stage: Stage, tmp_path: Path
+    ) -> None:
+        """`lightspan.apply_prompts` sends what was learned where nothing is recorded."""
+        self.expects(request, "team", "team/async", "team/async/app", "async")
+        name = self.app(stage, "team").names.get("writer", "writer")
+        with self.adapter.instrument():
+            surveyed = self._played(stage, "async", Instructions(surveyed=[name]))
+            found = survey([_episode(surveyed)], [name])
+            [before] = [component.template for component in found.components.values()]
+            prompts = {name: found.learned(name, f"{before} {FINELY}")}
+            (tmp_path / "prompts.json").write_bytes(msgspec.json.encode(prompts))
+            app = self.app(stage, "team")
+            with apply_prompts(tmp_path):
+                used = play_outside(stage, app, "team", "async", _part_of(app))
+        writers, checkers = _by_agent(stage, used)
+        plain_writers, plain_checkers = _by_agent(stage, surveyed)
+        assert len(writers) == len(plain_writers)
+        assert all(FINELY in text for text in writers)
+        assert [text.replace("A fine draft", "A draft") for text in checkers] == plain_checkers
+
+    def _played(self, stage: Stage, mode: str, instructions: Instructions | None) -> Played:
+        app = self.app(stage, "team", mode)  # whose client is closed when it has run
+        played = stage.open(_part_of(app), through_gateway=False, instructions=instructions)
+        return play_opened(stage, app, played, "team", mode)
+
+
+def _part_of(app: App) -> Part:
+    """What the agents say; the writer something else where it is told to write finely."""
+    part = part_of(app, "team")
+    return Part(
+        {**part.says, "fine writer": ["A fine draft of {task}."]},
+        {FINELY: "fine writer", **part.marks},
+    )
+
+
+def _by_agent(stage: Stage, played: Played) -> tuple[list[str], list[str]]:
+    """The bodies of the writer's requests and of the checker's."""
+    writers: list[str] = []
+    checkers: list[str] = []
+    requests: list[Request] = stage.requests_of(played.tag)
+    for request, asked in zip(requests, stage.brain.of(played.tag), strict=True):
+        assert request.headers["authorization"] == "Bearer key"
+        body = json.dumps(request.body).replace(played.tag, "TASK")
+        (checkers if asked.agent == "checker" else writers).append(body)
+    return writers, checkers
+
+
+def _episode(played: Played) -> Episode:
+    scope = played.scope
+    attempt = Attempt(
+        rollout_id=scope.rollout_id,
+        attempt_id=scope.attempt_id,
+        number=1,
+        epoch=1,
+        status=AttemptStatus.SUCCEEDED,
+    )
+    rollout = Rollout(rollout_id=scope.rollout_id, task={}, task_id="t")
+    return build_episode(attempt, rollout, played.spans, [])

@@ -1,0 +1,308 @@
+"""The table: what each scenario is, and what an app of a framework says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import openai
+
+from lightspan.capture.emit import current_attempt_id, emit_message, operation
+from lightspan_testing.stage import Says, Turn
+
+MODES: Final = ("async", "sync", "stream")
+ROUTES: Final = ("app", "gateway")
+CONCURRENT: Final = 32
+
+
+# --- what the suite gives -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """How the app's own model client is to be made."""
+
+    base_url: str
+    api_key: str = "key"
+    name: str = "m"
+    stream: bool = False
+    """Whether the app's model calls are to be streamed."""
+    max_retries: int = 0
+    timeout_s: float = 30.0
+
+
+def instructions(name: str) -> str:
+    """The system message of an agent."""
+    return f"You are {name}."
+
+
+def look(what: str) -> str:
+    """Look something up."""
+    return f"{what}: 7"
+
+
+def count(what: str) -> str:
+    """Count something."""
+    return f"{len(what)} letters"
+
+
+def broken(what: str) -> str:
+    """Fail."""
+    raise LookupError(f"nothing known of {what}")
+
+
+BYPASSED: Final = "Done by other means."
+"""What a model client says that does not use the OpenAI SDK."""
+
+
+def bypassed() -> str:
+    """What such a client says; as it does, it asks who acts in every way that is no model call."""
+    emit_message("I look for means")
+    with operation("find means"):
+        current_attempt_id()
+    return BYPASSED
+
+
+def by_other_means(scenario: str, model: Model) -> Callable[[Any], str]:
+    """How such a client answers a prompt in one of the scenarios of `OTHER_MEANS`."""
+
+    def answer(prompt: Any) -> str:
+        for _ in range(SCENARIOS[scenario].asks_first):
+            with suppress(openai.OpenAIError):
+                return _asked(model, str(prompt))
+        return bypassed()
+
+    return answer
+
+
+def _asked(model: Model, prompt: str) -> str:
+    messages: Any = [{"role": "user", "content": prompt}]
+    with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+        create = client.chat.completions.create
+        if not model.stream:
+            return create(model=model.name, messages=messages).choices[0].message.content or ""
+        chunks = create(model=model.name, messages=messages, stream=True)
+        said = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+        return "".join(said)
+
+
+OTHER_MEANS: Final = {
+    "bypassing": """
+        invoke_agent writer @writer
+          chat @writer
+          lightspan.message @writer unset
+          find means @writer
+    """,
+    "fallback": """
+        invoke_agent writer @writer
+          chat @writer
+          chat @writer error
+          lightspan.message @writer unset
+          find means @writer
+    """,
+    "recovered": """
+        invoke_agent writer @writer
+          chat @writer error
+          chat @writer
+    """,
+}
+"""Scenario with a client of the user's own → what is recorded."""
+
+LOOK: Final = Turn(calls=[("look", '{"what": "seven"}')])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One row of the table."""
+
+    says: Says
+    """What each agent says, unless the app brings its own."""
+    about: str
+    ordered: bool = True
+    """False: what happens at once may be recorded in any order."""
+    modes: Sequence[str] = MODES
+    max_retries: int = 0
+    timeout_s: float = 30.0
+    cancelled: bool = False
+    """The app is cancelled while its first model call is under way."""
+    bypassing: bool = False
+    """The app's model client answers by other means than the OpenAI SDK."""
+    asks_first: int = 0
+    """How often the client, one of the user's own, asks the OpenAI SDK as long as that fails."""
+
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "single": Scenario(
+        about="one agent, `writer`, answers",
+        says={"writer": ["A draft of {task}."]},
+    ),
+    "team": Scenario(
+        about="`writer`, then `checker`",
+        says={"writer": ["A draft of {task}."], "checker": ["{task} is good."]},
+    ),
+    "nested": Scenario(
+        about="a team `drafting` of `writer` and `checker` inside another, then `judge`",
+        says={
+            "writer": ["A draft of {task}."],
+            "checker": ["{task} is good."],
+            "judge": ["{task} wins."],
+        },
+    ),
+    "parallel": Scenario(
+        about="`planner`, then `left` and `right` at once, then `joiner`",
+        ordered=False,
+        says={
+            "planner": ["Plan {task}."],
+            "left": [Turn(text="Left of {task}.", delay_s=0.05)],
+            "right": [Turn(text="Right of {task}.", delay_s=0.05)],
+            "joiner": ["Both of {task}."],
+        },
+    ),
+    "tools": Scenario(
+        about="`scout` calls the tool `look`, then answers",
+        says={"scout": [LOOK, "Seven, for {task}."]},
+    ),
+    "parallel_tools": Scenario(
+        about="`scout` calls `look` and `count` in one answer, then answers",
+        ordered=False,
+        says={
+            "scout": [
+                Turn(calls=[("look", '{"what": "seven"}'), ("count", '{"what": "seven"}')]),
+                "Seven, for {task}.",
+            ]
+        },
+    ),
+    "handoff": Scenario(
+        about="`triage` hands off to `expert`, who answers",
+        says={
+            "triage": [Turn(calls=[("transfer_to_expert", "{}")])],
+            "expert": ["Done: {task}."],
+        },
+    ),
+    "agent_as_tool": Scenario(
+        about="`boss` asks `expert` as a tool; the expert uses its own tool `look`",
+        says={
+            "boss": [Turn(calls=[("expert", '{"task": "help with {task}"}')]), "Thanks: {task}."],
+            "expert": [LOOK, "It is seven, {task}."],
+        },
+    ),
+    "same_name": Scenario(
+        about="two agents called `writer`, told apart by their paths",
+        says={"writer": ["A text for {task}."]},
+    ),
+    "unicode": Scenario(
+        about="an agent called `Prüferin日本`",
+        says={"Prüferin日本": ["Gut: {task}."]},
+    ),
+    "tool_error": Scenario(
+        about="`scout` calls the tool `broken`, which raises",
+        says={"scout": [Turn(calls=[("broken", '{"what": "it"}')]), "No luck with {task}."]},
+    ),
+    "model_error": Scenario(
+        about="the model of `writer` fails (400); the app raises",
+        says={"writer": [Turn(text="refused", status=400)]},
+    ),
+    "retry": Scenario(
+        about="the endpoint of `writer` fails once (500) and the client tries again: one call",
+        says={"writer": [Turn(text="busy", status=500), "A draft of {task}."]},
+        max_retries=1,
+    ),
+    "timeout": Scenario(
+        about="the client of `writer` gives up after 0.2 s; the app raises",
+        says={"writer": [Turn(text="Late, {task}.", delay_s=0.6)]},
+        timeout_s=0.2,
+    ),
+    "cancelled": Scenario(
+        about="the app is cancelled while `writer`'s model is thinking",
+        says={"writer": [Turn(text="Late, {task}.", delay_s=0.6)]},
+        modes=("async", "stream"),
+        cancelled=True,
+    ),
+    "bypassing": Scenario(
+        about="`writer`'s model client, the user's own, does not use the OpenAI SDK",
+        says={},
+        bypassing=True,
+    ),
+    "fallback": Scenario(
+        about="`writer`'s own model client asks the OpenAI SDK, which fails (400), then answers",
+        says={"writer": [Turn(text="refused", status=400)]},
+        bypassing=True,
+        asks_first=1,
+    ),
+    "recovered": Scenario(
+        about="`writer`'s own model client asks the OpenAI SDK twice, which fails once (400)",
+        says={"writer": [Turn(text="refused", status=400), "A draft of {task}."]},
+        asks_first=2,
+    ),
+}
+"""The table's rows; its columns are the frameworks, its cells the modes and routes."""
+IN_PRODUCTION: Final = (
+    "single",
+    "team",
+    "nested",
+    "parallel",
+    "parallel_tools",
+    "handoff",
+    "agent_as_tool",
+    "model_error",
+    "cancelled",
+)
+"""The scenarios that are played outside every scope, too."""
+CONNECTED: Final = ("single", "team", "nested", "parallel", "agent_as_tool")
+"""The scenarios that are played through a server of the trained policies."""
+SEVERAL_RUNS: Final[Mapping[str, Collection[str]]] = {
+    "openai_agents": ("team", "nested", "parallel"),
+}
+"""Framework → scenarios that it has no word for: the app runs one agent after the other. In
+production such an app says itself what belongs together."""
+
+
+# --- what a subclass gives ------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class App:
+    """An app that plays one scenario, built but not yet run."""
+
+    run: Callable[[str], Awaitable[Any]]
+    """Runs it once on a text, which must reach every prompt. May be called again and again."""
+    tree: str
+    """What is recorded: a line per span, indented by depth, in the order of their start.
+
+    `invoke_agent NAME @PATH`, `execute_tool NAME @PATH` and `chat @PATH`, followed by ` error` or
+    ` unset` if that is the status. Example:
+
+        invoke_agent writer @writer
+          chat @writer
+    """
+    target: Any = None
+    """What the adapter's `agents()` takes."""
+    run_sync: Callable[[str], Any] | None = None
+    """The framework's synchronous way; None for `asyncio.run` around `run`."""
+    says: Says = field(default_factory=dict)
+    """Agent → turns that differ from the scenario's, such as other names of tools."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Text in a prompt → who asks, for prompts of the framework's own (managers, selectors)."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Who asks → the innermost name of its path, where they differ."""
+    raises: type[BaseException] | tuple[type[BaseException], ...] | None = None
+    """What `run` raises (cancellation aside)."""
+    close: Callable[[], Awaitable[Any]] | None = None
+    """Closes its client; called in the loop that `run` ran in, if the client was used."""
+    concurrent: bool = True
+    """Whether one app may run several attempts at once; otherwise each gets one of its own."""
+    complete: bool = True
+    """Whether `agents()` can know that there are no others."""
+
+
+class Impossible(Exception):
+    """`build` raises it for a scenario that its framework cannot express."""
+
+
+IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {
+    "langgraph": {},
+    "autogen": {
+        "two_event_loops/team": "AutoGen binds a team's message queue to the loop of its first run",
+    },
+    "openai_agents": {},
+    "crewai": {"handoff": "CrewAI has none: an agent delegates, and gets the answer back"},
+}
+"""Framework → scenario, or scenario/mode, or test → why it cannot be."""

@@ -1,0 +1,241 @@
+"""Outside every scope, as in production: recorded, and answered by a server of trained policies."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import re
+import sys
+import textwrap
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightspan
+from lightspan.capture import wire
+from lightspan.capture.emit import operation
+from lightspan.capture.recorder import Recorder
+from lightspan.production import record
+from lightspan.production.attempt import sampled
+from lightspan.schema.routing import agent_name
+from lightspan_testing.adapter_suite.base import AdapterTests
+from lightspan_testing.adapter_suite.checks import check_names
+from lightspan_testing.adapter_suite.plays import (
+    close_clients,
+    in_trace,
+    inside_root,
+    part_of,
+    play,
+    play_outside,
+)
+from lightspan_testing.adapter_suite.scenarios import (
+    CONCURRENT,
+    CONNECTED,
+    IN_PRODUCTION,
+    MODES,
+    SCENARIOS,
+    SEVERAL_RUNS,
+    App,
+)
+from lightspan_testing.adapter_suite.trees import calls_of
+from lightspan_testing.attempts import read_recorded, tree
+from lightspan_testing.stage import Played, Stage
+
+
+def _recorders() -> int:
+    """How many attempts are in memory."""
+    gc.collect()
+    return sum(isinstance(one, Recorder) for one in gc.get_objects())
+
+
+class ServiceTests(AdapterTests):
+    """An app that nobody trains: recorded where a store is named, routed where it connects."""
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("scenario", IN_PRODUCTION)
+    def test_production(
+        self,
+        request: pytest.FixtureRequest,
+        stage: Stage,
+        production: str,
+        scenario: str,
+        mode: str,
+    ) -> None:
+        """Outside every scope the app is one attempt of its own, with the same tree inside it."""
+        if mode not in SCENARIOS[scenario].modes:
+            pytest.skip(f"{scenario} has no {mode} form")
+        self.expects(request, scenario, f"{scenario}/{mode}", f"{scenario}/{mode}/app", mode)
+        app = self.together(self.app(stage, scenario, mode), scenario)
+        with self.adapter.instrument():
+            played = play_outside(stage, app, scenario, mode)
+        [found] = read_recorded(production)
+        self.check(inside_root(found, played), scenario, app, stage)
+        ended = SCENARIOS[scenario].cancelled or app.raises is not None
+        assert found.attempt.status == ("failed" if ended else "succeeded")
+        assert (found.attempt.damage, found.rollout.run_id) == ([], "support")
+        assert played.tag in json.dumps(found.rollout.task)
+        assert all(span.resource == {"service.name": "support"} for span in found.spans)
+
+    def test_production_at_once(
+        self,
+        request: pytest.FixtureRequest,
+        stage: Stage,
+        production: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Many in one event loop, each an attempt; half of them are kept whole, the rest not."""
+        self.expects(request, "team", "team/async", "async", "32_at_once")
+        monkeypatch.setenv("LIGHTSPAN_SAMPLE", "0.5")
+        apps = [self.together(app, "team") for app in self.apps_of(stage, "team", "async")]
+        played = [stage.open(part_of(app, "team"), through_gateway=False) for app in apps]
+        # the app's own traces: what they say of the share decides
+        step = 2**64 // CONCURRENT
+        traces = [(number + 1) << 64 | number * step for number in range(CONCURRENT)]
+
+        async def one(app: App, attempt: Played, trace_id: int) -> None:
+            with in_trace(trace_id):
+                await app.run(attempt.text)
+
+        async def all_of_them() -> None:
+            async with asyncio.TaskGroup() as group:
+                for app, attempt, trace_id in zip(apps, played, traces, strict=True):
+                    group.create_task(one(app, attempt, trace_id))
+            await close_clients(apps, played[0])
+
+        with self.adapter.instrument():
+            asyncio.run(all_of_them())
+        kept = {
+            f"{trace_id:032x}": attempt
+            for attempt, trace_id in zip(played, traces, strict=True)
+            if sampled(f"{trace_id:032x}", 0.5)
+        }
+        assert list(kept.values()) == played[: CONCURRENT // 2]
+        for attempt in played:
+            assert len(stage.brain.of(attempt.tag)) == len(calls_of(apps[0].tree))
+        recorded = read_recorded(production)
+        assert len(recorded) == len(kept)
+        for found in recorded:
+            attempt = kept.pop(found.spans[0].trace_id)
+            assert set(re.findall(r"task-\d+", json.dumps(found.rollout.task))) == {attempt.tag}
+            self.check(inside_root(found, attempt), "team", apps[0], stage)
+
+    def test_an_error_of_ours_leaves_no_attempt_open(
+        self, stage: Stage, production: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the adapter opened and then cannot follow ends at once, as damaged."""
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("a bug of ours")
+
+        owner, name = self.notes_starts
+        monkeypatch.setattr(owner, name, fail)
+        with self.adapter.instrument():
+            play_outside(stage, self.app(stage, "single"), "single", "async")
+            for _ in range(1_000):  # the journal writes from time to time
+                found = read_recorded(production)
+                if found and all(one.attempt.status.final for one in found):
+                    break
+                time.sleep(0.01)
+        assert all(one.attempt.status.final for one in found)
+        assert any("a bug of ours" in line for one in found for line in one.attempt.damage)
+
+    @pytest.mark.parametrize("mode", ["async", "stream"])
+    @pytest.mark.parametrize("scenario", ["model_error", "cancelled"])
+    def test_nothing_stays(
+        self,
+        request: pytest.FixtureRequest,
+        stage: Stage,
+        production: str,
+        scenario: str,
+        mode: str,
+    ) -> None:
+        """Of attempts that are over the process keeps nothing, however they ended, in rollouts and
+        in production."""
+        self.expects(request, scenario, f"{scenario}/{mode}", mode)
+
+        def attempts() -> None:
+            for _ in range(2):
+                play(stage, self.app(stage, scenario, mode), scenario, mode, through_gateway=False)
+                play_outside(stage, self.app(stage, scenario, mode), scenario, mode)
+            assert record.flush()
+
+        logging.disable()  # pytest keeps the errors that are logged
+        try:
+            with self.adapter.instrument():
+                attempts()
+                before = _recorders()  # a loop or thread of the framework's may keep its first one
+                attempts()
+                for _ in range(1_000):  # the journal's thread lets go of what it wrote last
+                    if (after := _recorders()) <= before:
+                        break
+                    time.sleep(0.01)
+                assert after <= before
+        finally:
+            logging.disable(logging.NOTSET)
+
+    def test_production_without_telemetry(
+        self, request: pytest.FixtureRequest, stage: Stage, production: str, tmp_path: Path
+    ) -> None:
+        """Attempts and what is in them have the same names where all telemetry is switched off."""
+        self.expects(request, "single", "telemetry_off")
+        name = self.adapter.__name__
+        script = tmp_path / "app.py"
+        script.write_text(f"import {name}\n{name}.instrument()\n{textwrap.dedent(self.program)}")
+        self.check_program(stage, production, [sys.executable, script], self.silent_environment)
+
+    # --- a server of the trained policies -------------------------------------------------
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("scenario", CONNECTED)
+    def test_connected(
+        self, request: pytest.FixtureRequest, stage: Stage, scenario: str, mode: str
+    ) -> None:
+        """Outside every scope, with `lightspan.connect`: each agent's calls reach its policy."""
+        self.expects(request, scenario, f"{scenario}/{mode}", mode)
+        self._connected(stage, self.app(stage, scenario, mode), scenario, mode)
+
+    def test_connected_and_recorded(
+        self, request: pytest.FixtureRequest, stage: Stage, production: str
+    ) -> None:
+        """Both at once: each agent's calls reach its policy, and the store has the attempt."""
+        self.expects(request, "team", "team/async", "async")
+        app = self.together(self.app(stage, "team"), "team")
+        played = self._connected(stage, app, "team", "async")
+        [found] = read_recorded(production)
+        recorded = inside_root(found, played)
+        expected = textwrap.dedent(app.tree).strip("\n").splitlines()
+        assert tree(recorded.spans) == expected, found.tree()
+        check_names(recorded, app)
+
+    def _connected(self, stage: Stage, app: App, scenario: str, mode: str) -> Played:
+        """Run the app through a server, and check who was answered by which policy."""
+        before = len(stage.answered)
+        paths = calls_of(app.tree)
+        with (
+            stage.serving(paths) as served,
+            self.adapter.instrument(),
+            lightspan.connect(served.url),
+        ):
+            played = play_outside(stage, app, scenario, mode)
+            wire.close()
+        assert served.usage.failed == 0
+        assert served.usage.summary() == {path: {path: n} for path, n in Counter(paths).items()}
+        for asked, policy in stage.answered[before:]:
+            assert app.names.get(asked, asked) == agent_name(policy)
+        return played
+
+    def together(self, app: App, scenario: str) -> App:
+        """An app whose runs are one attempt."""
+        if scenario not in SEVERAL_RUNS.get(self.framework, ()):
+            return app
+
+        async def run(text: str) -> Any:
+            with operation("handle", input=text):
+                return await app.run(text)
+
+        return replace(app, run=run, run_sync=None)

@@ -1,0 +1,198 @@
+"""What was recorded of an attempt, as tests look at it.
+
+`captured()` opens an attempt around an app in this process; `read_recorded()` reads what
+`lightspan.record` wrote into a store; `tree()` shows either's spans as lines of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import AttemptContext
+from lightspan.lightning.span_tree import build_tree, walk
+from lightspan.schema import conventions as c, messages
+from lightspan.schema.records import Attempt, Mode, Rollout
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.stores import open_store
+
+ROOT_ID: Final = "00000000000000aa"
+"""The span of every attempt that a test opens."""
+
+
+# --- spans as text --------------------------------------------------------------------------
+def tree(spans: Sequence[Span], *, ordered: bool = True, models: bool = False) -> list[str]:
+    """Every span, indented by depth: name, path, and the status where it is not ok.
+
+    Args:
+        ordered: siblings by their start; otherwise by what they show.
+        models: say which model a call asked for: `chat m` in place of `chat`.
+    """
+    ids = {span.span_id for span in spans}
+    assert len(ids) == len(spans), "two spans of one id"
+    orphans = [span.name for span in spans if span.parent_id not in {*ids, ROOT_ID}]
+    assert orphans == [], "spans without a parent"
+
+    def below(parent: str, depth: int) -> list[str]:
+        children = sorted(
+            (span for span in spans if span.parent_id == parent),
+            key=lambda span: (span.start_ns, span.sequence_start or 0, span.name),
+        )
+        blocks = [[line(span, depth), *below(span.span_id, depth + 1)] for span in children]
+        return [text for block in (blocks if ordered else sorted(blocks)) for text in block]
+
+    def line(span: Span, depth: int) -> str:
+        name = "chat" if span.kind is SpanKind.LLM and not models else span.name
+        status = "" if span.status is SpanStatus.OK else f" {span.status}"
+        return f"{'  ' * depth}{name} @{path_of(span)}{status}"
+
+    lines = below(ROOT_ID, 0)
+    assert len(lines) == len(spans), "a cycle"
+    return lines
+
+
+def path_of(span: Span) -> str:
+    """The agent path that a span shows."""
+    return str(span.attributes[c.AGENT_PATH])
+
+
+# --- an attempt in this process -------------------------------------------------------------
+@dataclass(slots=True, eq=False, kw_only=True)
+class Captured:
+    """One attempt: its scope, and once it ended what was recorded of it."""
+
+    scope: AttemptContext
+    spans: list[Span] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Gather what was recorded; an attempt that was damaged fails the test."""
+        recorder = self.scope.recorder
+        recorder.give_up()
+        self.spans += recorder.drain()
+        assert recorder.capture_errors() == []
+
+    @property
+    def tree(self) -> list[str]:
+        """Every span, as `tree` shows it, calls with their models."""
+        return tree(self.spans, models=True)
+
+    @property
+    def llm_spans(self) -> list[Span]:
+        """The model calls, in order."""
+        calls = [span for span in self.spans if span.kind is SpanKind.LLM]
+        return sorted(calls, key=lambda span: span.start_ns)
+
+    @property
+    def calls(self) -> list[str]:
+        """The agent path of every model call, in order."""
+        return [path_of(span) for span in self.llm_spans]
+
+    def one(self, name: str) -> Span:
+        """The only span of this name."""
+        (span,) = (span for span in self.spans if span.name == name)
+        return span
+
+
+def make_scope(**fields: Any) -> AttemptContext:
+    """The scope of a fresh attempt, whose calls go where the app sends them."""
+    return AttemptContext(
+        rollout_id="r", attempt_id=uuid.uuid4().hex, root_span_id=ROOT_ID, **fields
+    )
+
+
+@contextmanager
+def captured(**fields: Any) -> Iterator[Captured]:
+    """An attempt around a block; read when the block has ended.
+
+    Args:
+        fields: of its scope, such as a routing.
+    """
+    attempt = Captured(scope=make_scope(**fields))
+    with open_scope(attempt.scope):
+        yield attempt
+    attempt.close()
+
+
+# --- attempts in a store --------------------------------------------------------------------
+
+
+class Exchange(NamedTuple):
+    """One call: the last text that was asked, and the answer's."""
+
+    asked: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One attempt of a store."""
+
+    rollout: Rollout
+    attempt: Attempt
+    spans: Sequence[Span]
+    """By start."""
+
+    @property
+    def calls(self) -> list[Span]:
+        """The model calls."""
+        return [span for span in self.spans if span.kind is SpanKind.LLM]
+
+    @property
+    def answered(self) -> list[Exchange]:
+        """The model calls, by what was said."""
+        return [
+            Exchange(
+                str(messages.asked_of(span.attributes)[-1]["content"]),
+                "".join(str(one["content"]) for one in messages.answers_of(span.attributes)),
+            )
+            for span in self.calls
+        ]
+
+    def tree(self) -> str:
+        """A line per span, indented by depth; calls with the path of their agent."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for depth, node in walk(build_tree(self.spans).roots):
+            span = node.span
+            agent = f" @{span.attributes[c.AGENT_PATH]}" if span.kind is SpanKind.LLM else ""
+            yield f"{'  ' * depth}{span.name}{agent}"
+
+
+def read_recorded(url: str) -> list[Recorded]:
+    """Every attempt of production in a store, in the order of their beginning."""
+    return asyncio.run(_read(url))
+
+
+async def _read(url: str) -> list[Recorded]:
+    async with open_store(url) as store:
+        states = await store.rollouts(mode=Mode.PRODUCTION)
+        rollouts = {state.rollout.rollout_id: state.rollout for state in states}
+        attempts = await store.attempts(list(rollouts))
+        spans = await store.spans([attempt.attempt_id for attempt in attempts])
+    return [
+        Recorded(
+            rollout=rollouts[attempt.rollout_id],
+            attempt=attempt,
+            spans=sorted(spans[attempt.attempt_id], key=lambda span: (span.start_ns, span.span_id)),
+        )
+        for attempt in sorted(attempts, key=lambda attempt: attempt.attempt_id)
+    ]
+
+
+__all__ = [
+    "ROOT_ID",
+    "Captured",
+    "Exchange",
+    "Recorded",
+    "captured",
+    "make_scope",
+    "path_of",
+    "read_recorded",
+    "tree",
+]

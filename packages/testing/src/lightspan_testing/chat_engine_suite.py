@@ -1,0 +1,295 @@
+"""What every chat engine must do: subclass `ChatEngineSuite` and say how an engine is made.
+
+    class TestMyEngine(ChatEngineSuite):
+        def make_engine(self, url):
+            return MyEngine(url)
+
+The endpoint is a real server (`lightspan_testing.scripted`). Which model and sampling an engine
+asks for is its own affair; the rest of the body is not. Needs pytest and pytest-asyncio
+(`asyncio_mode = "auto"`). No test looks at a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import pytest
+
+from lightspan.engines.protocol import ChatAnswer, ChatEngine, EndpointRefused
+from lightspan.errors import EngineClosedError, EngineError
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+
+BODY: Final[Mapping[str, Any]] = {
+    "model": "asked",
+    "messages": [{"role": "user", "content": "naïve 日本語 🙂"}],
+    "tools": [{"type": "function", "function": {"name": "calculator", "parameters": {}}}],
+    "x_unknown": {"kept": [1, None]},
+}
+CALLS: Final = 16
+PATIENCE_S: Final = 30.0
+"""After this the scripted server gives up waiting: the test has failed."""
+
+TEXTS: Final = {
+    "plain": "a b c",
+    "empty": "",
+    "unicode": "naïve 日本語 🙂 \u2028 \x85 \r\n\r\n",
+    "like an event": "data: [DONE]\n\ndata: {}\n\n",
+    "long": "word " * 4 + "y" * 300_000,
+}
+REPLIES: Final = {
+    **{name: Reply(text=text) for name, text in TEXTS.items()},
+    "tool call": Reply(tool_calls=[ToolCall(name="calculator", arguments='{"x": 1}')]),
+    "malformed tool call": Reply(
+        text="so", tool_calls=[ToolCall(name="calculator", arguments='{"x": ')]
+    ),
+    "cut": Reply(text="a b", finish_reason="length"),
+}
+
+Said = list[tuple[str, list[tuple[str, str]], str]]
+"""Per choice: its text, its tool calls (name, arguments), and why it ended."""
+
+
+def said(answer: ChatAnswer) -> Said:
+    """What an unstreamed answer says."""
+    assert answer.status == 200
+    return [
+        (
+            choice["message"]["content"] or "",
+            [_named(call) for call in choice["message"].get("tool_calls", ())],
+            choice["finish_reason"],
+        )
+        for choice in json.loads(answer.body)["choices"]
+    ]
+
+
+async def streamed(engine: ChatEngine, body: Mapping[str, Any] = BODY) -> list[dict[str, Any]]:
+    """The payloads of a streamed call, decoded."""
+    return [json.loads(payload) async for payload in engine.stream({**body, "stream": True})]
+
+
+def gathered(chunks: list[dict[str, Any]]) -> Said:
+    """What a streamed answer says."""
+    found: dict[int, tuple[str, list[tuple[str, str]], str]] = {}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        text, calls, finish = found.get(choice["index"], ("", [], ""))
+        text += choice["delta"].get("content") or ""
+        calls += [_named(call) for call in choice["delta"].get("tool_calls", ())]
+        found[choice["index"]] = text, calls, finish + (choice["finish_reason"] or "")
+    return [found[index] for index in sorted(found)]
+
+
+def _named(call: Mapping[str, Any]) -> tuple[str, str]:
+    return call["function"]["name"], call["function"]["arguments"]
+
+
+async def ask(engine: ChatEngine, *, stream: bool, content: str = "hi") -> Said:
+    """One call with this question, to the end."""
+    body = {**BODY, "messages": [{"role": "user", "content": content}]}
+    return gathered(await streamed(engine, body)) if stream else said(await engine.chat(body))
+
+
+class Held:
+    """A script that answers `held` only when it is released, and whatever else at once."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self._released = threading.Event()
+
+    def __call__(self, request: Request) -> Reply:
+        if request.last_text == "held":
+            self.begun.release()
+            self._released.wait(PATIENCE_S)
+        return Reply(text=request.last_text)
+
+    async def wait_for_one(self) -> None:
+        """Until the server has a call that it holds."""
+        assert await asyncio.to_thread(self.begun.acquire, timeout=PATIENCE_S)
+
+    @classmethod
+    @contextmanager
+    def server(cls) -> Iterator[tuple[Held, ScriptedServer]]:
+        """A server of such a script; in the end what it holds is released."""
+        held = cls()
+        with ScriptedServer(held) as server:
+            try:
+                yield held, server
+            finally:
+                held._released.set()
+
+
+class ChatEngineSuite:
+    """See the module's docstring."""
+
+    def make_engine(self, url: str) -> ChatEngine:
+        """An engine, not started, that calls the endpoint with this base URL (`http://…/v1`)."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def running(self, url: str) -> AsyncIterator[ChatEngine]:
+        engine = self.make_engine(url)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+    async def test_it_is_a_chat_engine(self) -> None:
+        with ScriptedServer() as server:
+            assert isinstance(self.make_engine(server.url), ChatEngine)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_the_body_travels_whole_and_is_left_as_it_was(self, stream: bool) -> None:
+        body = {**copy.deepcopy(dict(BODY)), "stream": stream}
+        given = copy.deepcopy(body)
+        with ScriptedServer() as server:
+            async with self.running(server.url) as engine:
+                if stream:
+                    await streamed(engine, body)
+                else:
+                    await engine.chat(body)
+            [request] = server.requests
+        assert body == given
+        assert request.path.endswith("/v1/chat/completions")
+        assert request.headers["content-type"].startswith("application/json")
+        assert {key: request.body[key] for key in given if key != "model"} == {
+            key: value for key, value in given.items() if key != "model"
+        }
+
+    @pytest.mark.parametrize("name", REPLIES)
+    async def test_streamed_or_not_the_answer_is_the_servers(self, name: str) -> None:
+        reply = REPLIES[name]
+        calls = [(call.name, call.arguments) for call in reply.tool_calls]
+        finish = reply.finish_reason or ("tool_calls" if calls else "stop")
+        with ScriptedServer([reply, reply]) as server:
+            async with self.running(server.url) as engine:
+                whole = said(await engine.chat(BODY))
+                parts = gathered(await streamed(engine))
+        assert whole == parts == [(reply.text or "", calls, finish)]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_several_choices(self, stream: bool) -> None:
+        with ScriptedServer([["one", "two 2", "three"]]) as server:
+            async with self.running(server.url) as engine:
+                found = await ask(engine, stream=stream)
+        assert [text for text, _, _ in found] == ["one", "two 2", "three"]
+
+    async def test_a_stream_is_passed_on_piece_by_piece(self) -> None:
+        with ScriptedServer("a b c") as server:
+            async with self.running(server.url) as engine:
+                chunks = await streamed(engine)
+        deltas = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
+        assert deltas == ["", "a", " b", " c", None]
+
+    async def test_the_usage_of_a_stream(self) -> None:
+        body = {**BODY, "stream_options": {"include_usage": True}}
+        with ScriptedServer("a b c") as server:
+            async with self.running(server.url) as engine:
+                *_, last = await streamed(engine, body)
+        assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+    async def test_the_headers_of_an_answer(self) -> None:
+        with ScriptedServer([Reply(text="ok", headers={"X-Request-Id": "r1"})]) as server:
+            async with self.running(server.url) as engine:
+                answer = await engine.chat(BODY)
+        assert {key.lower(): value for key, value in answer.headers.items()}["x-request-id"] == "r1"
+
+    async def test_a_refusal_is_final_and_ends_nothing_else(self) -> None:
+        """Asked once, it is told with its status and words; the next call is answered."""
+        refusal = Reply(status=400, text="no such thing")
+        with ScriptedServer([refusal, refusal, "fine", "fine"]) as server:
+            async with self.running(server.url) as engine:
+                answer = await engine.chat(BODY)
+                with pytest.raises(EndpointRefused, match="no such thing") as caught:
+                    await streamed(engine)
+                assert len(server.requests) == 2
+                for stream in (False, True):
+                    assert await ask(engine, stream=stream) == [("fine", [], "stop")]
+        assert (answer.status, caught.value.status) == (400, 400)
+        assert json.loads(answer.body)["error"]["message"] == "no such thing"
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_an_endpoint_that_is_gone_is_named(self, stream: bool) -> None:
+        with ScriptedServer() as server:
+            pass
+        async with self.running(server.url) as engine:
+            with pytest.raises(EngineError, match=server.origin):
+                await ask(engine, stream=stream)
+
+    async def test_an_endpoint_that_breaks_off(self) -> None:
+        """What came before the break is passed on; it is never taken for the whole."""
+        with ScriptedServer(lambda request: Reply(text="a b c", drop=True)) as server:
+            async with self.running(server.url) as engine:
+                with pytest.raises(EngineError):
+                    await engine.chat(BODY)
+                payloads = engine.stream({**BODY, "stream": True})
+                assert b"assistant" in await anext(payloads)
+                with pytest.raises(EngineError):
+                    await anext(payloads)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_many_at_once(self, stream: bool) -> None:
+        """None waits for another: the server answers when it has them all."""
+        everyone = threading.Barrier(CALLS)
+
+        def answer(request: Request) -> str:
+            everyone.wait(PATIENCE_S)
+            return request.last_text
+
+        questions = [f"question {number}" for number in range(CALLS)]
+        with ScriptedServer(answer) as server:
+            async with self.running(server.url) as engine:
+                calls = [ask(engine, stream=stream, content=question) for question in questions]
+                answers = await asyncio.gather(*calls)
+        assert answers == [[(question, [], "stop")] for question in questions]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_cancelled_call_ends_nothing_else(self, stream: bool) -> None:
+        with Held.server() as (held, server):
+            async with self.running(server.url) as engine:
+                task = asyncio.create_task(ask(engine, stream=stream, content="held"))
+                await held.wait_for_one()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert await ask(engine, stream=stream) == [("hi", [], "stop")]
+
+    async def test_a_closed_stream_ends_nothing_else(self) -> None:
+        with ScriptedServer("a b c") as server:
+            async with self.running(server.url) as engine:
+                stream = engine.stream({**BODY, "stream": True})
+                async with aclosing(stream) as payloads:  # type: ignore[type-var]
+                    await anext(payloads)
+                assert await ask(engine, stream=True) == [("a b c", [], "stop")]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_closing_ends_what_is_in_flight(self, stream: bool) -> None:
+        with Held.server() as (held, server):
+            async with self.running(server.url) as engine:
+                task = asyncio.create_task(ask(engine, stream=stream, content="held"))
+                await held.wait_for_one()
+                await engine.close()
+                with pytest.raises(EngineError):
+                    await task
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_it_answers_only_while_it_is_open(self, stream: bool) -> None:
+        with ScriptedServer("ok") as server:
+            engine = self.make_engine(server.url)
+            with pytest.raises(EngineClosedError):
+                await ask(engine, stream=stream)
+            await engine.start()
+            assert await ask(engine, stream=stream) == [("ok", [], "stop")]
+            await engine.close()
+            await engine.close()
+            with pytest.raises(EngineClosedError):
+                await ask(engine, stream=stream)
+            assert len(server.requests) == 1
+
+
+__all__ = ["ChatEngineSuite"]

@@ -1,0 +1,524 @@
+"""What every token engine must do: subclass `EngineSuite` and say how an engine is made.
+
+    class TestMyEngine(EngineSuite):
+        def make_engine(self, models):
+            return MyEngine(models)
+
+The suite compares with plain forward passes of the same tiny model (`lightspan_testing.tiny`).
+Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`), torch and transformers. No test looks at a
+clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightspan.engines.protocol import GenerationRequest, LoRAWeights, TokenEngine
+from lightspan.engines.tokenizer import load_tokenizer
+from lightspan.engines.weights import load_model
+from lightspan.errors import (
+    ContextOverflowError,
+    EngineClosedError,
+    LightspanError,
+    NotFoundError,
+)
+from lightspan.schema.tokens import FinishReason, Sampling
+from lightspan_testing.tiny import tiny_model
+
+CONTEXT = 256
+UPDATES = 5
+"""How many may come before one of them has to cut a call."""
+TOLERANCE = 1e-5
+"""Between an engine's log-probabilities and those of a plain forward pass, both in float32."""
+
+
+@dataclass
+class Answer:
+    """A whole generation."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    chunks: int = 0
+    finish: FinishReason | None = None
+
+
+async def generate(
+    engine: TokenEngine,
+    prompt: Sequence[int],
+    *,
+    policy: str = "writer",
+    stream: bool = False,
+    request_id: str = "r",
+    **sampling: Any,
+) -> Answer:
+    """Generate to the end; checks what holds of every stream of chunks."""
+    request = GenerationRequest(
+        request_id=request_id,
+        policy=policy,
+        prompt_ids=list(prompt),
+        sampling=Sampling(**{"max_tokens": 16, **sampling}),
+    )
+    answer = Answer()
+    async for chunk in engine.generate(request, stream=stream):
+        assert answer.finish is None, "a chunk after the last"
+        assert len(chunk.ids) == len(chunk.logprobs)
+        assert all(math.isfinite(value) and value <= 0 for value in chunk.logprobs)
+        answer.ids += chunk.ids
+        answer.logprobs += chunk.logprobs
+        answer.versions += [chunk.version] * len(chunk.ids)
+        answer.chunks += 1
+        answer.finish = chunk.finish_reason
+    assert answer.finish is not None
+    return answer
+
+
+@torch.no_grad()
+def reference(
+    model: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    """[len(ids), vocabulary] log-probabilities at each answer position, by one forward pass."""
+    logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    distribution: Tensor = (logits / temperature).log_softmax(-1)
+    return distribution
+
+
+def of_tokens(distribution: Tensor, ids: Sequence[int]) -> list[float]:
+    """The log-probability of each id; `distribution` is (tokens, vocabulary)."""
+    return distribution.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+
+
+def perturbed(model: Any, seed: int) -> dict[str, Tensor]:
+    """Other weights of the same shape, as `TokenEngine.update` takes them."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor + 0.03 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in model.named_parameters()
+    }
+
+
+def low_rank(model: Any, seed: int, *, rank: int = 4) -> LoRAWeights:
+    """LoRA on every linear layer but the head."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = {
+        name: (
+            0.1 * torch.randn(rank, layer.in_features, generator=generator),
+            0.1 * torch.randn(layer.out_features, rank, generator=generator),
+        )
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
+    }
+    return LoRAWeights(rank=rank, scale=2.0, layers=layers)
+
+
+def with_weights(model_folder: Path, weights: Mapping[str, Tensor]) -> Any:
+    """The model with these weights in place of its own."""
+    model = load_model(model_folder)
+    model.load_state_dict(dict(weights), strict=False)
+    return model
+
+
+class EngineSuite:
+    """See the module's docstring."""
+
+    tolerance = TOLERANCE
+    """The engine's own: another float type needs another one."""
+    begun = 6
+    """Streams that have begun when an update comes. One in another process goes on meanwhile, and
+    may be at its end before all have begun."""
+    tokens_in_flight = 120
+    """Of each call that the update cuts."""
+
+    def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
+        """An engine, not started, that serves these folders (policy name → folder)."""
+        raise NotImplementedError
+
+    def other(self, folder: Path, model: Any, seed: int) -> tuple[Any, Any]:
+        """What an update may bring, and the model that it makes."""
+        weights = perturbed(model, seed)
+        return weights, with_weights(folder, weights)
+
+    def wrong(self, model: Any) -> list[tuple[Any, str]]:
+        """Updates that do not fit the model, and what each is told."""
+        weights = perturbed(model, seed=9)
+        name = next(iter(weights))
+        partial = {key: value for key, value in weights.items() if key != name}
+        return [
+            ({**weights, "no.such": weights[name]}, r"no\.such"),
+            (partial, name),
+            ({**weights, name: weights[name][:-1]}, name),
+            (low_rank(model, seed=9), "writer is served with whole weights, and got LoRA"),
+        ]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tiny_model(tmp_path_factory.mktemp("engine") / "model", seed=1, context=CONTEXT)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, folder: Path) -> Any:
+        torch.set_num_threads(1)
+        return load_model(folder)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def prompt(cls, folder: Path) -> list[int]:
+        question = [{"role": "user", "content": "How many singers are there?"}]
+        return load_tokenizer(folder).render(question)
+
+    @asynccontextmanager
+    async def running(self, **models: Path) -> AsyncIterator[TokenEngine]:
+        engine = self.make_engine(models)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+    async def test_policies_and_tokenizers(self, folder: Path) -> None:
+        async with self.running(writer=folder, checker=folder) as engine:
+            assert isinstance(engine, TokenEngine)
+            assert engine.policies() == {"writer": 0, "checker": 0}
+            tokenizer = engine.tokenizer("writer")
+            assert tokenizer.context_length == CONTEXT
+            assert tokenizer.decode(tokenizer.encode("SELECT 1")) == "SELECT 1"
+
+    async def test_an_unknown_policy_is_named(self, folder: Path, model: Any) -> None:
+        async with self.running(writer=folder) as engine:
+            with pytest.raises(NotFoundError, match="critic"):
+                engine.tokenizer("critic")
+            with pytest.raises(NotFoundError, match="critic"):
+                await generate(engine, [5, 6], policy="critic")
+            with pytest.raises(NotFoundError, match="critic"):
+                await engine.update("critic", dict(model.named_parameters()), 1)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+    async def test_logprobs_are_of_the_distribution_sampled_from(
+        self, folder: Path, model: Any, prompt: list[int], temperature: float, stream: bool
+    ) -> None:
+        async with self.running(writer=folder) as engine:
+            answer = await generate(engine, prompt, temperature=temperature, stream=stream)
+        expected = of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+        assert answer.versions == [0] * len(answer.ids)
+
+    async def test_top_p_and_top_k(self, folder: Path, model: Any, prompt: list[int]) -> None:
+        async with self.running(writer=folder) as engine:
+            if not (engine.capabilities.top_p and engine.capabilities.top_k):
+                pytest.skip("the engine declares no truncation")
+            nucleus, top, plain = await asyncio.gather(
+                generate(engine, prompt, top_p=0.6, request_id="p"),
+                generate(engine, prompt, top_k=3, request_id="k"),
+                generate(engine, prompt, request_id="0"),
+            )
+        for answer, kept in ((nucleus, _nucleus), (top, _top), (plain, None)):
+            distribution = reference(model, prompt, answer.ids)
+            if kept is not None:
+                distribution = distribution.masked_fill(~kept(distribution), -math.inf)
+                distribution = distribution.log_softmax(-1)
+            expected = of_tokens(distribution, answer.ids)
+            assert answer.logprobs == pytest.approx(expected, abs=10 * self.tolerance)
+
+    async def test_greedy_takes_the_largest(
+        self, folder: Path, model: Any, prompt: list[int]
+    ) -> None:
+        async with self.running(writer=folder) as engine:
+            first = await generate(engine, prompt, temperature=0.0)
+            second = await generate(engine, prompt, temperature=0.0, stream=True)
+        assert first.ids == second.ids
+        assert first.ids == reference(model, prompt, first.ids).argmax(-1).tolist()
+        assert first.logprobs == pytest.approx([0.0] * len(first.ids), abs=self.tolerance)
+
+    async def test_streaming_yields_tokens_as_they_come(
+        self, folder: Path, prompt: list[int]
+    ) -> None:
+        async with self.running(writer=folder) as engine:
+            answer = await generate(engine, prompt, stream=True, temperature=0.0)
+        assert answer.chunks > 1
+
+    async def test_length(self, folder: Path, prompt: list[int]) -> None:
+        async with self.running(writer=folder) as engine:
+            answer = await generate(engine, prompt, max_tokens=1)
+            assert len(answer.ids) == 1
+            answer = await generate(engine, prompt, max_tokens=7, temperature=0.0)
+        assert (len(answer.ids), answer.finish) == (7, FinishReason.LENGTH)
+
+    async def test_the_turn_ends_with_its_token(self, folder: Path, model: Any) -> None:
+        async with self.running(writer=folder) as engine:
+            (end,) = engine.tokenizer("writer").eos_ids
+            prompt = _leads_to(model, end)
+            answer = await generate(engine, prompt, temperature=0.0)
+        assert (answer.ids, answer.finish) == ([end], FinishReason.STOP)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_stop_strings_end_the_ids_at_the_completing_token(
+        self, folder: Path, prompt: list[int], stream: bool
+    ) -> None:
+        async with self.running(writer=folder) as engine:
+            if not engine.capabilities.stop_strings:
+                pytest.skip("the engine declares no stop strings")
+            tokenizer = engine.tokenizer("writer")
+            free = await generate(engine, prompt, temperature=0.0, max_tokens=40)
+            place, stop = _across_two_tokens([tokenizer.token_text(i) for i in free.ids])
+            answer = await generate(
+                engine, prompt, temperature=0.0, max_tokens=40, stop=("zq", stop), stream=stream
+            )
+            texts = [tokenizer.decode(free.ids[: n + 1]) for n in range(len(free.ids))]
+        first = next(n for n, text in enumerate(texts) if stop in text)
+        assert first <= place
+        assert answer.ids == free.ids[: first + 1]
+        assert answer.finish is FinishReason.STOP
+
+    async def test_a_prompt_beyond_the_context(self, folder: Path) -> None:
+        async with self.running(writer=folder) as engine:
+            with pytest.raises(ContextOverflowError, match=str(CONTEXT)):
+                await generate(engine, [5] * CONTEXT)
+            last = await generate(engine, [5] * (CONTEXT - 1), max_tokens=50)
+            assert len(last.ids) == 1
+            some = await generate(engine, [5] * (CONTEXT - 4), max_tokens=50, temperature=0.0)
+            assert len(some.ids) == 4 or some.finish is FinishReason.STOP
+
+    async def test_many_at_once_at_their_own_temperatures(
+        self, folder: Path, model: Any, prompt: list[int]
+    ) -> None:
+        temperatures = [0.5 + number / 64 for number in range(64)]
+        async with self.running(writer=folder) as engine:
+            answers = await asyncio.gather(
+                *(
+                    generate(
+                        engine,
+                        prompt + [5 + number] * (number % 9),
+                        temperature=temperature,
+                        stream=number % 3 == 0,
+                        max_tokens=4 + number % 20,
+                        request_id=f"r{number}",
+                    )
+                    for number, temperature in enumerate(temperatures)
+                )
+            )
+        for number, (temperature, answer) in enumerate(zip(temperatures, answers, strict=True)):
+            given = prompt + [5 + number] * (number % 9)
+            expected = of_tokens(reference(model, given, answer.ids, temperature), answer.ids)
+            assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+
+    async def test_an_update_splits_the_versions_exactly(
+        self, folder: Path, model: Any, prompt: list[int]
+    ) -> None:
+        """Of an engine in another process all calls may be at their end before an update comes, or
+        not have begun: then comes another one."""
+        models = {0: model}
+        async with self.running(writer=folder) as engine:
+            for version in range(3, 3 + UPDATES):
+                weights, models[version] = self.other(folder, model, seed=version)
+                answers = await self._update_in_flight(engine, prompt, weights, version)
+                for answer in answers:
+                    assert answer.versions == sorted(answer.versions)
+                    expected = _by_version(models, prompt, answer, temperature=0.8)
+                    assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+                if any(len(set(answer.versions)) == 2 for answer in answers):
+                    return
+        pytest.fail(f"none of {UPDATES} updates cut a call")
+
+    async def _update_in_flight(
+        self, engine: TokenEngine, prompt: list[int], weights: Any, version: int
+    ) -> list[Answer]:
+        """The answers of calls that are under way when an update comes, and of one after it."""
+        begun = asyncio.Semaphore(0)
+        tasks = [
+            asyncio.create_task(
+                _generate_noting_the_start(
+                    engine,
+                    prompt,
+                    begun,
+                    stream=n % 2 == 0,
+                    number=n,
+                    max_tokens=self.tokens_in_flight,
+                )
+            )
+            for n in range(12)
+        ]
+        for _ in range(self.begun):
+            await begun.acquire()
+        await engine.update("writer", weights, version)
+        assert engine.policies() == {"writer": version}
+        after = await generate(engine, prompt, temperature=0.8)
+        assert after.versions == [version] * len(after.ids)
+        return [after, *await asyncio.gather(*tasks)]
+
+    async def test_no_prefix_outlives_an_update(self, folder: Path, model: Any) -> None:
+        """Long enough to fill whole blocks of a key-value cache."""
+        prompt = [5 + number % 300 for number in range(200)]
+        weights, moved = self.other(folder, model, seed=11)
+        async with self.running(writer=folder) as engine:
+            before = await generate(engine, prompt)
+            await engine.update("writer", weights, 1)
+            after = await generate(engine, prompt)
+        for answer, source in ((before, model), (after, moved)):
+            expected = of_tokens(reference(source, prompt, answer.ids), answer.ids)
+            assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+
+    async def test_each_policy_has_weights_of_its_own(
+        self, folder: Path, model: Any, prompt: list[int]
+    ) -> None:
+        weights, expected_of_writer = self.other(folder, model, seed=8)
+        async with self.running(writer=folder, checker=folder) as engine:
+            await engine.update("writer", weights, 1)
+            assert engine.policies() == {"writer": 1, "checker": 0}
+            frozen = await generate(engine, prompt, policy="checker")
+            moved = await generate(engine, prompt, policy="writer")
+        for answer, source in ((frozen, model), (moved, expected_of_writer)):
+            expected = of_tokens(reference(source, prompt, answer.ids), answer.ids)
+            assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+
+    async def test_a_failed_update_changes_nothing(
+        self, folder: Path, model: Any, prompt: list[int]
+    ) -> None:
+        async with self.running(writer=folder) as engine:
+            for wrong, told in self.wrong(model):
+                with pytest.raises(LightspanError, match=told):
+                    await engine.update("writer", wrong, 2)
+            assert engine.policies() == {"writer": 0}
+            answer = await generate(engine, prompt)
+        expected = of_tokens(reference(model, prompt, answer.ids), answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+
+    async def test_a_closed_iterator_cancels_only_itself(
+        self, folder: Path, model: Any, prompt: list[int]
+    ) -> None:
+        async with self.running(writer=folder) as engine:
+            other = asyncio.create_task(generate(engine, prompt, request_id="other"))
+            request = GenerationRequest(
+                request_id="gone",
+                policy="writer",
+                prompt_ids=prompt,
+                sampling=Sampling(max_tokens=200),
+            )
+            async with aclosing(engine.generate(request, stream=True)) as chunks:  # type: ignore[type-var]
+                await anext(chunks)
+            task = asyncio.create_task(generate(engine, prompt, max_tokens=200, request_id="t"))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            for answer in (await other, await generate(engine, prompt, request_id="gone")):
+                expected = of_tokens(reference(model, prompt, answer.ids), answer.ids)
+                assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+
+    async def test_closing_ends_what_is_in_flight(self, folder: Path, prompt: list[int]) -> None:
+        engine = self.make_engine({"writer": folder})
+        await engine.start()
+        tasks = [
+            asyncio.create_task(generate(engine, prompt, max_tokens=200, request_id=str(n)))
+            for n in range(4)
+        ]
+        await asyncio.sleep(0)
+        await engine.close()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, EngineClosedError)
+        with pytest.raises(EngineClosedError):
+            await generate(engine, prompt)
+        await engine.close()
+
+    async def test_usage_counts(self, folder: Path, prompt: list[int]) -> None:
+        async with self.running(writer=folder) as engine:
+            assert engine.usage() == {"tokens": 0, "requests": 0, "cpu_s": 0.0}
+            first = await generate(engine, prompt, max_tokens=5)
+            second = await generate(engine, prompt, max_tokens=5, stream=True)
+            usage = engine.usage()
+        assert usage["tokens"] == len(first.ids) + len(second.ids)
+        assert usage["requests"] == 2
+        assert usage["cpu_s"] >= 0
+
+
+async def _generate_noting_the_start(
+    engine: TokenEngine,
+    prompt: list[int],
+    begun: asyncio.Semaphore,
+    *,
+    stream: bool,
+    number: int,
+    max_tokens: int,
+) -> Answer:
+    request = GenerationRequest(
+        request_id=f"r{number}",
+        policy="writer",
+        prompt_ids=prompt,
+        sampling=Sampling(max_tokens=max_tokens, temperature=0.8),
+    )
+    answer = Answer()
+    async for chunk in engine.generate(request, stream=stream):
+        answer.ids += chunk.ids
+        answer.logprobs += chunk.logprobs
+        answer.versions += [chunk.version] * len(chunk.ids)
+        if stream and answer.chunks == 0:
+            begun.release()
+        answer.chunks += 1
+    return answer
+
+
+def _by_version(
+    models: Mapping[int, Any], prompt: list[int], answer: Answer, temperature: float
+) -> list[float]:
+    """Each token's log-probability under the weights that are said to have sampled it."""
+    found = {
+        version: of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
+        for version, model in models.items()
+    }
+    return [found[version][place] for place, version in enumerate(answer.versions)]
+
+
+def _nucleus(distribution: Tensor) -> Tensor:
+    """The tokens that top_p=.6 keeps."""
+    ordered, places = distribution.exp().sort(descending=True)
+    before = ordered.cumsum(-1) - ordered
+    return torch.zeros_like(before, dtype=torch.bool).scatter(1, places, before < 0.6)
+
+
+def _top(distribution: Tensor) -> Tensor:
+    """The tokens that top_k=3 keeps."""
+    return distribution >= distribution.topk(3).values[:, -1:]
+
+
+def _leads_to(model: Any, token: int) -> list[int]:
+    """A prompt after which the model's most likely token is this one."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2000):
+        ids = torch.randint(5, 300, (1, 6), generator=generator)
+        ids[0, -1] = token
+        with torch.no_grad():
+            if int(model(ids).logits[0, -1].argmax()) == token:
+                return [int(value) for value in ids[0]]
+    raise AssertionError("no such prompt")
+
+
+def _across_two_tokens(texts: Sequence[str]) -> tuple[int, str]:
+    """The place of a token and the characters that meet where it begins."""
+    for place in range(3, len(texts)):
+        stop = texts[place - 1][-1:] + texts[place][:1]
+        if len(stop) == 2 and stop.isascii() and "\ufffd" not in stop:
+            return place, stop
+    raise AssertionError("no two neighbouring tokens of plain text")
+
+
+__all__ = [
+    "Answer",
+    "EngineSuite",
+    "generate",
+    "low_rank",
+    "of_tokens",
+    "perturbed",
+    "reference",
+    "with_weights",
+]

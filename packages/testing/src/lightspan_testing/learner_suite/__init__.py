@@ -1,0 +1,54 @@
+"""What every learner must do: subclass `LearnerSuite` and say how a learner is made.
+
+    class TestMyLearner(LearnerSuite):
+        def make_learner(self, models, **options):
+            return MyLearner(models, **options)
+
+Gradients are judged by what an update does: the suite compares the published weights with a plain
+reference loop that takes the same step. Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`),
+torch and transformers. No test looks at a clock.
+
+A module per subject (`score_tests`, `loss_tests`, `update_tests`, `state_tests`, `value_tests` for
+critics), `reference` and `rows` for what they compare and learn from, `base` for what they share.
+"""
+
+from __future__ import annotations
+
+from lightspan_testing.learner_suite.base import BOTH_CLIPS
+from lightspan_testing.learner_suite.loss_tests import LossTests
+from lightspan_testing.learner_suite.reference import (
+    WeightSink,
+    distance,
+    published,
+    reference_loss,
+)
+from lightspan_testing.learner_suite.rows import (
+    make_branching_rows,
+    make_call_rows,
+    make_rows,
+    split_rows,
+    token_logprobs,
+)
+from lightspan_testing.learner_suite.score_tests import ScoreTests
+from lightspan_testing.learner_suite.state_tests import StateTests
+from lightspan_testing.learner_suite.update_tests import UpdateTests
+from lightspan_testing.learner_suite.value_tests import ValueTests
+
+
+class LearnerSuite(ScoreTests, LossTests, UpdateTests, StateTests, ValueTests):
+    """The protocol of `lightspan.learners.protocol.Learner`, stated once. See the module."""
+
+
+__all__ = [
+    "BOTH_CLIPS",
+    "LearnerSuite",
+    "WeightSink",
+    "distance",
+    "make_branching_rows",
+    "make_call_rows",
+    "make_rows",
+    "published",
+    "reference_loss",
+    "split_rows",
+    "token_logprobs",
+]

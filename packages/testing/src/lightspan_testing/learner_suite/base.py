@@ -1,0 +1,83 @@
+"""What the tests of a learner share: how one is made, a small model, and the losses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan.engines.weights import load_model
+from lightspan.errors import (
+    UnsupportedError,
+)
+from lightspan.learners.protocol import Learner, Optimizer, PolicyLoss
+from lightspan.lightning.rows import Row
+from lightspan_testing.tiny import tiny_model
+
+SGD_LIKE = Optimizer(learning_rate=1e-3, max_grad_norm=None)
+
+BOTH_CLIPS = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, importance_cap=None)
+FORMS = [
+    BOTH_CLIPS,
+    PolicyLoss(form="gspo"),
+    PolicyLoss(form="gspo", clip_low=0.1, clip_high=0.15),
+    PolicyLoss(form="gspo", clip_low=0.9, clip_high=9.0, kl=0.3, entropy=0.05),
+    PolicyLoss(form="cispo"),
+    PolicyLoss(form="cispo", clip_low=0.2, clip_high=0.2),
+    PolicyLoss(form="cispo", kl=0.3, entropy=0.05),
+]
+FORM_NAMES = ["clip", "gspo", "gspo wide", "gspo kl", "cispo", "cispo narrow", "cispo kl"]
+
+
+class LearnerTests:
+    """A part of `LearnerSuite`."""
+
+    def make_learner(self, models: Mapping[str, Any], **options: Any) -> Learner:
+        """A learner of these folders.
+
+        Args:
+            options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` where its
+                capabilities say `values`.
+
+        Raises:
+            UnsupportedError: an option that its capabilities do not declare.
+        """
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        torch.set_num_threads(1)
+        return tiny_model(
+            tmp_path_factory.mktemp("learner") / "model", seed=3, hidden=32, context=128
+        )
+
+    @pytest.fixture
+    def model(self, folder: Path) -> Any:
+        return load_model(folder)
+
+    def lacks(self, folder: Path, **options: Any) -> bool:
+        """Whether a learner does not declare what these options ask; then it has to refuse them by
+        name."""
+        declared = self.make_learner({"writer": folder}).capabilities
+        lora = options.get("lora")
+        lacking = declared.unsupported(options.get("optimizer") or Optimizer(), [lora])
+        if not lacking:
+            return False
+        with pytest.raises(UnsupportedError, match=re.escape(lacking[0])):
+            self.make_learner({"writer": folder}, **options)
+        return True
+
+    def refuses(self, learner: Learner, rows: Sequence[Row], loss: PolicyLoss) -> bool:
+        """Whether the learner does not declare the loss; then it has to refuse it by name."""
+        if not learner.capabilities.refusals(loss):
+            return False
+        match = "importance" if loss.form in learner.capabilities.loss_forms else loss.form
+        old = learner.score(rows)
+        with pytest.raises(UnsupportedError, match=match):
+            learner.update(rows, loss, old_logprobs=old if loss.importance_cap else None)
+        return True

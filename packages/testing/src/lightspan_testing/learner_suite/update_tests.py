@@ -1,0 +1,203 @@
+"""What an update does beside its loss: bounds, order, bad input, policies, counters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightspan.engines.weights import load_model
+from lightspan.errors import (
+    DataError,
+    NotFoundError,
+)
+from lightspan.learners.protocol import Optimizer, PolicyLoss, SFTLoss
+from lightspan.lightning.rows import Row
+from lightspan_testing.learner_suite.base import (
+    BOTH_CLIPS,
+    SGD_LIKE,
+    LearnerTests,
+)
+from lightspan_testing.learner_suite.reference import (
+    distance,
+    published,
+    reference_loss,
+    reference_optimizer,
+    take_step,
+)
+from lightspan_testing.learner_suite.rows import (
+    make_rows,
+)
+
+
+class UpdateTests(LearnerTests):
+    """Updates."""
+
+    async def test_the_gradient_s_norm_is_bounded(self, folder: Path, model: Any) -> None:
+        """The first gradient is much larger than the second: unbounded, it would outweigh it."""
+        bounded = msgspec.structs.replace(SGD_LIKE, max_grad_norm=0.01)
+        learner = self.make_learner({"writer": folder}, optimizer=bounded)
+        other, start = load_model(folder), await published(learner)
+        kinds = [(model, bounded), (other, SGD_LIKE)]
+        optimizers = [reference_optimizer(weights, settings) for weights, settings in kinds]
+        for seed, factor in ((0, 100.0), (1, 1.0)):
+            rows = [
+                replace(row, weights=[factor * weight for weight in row.weights])
+                for row in make_rows(model, seed=seed)
+            ]
+            for (weights, settings), optimizer in zip(kinds, optimizers, strict=True):
+                limit = settings.max_grad_norm
+                norm = take_step(
+                    optimizer, weights, reference_loss(weights, rows, SFTLoss()), limit
+                )
+                if limit is not None:
+                    assert norm > 2 * limit
+                    metrics = learner.update(rows, SFTLoss())
+                    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
+        expected, unbounded = (dict(weights.state_dict()) for weights, _ in kinds)
+        moved = distance(expected, start)
+        assert distance(await published(learner), expected) < 1e-2 * moved
+        assert distance(unbounded, expected) > 0.1 * moved
+
+    async def test_the_result_does_not_depend_on_order_or_microbatches(
+        self, folder: Path, model: Any
+    ) -> None:
+        rows = make_rows(model, 20)
+        start = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        results = []
+        for budget, order in ((100_000, 1), (64, 1), (200, -1), (1, -1)):
+            learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE, token_budget=budget)
+            metrics = learner.update(rows[::order], BOTH_CLIPS)
+            results.append((metrics, await published(learner)))
+        first_metrics, first_weights = results[0]
+        moved = distance(first_weights, start)
+        for metrics, weights in results[1:]:
+            assert metrics == pytest.approx(first_metrics, rel=1e-4, abs=1e-6)
+            assert distance(weights, first_weights) < 1e-3 * moved
+
+    def test_weights_scale_the_gradient(self, folder: Path, model: Any) -> None:
+        rows = make_rows(model)
+        doubled = [replace(row, weights=[2 * weight for weight in row.weights]) for row in rows]
+        once = self.make_learner({"writer": folder}).update(rows, BOTH_CLIPS)
+        twice = self.make_learner({"writer": folder}).update(doubled, BOTH_CLIPS)
+        assert twice["loss"] == pytest.approx(2 * once["loss"], rel=1e-5)
+        assert twice["grad_norm"] == pytest.approx(2 * once["grad_norm"], rel=1e-5)
+
+    def test_untrained_tokens_do_not_matter(self, folder: Path, model: Any) -> None:
+        """Their advantages, weights and log-probs are not read."""
+        rows = make_rows(model)
+        noisy = [
+            replace(
+                row,
+                advantages=[a if m else 9.0 for a, m in zip(row.advantages, row.mask, strict=True)],
+                weights=[w if m else 9.0 for w, m in zip(row.weights, row.mask, strict=True)],
+                logprobs=[x if m else -9.0 for x, m in zip(row.logprobs, row.mask, strict=True)],
+            )
+            for row in rows
+        ]
+        clean = self.make_learner({"writer": folder}).update(rows, BOTH_CLIPS)
+        assert self.make_learner({"writer": folder}).update(noisy, BOTH_CLIPS) == clean
+
+    def test_a_bad_gradient_changes_nothing(self, folder: Path, model: Any) -> None:
+        learner = self.make_learner({"writer": folder})
+        rows = make_rows(model)
+        before = learner.weight_hash("writer")
+        for value in (math.nan, math.inf):
+            bad = replace(rows[0], advantages=[value] * len(rows[0].ids))
+            metrics = learner.update([bad, *rows[1:]], BOTH_CLIPS)
+            assert metrics["skipped"] == 1
+            assert learner.weight_hash("writer") == before
+        assert learner.usage()["updates"] == 0
+        assert learner.update(rows, BOTH_CLIPS)["skipped"] == 0
+        assert learner.weight_hash("writer") != before
+
+    @pytest.mark.parametrize("which", ["no rows", "nothing trained"])
+    def test_nothing_to_train_is_no_step(self, folder: Path, model: Any, which: str) -> None:
+        learner = self.make_learner({"writer": folder})
+        rows = [replace(row, mask=[False] * len(row.ids)) for row in make_rows(model, 3)]
+        before = learner.weight_hash("writer")
+        metrics = learner.update(rows if which == "nothing trained" else [], BOTH_CLIPS)
+        assert metrics["skipped"] == 1
+        assert learner.weight_hash("writer") == before
+
+    def test_the_gap_to_the_engine_is_measured_before_the_step(
+        self, folder: Path, model: Any
+    ) -> None:
+        learner = self.make_learner({"writer": folder})
+        exact = make_rows(model, off_policy=0.0)
+        metrics = learner.update(exact, PolicyLoss())
+        assert metrics["logprob_gap_max"] < 1e-5
+        learner = self.make_learner({"writer": folder})
+        shifted = [
+            replace(row, logprobs=[x - 0.25 if m else 0.0 for x, m in _pairs(row)]) for row in exact
+        ]
+        metrics = learner.update(shifted, PolicyLoss())
+        assert metrics["logprob_gap_mean"] == pytest.approx(0.25, abs=1e-4)
+        assert metrics["logprob_gap_max"] == pytest.approx(0.25, abs=1e-4)
+
+    def test_policies_are_updated_apart(self, folder: Path, model: Any) -> None:
+        both = self.make_learner({"writer": folder, "checker": folder})
+        alone = self.make_learner({"writer": folder})
+        frozen = both.weight_hash("checker")
+        rows = make_rows(model)
+        both.update(rows, BOTH_CLIPS)
+        alone.update(rows, BOTH_CLIPS)
+        assert both.weight_hash("writer") == alone.weight_hash("writer")
+        assert both.weight_hash("checker") == frozen
+        mixed = [*rows, *(replace(row, policy="checker") for row in rows)]
+        both.update(mixed, BOTH_CLIPS)
+        assert both.weight_hash("checker") == self._after(folder, rows)
+
+    def _after(self, folder: Path, rows: Sequence[Row]) -> str:
+        learner = self.make_learner({"writer": folder})
+        learner.update(rows, BOTH_CLIPS)
+        return learner.weight_hash("writer")
+
+    def test_an_unknown_policy_is_named(self, folder: Path, model: Any) -> None:
+        learner = self.make_learner({"writer": folder})
+        rows = make_rows(model, 2, policy="critic")
+        with pytest.raises(NotFoundError, match="critic"):
+            learner.update(rows, BOTH_CLIPS)
+        with pytest.raises(NotFoundError, match="critic"):
+            learner.score(rows)
+        with pytest.raises(NotFoundError, match="critic"):
+            learner.weight_hash("critic")
+
+    @pytest.mark.parametrize("field", ["weights", "temperatures", "mask"])
+    def test_a_malformed_row_is_named(self, folder: Path, model: Any, field: str) -> None:
+        learner = self.make_learner({"writer": folder})
+        row = make_rows(model, 1)[0]
+        wrong: Any = [0.0] * len(row.ids) if field == "temperatures" else getattr(row, field)[:-1]
+        with pytest.raises(DataError, match=row.rollout_id):
+            learner.update([replace(row, **dict[str, Any]({field: wrong}))], BOTH_CLIPS)
+
+    def test_warm_up_and_counters(self, folder: Path, model: Any) -> None:
+        learner = self.make_learner(
+            {"writer": folder}, optimizer=Optimizer(learning_rate=1.0e-3, warmup_steps=4)
+        )
+        rows = make_rows(model)
+        rates = [learner.update(rows, SFTLoss())["learning_rate"] for _ in range(6)]
+        assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+        usage = learner.usage()
+        assert usage["updates"] == 6
+        assert usage["tokens"] == 6 * sum(sum(row.mask) for row in rows)
+        assert usage["cpu_s"] > 0
+
+    @pytest.mark.parametrize("name", ["adamw", "muon"])
+    def test_supervised_updates_lower_the_loss(self, folder: Path, model: Any, name: Any) -> None:
+        optimizer = Optimizer(name=name, learning_rate=1e-3)
+        if self.lacks(folder, optimizer=optimizer):
+            return
+        learner = self.make_learner({"writer": folder}, optimizer=optimizer)
+        rows = make_rows(model)
+        losses = [learner.update(rows, SFTLoss())["loss"] for _ in range(8)]
+        assert losses[-1] < 0.9 * losses[0]
+
+
+def _pairs(row: Row) -> Any:
+    return zip(row.logprobs, row.mask, strict=True)

@@ -1,0 +1,339 @@
+"""What every learner with a critic must do; skipped by those without."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.errors import CheckpointError, ConfigError, DataError
+from lightspan.learners.protocol import Critic, Learner, LoRA, Optimizer, PolicyLoss
+from lightspan.lightning.rows import Response, Row
+from lightspan_testing.learner_suite.base import LearnerTests
+
+LOSS = PolicyLoss()
+MOVING = Optimizer(learning_rate=1e-3)
+RESTING = Optimizer(learning_rate=1e-9)
+"""Hardly moves the trunk."""
+VOCABULARY = 405
+
+
+def make_row(
+    tokens: Sequence[int],
+    calls: Sequence[Response],
+    *,
+    targets: Sequence[float] = (),
+    number: int = 0,
+    policy: str = "writer",
+) -> Row:
+    """A row of these calls, with a small advantage at each of their tokens."""
+    mask = [False] * len(tokens)
+    for call in calls:
+        mask[call.start : call.start + call.length] = [True] * call.length
+    return Row(
+        rollout_id=f"ro-{number}",
+        policy=policy,
+        ids=list(tokens),
+        mask=mask,
+        advantages=[0.5 if m else 0.0 for m in mask],
+        weights=[0.01 if m else 0.0 for m in mask],
+        logprobs=[-6.0 if m else 0.0 for m in mask],
+        versions=[0] * len(tokens),
+        temperatures=[1.0] * len(tokens),
+        call_ids=tuple((f"c{place}", 0) for place in range(len(calls))),
+        responses=tuple(calls),
+        value_targets=tuple(targets),
+    )
+
+
+def make_call_rows(
+    seed: int = 0, *, count: int = 10, long: int = 0, policy: str = "writer"
+) -> list[Row]:
+    """Rows of one to four calls with random targets. They begin alike in pairs, some calls directly
+    follow the one before, and one row has no call.
+
+    Args:
+        long: tokens of a history that further rows share.
+    """
+    rng = random.Random(seed)
+    shared = [_ids(rng, rng.randint(3, 20)) for _ in range((count + 1) // 2)]
+    heads = [shared[number // 2] for number in range(count)]
+    if long:
+        far = _ids(rng, long)
+        heads += [far, far, far[: long // 2], far[: long // 3]]
+    rows = [make_row(_ids(rng, 5), [], number=len(heads), policy=policy)]
+    for number, head in enumerate(heads):
+        tokens, calls = list(head), []
+        for place in range(rng.randint(1, 4)):
+            tokens += _ids(rng, rng.choice([0, 2, 7]) if place else 0)
+            calls.append(Response(len(tokens), rng.randint(1, 6)))
+            tokens += _ids(rng, calls[-1].length)
+        targets = [rng.gauss(0, 1) for _ in calls]
+        rows.append(make_row(tokens, calls, targets=targets, number=number, policy=policy))
+    return rows
+
+
+def make_prompt_rows(prompts: Sequence[Sequence[int]], seed: int, noise: float = 0.0) -> list[Row]:
+    """Four rows of each prompt, whose target is 1 for every other prompt, else 0."""
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    for number, prompt in enumerate(prompts):
+        for _ in range(4):
+            target = number % 2 + rng.gauss(0, noise)
+            tokens = [*prompt, *_ids(rng, 3)]
+            call = Response(len(prompt), 3)
+            rows.append(make_row(tokens, [call], targets=[target], number=len(rows)))
+    return rows
+
+
+def without_targets(rows: Sequence[Row]) -> list[Row]:
+    """The rows, as those of a learner without a critic."""
+    return [replace(row, value_targets=()) for row in rows]
+
+
+def _ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(5, VOCABULARY) for _ in range(count)]
+
+
+def _flat(lists: Sequence[Sequence[float]]) -> list[float]:
+    return [value for values in lists for value in values]
+
+
+class ValueTests(LearnerTests):
+    """Values, and updates with a critic."""
+
+    def make_critic(self, models: Mapping[str, Any], **options: Any) -> Learner:
+        """A learner with a critic; skips the test where there is none."""
+        if not self.make_learner(models).capabilities.values:
+            pytest.skip("this learner has no critic")
+        return self.make_learner(models, **{"critic": Critic(), **options})
+
+    @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
+    @pytest.mark.parametrize("budget", [100_000, 64])
+    def test_a_value_is_that_of_the_prompt(
+        self, folder: Path, budget: int, lora: LoRA | None
+    ) -> None:
+        """Of a prompt in a row of its own, whatever the row, the tree, the pass and what was
+        sampled; and of all of it, the last token too."""
+        learner = self.make_critic(
+            {"writer": folder}, token_budget=budget, lora=lora, optimizer=MOVING
+        )
+        rows = make_call_rows(long=90)
+        for _ in range(2):
+            learner.update(rows, LOSS)
+        found = learner.values(rows)
+        assert [len(values) for values in found] == [len(row.responses) for row in rows]
+        for row, values in zip(rows, found, strict=True):
+            for call, value in zip(row.responses, values, strict=True):
+                prompt = row.ids[: call.start]
+                other = make_row([*prompt, 17, 18, 19], [Response(len(prompt), 3)])
+                assert learner.values([other]) == [[pytest.approx(value, abs=1e-5)]]
+                changed = replace(other, ids=[*prompt[:-1], (prompt[-1] + 1) % 400, 17, 18, 19])
+                assert learner.values([changed]) != [[pytest.approx(value, abs=1e-5)]]
+
+    def test_values_with_scores(self, folder: Path) -> None:
+        learner = self.make_critic({"writer": folder, "checker": folder}, optimizer=MOVING)
+        rows = [*make_call_rows(long=40), *make_call_rows(1, policy="checker")]
+        learner.update(rows, LOSS)
+        scores, values = learner.score_and_values(rows)
+        for found, expected in ((scores, learner.score(rows)), (values, learner.values(rows))):
+            assert found == [pytest.approx(row, abs=1e-5) for row in expected]
+        assert learner.score_and_values([]) == ([], [])
+        assert learner.values([]) == []
+
+    def test_values_are_zero_until_they_are_fitted(self, folder: Path) -> None:
+        learner = self.make_critic({"writer": folder})
+        rows = make_call_rows()
+        metrics = learner.update(without_targets(rows), LOSS)
+        assert not any(name.startswith(("value", "explained")) for name in metrics)
+        assert set(_flat(learner.values(rows))) == {0.0}
+
+    def test_constant_targets(self, folder: Path) -> None:
+        """Such as those of a task that always succeeds; first after another regime."""
+        learner = self.make_critic({"writer": folder}, critic=Critic(batches=2))
+        learner.update(make_call_rows(), LOSS)
+        for seed in range(25):
+            rows = [
+                replace(row, value_targets=(0.7,) * len(row.responses))
+                for row in make_call_rows(seed)
+            ]
+            metrics = learner.update(rows, LOSS)
+        assert metrics["value_loss"] < 1e-3
+        assert "explained_variance" not in metrics  # nothing varies
+        assert _flat(learner.values(rows)) == pytest.approx(
+            [0.7] * sum(len(row.responses) for row in rows), abs=0.05
+        )
+
+    @pytest.mark.parametrize("scale", [1.0, 1000.0])
+    def test_targets_that_depend_on_the_prompt(self, folder: Path, scale: float) -> None:
+        """Of any size and offset; judged before each fit, on fresh answers."""
+        learner = self.make_critic({"writer": folder}, optimizer=RESTING)
+        rng = random.Random(3)
+        prompts = [_ids(rng, rng.randint(4, 12)) for _ in range(8)]
+        for step in range(10):
+            rows = [
+                replace(row, value_targets=tuple(scale * (t - 5) for t in row.value_targets))
+                for row in make_prompt_rows(prompts, seed=step, noise=0.1)
+            ]
+            metrics = learner.update(rows, LOSS)
+        assert metrics["explained_variance"] > 0.9
+        assert metrics["value_loss"] < 0.03 * scale**2
+        assert metrics["value_calls"] == 32
+
+    def test_the_metrics_are_of_the_values_before(self, folder: Path) -> None:
+        learner = self.make_critic({"writer": folder}, optimizer=RESTING)
+        rows = make_call_rows()
+        for _ in range(2):
+            values, targets = _flat(learner.values(rows)), _flat([r.value_targets for r in rows])
+            metrics = learner.update(rows, LOSS)
+            pairs = list(zip(values, targets, strict=True))
+            expected = math.fsum((v - t) ** 2 for v, t in pairs) / len(pairs)
+            assert metrics["value_loss"] == pytest.approx(expected, rel=1e-4)
+            assert metrics["value_calls"] == len(pairs)
+
+    def test_a_target_of_nan_is_none(self, folder: Path) -> None:
+        learner = self.make_critic({"writer": folder})
+        prompt, call = [7, 8, 9], Response(3, 1)
+        rows = [
+            make_row([*prompt, 20], [call], targets=[2.0], number=0),
+            make_row([*prompt, 21], [call], targets=[math.nan], number=1),
+            make_row([*prompt, 22], [call], number=2),
+        ]
+        metrics = learner.update(rows, LOSS)
+        assert (metrics["value_loss"], metrics["value_calls"]) == (4.0, 1)
+        assert learner.values(rows) == [[pytest.approx(2.0, abs=1e-5)]] * 3
+
+    @pytest.mark.parametrize("lora", [None, LoRA(rank=4, dropout=0.2)], ids=["full", "lora"])
+    def test_the_policy_does_not_notice_its_critic(self, folder: Path, lora: LoRA | None) -> None:
+        """Bit for bit."""
+        options = {"optimizer": MOVING, "lora": lora}
+        watched = self.make_critic({"writer": folder}, **options)
+        alone = self.make_learner({"writer": folder}, **options)
+        for seed in range(3):
+            rows = make_call_rows(seed, long=40)
+            metrics = watched.update(rows, LOSS)
+            expected = alone.update(without_targets(rows), LOSS)
+            assert {name: metrics[name] for name in expected} == expected
+        assert watched.weight_hash("writer") == alone.weight_hash("writer")
+        assert watched.usage()["updates"] == alone.usage()["updates"]
+
+    def test_a_skipped_update_leaves_the_critic_alone(self, folder: Path) -> None:
+        learner = self.make_critic({"writer": folder})
+        rows = make_call_rows()
+        learner.update(rows, LOSS)
+        before = learner.values(rows)
+        bad = [replace(row, advantages=[math.nan] * len(row.ids)) for row in rows]
+        assert learner.update(bad, LOSS)["skipped"] == 1
+        assert learner.values(rows) == before
+
+    def test_each_policy_has_its_own(self, folder: Path) -> None:
+        both = self.make_critic({"writer": folder, "checker": folder}, optimizer=MOVING)
+        alone = self.make_critic({"writer": folder}, optimizer=MOVING)
+        rows = make_call_rows()
+        others = make_call_rows(5, policy="checker")
+        assert both.update(rows, LOSS) == alone.update(rows, LOSS)
+        assert both.values(rows) == alone.values(rows)
+        assert set(_flat(both.values(others))) == {0.0}
+        metrics = both.update([*rows, *others], LOSS)
+        calls = [metrics[f"{name}/value_calls"] for name in ("writer", "checker")]
+        losses = [metrics[f"{name}/value_loss"] for name in ("writer", "checker")]
+        assert metrics["value_calls"] == sum(calls)
+        total = sum(count * loss for count, loss in zip(calls, losses, strict=True))
+        assert metrics["value_loss"] == pytest.approx(total / sum(calls))
+        alone.update(rows, LOSS)
+        assert both.values(rows) == alone.values(rows)
+
+    def test_values_do_not_depend_on_order(self, folder: Path) -> None:
+        rows = make_call_rows(long=60)
+        found = []
+        for budget, order in ((100_000, 1), (64, -1)):
+            learner = self.make_critic(
+                {"writer": folder}, token_budget=budget, optimizer=Optimizer(learning_rate=1e-5)
+            )
+            for _ in range(2):
+                learner.update(rows[::order], LOSS)
+            found.append(learner.values(rows))
+        assert found[0] == [pytest.approx(row, abs=1e-3) for row in found[1]]
+
+    @pytest.mark.parametrize("lora", [None, LoRA(rank=4, dropout=0.2)], ids=["full", "lora"])
+    @pytest.mark.parametrize("updates", [2, 9])
+    def test_a_critic_resumes_exactly(
+        self, folder: Path, tmp_path: Path, lora: LoRA | None, updates: int
+    ) -> None:
+        """Bit for bit, with less and with more updates than are kept; from a learner that had
+        learned something else meanwhile."""
+        options = {"optimizer": MOVING, "lora": lora, "critic": Critic(batches=4)}
+        batches = [make_call_rows(seed) for seed in range(updates + 2)]
+        whole = self.make_critic({"writer": folder}, **options)
+        for batch in batches[:updates]:
+            whole.update(batch, LOSS)
+        whole.save(tmp_path)
+        other = self.make_critic({"writer": folder}, **options)
+        other.update(make_call_rows(77), LOSS)
+        other.load(tmp_path)
+        for batch in batches[updates:]:
+            assert other.values(batch) == whole.values(batch)
+            assert other.update(batch, LOSS) == whole.update(batch, LOSS)
+        assert other.values(batches[0]) == whole.values(batches[0])
+        assert other.weight_hash("writer") == whole.weight_hash("writer")
+        suffixes = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+        assert suffixes <= {".safetensors", ".json"}
+
+    def test_a_checkpoint_without_a_critic_loads(self, folder: Path, tmp_path: Path) -> None:
+        """The critic then starts anew."""
+        plain = self.make_learner({"writer": folder})
+        rows = make_call_rows()
+        plain.update(without_targets(rows), LOSS)
+        plain.save(tmp_path)
+        learner = self.make_critic({"writer": folder})
+        learner.update(rows, LOSS)
+        learner.load(tmp_path)
+        assert learner.weight_hash("writer") == plain.weight_hash("writer")
+        assert set(_flat(learner.values(rows))) == {0.0}
+
+    def test_a_critic_is_not_dropped(self, folder: Path, tmp_path: Path) -> None:
+        learner = self.make_critic({"writer": folder})
+        learner.save(tmp_path)
+        with pytest.raises(CheckpointError, match="critic"):
+            self.make_learner({"writer": folder}).load(tmp_path)
+
+    def test_without_a_critic_nothing_tells_of_one(self, folder: Path, tmp_path: Path) -> None:
+        learner = self.make_learner({"writer": folder})
+        learner.update(without_targets(make_call_rows()), LOSS)
+        learner.save(tmp_path)
+        written = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not any("critic" in path.name for path in written)
+        assert "critic" not in json.dumps(learner.state())
+        rows = make_call_rows()
+        for ask in (learner.values, learner.score_and_values):
+            with pytest.raises(ConfigError, match="critic"):
+                ask(rows)
+        with pytest.raises(ConfigError, match="critic"):
+            learner.update(rows, LOSS)
+
+    def test_what_no_critic_could_learn_is_named(self, folder: Path) -> None:
+        learner = self.make_critic({"writer": folder})
+        row = make_row([7, 8, 9, 10], [Response(2, 2)], targets=[1.0], number=3)
+        before = learner.weight_hash("writer")
+        for wrong in (
+            replace(row, value_targets=(1.0, 2.0)),
+            replace(row, value_targets=(math.inf,)),
+            replace(row, responses=(Response(4, 1),)),
+            replace(row, mask=[False, False, False, True]),
+        ):
+            with pytest.raises(DataError, match="ro-3"):
+                learner.update([wrong], LOSS)
+        assert learner.weight_hash("writer") == before
+        promptless = replace(row, responses=(Response(0, 2),))
+        for ask in (learner.values, learner.score_and_values):
+            with pytest.raises(DataError, match="ro-3"):
+                ask([promptless])
+
+
+__all__ = ["ValueTests", "make_call_rows", "make_prompt_rows", "make_row", "without_targets"]

@@ -1,0 +1,358 @@
+"""A real HTTP server that speaks OpenAI's dialects, and Anthropic's, as a test scripted it.
+
+It is the only thing that may stand in for a language model in tests. It needs nothing but the
+standard library, so an app's own environment can run it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+from lightspan_testing import scripted_messages, scripted_responses
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call of a tool as the model makes it; `arguments` is text and may be malformed."""
+
+    name: str
+    arguments: str = "{}"
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the model says, or how the server fails."""
+
+    text: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    finish_reason: str | None = None
+    """Default: `tool_calls` if there are any, else `stop`."""
+    status: int = 200
+    """Other than 200: an error in the dialect's format, with `text` as its message."""
+    delay_s: float = 0.0
+    """Seconds before the answer."""
+    drop: bool = False
+    """Close the socket instead of answering (when streaming: after the first chunk)."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    compressed: bool = False
+    """Answer in gzip."""
+    before_chunk: Callable[[int], None] | None = None
+    """Called with the number of each chunk of a stream before it is sent: it may wait, or raise,
+    which breaks the connection off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the server was asked."""
+
+    path: str
+    headers: Mapping[str, str]
+    """Lower-case names."""
+    body: Mapping[str, Json]
+
+    @property
+    def messages(self) -> list[Mapping[str, Json]]:
+        return list(self.body.get("messages", ()))
+
+    @property
+    def last_text(self) -> str:
+        """The content of the last message."""
+        return str(self.messages[-1].get("content", "")) if self.messages else ""
+
+
+Answer = str | Reply | Sequence["str | Reply"]
+"""A text, a reply, or several: one per choice."""
+Script = Callable[[Request], Answer] | Iterable[Answer] | str
+
+
+class ScriptedServer:
+    """An OpenAI-compatible server on a loopback port.
+
+    Args:
+        script: a function of the request, a sequence of answers given in turn (running out is an
+            error 500 that says so), or one text for every call.
+
+    Use it as a context manager; `url` is what `base_url` wants, `requests` what was asked so far.
+    """
+
+    def __init__(self, script: Script = "ok", *, model: str = "scripted") -> None:
+        self.model = model
+        self.requests: list[Request] = []
+        self.script = _as_function(script)
+        """What it says; may be set anew between calls."""
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.owner = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def origin(self) -> str:
+        """`http://127.0.0.1:<port>`."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def url(self) -> str:
+        """The base URL of the API."""
+        return f"{self.origin}/v1"
+
+    def answer(self, request: Request) -> list[Reply]:
+        """Note the request and ask the script."""
+        with self._lock:
+            self.requests.append(request)
+            number = len(self.requests)
+        try:
+            answer = self.script(request)
+        except StopIteration:
+            answer = Reply(status=500, text=f"the script has no answer for call {number}")
+        several = [answer] if isinstance(answer, str | Reply) else list(answer)
+        return [Reply(text=reply) if isinstance(reply, str) else reply for reply in several]
+
+
+def _as_function(script: Script) -> Callable[[Request], Answer]:
+    if isinstance(script, str):
+        return lambda request: script
+    if callable(script):
+        return script
+    answers, lock = iter(script), threading.Lock()
+
+    def following(request: Request) -> Answer:
+        with lock:
+            return next(answers)
+
+    return following
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+    owner: ScriptedServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left is not our error."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent."""
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/models"):
+            model = {"id": self.server.owner.model, "object": "model", "owned_by": "test"}
+            self._send(200, {"object": "list", "data": [model]})
+        else:
+            self._send(404, _error("not found", 404))
+
+    def do_POST(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        body = json.loads(self.rfile.read(length) or b"{}")
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        replies = self.server.owner.answer(Request(self.path, headers, body))
+        first = replies[0]
+        if first.delay_s:
+            time.sleep(first.delay_s)
+        if first.drop and not body.get("stream"):
+            self.close_connection = True
+            self.connection.shutdown(2)
+        elif first.status != 200:
+            words = scripted_messages.error if self._speaks_messages else _error
+            self._send(first.status, words(first.text or "scripted error", first.status), first)
+        elif body.get("stream"):
+            self._stream(body, replies)
+        elif self._speaks_messages:
+            answer = scripted_messages.message(body, _message(first), _finish(first))
+            self._send(200, answer, first)
+        elif self._speaks_responses:
+            said = scripted_responses.response(body, _message(first), _finish(first))
+            self._send(200, said, first)
+        elif self._completes_text:
+            self._send(200, _as_text(completion(body, replies)), first)
+        else:
+            self._send(200, completion(body, replies), first)
+
+    @property
+    def _completes_text(self) -> bool:
+        return self.path.endswith("/completions") and not self.path.endswith("/chat/completions")
+
+    @property
+    def _speaks_responses(self) -> bool:
+        return self.path.endswith("/responses")
+
+    @property
+    def _speaks_messages(self) -> bool:
+        path = self.path.partition("?")[0]  # Anthropic's own, and Google's
+        return path.endswith(("/messages", ":rawPredict", ":streamRawPredict"))
+
+    def _send(self, status: int, body: Json, reply: Reply | None = None) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        if reply is not None and reply.compressed:
+            data = gzip.compress(data)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(data)))
+        for key, value in (reply.headers if reply else {}).items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _stream(self, body: Mapping[str, Json], replies: Sequence[Reply]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        pack = None
+        if replies[0].compressed:
+            self.send_header("Content-Encoding", "gzip")
+            pack = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+        self.end_headers()
+        for number, chunk in enumerate(self._chunks(body, replies)):
+            if replies[0].drop and number == 1:
+                self.close_connection = True
+                self.connection.shutdown(2)
+                return
+            if replies[0].before_chunk is not None:
+                replies[0].before_chunk(number)
+            self._event(json.dumps(chunk), pack)
+        if not (self._speaks_responses or self._speaks_messages):
+            self._event("[DONE]", pack)
+        if pack is not None:
+            self._piece(pack.flush())
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _chunks(
+        self, body: Mapping[str, Json], replies: Sequence[Reply]
+    ) -> Iterator[dict[str, Json]]:
+        if self._speaks_messages:
+            first = replies[0]
+            return scripted_messages.events(body, _message(first), _finish(first))
+        if self._speaks_responses:
+            first = replies[0]
+            return scripted_responses.events(body, _message(first), _finish(first))
+        plain = chunks(body, replies)
+        return map(_as_text, plain) if self._completes_text else plain
+
+    def _event(self, data: str, pack: Any = None) -> None:
+        name = f"event: {json.loads(data)['type']}\n" if self._speaks_messages else ""
+        payload = f"{name}data: {data}\n\n".encode()
+        if pack is not None:
+            payload = pack.compress(payload) + pack.flush(zlib.Z_SYNC_FLUSH)
+        self._piece(payload)
+
+    def _piece(self, payload: bytes) -> None:
+        self.wfile.write(f"{len(payload):x}\r\n".encode() + payload + b"\r\n")
+        self.wfile.flush()
+
+
+def completion(body: Mapping[str, Json], replies: Sequence[Reply]) -> dict[str, Json]:
+    """An unstreamed chat completion."""
+    choices = [
+        {"index": index, "message": _message(reply), "finish_reason": _finish(reply)}
+        for index, reply in enumerate(replies)
+    ]
+    return {**_head(body, "chat.completion"), "choices": choices, "usage": _usage(body, replies)}
+
+
+def chunks(body: Mapping[str, Json], replies: Sequence[Reply]) -> Iterator[dict[str, Json]]:
+    """The chunks of a streamed chat completion: role, one per word or tool call, the end."""
+    head = _head(body, "chat.completion.chunk")
+    for index, reply in enumerate(replies):
+        yield {**head, "choices": [_delta(index, {"role": "assistant", "content": ""})]}
+        for delta in _deltas(reply):
+            yield {**head, "choices": [_delta(index, delta)]}
+        yield {**head, "choices": [_delta(index, {}, _finish(reply))]}
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield {**head, "choices": [], "usage": _usage(body, replies)}
+
+
+def _as_text(chat: dict[str, Json]) -> dict[str, Json]:
+    """A chat completion, or a chunk of one, as a text completion."""
+    choices = [
+        {
+            "index": choice["index"],
+            "text": (choice.get("message") or choice["delta"]).get("content") or "",
+            "finish_reason": choice["finish_reason"],
+            "logprobs": None,
+        }
+        for choice in chat["choices"]
+    ]
+    return {**chat, "object": "text_completion", "choices": choices}
+
+
+def _head(body: Mapping[str, Json], kind: str) -> dict[str, Json]:
+    identity = f"chatcmpl-{time.monotonic_ns():x}"
+    return {"id": identity, "object": kind, "created": 0, "model": body.get("model", "")}
+
+
+def _delta(index: int, delta: Json, finish: str | None = None) -> dict[str, Json]:
+    return {"index": index, "delta": delta, "finish_reason": finish}
+
+
+def _deltas(reply: Reply) -> Iterator[dict[str, Json]]:
+    if reply.text:
+        words = reply.text.split(" ")
+        for number, word in enumerate(words):
+            yield {"content": word if number == 0 else f" {word}"}
+    for number, call in enumerate(_tool_calls(reply)):
+        yield {"tool_calls": [{"index": number, **call}]}
+
+
+def _message(reply: Reply) -> dict[str, Json]:
+    calls = _tool_calls(reply)
+    message: dict[str, Json] = {"role": "assistant", "content": reply.text}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _tool_calls(reply: Reply) -> list[dict[str, Json]]:
+    return [
+        {
+            "id": call.call_id or f"call_{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for number, call in enumerate(reply.tool_calls)
+    ]
+
+
+def _finish(reply: Reply) -> str:
+    return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+
+
+def _usage(body: Mapping[str, Json], replies: Sequence[Reply]) -> dict[str, int]:
+    prompt = sum(len(str(message.get("content")).split()) for message in body.get("messages", ()))
+    answer = sum(len((reply.text or "").split()) for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+def _error(message: str, status: int) -> dict[str, Json]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}

@@ -1,0 +1,208 @@
+"""A store under test, and what its tests hand it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from lightspan.schema.conventions import CALL_ID, CALL_OUTCOME, PROTOCOL_VERSION
+from lightspan.schema.records import (
+    Attempt,
+    AttemptRef,
+    AttemptStatus,
+    Claim,
+    Mode,
+    Peer,
+    PeerRole,
+    Report,
+    Rollout,
+    RolloutState,
+    RolloutStatus,
+)
+from lightspan.schema.spans import Span, SpanKind
+from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.stores.protocol import Store, StoredCall
+
+UNICODE = "naïve 日本語 🙂 'quote\" %s ; -- \\ \t\n"
+NUL = "a\x00b"
+FINAL_ATTEMPTS = [status for status in AttemptStatus if status.final]
+LEASE_S = 60.0
+
+
+class Clock:
+    """A store's clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass."""
+        self.now += seconds
+
+
+def make_rollout(name: str = "ro-1", **fields: Any) -> Rollout:
+    """A rollout with everything that a test does not care about."""
+    given_fields = {"task": {"question": name}, "task_id": "task", **fields}
+    return Rollout(rollout_id=name, **given_fields)
+
+
+def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> Claim:
+    """A rollout that nobody asked for, and its attempt, which runs already."""
+    attempt = Attempt(
+        attempt_id=f"at-{name}",
+        rollout_id=name,
+        number=1,
+        epoch=1,
+        runner_id="service",
+        call_token=token,
+        lease_until=math.inf,
+        started_at=999_990.0,
+    )
+    return Claim(rollout=make_rollout(name, mode=Mode.PRODUCTION, **fields), attempt=attempt)
+
+
+def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
+    """A span of the attempt."""
+    defaults: dict[str, Any] = {
+        "span_id": f"{number:016x}",
+        "trace_id": "a" * 32,
+        "name": f"span {number}",
+        "rollout_id": attempt.rollout_id,
+        "attempt_id": attempt.attempt_id,
+    }
+    return Span(**{**defaults, **fields})
+
+
+def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> TokenRecord:
+    """A token record of the attempt."""
+    defaults: dict[str, Any] = {
+        "attempt_id": attempt.attempt_id,
+        "call_id": call_id,
+        "choice": 0,
+        "policy": "main",
+        "prompt_ids": [1, 2, 3],
+        "response_ids": [4, 5],
+        "logprobs": [-0.5, -1.25],
+        "versions": [(1, 2)],
+    }
+    return TokenRecord.create(**{**defaults, **fields})
+
+
+def make_peer(name: str, **fields: Any) -> Peer:
+    """A peer with everything that a test does not care about."""
+    known = {
+        "role": PeerRole.RUNNER,
+        "app": "my_app:answer",
+        "protocol": PROTOCOL_VERSION,
+        "lightspan": "0.1.0",
+    }
+    return Peer(peer_id=name, **{**known, **fields})
+
+
+def make_call(
+    attempt: Attempt, number: int = 1, *, epoch: int | None = None, choices: int = 1
+) -> StoredCall:
+    """A model call of the attempt with a token record per choice."""
+    call_id = f"call-{number}"
+    span = make_span(
+        attempt, 0xCA11_0000 + number, kind=SpanKind.LLM, attributes={CALL_ID: call_id}
+    )
+    records = [
+        make_record(attempt, call_id, choice=choice, sequence_start=number)
+        for choice in range(choices)
+    ]
+    return StoredCall(span=span, records=records, epoch=attempt.epoch if epoch is None else epoch)
+
+
+def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> StoredCall:
+    """One try of a call: the first was cancelled after two tokens, say, and the last finished."""
+    call = make_call(attempt)
+    attributes = {**call.span.attributes, CALL_OUTCOME: outcome.value}
+    span = call.span.replace(attributes=attributes, sequence_end=sequence_end)
+    records = [
+        msgspec.structs.replace(record, outcome=outcome, sequence_end=sequence_end)
+        for record in call.records
+    ]
+    return StoredCall(span=span, records=records, epoch=call.epoch)
+
+
+def make_report(
+    attempt: Attempt, status: AttemptStatus = AttemptStatus.SUCCEEDED, **fields: Any
+) -> Report:
+    """A report that ends the attempt."""
+    return Report(
+        **{"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "status": status, **fields}
+    )
+
+
+def ref(attempt: Attempt) -> AttemptRef:
+    """How the attempt's runner refers to it."""
+    return AttemptRef(attempt.attempt_id, attempt.epoch)
+
+
+async def claim_one(store: Store, run_id: str | None = None) -> Attempt:
+    """The attempt of the oldest queued rollout."""
+    [claim] = await store.claim("runner", 1, LEASE_S, run_id)
+    return claim.attempt
+
+
+async def start(store: Store, name: str = "ro-1", **fields: Any) -> Attempt:
+    """Enqueue one rollout and claim it; nothing else may be queued."""
+    await store.enqueue([make_rollout(name, **fields)])
+    return await claim_one(store)
+
+
+async def status_of(store: Store, name: str = "ro-1") -> RolloutStatus:
+    """The rollout's status."""
+    return (await state_of(store, name)).status
+
+
+async def state_of(store: Store, name: str = "ro-1") -> RolloutState:
+    """The rollout's state."""
+    [state] = await store.rollouts([name])
+    return state
+
+
+class StoreTests:
+    """What the tests of every subject start from."""
+
+    _numbers: ClassVar[itertools.count[int]] = itertools.count()
+
+    def make_store(self, name: str, clock: Clock) -> Store:
+        """A store, not opened. Where stores are durable one name means one content."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def name(self) -> str:
+        return self.new_name()
+
+    def new_name(self) -> str:
+        """A name that no other store of this session has."""
+        return f"store-{next(self._numbers)}"
+
+    @pytest.fixture
+    async def store(self, name: str, clock: Clock) -> AsyncIterator[Store]:
+        async with self.make_store(name, clock) as store:
+            yield store
+
+    @pytest.fixture
+    async def stores(self, name: str, clock: Clock) -> AsyncIterator[list[Store]]:
+        """Two open stores on one content."""
+        first, second = self.make_store(name, clock), self.make_store(name, clock)
+        if not first.capabilities.multi_process:
+            pytest.skip("not shared between processes")
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(store) for store in (first, second)]

@@ -1,0 +1,242 @@
+"""Leases and reports: how attempts go on and how they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightspan.errors import IllegalMoveError, NotFoundError
+from lightspan.schema.records import AttemptRef, AttemptStatus, Outcome, RolloutStatus
+from lightspan.schema.reward import Reward
+from lightspan.stores.protocol import Store
+from lightspan_testing.store_suite.base import (
+    FINAL_ATTEMPTS,
+    LEASE_S,
+    NUL,
+    UNICODE,
+    Clock,
+    StoreTests,
+    claim_one,
+    make_call,
+    make_report,
+    make_rollout,
+    make_span,
+    ref,
+    start,
+    state_of,
+    status_of,
+)
+
+
+class LeaseTests(StoreTests):
+    """Attempts are kept by heartbeats, lost without them, and ended by one report."""
+
+    async def test_a_heartbeat_keeps_the_lease(self, store: Store, clock: Clock) -> None:
+        attempt = await start(store)
+        for _ in range(5):
+            clock.advance(LEASE_S - 1)
+            assert await store.heartbeat([ref(attempt)], LEASE_S) == []
+            assert await store.expire() == 0
+        found = await store.attempt(attempt.attempt_id)
+        assert found.lease_until == clock.now + LEASE_S
+
+    async def test_a_lease_that_runs_out_is_lost(self, store: Store, clock: Clock) -> None:
+        attempt = await start(store)
+        clock.advance(LEASE_S - 0.5)
+        assert await store.expire() == 0
+        clock.advance(0.5)
+        assert await store.expire() == 1
+        assert await store.expire() == 0
+        found = await store.attempt(attempt.attempt_id)
+        assert (found.status, found.outcome) == (AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
+        assert "runner" in found.message
+        assert found.ended_at == clock.now
+        assert await status_of(store) is RolloutStatus.QUEUED
+
+    async def test_a_late_heartbeat_keeps_what_nobody_found_lost(
+        self, store: Store, clock: Clock
+    ) -> None:
+        """A runner that was stopped for longer than its lease renews it before it claims."""
+        attempt = await start(store)
+        clock.advance(LEASE_S * 2)
+        assert await store.heartbeat([ref(attempt)], LEASE_S) == []
+        assert await store.claim("runner", 1, LEASE_S) == []
+        found = await store.attempt(attempt.attempt_id)
+        assert (found.status, found.lease_until) == (AttemptStatus.RUNNING, clock.now + LEASE_S)
+
+    async def test_claim_loses_expired_leases_first(self, store: Store, clock: Clock) -> None:
+        first = await start(store)
+        clock.advance(LEASE_S)
+        second = await claim_one(store)
+        assert (second.rollout_id, second.number) == (first.rollout_id, 2)
+        assert second.epoch > first.epoch
+
+    async def test_a_claim_for_no_slots_loses_them_too(self, store: Store, clock: Clock) -> None:
+        await start(store)
+        clock.advance(LEASE_S)
+        assert await store.claim("busy", 0, LEASE_S) == []
+        assert await status_of(store) is RolloutStatus.QUEUED
+
+    async def test_many_leases_run_out_at_once(self, store: Store, clock: Clock) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(300)])
+        assert len(await store.claim("dead", 300, LEASE_S)) == 300
+        clock.advance(LEASE_S)
+        claims = await store.claim("alive", 300, LEASE_S)
+        assert [claim.rollout.rollout_id for claim in claims] == [f"ro-{i}" for i in range(300)]
+        clock.advance(LEASE_S)
+        assert await store.expire() == 300
+
+    async def test_heartbeat_returns_what_must_stop(self, store: Store, clock: Clock) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(4)])
+        attempts = [claim.attempt for claim in await store.claim("runner", 4, LEASE_S)]
+        await store.report([make_report(attempts[0])])
+        await store.cancel(["ro-1"])
+        wrong_epoch = AttemptRef(attempts[2].attempt_id, attempts[2].epoch + 1)
+        unknown = AttemptRef("at-nobody", 1)
+        asked = [ref(attempts[0]), ref(attempts[1]), wrong_epoch, unknown, ref(attempts[3])]
+        assert await store.heartbeat(asked, 2 * LEASE_S) == asked[:4]
+        clock.advance(LEASE_S)
+        assert await store.expire() == 1
+        assert await store.heartbeat([], LEASE_S) == []
+
+    async def test_what_is_to_be_run_alone(self, store: Store, clock: Clock) -> None:
+        """It comes first, for a runner that has nothing else, and with nothing else."""
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
+        claims = await store.claim("runner", 4, LEASE_S)
+        assert [claim.alone for claim in claims] == [False] * 4
+        for claim in claims[1:3]:
+            fields = {"counts": False, "alone": True}
+            await store.report([make_report(claim.attempt, AttemptStatus.LOST, **fields)])
+        assert await store.claim("runner", 0, LEASE_S) == []
+        others = await store.claim("busy", 9, LEASE_S, idle=False)
+        assert [(claim.rollout.rollout_id, claim.alone) for claim in others] == [("ro-4", False)]
+        for name in ("ro-1", "ro-2"):
+            await store.enqueue([make_rollout(f"after-{name}")])
+            [alone] = await store.claim("runner", 9, LEASE_S)
+            assert (alone.rollout.rollout_id, alone.alone) == (name, True)
+        # the next attempt is like any other, unless that is said again
+        await store.report([make_report(alone.attempt, AttemptStatus.LOST)])
+        again, *_ = await store.claim("runner", 9, LEASE_S)
+        assert (again.rollout.rollout_id, again.alone) == ("ro-2", False)
+
+    async def test_bad_neighbours_time_and_again(self, store: Store) -> None:
+        """They make no one lose a try: whoever had three is run alone."""
+        await store.enqueue([make_rollout()])
+        seen = []
+        for _ in range(4):
+            [claim] = await store.claim("runner", 1, LEASE_S)
+            seen.append(claim.alone)
+            await store.report([make_report(claim.attempt, AttemptStatus.LOST, counts=False)])
+        assert seen == [False, False, False, True]
+        assert (await state_of(store)).infrastructure_tries == 0
+
+    async def test_a_lost_epoch_changes_nothing(self, store: Store, clock: Clock) -> None:
+        old = await start(store)
+        clock.advance(LEASE_S)
+        new = await claim_one(store)
+        state, attempts = await state_of(store), await store.attempts(["ro-1"])
+        assert await store.report([make_report(old, reward=Reward(1.0))]) == [False]
+        assert await store.heartbeat([ref(old)], LEASE_S) == [ref(old)]
+        assert await store.add_spans(ref(old), [make_span(old)]) == 1
+        assert await store.add_calls([make_call(old)]) == [True]
+        assert await state_of(store) == state
+        assert await store.attempts(["ro-1"]) == attempts
+        assert await store.report([make_report(new)]) == [True]
+        [late] = (await store.token_records([old.attempt_id]))[old.attempt_id]
+        assert late.late
+
+    # --- report ---------------------------------------------------------------------------
+    async def test_a_report_is_kept_whole(self, store: Store, clock: Clock) -> None:
+        attempt = await start(store)
+        clock.advance(3)
+        report = make_report(
+            attempt,
+            AttemptStatus.FAILED,
+            outcome=Outcome.APP_ERROR,
+            reward=Reward(0.1 + 0.2, {"exact": 1e-300, UNICODE: -0.0}),
+            message=UNICODE + NUL,
+            damage=["lost a span", UNICODE, NUL],
+        )
+        assert await store.report([report]) == [True]
+        found = await store.attempt(attempt.attempt_id)
+        assert found.reward == report.reward
+        assert (found.outcome, found.message) == (report.outcome, report.message)
+        assert (found.damage, found.ended_at) == (report.damage, clock.now)
+        state = await state_of(store)
+        assert (state.status, state.finished_at) == (RolloutStatus.FAILED, clock.now)
+
+    @pytest.mark.parametrize("reward", [None, Reward(None), Reward(0.0), Reward(None, {"a": 1.0})])
+    async def test_unscored_is_not_zero(self, store: Store, reward: Reward | None) -> None:
+        attempt = await start(store)
+        await store.report([make_report(attempt, reward=reward)])
+        assert (await store.attempt(attempt.attempt_id)).reward == reward
+
+    async def test_report_twice(self, store: Store) -> None:
+        """Equal: in force, nothing happens. Different: refused, nothing happens."""
+        attempt = await start(store)
+        report = make_report(attempt, reward=Reward(1.0), damage=["a"])
+        assert await store.report([report, report]) == [True, True]
+        known = await store.attempt(attempt.attempt_id), await store.watch()
+        assert await store.report([report]) == [True]
+        same: dict[str, Any] = {"reward": Reward(1.0), "damage": ["a"]}
+        for other in ({"reward": Reward(0.0)}, {"message": "x"}, {"damage": ["b"]}):
+            assert await store.report([make_report(attempt, **{**same, **other})]) == [False]
+        assert (await store.attempt(attempt.attempt_id), await store.watch()) == known
+
+    async def test_report_under_a_wrong_epoch(self, store: Store) -> None:
+        attempt = await start(store)
+        wrong = make_report(attempt, epoch=attempt.epoch + 1)
+        assert await store.report([wrong, make_report(attempt), wrong]) == [False, True, False]
+
+    @pytest.mark.parametrize("size", [1, 300])
+    async def test_a_bad_report_refuses_its_batch(self, store: Store, size: int) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(size)])
+        claims = await store.claim("runner", size, LEASE_S)
+        good = [make_report(claim.attempt) for claim in claims]
+        unknown = make_report(claims[0].attempt, attempt_id="at-nobody")
+        with pytest.raises(NotFoundError, match="at-nobody"):
+            await store.report([*good, unknown])
+        with pytest.raises(IllegalMoveError):
+            await store.report([*good, make_report(claims[0].attempt, AttemptStatus.RUNNING)])
+        assert await store.count() == {RolloutStatus.RUNNING: size}
+        assert await store.report([]) == []
+
+    async def test_a_late_report_after_success(self, store: Store) -> None:
+        attempt = await start(store)
+        await store.report([make_report(attempt, reward=Reward(1.0))])
+        for status in FINAL_ATTEMPTS:
+            late = make_report(attempt, status, reward=Reward(9.0))
+            assert await store.report([late]) == [False]
+        assert (await store.attempt(attempt.attempt_id)).reward == Reward(1.0)
+        assert await status_of(store) is RolloutStatus.SUCCEEDED
+
+    # --- attempts -------------------------------------------------------------------------
+    async def test_attempts_in_the_order_asked(self, store: Store) -> None:
+        await store.enqueue([make_rollout("b"), make_rollout("a")])
+        for claim in await store.claim("runner", 2, LEASE_S):
+            await store.report([make_report(claim.attempt, AttemptStatus.LOST)])
+        await store.claim("runner", 2, LEASE_S)
+        found = await store.attempts(["a", "nobody", "b"])
+        assert [(a.rollout_id, a.number) for a in found] == [
+            ("a", 1),
+            ("a", 2),
+            ("b", 1),
+            ("b", 2),
+        ]
+        assert await store.attempts([]) == []
+        with pytest.raises(NotFoundError, match="at-nobody"):
+            await store.attempt("at-nobody")
+
+    async def test_mark_damaged(self, store: Store) -> None:
+        attempt = await start(store)
+        await store.mark_damaged(attempt.attempt_id, "first")
+        await store.report([make_report(attempt, damage=["second", "first"])])
+        await store.mark_damaged(attempt.attempt_id, UNICODE)  # sealed: still allowed
+        await store.mark_damaged(attempt.attempt_id, UNICODE)
+        found = await store.attempt(attempt.attempt_id)
+        assert found.damage == ["first", "second", UNICODE]
+        assert found.status is AttemptStatus.SUCCEEDED
+        assert await store.report([make_report(attempt, damage=["second", "first"])]) == [True]
+        with pytest.raises(NotFoundError, match="at-nobody"):
+            await store.mark_damaged("at-nobody", "reason")

@@ -1,0 +1,279 @@
+"""Rollouts that are enqueued, read, claimed and cancelled."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
+from lightspan.schema.records import AttemptStatus, Claim, Mode, Outcome, RolloutStatus
+from lightspan.stores.protocol import Store
+from lightspan_testing.store_suite.base import (
+    LEASE_S,
+    NUL,
+    UNICODE,
+    Clock,
+    StoreTests,
+    claim_one,
+    make_production,
+    make_report,
+    make_rollout,
+    make_span,
+    ref,
+    state_of,
+    status_of,
+)
+
+
+class QueueTests(StoreTests):
+    """Rollouts are queued once, read by every filter, and claimed oldest first."""
+
+    async def test_enqueued_rollouts_are_read_back(self, store: Store, clock: Clock) -> None:
+        rollout = make_rollout(
+            UNICODE,
+            task={
+                "text": UNICODE,
+                "nul": NUL,
+                "list": [1, 2.5, None, True],
+                "deep": {"a": {"b": []}},
+            },
+            task_id=UNICODE,
+            run_id="run",
+            group_id="group",
+            mode=Mode.VAL,
+            resources_id="re-1",
+            step=7,
+            timeout_s=1.5,
+            max_infrastructure_tries=9,
+        )
+        await store.enqueue([rollout])
+        state = await state_of(store, UNICODE)
+        assert state.rollout == rollout
+        assert state.status is RolloutStatus.QUEUED
+        assert (state.created_at, state.finished_at, state.attempt_id) == (clock.now, None, None)
+
+    async def test_enqueue_repeated_is_a_no_op(self, store: Store) -> None:
+        await store.enqueue([make_rollout(), make_rollout()])
+        first = await store.watch()
+        await store.enqueue([make_rollout(task={"question": "ro-1"})])
+        assert await store.watch() == first
+        assert len(await store.rollouts()) == 1
+
+    async def test_enqueue_of_nothing(self, store: Store) -> None:
+        await store.enqueue([])
+        assert await store.rollouts() == []
+
+    @pytest.mark.parametrize("size", [1, 1000])
+    async def test_conflicting_ids_queue_nothing(self, store: Store, size: int) -> None:
+        await store.enqueue([make_rollout()])
+        batch = [make_rollout(f"new-{i}") for i in range(size)]
+        with pytest.raises(ConflictError, match="ro-1"):
+            await store.enqueue([*batch, make_rollout(task="another")])
+        assert len(await store.rollouts()) == 1
+
+    async def test_conflict_inside_a_batch(self, store: Store) -> None:
+        with pytest.raises(ConflictError, match="ro-1"):
+            await store.enqueue([make_rollout(), make_rollout(task="another")])
+        assert await store.rollouts() == []
+
+    async def test_a_task_that_is_no_json(self, store: Store) -> None:
+        with pytest.raises(DataError, match="ro-1"):
+            await store.enqueue([make_rollout("fine"), make_rollout(task=object())])
+        with pytest.raises(DataError, match="ro-1"):
+            await store.enqueue([make_rollout(task="\ud800")])
+        assert await store.rollouts() == []
+
+    async def test_what_an_app_does_to_its_task_stays_there(self, store: Store) -> None:
+        task = {"list": [1]}
+        await store.enqueue([make_rollout(task=task)])
+        task["list"].append(2)
+        [claim] = await store.claim("runner", 1, LEASE_S)
+        claim.rollout.task["list"].append(3)
+        await store.report([make_report(claim.attempt, AttemptStatus.LOST)])
+        [again] = await store.claim("runner", 1, LEASE_S)
+        assert again.rollout.task == {"list": [1]}
+        assert (await state_of(store)).rollout.task == {"list": [1]}
+
+    async def test_rollouts_by_every_filter(self, store: Store) -> None:
+        rollouts = [
+            make_rollout(f"{run}-{mode}-{step}", run_id=run, mode=mode, step=step)
+            for run in ("a", "b")
+            for mode in (Mode.TRAIN, Mode.VAL)
+            for step in (0, 1)
+        ]
+        await store.enqueue(rollouts)
+        for run, mode, step in itertools.product(
+            (None, "a", "b", "c"), (None, Mode.TRAIN, Mode.VAL, Mode.DEV), (None, 0, 1, 2)
+        ):
+            found = await store.rollouts(run_id=run, mode=mode, step=step)
+            assert [state.rollout for state in found] == [
+                rollout
+                for rollout in rollouts
+                if run in (None, rollout.run_id)
+                and mode in (None, rollout.mode)
+                and step in (None, rollout.step)
+            ]
+
+    async def test_rollouts_by_status_id_and_limit(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(6)])
+        await store.claim("runner", 2, LEASE_S)
+        await store.cancel(["ro-5"])
+
+        async def names(**filters: Any) -> list[str]:
+            return [state.rollout.rollout_id for state in await store.rollouts(**filters)]
+
+        assert await names(status=[RolloutStatus.RUNNING]) == ["ro-0", "ro-1"]
+        ended = [RolloutStatus.RUNNING, RolloutStatus.CANCELLED]
+        assert await names(status=ended) == ["ro-0", "ro-1", "ro-5"]
+        assert await names(status=[]) == []
+        assert await names(rollout_ids=["ro-4", "ro-0", "ro-4"]) == ["ro-0", "ro-4"]
+        assert await names(rollout_ids=[]) == []
+        assert await names(limit=3) == ["ro-0", "ro-1", "ro-2"]
+        assert await names(limit=0) == []
+        with pytest.raises(NotFoundError, match="nobody"):
+            await store.rollouts(["ro-1", "nobody"])
+
+    async def test_count(self, store: Store) -> None:
+        assert await store.count() == {}
+        await store.enqueue([make_rollout(f"a-{i}", run_id="a") for i in range(3)])
+        await store.enqueue([make_rollout(f"b-{i}", run_id="b") for i in range(2)])
+        await store.claim("runner", 1, LEASE_S)
+        assert await store.count() == {RolloutStatus.QUEUED: 4, RolloutStatus.RUNNING: 1}
+        assert await store.count("a") == {RolloutStatus.QUEUED: 2, RolloutStatus.RUNNING: 1}
+        assert await store.count("b") == {RolloutStatus.QUEUED: 2}
+        assert await store.count("c") == {}
+
+    # --- claim ----------------------------------------------------------------------------
+    async def test_claim_is_oldest_first_and_for_free_slots_only(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
+        assert await store.claim("runner", 0, LEASE_S) == []
+        assert await store.claim("runner", -1, LEASE_S) == []
+        first = await store.claim("runner", 2, LEASE_S)
+        rest = await store.claim("runner", 10, LEASE_S)
+        names = [claim.rollout.rollout_id for claim in (*first, *rest)]
+        assert names == [f"ro-{i}" for i in range(5)]
+        assert (len(first), len(rest)) == (2, 3)
+        assert await store.claim("runner", 1, LEASE_S) == []
+
+    async def test_a_claim_says_all_that_a_runner_needs(self, store: Store, clock: Clock) -> None:
+        await store.enqueue([make_rollout()])
+        [claim] = await store.claim(UNICODE, 1, LEASE_S)
+        attempt = claim.attempt
+        assert claim.rollout == make_rollout()
+        assert (attempt.rollout_id, attempt.number, attempt.runner_id) == ("ro-1", 1, UNICODE)
+        assert (attempt.started_at, attempt.lease_until) == (clock.now, clock.now + LEASE_S)
+        assert attempt.status is AttemptStatus.RUNNING
+        assert await store.attempt(attempt.attempt_id) == attempt
+        state = await state_of(store)
+        assert (state.status, state.attempt_id) == (RolloutStatus.RUNNING, attempt.attempt_id)
+
+    async def test_claim_of_one_run(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}", run_id="ab"[i % 2]) for i in range(6)])
+        claims = await store.claim("runner", 10, LEASE_S, run_id="b")
+        assert [claim.rollout.rollout_id for claim in claims] == ["ro-1", "ro-3", "ro-5"]
+        assert await store.claim("runner", 10, LEASE_S, run_id="c") == []
+        assert len(await store.claim("runner", 10, LEASE_S)) == 3
+
+    async def test_claim_of_any_run_is_oldest_first_across_runs(self, store: Store) -> None:
+        runs = ["b", "a", "c", "a", "", "b", "c", "a"]
+        await store.enqueue([make_rollout(f"ro-{i}", run_id=run) for i, run in enumerate(runs)])
+        await store.claim("runner", 1, LEASE_S, "a")
+        await store.cancel(["ro-4"])
+        claimed = []
+        for slots in (2, 1, 10):
+            claims = await store.claim("runner", slots, LEASE_S)
+            claimed.append([claim.rollout.rollout_id for claim in claims])
+        assert claimed == [["ro-0", "ro-2"], ["ro-3"], ["ro-5", "ro-6", "ro-7"]]
+
+    async def test_a_retry_keeps_its_place_in_the_queue(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
+        attempt = await claim_one(store)
+        await store.report([make_report(attempt, AttemptStatus.LOST)])
+        claims = await store.claim("runner", 3, LEASE_S)
+        assert [claim.rollout.rollout_id for claim in claims] == ["ro-0", "ro-1", "ro-2"]
+
+    async def test_cancelled_rollouts_are_not_claimed(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
+        await store.cancel(["ro-0", "ro-2"])
+        [claim] = await store.claim("runner", 3, LEASE_S)
+        assert claim.rollout.rollout_id == "ro-1"
+
+    async def test_production_starts_by_itself_and_is_never_claimed(
+        self, store: Store, clock: Clock
+    ) -> None:
+        claim = make_production(run_id="support")
+        await store.start([claim, claim])
+        await store.start([claim])  # a repetition
+        clock.advance(1e9)  # no lease runs out
+        assert await store.expire() == 0
+        assert await store.claim("runner", 10, LEASE_S) == []
+        assert await store.claim("runner", 10, LEASE_S, run_id="support") == []
+        assert await store.attempt("at-ro-1") == claim.attempt
+        [state] = await store.rollouts(run_id="support", mode=Mode.PRODUCTION)
+        assert (state.status, state.attempt_id) == (RolloutStatus.RUNNING, "at-ro-1")
+        assert await store.add_spans(ref(claim.attempt), [make_span(claim.attempt)]) == 0
+        assert await store.report([make_report(claim.attempt)]) == [True]
+        [state] = await store.rollouts(["ro-1"])
+        assert (state.status, state.finished_at) == (RolloutStatus.SUCCEEDED, clock.now)
+        await store.start([claim])  # of what has ended, too
+        assert (await store.attempt("at-ro-1")).status is AttemptStatus.SUCCEEDED
+        assert await store.add_spans(ref(claim.attempt), [make_span(claim.attempt, 1)]) == 1
+        assert await store.claim("runner", 10, LEASE_S) == []
+
+    async def test_only_production_starts_by_itself(self, store: Store) -> None:
+        good = make_production()
+        replace = msgspec.structs.replace
+        trained = Claim(rollout=replace(good.rollout, mode=Mode.TRAIN), attempt=good.attempt)
+        second = Claim(rollout=good.rollout, attempt=replace(good.attempt, number=2, epoch=2))
+        ended = replace(good.attempt, status=AttemptStatus.SUCCEEDED)
+        others = replace(good.attempt, rollout_id="ro-2")
+        for wrong in (trained, second, replace(good, attempt=ended), replace(good, attempt=others)):
+            with pytest.raises(IllegalMoveError):
+                await store.start([make_production("ro-0", "token-0"), wrong])
+        with pytest.raises(IllegalMoveError, match="tasks_from_store"):
+            await store.enqueue([make_rollout("ro-0"), good.rollout])
+        assert await store.rollouts() == []
+        await store.start([good])
+        with pytest.raises(ConflictError):
+            await store.start([make_production("ro-0", "token-0"), make_production(task_id="no")])
+        assert [state.rollout.rollout_id for state in await store.rollouts()] == ["ro-1"]
+
+    async def test_call_tokens_open_one_attempt_each(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
+        claims = await store.claim("runner", 3, LEASE_S)
+        tokens = {claim.attempt.call_token for claim in claims}
+        assert len(tokens) == 3
+        assert all(len(token) >= 22 for token in tokens)  # 128 bits and more
+        for claim in claims:
+            assert await store.claim_of_token(claim.attempt.call_token) == claim
+        for wrong in ("", "wrong", claims[0].attempt.call_token[:-1], UNICODE, "\udc80"):
+            assert await store.claim_of_token(wrong) is None
+        await store.report([make_report(claims[0].attempt)])
+        found = await store.claim_of_token(claims[0].attempt.call_token)
+        assert found is not None
+        assert found.attempt.sealed
+
+    # --- cancel ---------------------------------------------------------------------------
+    async def test_cancel(self, store: Store, clock: Clock) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
+        claims = await store.claim("runner", 2, LEASE_S)
+        await store.report([make_report(claims[0].attempt)])
+        clock.advance(1)
+        assert await store.cancel(["ro-0", "ro-1", "ro-2", "ro-1"]) == 2
+        assert await store.cancel(["ro-0", "ro-1", "ro-2"]) == 0
+        assert await store.cancel([]) == 0
+        cancelled = await store.attempt(claims[1].attempt.attempt_id)
+        assert (cancelled.status, cancelled.outcome) == (AttemptStatus.CANCELLED, Outcome.CANCELLED)
+        assert cancelled.ended_at == clock.now
+        assert await status_of(store, "ro-0") is RolloutStatus.SUCCEEDED
+        assert (await state_of(store, "ro-2")).finished_at == clock.now
+        assert await store.report([make_report(claims[1].attempt)]) == [False]
+
+    async def test_cancel_of_an_unknown_rollout_cancels_nothing(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(300)])
+        with pytest.raises(NotFoundError, match="nobody"):
+            await store.cancel([*(f"ro-{i}" for i in range(300)), "nobody"])
+        assert await store.count() == {RolloutStatus.QUEUED: 300}

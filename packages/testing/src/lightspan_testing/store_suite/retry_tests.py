@@ -1,0 +1,236 @@
+"""Writes that are made again, because nobody knows whether they were done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from lightspan.errors import ConflictError, DataError
+from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.records import AttemptStatus, RolloutStatus, new_id
+from lightspan.schema.reward import Reward
+from lightspan.schema.tokens import CallOutcome
+from lightspan.stores.protocol import Store
+from lightspan_testing.store_suite.base import (
+    LEASE_S,
+    Clock,
+    StoreTests,
+    make_call,
+    make_peer,
+    make_production,
+    make_report,
+    make_rollout,
+    make_span,
+    make_try,
+    ref,
+    start,
+    status_of,
+)
+
+
+class RetryTests(StoreTests):
+    """Whoever got no answer asks again: nothing is done twice, and nothing is stranded."""
+
+    # --- claims ---------------------------------------------------------------------------
+    @pytest.mark.parametrize("slots", [1, 3, 300])
+    async def test_a_claim_asked_again_is_the_same(self, store: Store, slots: int) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(slots + 5)])
+        request_id = new_id("claim")
+        claims = await store.claim("runner", slots, LEASE_S, request_id=request_id)
+        assert len(claims) == slots
+        known = await store.watch()
+        for _ in range(2):
+            again = await store.claim("runner", slots, LEASE_S, request_id=request_id)
+            assert again == claims
+        assert await store.watch() == known
+        others = await store.claim("runner", slots + 5, LEASE_S, request_id=new_id("claim"))
+        assert len(others) == 5
+        assert await store.claim("runner", 9, LEASE_S, request_id=new_id("claim")) == []
+
+    async def test_a_claim_of_less_than_asked_for_is_the_same(self, store: Store) -> None:
+        """What was queued meanwhile is for the next claim."""
+        await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        request_id = new_id("claim")
+        claims = await store.claim("runner", 5, LEASE_S, request_id=request_id)
+        await store.enqueue([make_rollout("ro-3")])
+        assert await store.claim("runner", 5, LEASE_S, request_id=request_id) == claims
+        assert await status_of(store, "ro-3") is RolloutStatus.QUEUED
+
+    @pytest.mark.parametrize(("slots", "later"), [(3, 1), (3, 0), (40, 2), (3, 9)])
+    async def test_a_claim_asked_again_for_another_number(
+        self, store: Store, slots: int, later: int
+    ) -> None:
+        """It is all that was given: what was left out would be stranded, and more a new claim."""
+        await store.enqueue([make_rollout(f"ro-{i:02}") for i in range(slots + 9)])
+        request_id = new_id("claim")
+        claims = await store.claim("runner", slots, LEASE_S, request_id=request_id)
+        assert await store.claim("runner", later, LEASE_S, request_id=request_id) == claims
+
+    async def test_a_claim_of_nothing_is_made_anew(self, store: Store) -> None:
+        request_id = new_id("claim")
+        assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == []
+        await store.enqueue([make_rollout()])
+        claims = await store.claim("runner", 1, LEASE_S, request_id=request_id)
+        assert [claim.rollout.rollout_id for claim in claims] == ["ro-1"]
+        assert await store.claim("runner", 0, LEASE_S, request_id=new_id("claim")) == []
+
+    async def test_asking_again_extends_the_leases(self, store: Store, clock: Clock) -> None:
+        await store.enqueue([make_rollout()])
+        request_id = new_id("claim")
+        await store.claim("runner", 1, LEASE_S, request_id=request_id)
+        clock.advance(LEASE_S - 1)
+        [claim] = await store.claim("runner", 1, LEASE_S, request_id=request_id)
+        assert claim.attempt.lease_until == clock.now + LEASE_S
+        clock.advance(LEASE_S - 1)
+        assert await store.expire() == 0
+        assert await store.attempt(claim.attempt.attempt_id) == claim.attempt
+
+    async def test_a_claim_asked_again_after_its_lease(self, store: Store, clock: Clock) -> None:
+        """It is lost, and its rollouts are for whoever asks anew: no id claims twice."""
+        await store.enqueue([make_rollout()])
+        request_id = new_id("claim")
+        [lost] = await store.claim("runner", 1, LEASE_S, request_id=request_id)
+        clock.advance(LEASE_S)
+        for _ in range(2):
+            assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == []
+        [claim] = await store.claim("runner", 1, LEASE_S, request_id=new_id("claim"))
+        assert (claim.rollout.rollout_id, claim.attempt.number) == ("ro-1", 2)
+        assert (await store.attempt(lost.attempt.attempt_id)).status is AttemptStatus.LOST
+
+    async def test_what_is_over_of_a_claim_is_left_out(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(300)])
+        request_id = new_id("claim")
+        claims = await store.claim("runner", 200, LEASE_S, request_id=request_id)
+        await store.report([make_report(claims[0].attempt), make_report(claims[150].attempt)])
+        await store.cancel(["ro-1"])
+        left = [claims[2], *claims[3:150], *claims[151:]]
+        assert await store.claim("runner", 200, LEASE_S, request_id=request_id) == left
+
+    async def test_an_id_of_another_runner(self, store: Store) -> None:
+        """It gets nothing of what the other was given, nor anything else."""
+        await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        request_id = new_id("claim")
+        claims = await store.claim("runner", 1, LEASE_S, request_id=request_id)
+        with pytest.raises(ConflictError, match="another"):
+            await store.claim("another", 1, LEASE_S, request_id=request_id)
+        assert await status_of(store, "ro-2") is RolloutStatus.QUEUED
+        assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == claims
+
+    async def test_two_callers_with_ids_of_their_own(self, store: Store) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(6)])
+        ids = [new_id("claim") for _ in range(3)]
+
+        async def claim(request_id: str) -> list[str]:
+            claims = await store.claim("runner", 2, LEASE_S, request_id=request_id)
+            return [claim.rollout.rollout_id for claim in claims]
+
+        asked = await asyncio.gather(*(claim(request_id) for request_id in ids * 3))
+        assert asked[:3] == asked[3:6] == asked[6:]
+        assert sorted(name for names in asked[:3] for name in names) == [
+            f"ro-{i}" for i in range(6)
+        ]
+
+    async def test_a_claim_to_run_alone_is_so_again(self, store: Store) -> None:
+        attempt = await start(store)
+        await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
+        await store.enqueue([make_rollout("ro-2")])
+        request_id = new_id("claim")
+        claims = await store.claim("runner", 2, LEASE_S, request_id=request_id)
+        assert [(claim.rollout.rollout_id, claim.alone) for claim in claims] == [("ro-1", True)]
+        assert await store.claim("runner", 2, LEASE_S, request_id=request_id) == claims
+
+    async def test_an_attempts_id_does_not_tell_its_claims(self, store: Store) -> None:
+        """Apps know the one, and must not be able to ask for the other."""
+        await store.enqueue([make_rollout()])
+        request_id = new_id("claim")
+        [claim] = await store.claim("runner", 1, LEASE_S, request_id=request_id)
+        assert request_id[-16:] not in claim.attempt.attempt_id
+        guess = "claim-" + claim.attempt.attempt_id.removeprefix("at-")
+        assert await store.claim("runner", 1, LEASE_S, request_id=guess) == []
+
+    @pytest.mark.parametrize("wrong", ["", "mine", "claim-\udc80", "claim-" + "0" * 31])
+    async def test_an_id_that_is_none(self, store: Store, wrong: str) -> None:
+        await store.enqueue([make_rollout()])
+        with pytest.raises(DataError, match="new_id"):
+            await store.claim("runner", 1, LEASE_S, request_id=wrong)
+        with pytest.raises(DataError, match="new_id"):
+            await store.allot_version("sql", request_id=wrong)
+        assert await status_of(store) is RolloutStatus.QUEUED
+
+    # --- everything else ------------------------------------------------------------------
+    async def test_a_version_asked_for_again_is_the_same(self, store: Store) -> None:
+        ids = [new_id("version") for _ in range(2)]
+        asked = [("sql", ids[0]), ("sql", ids[0]), ("sql", ids[1]), ("other", ids[0])] * 2
+        versions = [
+            await store.allot_version(policy, "run", 3, request_id=request_id)
+            for policy, request_id in asked
+        ]
+        assert versions == [1, 1, 2, 1] * 2
+        assert await store.allot_version("sql") == 3
+        assert [one.version for one in await store.policy_versions("sql")] == [1, 2, 3]
+
+    async def test_every_write_can_be_repeated(self, store: Store) -> None:
+        """At once, and after all that came later: each answers as at first, and changes nothing."""
+        done: list[tuple[Callable[[], Awaitable[Any]], Any]] = []
+
+        async def write(operation: Callable[[], Awaitable[Any]], *, later: bool = True) -> Any:
+            answer = await operation()
+            assert await operation() == answer
+            if later:
+                done.append((operation, answer))
+            return answer
+
+        template: dict[str, Any] = {"prompt": PromptTemplate(template="x")}
+        await write(lambda: store.put_resources(template))
+        versions = new_id("version")
+        await write(lambda: store.allot_version("sql", "run", 1, request_id=versions))
+        await write(lambda: store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")]))
+        production = make_production("ro-3")
+        await write(lambda: store.start([production]))
+        claiming = new_id("claim")
+        claims = await write(
+            lambda: store.claim("runner", 2, LEASE_S, request_id=claiming), later=False
+        )
+        first, second = (claim.attempt for claim in claims)
+        await write(lambda: store.heartbeat([ref(first), ref(second)], LEASE_S), later=False)
+        await write(lambda: store.add_spans(ref(first), [make_span(first, i) for i in range(3)]))
+        cancelled = make_try(first, CallOutcome.CANCELLED, 1)
+        await write(lambda: store.add_calls([cancelled]))
+        await write(lambda: store.add_calls([make_try(first, CallOutcome.OK, 2)]))
+        await write(lambda: store.add_calls([make_call(second, 2, choices=2)]))
+        await write(lambda: store.mark_call(first.attempt_id, "call-1", CallOutcome.UNDELIVERED))
+        await write(lambda: store.mark_damaged(first.attempt_id, "reason"))
+        await write(lambda: store.announce(make_peer("runner-1")))
+        scored = make_report(first, reward=Reward(0.5))
+        await write(lambda: store.report([scored]))
+        await write(lambda: store.report([make_report(production.attempt)]))
+        before = await self._told(store, [first.attempt_id, second.attempt_id])
+        for operation, answer in done:
+            assert await operation() == answer
+        assert await self._told(store, [first.attempt_id, second.attempt_id]) == before
+
+    async def test_a_repeated_end_counts_what_was_left(self, store: Store, clock: Clock) -> None:
+        """`cancel` and `expire` change nothing more, and say so."""
+        await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        await store.claim("runner", 1, LEASE_S)
+        assert [await store.cancel(["ro-2"]) for _ in range(2)] == [1, 0]
+        clock.advance(LEASE_S)
+        assert [await store.expire() for _ in range(2)] == [1, 0]
+        for _ in range(2):
+            await store.withdraw("runner-1")
+        assert (await store.attempts(["ro-1"]))[0].status is AttemptStatus.LOST
+
+    async def _told(self, store: Store, attempt_ids: list[str]) -> list[Any]:
+        states = await store.rollouts()
+        return [
+            states,
+            await store.watch(),
+            await store.attempts([state.rollout.rollout_id for state in states]),
+            await store.spans(attempt_ids),
+            await store.token_records(attempt_ids),
+            await store.policy_versions("sql"),
+            await store.peers(),
+        ]

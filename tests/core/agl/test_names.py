@@ -1,0 +1,76 @@
+"""The public names of Agent Lightning 0.3.0: each is here, or says what to use instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lightspan_agl as agl
+from lightspan_agl._unsupported import INSTEAD
+
+NAMES = (Path(__file__).parent / "agentlightning-0.3.0.txt").read_text().split()
+
+
+def test_every_name_is_here_or_has_a_hint() -> None:
+    assert len(NAMES) == 116
+    assert {*agl.__all__, *INSTEAD, "reward"} == set(NAMES)  # `reward` is a module, as there
+    assert not set(agl.__all__) & set(INSTEAD)
+
+
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_a_refused_name_says_what_to_use(name: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(f"from lightspan_agl import {name}")
+    assert str(caught.value) == f"lightspan_agl has no {name!r}: {INSTEAD[name]}"
+    with pytest.raises(ImportError):
+        getattr(agl, name)
+
+
+def test_other_names_are_unknown() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
+        agl.nonsense  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+        from lightspan_agl import nonsense  # type: ignore[attr-defined]  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from lightspan_agl import Trainer, setup_logging",
+        "from lightspan_agl.adapter import TraceToMessages, TracerTraceToTriplet",
+        "from lightspan_agl.algorithm.apo import APO",
+        "from lightspan_agl.algorithm.verl import VERL",
+        "from lightspan_agl.algorithm import APO, VERL",
+        "from lightspan_agl.emitter import emit_reward",
+        "from lightspan_agl.env_var import LightningEnvVar, resolve_bool_env_var",
+        "from lightspan_agl.litagent import LitAgent, rollout",
+        "from lightspan_agl.logging import setup_logging",
+        "from lightspan_agl.reward import emit_reward, find_final_reward",
+        "from lightspan_agl.runner import LitAgentRunner",
+        "from lightspan_agl.store import InMemoryLightningStore",
+        "from lightspan_agl.tracer import AgentOpsTracer, OtelTracer",
+        "from lightspan_agl.tracer.agentops import AgentOpsTracer",
+        "from lightspan_agl.trainer import Trainer",
+        "from lightspan_agl.types import Dataset, LLM, NamedResources, PromptTemplate, Rollout",
+    ],
+)
+def test_modules_have_their_paths(statement: str) -> None:
+    exec(statement)
+
+
+def test_modules_refuse_names_too() -> None:
+    with pytest.raises(ImportError, match=r"lightspan_agl.types has no 'Hook': do the work in"):
+        from lightspan_agl.types import Hook  # noqa: F401
+
+
+def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = agl.LightningEnvVar.AGL_MANAGED_STORE
+    monkeypatch.delenv("AGL_MANAGED_STORE", raising=False)
+    assert agl.resolve_bool_env_var(variable, fallback=True) is True
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    assert agl.resolve_bool_env_var(variable, fallback=True) is False
+    assert agl.resolve_str_env_var(variable) == "0"
+    monkeypatch.setenv("AGL_MANAGED_STORE", "maybe")
+    with pytest.raises(ValueError, match="AGL_MANAGED_STORE='maybe' must be one of"):
+        agl.resolve_bool_env_var(variable)

@@ -1,0 +1,90 @@
+"""The HTTP server: idle connections, ports, addresses, open files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from lightspan.errors import ConfigError
+from lightspan.gateway import Gateway, http_server
+from lightspan.gateway.http_server import check_port, raise_file_limit
+from lightspan.stores.protocol import Store
+from lightspan_testing.gateway_suite import Rig, make_rig
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+Connect = Callable[[Rig], Awaitable[Streams]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Opens a connection, which is closed at the end."""
+    opened: list[asyncio.StreamWriter] = []
+
+    async def open_one(rig: Rig) -> Streams:
+        streams = await asyncio.open_connection("127.0.0.1", port_of(rig))
+        opened.append(streams[1])
+        return streams
+
+    yield open_one
+    for writer in opened:
+        writer.transport.abort()
+    await asyncio.sleep(0)
+
+
+def port_of(rig: Rig) -> int:
+    return int(rig.gateway.url.rpartition(":")[2])
+
+
+async def health(streams: Streams) -> bytes:
+    """The first line of the answer to one more request on the connection."""
+    reader, writer = streams
+    writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-len"))
+    await reader.readexactly(int(length.partition(b":")[2]))
+    return head.partition(b"\r\n")[0]
+
+
+async def test_a_connection_that_idles_is_closed(
+    store: Store, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was never used, one that was, and one whose headers never end."""
+    monkeypatch.setattr(http_server, "KEEPALIVE_S", 0.3)
+    async with make_rig(store, "ok") as rig:
+        unused, used, dribbling = [await connect(rig) for _ in range(3)]
+        assert await health(used) == b"HTTP/1.1 200 OK"
+        dribbling[1].write(b"GET /health HTTP/1.1\r\nHost: a\r\nX: ")
+        closed = asyncio.gather(*(reader.read() for reader, _ in (unused, used)))
+        assert await closed == [b"", b""]
+        reader, writer = dribbling
+        while not (reader.at_eof() or reader.exception()):
+            writer.write(b"a")
+            await asyncio.sleep(0.05)
+
+
+async def test_a_port_that_is_taken_is_named(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:.*; give another"):
+            await Gateway(store, port=port_of(rig)).start()
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:.*; give another"):
+            check_port("127.0.0.1", port_of(rig))
+
+
+def test_a_server_lets_itself_open_as_many_files_as_it_may() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1_000, before[1]))
+        raise_file_limit()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert hard == before[1]
+        assert soft == (16_384 if hard == resource.RLIM_INFINITY else min(16_384, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        raise_file_limit()  # what is allowed already is not taken away
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,0 +1,538 @@
+"""`/v1/responses`: what is understood, answered, streamed, refused, recorded, and trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan.capture import wire
+from lightspan.capture.emit import agent
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import AttemptContext
+from lightspan.schema import call_attributes, conventions as c
+from lightspan.schema.llm import LLM
+from lightspan.schema.messages import load
+from lightspan.schema.records import Mode
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.tokens import Sampling
+from lightspan.stores.protocol import Store
+from lightspan_testing.conditions import until
+from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import Gate, Say
+
+FORCED = Sampling(temperature=0.5, max_tokens=40)
+TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
+FUNCTION: Any = {"type": "function", **TOOLS[0]["function"]}
+CALLED = (
+    'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "1"}}\n'
+    "</tool_call>"
+)
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "What is 1?"}
+
+
+async def ask(rig: Rig, call_id: str = "call-a", **fields: Any) -> Any:
+    body = {"model": "policy", "input": "What is 1?", "extra_headers": rig.headers(call_id)}
+    async with rig.client() as client:
+        return await client.responses.create(**{**body, **fields})
+
+
+async def events_of(rig: Rig, call_id: str = "call-a", **fields: Any) -> list[dict[str, Any]]:
+    async with rig.client() as client:
+        body = {"model": "policy", "input": "What is 1?", "extra_headers": rig.headers(call_id)}
+        async with await client.responses.create(**{**body, **fields, "stream": True}) as stream:
+            return [event.model_dump(exclude_unset=True) async for event in stream]
+
+
+def call_id_of(response: Any) -> str:
+    return str(next(item.call_id for item in response.output if item.type == "function_call"))
+
+
+# --- what is returned -----------------------------------------------------------------------
+async def test_an_answer(store: Store) -> None:
+    async with make_rig(store, "It is 1.") as rig:
+        response = await ask(rig, instructions="Be brief.", temperature=0.5, metadata={"a": "b"})
+        ids = rig.engine.ids("It is 1.")
+        prompt = rig.tokenizer.render([SYSTEM, USER])
+        body = response.model_dump(exclude_unset=True)
+        assert body.pop("created_at") > 1_700_000_000
+        (item,) = body.pop("output")
+        assert str(item.pop("id")).startswith("msg_")
+        assert item == {
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "It is 1.", "annotations": []}],
+        }
+        assert body == {
+            "id": "resp_call-a",
+            "object": "response",
+            "status": "completed",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": "Be brief.",
+            "max_output_tokens": None,
+            "metadata": {"a": "b"},
+            "model": "policy",
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "temperature": 0.5,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": 1.0,
+            "truncation": "disabled",
+            "usage": {
+                "input_tokens": len(prompt),
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": len(ids),
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": len(prompt) + len(ids),
+            },
+        }
+        assert response.output_text == "It is 1."
+        [record] = await rig.records()
+        assert (record.prompt_ids, record.response_ids) == (prompt, ids)
+        assert record.sampling.temperature == 0.5
+
+
+async def test_tools_and_their_outputs(store: Store) -> None:
+    """Token for token the prompt that the same conversation has as chat."""
+    async with make_rig(store, [CALLED, "One."]) as rig:
+        first = await ask(rig, tools=[FUNCTION])
+        message, call = first.output
+        assert message.content[0].text == "Let me see."
+        assert (call.type, call.name, call.arguments) == (
+            "function_call",
+            "calculator",
+            '{"expression": "1"}',
+        )
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "1"}
+        sent = [USER, *(item.model_dump(exclude_unset=True) for item in first.output), output]
+        second = await ask(rig, "call-b", tools=[FUNCTION], input=sent)
+        assert second.output_text == "One."
+        function = {"name": "calculator", "arguments": {"expression": "1"}}
+        called = {"id": call.call_id, "type": "function", "function": function}
+        assistant = {"role": "assistant", "content": "Let me see.", "tool_calls": [called]}
+        result = {"role": "tool", "tool_call_id": call.call_id, "content": "1"}
+        chat = rig.tokenizer.render([USER, assistant, result], TOOLS)
+        assert rig.engine.requests[1].prompt_ids == chat
+
+
+async def test_a_call_without_text_has_no_message(store: Store) -> None:
+    text = CALLED.removeprefix("Let me see.\n")
+    async with make_rig(store, text) as rig:
+        response = await ask(rig, tools=[FUNCTION])
+        assert [item.type for item in response.output] == ["function_call"]
+        response = await ask(rig, "call-b", tools=[FUNCTION], tool_choice="none")
+        assert response.output_text == text
+
+
+async def test_an_answer_that_is_cut(store: Store) -> None:
+    async with make_rig(store, "a b c d e f") as rig:
+        response = await ask(rig, max_output_tokens=3)
+        assert (response.status, response.incomplete_details.reason) == (
+            "incomplete",
+            "max_output_tokens",
+        )
+        assert response.usage.output_tokens == 3
+        events = await events_of(rig, "call-b", max_output_tokens=3)
+        assert events[-1]["type"] == "response.incomplete"
+
+
+async def test_logprobs(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        response = await ask(rig, include=["message.output_text.logprobs"])
+        found = response.output[0].content[0].logprobs
+        assert [one.logprob for one in found] == rig.engine.logprobs(rig.engine.ids("ok"))
+
+
+async def test_parts_of_text_are_joined(store: Store) -> None:
+    parts = [{"type": "input_text", "text": "What "}, {"type": "input_text", "text": "is 1?"}]
+    async with make_rig(store, "ok") as rig:
+        await ask(rig, input=[{"role": "user", "content": parts}])
+        assert rig.engine.requests[0].prompt_ids == rig.tokenizer.render([USER])
+
+
+# --- streams --------------------------------------------------------------------------------
+async def test_the_events_of_a_stream(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        events = await events_of(rig)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["type"] for event in events] == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+        assert [event["delta"] for event in events[4:6]] == ["o", "k"]
+        assert events[6]["text"] == "ok"
+        added, done = events[2]["item"], events[8]["item"]
+        assert (added["status"], added["content"]) == ("in_progress", [])
+        assert {event["item_id"] for event in events[3:8]} == {added["id"]} == {done["id"]}
+        assert events[0]["response"]["status"] == "in_progress"
+        assert await events_of(rig) == events  # a retry: the same answer
+        assert len(rig.engine.requests) == 1
+        whole = events[-1]["response"]
+        assert (whole["status"], whole["output"]) == ("completed", [done])
+
+
+async def test_a_stream_of_calls(store: Store) -> None:
+    async with make_rig(store, CALLED) as rig:
+        events = await events_of(rig, tools=[FUNCTION])
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        assert kinds[kinds.index("output_text.done") :] == [
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+            "completed",
+        ]
+        said = [event["delta"] for event in events if event["type"].endswith("text.delta")]
+        assert "".join(said) == "Let me see."
+        call = events[-2]["item"]
+        assert (call["name"], call["arguments"]) == ("calculator", '{"expression": "1"}')
+        assert events[-5]["item"]["arguments"] == ""
+        assert {event["output_index"] for event in events[-5:-1]} == {1}
+
+
+async def test_a_stream_of_calls_without_text_begins_no_message(store: Store) -> None:
+    async with make_rig(store, CALLED.removeprefix("Let me see.\n")) as rig:
+        events = await events_of(rig, tools=[FUNCTION])
+        items = [event["item"]["type"] for event in events if "item" in event]
+        assert items == ["function_call", "function_call"]
+
+
+async def test_an_empty_answer_is_an_empty_message(store: Store) -> None:
+    async with make_rig(store, "") as rig:
+        events = await events_of(rig)
+        assert [event["type"] for event in events].count("response.output_item.added") == 1
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == ""
+
+
+async def test_the_sdks_own_reading_of_a_stream(store: Store) -> None:
+    """`responses.stream()` puts the events together and checks them on the way."""
+    async with (
+        make_rig(store, CALLED) as rig,
+        rig.client() as client,
+        client.responses.stream(model="policy", input="What is 1?", tools=[FUNCTION]) as stream,
+    ):
+        async for _ in stream:
+            pass
+        final = await stream.get_final_response()
+        assert final.output_text == "Let me see."
+        assert call_id_of(final).startswith("call_")
+
+
+async def test_an_error_in_mid_stream(store: Store) -> None:
+    say = Say(text="a b c d", errors={2: RuntimeError("broke")})
+    async with make_rig(store, lambda request: say) as rig:
+        with pytest.raises(openai.APIError, match="broke"):
+            await events_of(rig)
+
+
+# --- going on -------------------------------------------------------------------------------
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_previous_response(store: Store, restarted: bool) -> None:
+    """The conversation goes on, without the instructions of then, from another process too."""
+    async with make_rig(store, [CALLED, "One.", "Bye."]) as rig:
+        first = await ask(rig, tools=[FUNCTION], instructions="Be brief.")
+        if restarted:
+            await rig.restart()
+        call_id = call_id_of(first)
+        output = {"type": "function_call_output", "call_id": call_id, "output": "1"}
+        second = await ask(
+            rig, "call-b", tools=[FUNCTION], input=[output], previous_response_id=first.id
+        )
+        assert second.previous_response_id == first.id
+        if restarted:
+            await rig.restart()
+        again = {"instructions": "Be kind.", "input": "Bye!", "previous_response_id": second.id}
+        await ask(rig, "call-c", **again)
+        function = {"name": "calculator", "arguments": {"expression": "1"}}
+        called = {"id": call_id, "type": "function", "function": function}
+        said: list[Any] = [
+            USER,
+            {"role": "assistant", "content": "Let me see.", "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": call_id, "content": "1"},
+        ]
+        assert rig.engine.requests[1].prompt_ids == rig.tokenizer.render(said, TOOLS)
+        said = [
+            {"role": "system", "content": "Be kind."},
+            *said,
+            {"role": "assistant", "content": "One."},
+            {"role": "user", "content": "Bye!"},
+        ]
+        assert rig.engine.requests[2].prompt_ids == rig.tokenizer.render(said)
+        last = max(await rig.spans(), key=lambda span: span.sequence_end or 0)
+        roles = [message["role"] for message in load(str(last.attributes[c.INPUT_MESSAGES]))]
+        assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+
+
+async def test_a_previous_response_with_a_key_is_not_gone_on_with_in_another_process(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of it is not what was said."""
+    monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
+    async with make_rig(store, ["One.", "Two."]) as rig:
+        first = await ask(rig, input="Is it desk-7f3a9b-11aa22?")
+        second = await ask(rig, "call-b", input="So?", previous_response_id=first.id)
+        assert "desk-7f3a9b-11aa22" in rig.tokenizer.decode(rig.engine.requests[1].prompt_ids)
+        await rig.restart()
+        with pytest.raises(openai.BadRequestError, match="held a key, and is not kept") as caught:
+            await ask(rig, "call-c", input="And?", previous_response_id=second.id)
+        assert caught.value.code == "previous_response_not_found"
+
+
+async def test_a_previous_response_that_is_not_there(store: Store) -> None:
+    gate = Gate()
+    texts = iter([Say(text="slow", gates={0: gate})])
+    async with make_rig(store, lambda request: next(texts)) as rig:
+        for unknown in ("resp_nobody", "chatcmpl-call-a", ""):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await ask(rig, f"call-{unknown}", previous_response_id=unknown or "resp_")
+            assert caught.value.code == "previous_response_not_found"
+            assert caught.value.param == "previous_response_id"
+        slow = asyncio.ensure_future(ask(rig, "call-slow"))
+        await until(gate.reached.is_set)
+        with pytest.raises(openai.BadRequestError, match="no answered response"):
+            await ask(rig, "call-b", previous_response_id="resp_call-slow")
+        gate.open()
+        await slow
+
+
+async def test_a_response_of_another_attempt_is_not_known(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        first = await ask(rig)
+        rig.attempt = await rig.claim(Routing(default=Target(route=Route.POLICY, policy="policy")))
+        with pytest.raises(openai.BadRequestError, match="in this attempt"):
+            await ask(rig, "call-b", previous_response_id=first.id)
+
+
+# --- what is refused ------------------------------------------------------------------------
+IMAGE = {"type": "input_image", "image_url": "data:", "detail": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"input": []}, "input", "non-empty"),
+        ({"input": ""}, "input", "non-empty"),
+        ({"input": 5}, "input", "non-empty"),
+        ({"input": [5]}, "input[0]", "of type 'int'"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]", "input_image"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]", "'reasoning'"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "'item_reference'"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search'"),
+        ({"tools": [{"type": "function"}]}, "tools[0]", "with a name"),
+        ({"tool_choice": "required"}, "tool_choice", "names no tool"),
+        ({"tool_choice": "required", "tools": [FUNCTION]}, "tool_choice", "cannot be honoured"),
+        (
+            {"parallel_tool_calls": False, "tools": [FUNCTION]},
+            "parallel_tool_calls",
+            "cannot be honoured",
+        ),
+        ({"tools": [{**FUNCTION, "strict": True}]}, "tools", "cannot be honoured"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot be honoured"),
+        ({"text": {"brand_new": 1}}, "text.brand_new", "cannot be honoured"),
+        ({"reasoning": {"brand_new": "high"}}, "reasoning.brand_new", "cannot be honoured"),
+        ({"truncation": "auto"}, "truncation", "cannot be honoured"),
+        ({"background": True}, "background", "cannot be honoured"),
+        ({"conversation": "conv_1"}, "conversation", "cannot be honoured"),
+        ({"prompt": {"id": "p"}}, "prompt", "cannot be honoured"),
+        ({"include": ["file_search_call.results"]}, "include", "cannot be honoured"),
+        ({"top_logprobs": 3}, "top_logprobs", "cannot be honoured"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "between 1"),
+        ({"instructions": 5}, "instructions", "must be str"),
+        ({"input": "a b " * 600}, "input", "shorten the input"),
+    ],
+)
+async def test_refusals_name_the_field(
+    store: Store, fields: dict[str, Any], param: str, message: str
+) -> None:
+    async with make_rig(store, "ok") as rig:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(rig, extra_body=fields)
+        error: Any = caught.value.body
+        assert error["param"] == param
+        assert message in error["message"]
+        [span] = await rig.spans()  # refused, and recorded
+        assert span.attributes[c.CALL_OUTCOME] == "error"
+        assert rig.engine.requests == []
+
+
+async def test_neutral_values_are_taken(store: Store) -> None:
+    fields: dict[str, Any] = {
+        "background": False,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "reasoning": {"effort": "none", "summary": None},
+        "truncation": "disabled",
+        "include": ["reasoning.encrypted_content"],
+        "store": True,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "stream_options": {"include_obfuscation": False},
+    }
+    async with make_rig(store, "ok") as rig:
+        assert (await ask(rig, **fields)).output_text == "ok"
+
+
+async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store: Store) -> None:
+    """What frameworks send by themselves is answered, and shown as overrides."""
+    fields: dict[str, Any] = {
+        "text": {"verbosity": "low"},
+        "reasoning": {"effort": "high", "summary": "auto", "mode": None},
+    }
+    async with make_rig(store, "ok") as rig:
+        assert (await ask(rig, **fields)).output_text == "ok"
+        [span] = await rig.spans()
+        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
+            "text.verbosity": ["low", None],
+            "reasoning.effort": ["high", None],
+            "reasoning.summary": ["auto", None],
+        }
+
+
+async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
+    routing = Routing(rules=[Rule("writer", TRAINED)])
+    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
+        fields: dict[str, Any] = {
+            "temperature": 0.1,
+            "max_output_tokens": 99,
+            "text": {"verbosity": "low"},
+        }
+        await ask(rig, **fields, extra_headers=rig.headers("call-a", "writer"))
+        [record] = await rig.records()
+        assert (record.sampling.temperature, record.sampling.max_tokens) == (0.5, 40)
+        [span] = await rig.spans()
+        overrides = str(span.attributes[c.SAMPLING_OVERRIDES])
+        for told in ('"temperature":[0.1,0.5]', '"max_output_tokens":[99,40]', "text.verbosity"):
+            assert told in overrides
+        headers = rig.headers("call-b", "writer")
+        with pytest.raises(openai.BadRequestError, match="'conversation' cannot be honoured"):
+            await ask(rig, extra_body={"conversation": "x"}, extra_headers=headers)
+
+
+async def test_an_agent_frozen_to_an_endpoint_speaks_chat(store: Store) -> None:
+    with ScriptedServer("from elsewhere") as endpoint:
+        llm = LLM(base_url=endpoint.url, model="m")
+        frozen = Target(route=Route.ENDPOINT, endpoint=llm)
+        async with make_rig(store, "ok", routing=Routing(default=frozen)) as rig:
+            with pytest.raises(openai.BadRequestError, match="set_default_openai_api"):
+                await ask(rig)
+
+
+# --- what is recorded -----------------------------------------------------------------------
+async def test_the_span(store: Store) -> None:
+    async with make_rig(store, CALLED) as rig:
+        await ask(rig, tools=[FUNCTION], instructions="Be brief.", max_output_tokens=50)
+        [span] = await rig.spans()
+    known = span.attributes
+    assert span.name == "chat policy"
+    assert known[c.OPERATION_NAME] == "chat"
+    assert known[c.RESPONSE_ID] == "resp_call-a"
+    assert known[c.REQUEST_MAX_TOKENS] == 50
+    assert load(str(known[c.INPUT_MESSAGES])) == [SYSTEM, USER]
+    (said,) = load(str(known[c.OUTPUT_MESSAGES]))
+    assert said["content"] == "Let me see."
+    assert said["tool_calls"][0]["function"]["name"] == "calculator"
+    assert known[c.FINISH_REASONS] == ["stop"]
+
+
+async def test_through_the_shim(store: Store) -> None:
+    """The app's own client, in a scope: the gateway answers, streams and records."""
+    async with make_rig(store, "ok") as rig:
+        current = AttemptContext(
+            rollout_id=rig.attempt.rollout_id,
+            attempt_id=rig.attempt.attempt_id,
+            gateway_url=rig.gateway.url,
+            call_token=rig.attempt.call_token,
+            routing=Routing(default=Target(route=Route.POLICY, policy="policy")),
+        )
+        async with openai.AsyncOpenAI(base_url="http://127.0.0.1:1/v1", api_key="k") as client:
+            with open_scope(current), agent("writer"):
+                whole = await client.responses.create(model="m", input="hi")
+                async with client.responses.stream(model="m", input="hi") as stream:
+                    streamed = await stream.get_final_response()
+        await wire.aclose()
+        assert (whole.output_text, streamed.output_text) == ("ok", "ok")
+        spans = await rig.spans()
+        assert [span.attributes[c.AGENT_PATH] for span in spans] == ["writer", "writer"]
+        assert len(await rig.records()) == 2
+        assert current.recorder.capture_errors() == []
+
+
+# --- elsewhere ------------------------------------------------------------------------------
+def scope_elsewhere() -> AttemptContext:
+    return AttemptContext(rollout_id="r", attempt_id="a")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_from_the_apps_endpoint_is_recorded(store: Store, stream: bool) -> None:
+    async with make_rig(store, CALLED) as rig, rig.client() as client:
+        current = scope_elsewhere()
+        body: Any = {"model": "m", "input": "What is 1?", "tools": [FUNCTION]}
+        with open_scope(current), agent("writer"):
+            made = client.responses.create(**body, instructions="Be brief.", stream=stream)
+            answer: Any = await made
+            if stream:
+                async for _ in answer:
+                    pass
+        found = current.recorder.drain()
+        [span] = [span for span in found if span.kind == "llm"]
+        [recorded] = await rig.spans()
+    keys = (
+        c.OPERATION_NAME,
+        c.INPUT_MESSAGES,
+        c.OUTPUT_MESSAGES,
+        c.TOOL_DEFINITIONS,
+        c.RESPONSE_ID,
+        c.INPUT_TOKENS,
+        c.OUTPUT_TOKENS,
+    )
+    assert current.recorder.capture_errors() == []
+    assert span.attributes[c.AGENT_PATH] == "writer"
+    theirs = {key: recorded.attributes[key] for key in keys}
+    theirs[c.OUTPUT_MESSAGES] = str(theirs[c.OUTPUT_MESSAGES]).replace('"stop"', '"tool_calls"')
+    assert {key: span.attributes[key] for key in keys} == theirs
+
+
+async def test_a_stream_that_is_left(store: Store) -> None:
+    """What came is recorded, as a call that was cancelled."""
+    async with make_rig(store, "one two three four") as rig, rig.client() as client:
+        current = scope_elsewhere()
+        with open_scope(current):
+            async with await client.responses.create(model="m", input="x", stream=True) as stream:
+                async for event in stream:
+                    if event.type == "response.output_text.delta":
+                        break
+        [span] = current.recorder.drain()
+    assert span.attributes[c.CALL_OUTCOME] == "cancelled"
+
+
+def test_items_of_any_kind_are_recorded() -> None:
+    """A request to somebody else's endpoint is recorded whatever it holds."""
+    items = [{"role": "user", "content": [IMAGE]}, {"type": "reasoning", "summary": []}, 5]
+    attributes = call_attributes.request_attributes(
+        {"model": "m", "input": items, "tools": [{"type": "mcp"}]}
+    )
+    told = str(attributes[c.INPUT_MESSAGES])
+    assert '"modality":"image"' in told
+    assert '"reasoning"' in told
+    assert "mcp" in str(attributes[c.TOOL_DEFINITIONS])
+    for odd in ({"input": None}, {"input": {"a": 1}}, {"input": "x", "tools": 5}):
+        assert call_attributes.request_attributes(odd)[c.OPERATION_NAME] == "chat"

@@ -1,0 +1,37 @@
+"""What an update of several policies adds up to."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightspan.algorithms.metrics import alarms
+from lightspan.learners.metrics import over_policies
+
+
+def part(gap: float, fresh: float, tokens: float = 10.0) -> dict[str, float]:
+    return {
+        "loss": 0.5,
+        "tokens": tokens,
+        "fresh_tokens": fresh,
+        "logprob_gap_mean": gap,
+        "logprob_gap_max": 2 * gap,
+    }
+
+
+def test_a_policy_with_old_tokens_alone_raises_no_alarm_about_another() -> None:
+    """With overlap one policy was called before the weights changed, the other one after: what the
+    first has learned since is no disagreement of engine and learner."""
+    found = over_policies({"old": part(0.5, 0.0), "new": part(0.0, 10.0)}, rows=2)
+    assert (found["logprob_gap_mean"], found["logprob_gap_max"]) == (0.0, 0.0)
+    assert (found["fresh_tokens"], found["tokens"], found["loss"]) == (10.0, 20.0, 1.0)
+    assert found["old/logprob_gap_mean"] == 0.5
+    assert alarms(found) == []
+
+
+def test_gaps_count_by_the_tokens_that_they_are_of() -> None:
+    found = over_policies({"a": part(0.1, 1.0, tokens=30.0), "b": part(0.4, 2.0)}, rows=2)
+    assert found["logprob_gap_mean"] == pytest.approx((0.1 + 2 * 0.4) / 3)
+    assert found["logprob_gap_max"] == 0.8
+    old = over_policies({"a": part(0.1, 0.0, tokens=30.0), "b": part(0.4, 0.0)}, rows=2)
+    assert old["logprob_gap_mean"] == pytest.approx((30 * 0.1 + 10 * 0.4) / 40)
+    assert alarms(old) == []

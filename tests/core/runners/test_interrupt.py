@@ -1,0 +1,202 @@
+"""Ctrl-C: a first one closes what runs, a second one interrupts that; no process is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema.records import Mode, Rollout, RolloutStatus
+from lightspan.stores import open_store
+from lightspan.stores.event_loop import run_sync
+from lightspan_testing.conditions import until
+
+HERE = str(Path(__file__).parent)
+Run = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Starts a script, to be read."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(code))
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def until_line(process: subprocess.Popen[str], word: str) -> None:
+    """Read what it prints up to a line that begins with this word."""
+    lines: list[str] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        if line.startswith(word):
+            return
+    pytest.fail("\n".join(lines))
+
+
+async def interrupted(events: list[str]) -> None:
+    """Interrupts the process, and notes that it could close."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(1000)
+    finally:
+        await asyncio.sleep(0)
+        events.append("closed")
+
+
+@pytest.mark.parametrize("where", ["script", "notebook"])
+def test_a_first_one_closes_and_changes_no_handler(where: str) -> None:
+    """In a notebook the kernel lives."""
+    events: list[str] = []
+
+    def in_script() -> None:
+        run_sync(interrupted(events))
+
+    async def cell() -> None:
+        in_script()
+
+    def in_notebook() -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(cell())
+        finally:
+            loop.close()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            (in_script if where == "script" else in_notebook)()
+        assert raised.value.__context__ is None
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert events == ["closed"]
+
+
+CLOSING = """
+import asyncio, time
+from lightspan.stores.event_loop import run_sync
+
+async def work():
+    try:
+        print("working", flush=True)
+        await asyncio.sleep(1000)
+    finally:
+        print("closing", flush=True)
+        await asyncio.sleep(1000)
+
+run_sync(work())
+"""
+
+
+def test_a_second_one_ends_what_does_not_close(run: Run) -> None:
+    process = run(CLOSING)
+    until_line(process, "working")
+    process.send_signal(signal.SIGINT)
+    until_line(process, "closing")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT  # 130, as a shell has it
+
+
+RUNNERS = """
+import asyncio, sys
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.stores.event_loop import run_sync
+
+async def work(url, app, here):
+    runners = LocalRunners(1)
+    try:
+        await runners.start(RunnerPlan(store_url=url, app=app, sys_path=[here], run_id="run"))
+        print("working", flush=True)
+        await asyncio.sleep(1000)
+    finally:
+        print("closing", flush=True)
+        await runners.stop()
+
+if __name__ == "__main__":
+    run_sync(work(*sys.argv[1:4]))
+"""
+
+
+async def _enqueue(url: str, task: dict[str, Any]) -> None:
+    rollout = Rollout(rollout_id="ro", task=task, task_id="t", mode=Mode.VAL, run_id="run")
+    async with open_store(url) as store:
+        await store.enqueue([rollout])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks processes up in /proc")
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("kind", ["sleeps", "keeps Python's lock", "runs a program"])
+def test_no_process_is_left_whatever_an_app_does(
+    run: Run, tmp_path: Path, kind: str, times: int
+) -> None:
+    url, note = f"sqlite:///{tmp_path}/run.db", tmp_path / "note"
+    asyncio.run(_enqueue(url, {"kind": kind, "note": str(note)}))
+    process = run(RUNNERS, url, "misbehaving_apps:never_ends", HERE)
+    until_line(process, "working")
+    asyncio.run(until(note.exists))
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) == (3 if kind == "runs a program" else 2)  # with multiprocessing's tracker
+    process.send_signal(signal.SIGINT)
+    until_line(process, "closing")
+    if times == 2:
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)  # nobody has asked how it ended
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_who_is_cancelled_while_it_stops_has_told_its_processes(tmp_path: Path) -> None:
+    """A closing that was cancelled closed the gateway and left the runners at work, which lost one
+    rollout after another."""
+    async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+        runners = LocalRunners(1)
+        plan = RunnerPlan(store_url=store.url, app="runner_apps:returns", sys_path=[HERE])
+        await runners.start(plan)
+        processes = [psutil.Process(pid) for pid in runners.pids]
+        stopping = asyncio.create_task(runners.stop())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        try:
+            await until(lambda: all(map(_has_ended, processes)))
+        finally:
+            await runners.stop()
+        assert await store.count() == dict[RolloutStatus, int]()

@@ -1,0 +1,207 @@
+"""Alerts of a run's history, recorded and made up."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.training.alerts import Alert, AlertMonitor
+from lightspan.training.results import Evaluation
+
+RECORDED = Path(__file__).parent / "histories"
+"""Histories of real runs; README.md there says how they were recorded."""
+
+
+def line(step: int, rewards: Sequence[Sequence[float]], **more: float) -> dict[str, Any]:
+    """The line of a training step, of the rewards of each of its groups."""
+    means = [math.fsum(group) / len(group) for group in rewards]
+    mean = math.fsum(means) / len(means)
+    variance = math.fsum((value - mean) ** 2 for value in means) / max(1, len(means) - 1)
+    idle = [group for group in rewards if min(group) == max(group)]
+    return {
+        "kind": "train",
+        "step": step,
+        "reward": mean,
+        "reward_se": math.sqrt(variance / len(means)),
+        "batch/groups": len(rewards),
+        "batch/groups:equal_rewards": len(idle),
+        "batch/scored": sum(map(len, rewards)),
+        "batch/zero_advantage_rollouts": sum(map(len, idle)),
+        **more,
+    }
+
+
+def sampled(
+    rng: random.Random, step: int, mean: float, groups: int = 16, **more: float
+) -> dict[str, Any]:
+    """A step whose tasks differ in how often they are solved, by .3 or so."""
+    chances = (min(1.0, max(0.0, rng.gauss(mean, 0.3))) for _ in range(groups))
+    return line(
+        step, [[float(rng.random() < chance) for _ in range(8)] for chance in chances], **more
+    )
+
+
+def read(lines: Sequence[dict[str, Any]]) -> list[Alert]:
+    return AlertMonitor().read(lines, [])
+
+
+def recorded(name: str) -> list[tuple[str, int]]:
+    """The alerts of a real run."""
+    lines = [json.loads(text) for text in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
+    evaluations = [
+        Evaluation(
+            step=line["step"],
+            rewards={f"task {n}": reward for n, reward in enumerate(line["rewards"])},
+        )
+        for line in lines
+        if line["kind"] == "eval"
+    ]
+    return [(alert.name, alert.step) for alert in AlertMonitor().read(lines, evaluations)]
+
+
+LEARNED = sorted(path.stem for path in RECORDED.glob("*.jsonl") if "-seed" in path.stem[-6:])
+
+
+@pytest.mark.parametrize("run", LEARNED)
+def test_a_run_that_learned_has_no_alert(run: str) -> None:
+    assert not recorded(run)
+
+
+def test_runs_that_went_wrong() -> None:
+    assert {"sql-seed0", "sql-seed1"} <= set(LEARNED)
+    assert recorded("rag-crewai-seed2-permuted") == [("validation_falls", 2), ("reward_falls", 7)]
+    assert recorded("sql-seed0-permuted") == [("validation_falls", 15)]
+    assert recorded("sql-seed1-permuted") == [("validation_falls", 10)]
+    assert recorded("sql-seed0-rate-x0.001") == [("policy_stays", 10)]
+    assert recorded("sql-seed0-rate-x30") == [
+        ("no_group_varies", 3),
+        ("validation_falls", 5),
+        ("reward_falls", 6),
+    ]
+
+
+@pytest.mark.parametrize(("groups", "end"), [(16, 0.5), (4, 0.5), (16, 0.8)])
+def test_a_policy_that_stays_or_learns_hardly_ever_has_an_alert(groups: int, end: float) -> None:
+    alerts = 0
+    for run in range(100):
+        rng = random.Random(run)
+        means = [0.5 + (end - 0.5) * step / 30 for step in range(30)]
+        alerts += bool(read([sampled(rng, n, mean, groups) for n, mean in enumerate(means)]))
+    assert alerts <= 3
+
+
+def test_a_falling_reward_gives_one_alert_with_its_figures() -> None:
+    rng = random.Random(0)
+    levels = [0.7] * 8 + [0.2] * 8
+    more = {"learner/learning_rate": 1e-4}
+    [alert] = read([sampled(rng, step, level, **more) for step, level in enumerate(levels, 1)])
+    assert (alert.name, alert.step) == ("reward_falls", 9)
+    assert alert.text.startswith("the training reward is falling: 0.7")
+    assert "Lower learning_rate (now 0.0001), or hold the policy near its start with" in alert.text
+
+
+def test_a_policy_that_hardly_moves_is_noticed_once_the_rate_has_warmed_up() -> None:
+    def run(*rates: float) -> list[Alert]:
+        rng = random.Random(3)
+        still = [{"learner/approx_kl": 1e-9, "learner/learning_rate": rate} for rate in rates]
+        return read([sampled(rng, step, 0.5, **more) for step, more in enumerate(still, 1)])
+
+    [alert] = run(*[1e-9] * 12)
+    assert (alert.name, alert.step) == ("policy_stays", 10)
+    assert "Raise learning_rate (now 1e-09): tenfold at first" in alert.text
+    assert not run(*(1e-9 * step for step in range(12)))
+
+
+def test_groups_that_do_not_vary_are_counted() -> None:
+    rng = random.Random(4)
+    steps = [sampled(rng, step, 0.5) for step in range(1, 4)]
+    [alert] = read([*steps, *(line(step, [[1.0] * 8] * 16) for step in range(4, 8))])
+    assert (alert.name, alert.step) == ("no_group_varies", 5)
+    assert "in the latest 2 steps: in each of 32 the rollouts had equal rewards" in alert.text
+
+
+def test_an_estimator_without_groups_learns_from_groups_of_one() -> None:
+    lines = [line(step, [[0.0], [1.0]] * 16) for step in range(1, 9)]
+    assert not read([{**each, "batch/zero_advantage_rollouts": 0} for each in lines])
+
+
+def test_an_entropy_that_collapses_is_noticed_unless_the_reward_has_risen() -> None:
+    def run(end: float) -> set[str]:
+        rng = random.Random(5)
+        steps = [
+            sampled(
+                rng, step, 0.2 + (end - 0.2) * step / 16, **{"learner/entropy": 2.0 * 0.8**step}
+            )
+            for step in range(1, 17)
+        ]
+        return {alert.name for alert in read(steps)}
+
+    assert "entropy_collapses" in run(0.1)
+    assert not run(0.9)
+
+
+def test_a_held_out_reward_that_falls_is_compared_on_the_tasks_that_both_scored() -> None:
+    rng, monitor = random.Random(6), AlertMonitor()
+    before = {f"t{n}": float(rng.random() < 0.8) for n in range(100)}
+    worse = {task: float(reward and rng.random() < 0.7) for task, reward in before.items()}
+    assert not monitor.evaluated(Evaluation(step=0, rewards=before))
+    assert not monitor.evaluated(Evaluation(step=5, rewards={**before, "new": 0.0}))
+    [alert] = monitor.evaluated(Evaluation(step=10, rewards=worse))
+    assert alert.text.startswith("the held-out reward has fallen since step 0: by -0.")
+    assert 'Trainer(keep="best"), fit(…, selection=…)' in alert.text
+
+
+@pytest.mark.parametrize("tasks", [4, 100])
+def test_few_tasks_or_clusters_show_nothing(tasks: int) -> None:
+    """All of 4 tasks fall, or half of 100, which are of two worlds."""
+    before = {f"{world} {n}": 1.0 for world in "ab" for n in range(tasks // 2)}
+    after = {task: float(task[0] == "b" and tasks > 4) for task in before}
+    worlds = {task: task[0] for task in before} if tasks > 4 else {}
+    monitor = AlertMonitor()
+    monitor.evaluated(Evaluation(step=0, rewards=before, clusters=worlds))
+    assert not monitor.evaluated(Evaluation(step=5, rewards=after, clusters=worlds))
+
+
+@pytest.mark.parametrize("missing", ["reward", "reward_se", "batch/groups"])
+def test_metrics_that_an_algorithm_does_not_report_are_not_needed(missing: str) -> None:
+    rng = random.Random(7)
+    levels = [0.7] * 8 + [0.1] * 8
+    steps = [sampled(rng, step, level) for step, level in enumerate(levels, 1)]
+    for each in steps:
+        del each[missing]
+    assert not read(steps)
+
+
+def test_a_resumed_run_does_not_repeat_an_alert() -> None:
+    rng = random.Random(8)
+    levels = [0.7] * 8 + [0.2] * 12
+    steps = [sampled(rng, step, level) for step, level in enumerate(levels, 1)]
+    whole = read(steps)
+    assert whole
+    for cut in range(len(steps)):
+        monitor = AlertMonitor()
+        before = monitor.read(steps[:cut], [])
+        after = [alert for each in steps[cut:] for alert in monitor.step(each)]
+        assert [*before, *after] == whole
+
+
+def test_fit_shows_an_alert_and_inspect_shows_it_again(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, lines: Any
+) -> None:
+    """Every rollout of the reviewer earns .5."""
+    from lightspan import Trainer
+    from lightspan.reports.inspect import inspect_run
+
+    tasks = [{"q": f"question {number}", "who": "reviewer"} for number in range(24)]
+    algorithm = rl(optimize="reviewer", group_size=2, tasks_per_step=24)
+    folder = tmp_path / "run"
+    Trainer(algorithm, steps=1, folder=folder, reporter=lines).fit(apps.either, tasks)
+    text = "no group varied in the latest 1 step: in each of 24 the rollouts had equal rewards"
+    assert [said for said in lines.texts if said.startswith(f"step 1: warning: {text}")]
+    assert f"\nwarning, step 1: {text}" in inspect_run(folder)

@@ -1,0 +1,148 @@
+"""A third party's plugins: an engine, a learner, a store scheme, runners, a sink, a command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightspan import LocalRunners
+from lightspan.engines.protocol import EngineRequest, ModelSize
+from lightspan.engines.transformers import TransformersEngine
+from lightspan.learners.protocol import LearnerRequest
+from lightspan.learners.torch import TorchLearner
+from lightspan.stores.protocol import Store
+from lightspan.stores.sqlite import SQLiteStore
+from lightspan.training.listeners import RunEvent
+from lightspan.training.sinks import SinkRun
+
+
+class AcmeEngine:
+    """An engine that is found by its name, `Trainer(engine="acme")`."""
+
+    def build(self, request: EngineRequest) -> TransformersEngine:
+        """Return an engine of a type of its own."""
+        return _Engine(request.models, device=request.device, seed=request.seed)
+
+    def describe(self, folder: Path) -> str:
+        """Return the line that the trainer prints."""
+        return f"the acme engine logs to {folder.name}"
+
+    def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
+        """Return the policies of each copy of weights."""
+        return request.copies()
+
+    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+        """Return part → bytes."""
+        return {"engine weights": size.parameters}
+
+
+class _Engine(TransformersEngine):
+    """Not an engine that the core knows."""
+
+
+class AcmeLearner:
+    """A learner that is found by its name, `Trainer(learner="acme")`."""
+
+    def check(self, device: str) -> None:
+        """Take any device."""
+
+    def build(self, request: LearnerRequest) -> TorchLearner:
+        """Return a learner that is closed with the run."""
+        return _Learner(
+            request.models,
+            optimizer=request.optimizer,
+            lora=request.lora,
+            seed=request.seed,
+            device=request.device,
+        )
+
+    def describe(self, device: str) -> str:
+        """Return the line that the trainer prints."""
+        return f"the acme learner is on {device}"
+
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
+        """Return part → bytes."""
+        return {"learner weights": parameters}
+
+
+class _Learner(TorchLearner):
+    def close(self) -> None:
+        """Print that the run has closed the learner."""
+        print("the acme learner is closed")
+
+
+class _Stores:
+    """Stores of `acme:///absolute/path`."""
+
+    IS_SHARED = False
+
+    def make_store(self, url: str, *, create: bool) -> Store:
+        """Return a SQLite store at the URL's path."""
+        return _Store(Path(url.removeprefix("acme://")))
+
+    def public_url(self, url: str) -> str:
+        """Return the URL, which has no secret."""
+        return url
+
+    def take_credentials(self, url: str) -> None:
+        """Need none."""
+
+    def relay_url(self, url: str) -> str:
+        """Relay nothing."""
+        return ""
+
+
+class _Store(SQLiteStore):
+    @property
+    def url(self) -> str:
+        """Return the URL that opens the same store in a runner's process."""
+        return f"acme://{self.path}"
+
+
+stores = _Stores()
+
+
+def runners() -> LocalRunners:
+    """Return three runners on this machine, `Trainer(runners="acme")`."""
+    return LocalRunners(3)
+
+
+class AcmeSink:
+    """A sink, `Trainer(sinks=["acme"])`, that writes a file into the run's folder."""
+
+    def open(self, run: SinkRun) -> None:
+        """Begin the file."""
+        self._file = (run.folder / "acme-sink.jsonl").open("w")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write a line."""
+        print(json.dumps({"step": step, "names": len(values)}), file=self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def listen(event: RunEvent) -> None:
+    """Write the event to a file of the run's folder."""
+    with (event.folder / "acme-events.txt").open("a") as file:
+        print(event.kind, event.step, file=file)
+
+
+class _Command:
+    def add(self, commands: Any) -> None:
+        """Add `lightspan acme NAME`."""
+        parser = commands.add_parser("acme", help="greet")
+        parser.add_argument("name")
+        parser.set_defaults(run=self.run)
+
+    def run(self, options: argparse.Namespace) -> str:
+        """Return what the command prints."""
+        return f"hello {options.name}"
+
+
+command = _Command()
+acme_names = ["engine", "learner"]
