@@ -11,6 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import lightspan
+import lightspan_testing
 
 CAPTURE = ("msgspec", "opentelemetry-api", "opentelemetry-sdk")
 """What core needs in an app's environment."""
@@ -31,6 +32,9 @@ def app_environment(folder: Path, *distributions: str, core: bool = True) -> Pat
         [source] = lightspan.__path__
         if not (packages / "lightspan").exists():  # a distribution that needs it has linked it
             (packages / "lightspan").symlink_to(source)
+        suites = Path(next(iter(lightspan_testing.__path__)))  # apps of tests name scripted parts
+        if not (packages / suites.name).exists():
+            (packages / suites.name).symlink_to(suites)
         for entry in _top_level(distribution("lightspan")):  # which names its commands
             if entry.suffix == ".dist-info" and not (packages / entry.name).exists():
                 (packages / entry.name).symlink_to(entry)

@@ -265,7 +265,7 @@ def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     (run / "prompts.json").write_bytes((run / "prompts.json").read_bytes()[:50])
     with pytest.raises(ConfigError, match=r"prompts\.json cannot be read: Input data was trunc"):
         apply_prompts(run)
-    assert scope.pushed() is None
+    assert scope.current_context() is None
     monkeypatch.setattr(sdks, "SDKS", ())
     RunFolder(run).write_prompts(LEARNED)
     with pytest.raises(ConfigError, match="'router' cannot be applied: there is no client"):
@@ -278,7 +278,7 @@ def test_the_environment_names_it(
     """For the line without a folder, and for an adapter's `instrument()`."""
     with apply_prompts() as applied:
         assert applied.prompts == {}
-        assert scope.pushed() is None
+        assert scope.current_context() is None
     monkeypatch.setenv("LIGHTSPAN_PROMPTS", str(run / "prompts.json"))
     with apply_prompts(), agent("router"):
         ask(client)

@@ -164,7 +164,6 @@ def test_training_does_not_go_on_in_a_damaged_store(
     with pytest.raises(StoreError) as refused:
         trainer.fit(apps.spell, ask(1), resume=True)
     assert str(folder / "store.db") in str(refused.value)
-    assert refused.value.__cause__ is None  # SQLite's own words are in ours
     assert (folder / "store.db").read_bytes() == before
 
 

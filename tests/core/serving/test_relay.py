@@ -178,7 +178,7 @@ async def test_who_leaves_leaves_at_the_gateway_too(
         headers = {c.HEADER_CALL_ID: "call-1"}
         first = asyncio.create_task(place.said(claim, headers=headers))
         await gate.reached.wait()
-        [account] = run.gateway.terms.accounts()
+        [account] = run.gateway.access.sessions()
         assert account.is_busy
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

@@ -43,3 +43,7 @@ def __getattr__(name: str) -> Any:
             f"lightspan_testing.{name} needs {error.name!r}: {how_to_install('serve')}",
             name=error.name,
         ) from error
+
+
+def __dir__() -> list[str]:
+    return __all__
