@@ -569,7 +569,8 @@ def _watch_clients() -> None:
 
 
 def _subclasses(base: type) -> Iterator[type]:
-    for cls in type.__subclasses__(base):
+    below: list[type] = type.__subclasses__(base)
+    for cls in below:
         yield cls
         yield from _subclasses(cls)
 
