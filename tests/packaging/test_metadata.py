@@ -12,7 +12,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import noxfile
 import pytest
 
 from lightspan.otel.frameworks import FRAMEWORKS
@@ -20,7 +19,11 @@ from lightspan.otel.frameworks import FRAMEWORKS
 ROOT = Path(__file__).parents[2]
 PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
 PLUGINS = {name: path for name, path in PACKAGES.items() if name != "core"}
-ADAPTERS = {name: path for name, path in PLUGINS.items() if name in noxfile.ADAPTERS}
+ADAPTERS = {
+    name: path
+    for name, path in PLUGINS.items()
+    if (path / f"src/lightspan_{name}/_hook.py").is_file()
+}
 EXAMPLES = {path.parent.name: path.parent for path in ROOT.glob("examples/*/pyproject.toml")}
 
 CORE_NEEDS = {"msgspec", "opentelemetry-api", "opentelemetry-sdk"}
