@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import venv
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.core.plugin_environment import plugin_environment
 
 from lightspan import plugins
 from lightspan.errors import ConfigError
@@ -25,20 +24,7 @@ EVENT = RunEvent(
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The interpreter of a virtualenv with `tests/plugins/acme` beside what this one has."""
-    folder = tmp_path_factory.mktemp("acme")
-    venv.create(folder, symlinks=True)
-    python = str(folder / "bin/python")
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = folder / "lib" / version / "site-packages"
-    shared = [path for path in sys.path if Path(path).is_dir() and path != str(ROOT)]
-    (packages / "shared.pth").write_text("".join(f"{path}\n" for path in shared))
-    source = folder / "source"
-    source.mkdir()
-    for file in (ROOT / "tests/plugins/acme").glob("*.*"):
-        (source / file.name).write_text(file.read_text())
-    wheel = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
-    subprocess.run([*wheel, "--no-build-isolation", str(source)], check=True)
-    return python
+    return plugin_environment(tmp_path_factory.mktemp("acme"), "acme")
 
 
 def run(python: str, *arguments: str) -> str:

@@ -7,10 +7,10 @@ import os
 import re
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
+from tests.core.plugin_environment import plugin_environment
 
 from lightspan import instrumentation
 
@@ -22,23 +22,7 @@ TOY = ROOT / "tests/plugins/toy_adapter"
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The interpreter of a virtualenv with the toy adapter beside what this one has."""
-    folder = tmp_path_factory.mktemp("toy")
-    venv.create(folder, symlinks=True)
-    python = str(folder / "bin/python")
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = folder / "lib" / version / "site-packages"
-    shared = [path for path in sys.path if Path(path).is_dir() and path != str(ROOT)]
-    (packages / "shared.pth").write_text("".join(f"{path}\n" for path in shared))
-    sources = []
-    for name in ("toyframe", "toy_adapter"):
-        source = folder / name
-        source.mkdir()
-        for file in (ROOT / "tests/plugins" / name).glob("*.*"):
-            (source / file.name).write_text(file.read_text())
-        sources.append(str(source))
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", *sources], check=True)
-    return python
+    return plugin_environment(tmp_path_factory.mktemp("toy"), "toyframe", "toy_adapter")
 
 
 def test_the_suite(environment: str) -> None:
