@@ -1,4 +1,4 @@
-"""Ctrl-C: a first one closes what runs, a second one interrupts that; no process is left."""
+"""Ctrl-C: a first one closes what runs, a second one ends the process; no other is left."""
 
 from __future__ import annotations
 
@@ -110,14 +110,16 @@ async def work():
         await asyncio.sleep(1000)
     finally:
         print("closing", flush=True)
-        await asyncio.sleep(1000)
+        await WAIT
 
 run_sync(work())
 """
 
 
-def test_a_second_one_ends_what_does_not_close(run: Run) -> None:
-    process = run(CLOSING)
+@pytest.mark.parametrize("wait", ["asyncio.sleep(1000)", "asyncio.to_thread(time.sleep, 1000)"])
+def test_a_second_one_ends_what_does_not_close(run: Run, wait: str) -> None:
+    """A thread that does not end held `asyncio.run` for ever, whatever was raised in the loop."""
+    process = run(CLOSING.replace("WAIT", wait))
     until_line(process, "working")
     process.send_signal(signal.SIGINT)
     until_line(process, "closing")

@@ -10,6 +10,6 @@ store by `peers`, and `reachability` says whether its gateway is there.
 
 An app may block, hang or kill the process it runs in. A `guard` in the process sees what blocks
 its loop, and by `whereabouts` which line of the app; `local` sees what is dead or silent, and
-`deaths` queues its attempts again. Where it has to be ended, `descendants` are the processes that
+`deaths` queues its attempts again. Where it has to be ended, `lightspan.child_processes` ends what
 it started.
 """

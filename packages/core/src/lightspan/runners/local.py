@@ -24,8 +24,9 @@ from typing import Final
 
 import msgspec
 
+from lightspan import child_processes
 from lightspan.errors import AppError, ConfigError, LightspanError
-from lightspan.runners import descendants, interpreters
+from lightspan.runners import interpreters
 from lightspan.runners.deaths import QUICK_S, Death, bury, describe_exit
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
 from lightspan.runners.worker import DAMAGED, Order, Word, work
@@ -85,10 +86,10 @@ class _Worker:
 
     def kill(self) -> None:
         """End it by force, and what its apps have started."""
-        left = [] if self.process.pid is None else descendants.left_by(self.process.pid)
+        left = [] if self.process.pid is None else child_processes.left_by(self.process.pid)
         self.process.kill()
         self.process.join()
-        descendants.kill(left)
+        child_processes.kill(left)
 
     def abort(self) -> None:
         """End a process that says nothing; `faulthandler` prints there where it is."""

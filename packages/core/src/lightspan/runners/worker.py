@@ -23,9 +23,9 @@ from typing import Final
 
 import msgspec
 
+from lightspan import child_processes
 from lightspan.capture import threads
 from lightspan.errors import LightspanError, StoreUnreachableError
-from lightspan.runners import descendants
 from lightspan.runners.app import App, load_app
 from lightspan.runners.deaths import QUICK_S
 from lightspan.runners.guard import Guard
@@ -187,7 +187,7 @@ def _end_process(code: int) -> None:
     with contextlib.suppress(Exception):  # the app may have done anything to multiprocessing
         for child in multiprocessing.active_children():
             child.kill()
-        descendants.kill(descendants.left_by(os.getpid()))
+        child_processes.kill(child_processes.left_by(os.getpid()))
     os._exit(code)
 
 

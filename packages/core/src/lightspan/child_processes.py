@@ -1,4 +1,4 @@
-"""The processes that an app has started in its runner's process and would leave behind.
+"""Find and end the processes that a process has started and would leave behind.
 
 Those that have a session of their own are left out: a `Command`'s programs have a watchdog, and
 what an app detaches is to live on. Where there is no `/proc` nothing is found.
