@@ -25,7 +25,7 @@ class _Process(NamedTuple):
 
 
 def left_by(pid: int) -> list[_Process]:
-    """Every process below this one, in its session."""
+    """Return every process below this one, in its session."""
     processes = [found for path in _PROC.glob("[0-9]*") if (found := _read(path)) is not None]
     session = next((each.session for each in processes if each.pid == pid), None)
     below, inside = {pid}, list[_Process]()

@@ -63,16 +63,13 @@ async def to_thread_if_large(
     return await asyncio.to_thread(function, *arguments)
 
 
-async def received(
-    request: web.Request, arrived: Callable[[int], object] | None = None
-) -> list[bytes]:
+async def received(request: web.Request) -> list[bytes]:
     """Return the parts of a body as they were sent.
 
     aiohttp's `read` would keep the body for as long as the connection idles.
 
     Args:
         request: whose body is read.
-        arrived: is called with the size of each part; an error that it raises ends the reading.
 
     Raises:
         ApiError: 4xx, the body is too large, or malformed.
@@ -84,8 +81,6 @@ async def received(
         async for part in request.content.iter_any():
             parts.append(part)
             size += len(part)
-            if arrived is not None:
-                arrived(len(part))
             if size > limit:
                 raise _too_large(limit)
     except web.RequestPayloadError as error:  # such as a malformed chunk

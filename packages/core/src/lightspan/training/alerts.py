@@ -45,7 +45,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertMonitor:
-    """Checks a run after every step and every evaluation on held-out tasks."""
+    """Check a run after every step and every evaluation on held-out tasks."""
 
     def __init__(self) -> None:
         self._train: list[Line] = []
