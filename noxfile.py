@@ -46,8 +46,15 @@ nox.options.sessions = [
 ROOT = Path(__file__).parent
 CORE = "packages/core"
 SUITES = "packages/testing"
-PLUGINS = ["packages/agl"]
+PLUGINS = [
+    f"packages/{name}"
+    for name in ("agl", "cluster", "gateway", "otel", "prompts", "tools", "torch", "verl", "vllm")
+]
 """Distributions beside the core that need no framework."""
+TRAIN = ["packages/core", *(f"packages/{name}" for name in ("gateway", "tools", "torch"))]
+"""What `lightspan[train]` is."""
+NEED_TORCH = {"lightspan_torch", "lightspan_verl", "lightspan_vllm"}
+"""Distributions whose metadata asks for torch."""
 UV = {"UV_SYSTEM_CERTS": "1", "UV_LINK_MODE": "copy"}
 """Who is trusted, as by pip; and no two environments share a file."""
 if "PIP_INDEX_URL" in os.environ:
@@ -98,7 +105,7 @@ TOGETHER = "together"
 
 
 class Speaker(NamedTuple):
-    """A framework without an adapter, known by its OpenTelemetry spans (`lightspan.otel`): tested
+    """A framework without an adapter, known by its OpenTelemetry spans (`lightspan_otel`): tested
     by tests/frameworks/test_NAME.py with the versions of constraints/NAME-latest.txt, and of
     NAME-oldest.txt where there is one."""
 
@@ -439,7 +446,7 @@ def install_example(session: nox.Session, example: Example) -> None:
         session,
         *(argument for name in pins for argument in ("-c", f"constraints/{name}.txt")),
         *(*example.packages, *PYTEST, "mypy"),
-        ours=[f"{CORE}[train]", SUITES, f"packages/{example.adapter}", COMMON, example.project],
+        ours=[*TRAIN, SUITES, f"packages/{example.adapter}", COMMON, example.project],
     )
     install_models(session, example)
     report_versions(session)
@@ -524,8 +531,7 @@ def install_learning(session: nox.Session) -> None:
         *(*clients_of(adapters), "anthropic", "psycopg[binary]", *SPEAKERS["pydantic_ai"].packages),
         *(*PYTEST, "mypy", "nox", "types-psutil"),
         ours=[
-            f"{CORE}[train,prompts,otlp,parquet,postgres]",
-            *(SUITES, *PLUGINS),
+            *(CORE, SUITES, *PLUGINS, "packages/cluster[postgres]", "packages/tools[parquet]"),
             *(f"packages/{name}" for name in adapters),
             *(COMMON, *dict.fromkeys(map(folder_of, shared_examples())), DESK),
         ],
@@ -554,7 +560,7 @@ def behind(session: nox.Session) -> None:
         *(argument for name in (*pins, TOGETHER) for argument in ("-r", f"constraints/{name}.txt")),
         *(*clients_of(ADAPTERS), *PYTEST, "mypy"),
         ours=[
-            *(f"{CORE}[train]", SUITES, *PLUGINS, COMMON),
+            *(CORE, SUITES, *PLUGINS, COMMON),
             *(f"packages/{name}" for name in ADAPTERS),
             *(EXAMPLES[name].project for name in BEHIND if name in EXAMPLES),
         ],
@@ -602,12 +608,12 @@ def packaging(session: nox.Session) -> None:
     install(session, *CONSTRAINTS, "build", "hatchling")
     dist = Path(session.create_tmp()) / "dist"
     wheels = {wheel.name.partition("-")[0]: wheel for wheel in build_packages(session, dist)}
-    behind = {f"lightspan_{name}" for name in ADAPTERS if ADAPTERS[name].behind}
-    together = [str(wheel) for name, wheel in wheels.items() if name not in behind]
+    apart = {f"lightspan_{name}" for name in ADAPTERS if ADAPTERS[name].behind} | NEED_TORCH
+    together = [str(wheel) for name, wheel in wheels.items() if name not in apart]
     install(session, *CONSTRAINTS, *together, *PYTEST)
     report_versions(session)
     with session.chdir(dist):
-        session.run("python", "-I", str(SMOKE), *sorted(wheels.keys() - behind))
+        session.run("python", "-I", str(SMOKE), *sorted(wheels.keys() - apart))
     session.env["LIGHTSPAN_DIST"] = str(dist)
     run_pytest(session, PACKAGED)
 
@@ -642,9 +648,8 @@ def release(session: nox.Session) -> None:
     files = [str(path.relative_to(ROOT)) for path in sorted(dist.iterdir())]
     session.run("twine", "check", "--strict", *files)
     session.run(*("python", "-m", "pytest", PACKAGED), env={**TESTING, "LIGHTSPAN_DIST": str(dist)})
-    core = wheels.pop("lightspan")
-    for name, wheel in wheels.items():
-        smoke_apart(session, name, core, wheel)
+    for name in sorted(wheels.keys() - {"lightspan"}):
+        smoke_apart(session, name, dist)
     session.log("The release is these %d files:\n%s", len(files), "\n".join(files))
     if uploads:
         session.run("twine", "upload", *files)
@@ -654,8 +659,8 @@ def release(session: nox.Session) -> None:
         session.log("And not yet a release: %s", lacking)
 
 
-def smoke_apart(session: nox.Session, name: str, *wheels: Path) -> None:
-    """Import what is in wheels, in an empty virtualenv: an adapter's and the core's."""
+def smoke_apart(session: nox.Session, name: str, dist: Path) -> None:
+    """Install a package in an empty virtualenv, with ours that it needs, and import it."""
     folder = Path(session.create_tmp()).absolute() / name
     shutil.rmtree(folder, ignore_errors=True)
     session.run("python", "-m", "venv", str(folder))
@@ -663,8 +668,8 @@ def smoke_apart(session: nox.Session, name: str, *wheels: Path) -> None:
     pins = f"constraints/{name.removeprefix('lightspan_')}-latest.txt"
     if not (ROOT / pins).exists():  # it has no framework
         pins = "constraints/core-latest.txt"
-    packages = ("--quiet", "--no-compile", "-c", pins, *map(str, wheels))
-    session.run(python, "-m", "pip", "install", *packages, external=True)
+    options = ("--quiet", "--no-compile", "-c", pins, "--find-links", str(dist))
+    session.run(python, "-m", "pip", "install", *options, name.replace("_", "-"), external=True)
     with session.chdir(folder):
         session.run(python, "-I", str(SMOKE), "lightspan", name, external=True)
 
@@ -676,11 +681,12 @@ def not_releasable(root: Path) -> str:
         command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
-    project = tomllib.loads((root / CORE / "pyproject.toml").read_text())["project"]
-    tag = f"v{project['version']}"
+    source = (root / CORE / "src/lightspan/__init__.py").read_text("utf-8")
+    version = re.findall('^__version__ = "(.*)"$', source, re.MULTILINE)[0]
+    tag = f"v{version}"
     heading = re.findall("^## (.*)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
-    if not re.fullmatch(rf"{re.escape(project['version'])} \(\d{{4}}-\d\d-\d\d\)", heading):
-        return f"CHANGELOG.md begins with {heading!r}, not with {project['version']} and its day"
+    if not re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", heading):
+        return f"CHANGELOG.md begins with {heading!r}, not with {version} and its day"
     if git("status", "--porcelain"):
         return "files are changed or not tracked (git status)"
     if tag not in git("tag", "--points-at", "HEAD").split():
@@ -701,7 +707,7 @@ def tests_capture(session: nox.Session) -> None:
     """Test that core alone, with what it declares and an OpenAI client, captures an app's calls."""
     install(session, *CONSTRAINTS, CORE)
     session.run("python", "-I", "-c", "import lightspan, lightspan.runners.runner")
-    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[SUITES, *PLUGINS])
+    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[SUITES, "packages/agl"])
     report_versions(session)
     run_pytest(session, "tests/packaging/test_capture_plane.py", expected=["openai"])
 
@@ -746,7 +752,7 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
         session,
         *("-c", "constraints/dev.txt", "-r", f"constraints/{adapter}-oldest.txt"),
         *(*clients_of([adapter]), *PYTEST),
-        ours=[f"{CORE}[serve]", SUITES, f"packages/{adapter}"],
+        ours=[CORE, "packages/gateway", SUITES, f"packages/{adapter}"],
     )
     report_versions(session)
     expected = expected_of(adapter, "oldest")
@@ -796,7 +802,13 @@ def tests_frameworks(session: nox.Session, framework: str, versions: str) -> Non
     version, and of some the oldest that is supported."""
     known = SPEAKERS[framework]
     pins = ("-c", "constraints/dev.txt", "-c", f"constraints/{framework}-{versions}.txt")
-    install(session, *pins, *known.packages, *PYTEST, ours=[f"{CORE}[serve,otlp]", SUITES])
+    install(
+        session,
+        *pins,
+        *known.packages,
+        *PYTEST,
+        ours=[CORE, "packages/gateway", "packages/otel", SUITES],
+    )
     report_versions(session)
     file = f"tests/frameworks/test_{framework}.py"
     run_pytest(session, *FAST, file, expected=known.modules)
@@ -810,7 +822,9 @@ def tests_frameworks_brief(session: nox.Session, sdk: str) -> None:
     known = {name: SPEAKERS[name] for name in SPEAKERS_TOGETHER[sdk]}
     pins = ("-c", "constraints/dev.txt", "-c", f"constraints/frameworks-{sdk}.txt")
     packages = [package for each in known.values() for package in each.packages]
-    install(session, *pins, *packages, *PYTEST, ours=[f"{CORE}[serve,otlp]", SUITES])
+    install(
+        session, *pins, *packages, *PYTEST, ours=[CORE, "packages/gateway", "packages/otel", SUITES]
+    )
     report_versions(session)
     for name, each in known.items():
         file = f"tests/frameworks/test_{name}.py"
@@ -847,7 +861,7 @@ def tests_sinks(session: nox.Session) -> None:
     """Test the metric sinks with the real TensorBoard, W&B, MLflow and trackio, offline."""
     install_torch(session)
     pins = ("-c", "constraints/sinks.txt")
-    install(session, *CONSTRAINTS, *pins, *SINKS, *PYTEST, ours=[CORE, SUITES])
+    install(session, *CONSTRAINTS, *pins, *SINKS, *PYTEST, ours=[*TRAIN, SUITES])
     report_versions(session)
     run_pytest(session, "tests/sinks")
 
@@ -893,7 +907,9 @@ def tests_verl(session: nox.Session) -> None:
 def tests_ray(session: nox.Session) -> None:
     """Test runners in real Ray clusters on this machine, whose nodes are killed."""
     install_torch(session)
-    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[f"{CORE}[train,ray]", SUITES])
+    install(
+        session, *CONSTRAINTS, "openai", *PYTEST, ours=[*TRAIN, "packages/cluster[ray]", SUITES]
+    )
     report_versions(session)
     run_pytest(session, "tests/ray_nodes", expected=["ray"])
 
@@ -968,7 +984,7 @@ def quickstart(session: nox.Session) -> None:
     install(
         session,
         *CONSTRAINTS,
-        ours=[f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project],
+        ours=[*TRAIN, f"packages/{known.adapter}", COMMON, known.project],
         silent=False,
     )
     report_versions(session)
@@ -987,7 +1003,7 @@ def router(session: nox.Session) -> None:
         session,
         *CONSTRAINTS,
         *("-c", "constraints/examples.txt", "-c", "constraints/pydantic_ai-latest.txt"),
-        ours=[f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project],
+        ours=[*TRAIN, f"packages/{known.adapter}", COMMON, known.project],
         silent=False,
     )
     install_models(session, known)

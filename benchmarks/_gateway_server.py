@@ -14,21 +14,21 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from lightspan.engines.protocol import (
+from lightspan.protocols.engine import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
     LoRAWeights,
     TokenChunk,
 )
-from lightspan.gateway import Gateway
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanKind
-from lightspan.schema.tokens import FinishReason
+from lightspan.schema.token_records import FinishReason
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
+from lightspan_gateway import Gateway
 from lightspan_testing.scripted_engine import tiny_chat_tokenizer
 
 POLICY, FROZEN = "writer", "planner"

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from store import make_call
 
+from lightspan.capture.context import current_context
 from lightspan.capture.emit import agent
-from lightspan.capture.scope import current_context
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 

@@ -28,7 +28,7 @@ from rollouts import SLOTS, check_calls, cpu_s, run_batch, working
 from lightspan.schema.records import AttemptStatus, Report, Rollout, new_id
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.address import KEY_VARIABLE
+from lightspan_gateway.remote_store.url import KEY_VARIABLE
 
 _KEY: Final = "benchmark-key-0123456789"
 """Of a server that nobody else reaches."""

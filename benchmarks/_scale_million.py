@@ -16,7 +16,7 @@ from store import make_call, make_rollouts
 from lightspan.schema.records import Attempt, AttemptStatus, Report
 from lightspan.schema.reward import Reward
 from lightspan.schema.spans import Span
-from lightspan.schema.tokens import TokenRecord
+from lightspan.schema.token_records import TokenRecord
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store, StoredCall
 

@@ -41,14 +41,14 @@ from _workload import pretrained_shape
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from lightspan.engines.protocol import GenerationRequest, TokenEngine
-from lightspan.engines.tokenizer import load_tokenizer
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
-from lightspan.engines.weights import load_model
-from lightspan.schema.tokens import Sampling
+from lightspan.protocols.engine import GenerationRequest, TokenEngine
+from lightspan.schema.token_records import Sampling
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.engine.weights import load_model
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
 
 TEMPERATURE = 0.7
 NEVER = -1

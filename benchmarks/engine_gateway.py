@@ -29,14 +29,14 @@ import torch
 from _report import Figure, finish, options_of
 from engine import run_peer
 
-from lightspan.engines.tokenizer import load_tokenizer
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.gateway import Gateway
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode, Rollout, new_id
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
+from lightspan_gateway import Gateway
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.engine.transformers import TransformersEngine
 
 IN_FLIGHT: Final = (1, 8, 32, 64)
 TOKENS: Final = 64

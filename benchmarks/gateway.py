@@ -43,7 +43,7 @@ from _report import Figure, finish, options_of
 from _upstream import Upstream
 from peer_gateway import free_port
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import new_id
 
 OLD, NEW = "agentlightning-0.3.0", "agentlightning-1.0.2"

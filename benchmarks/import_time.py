@@ -32,8 +32,8 @@ IMPORTS: Final[Mapping[str, tuple[str, str]]] = {
     "import lightspan": (OURS, "import lightspan"),
     "what a runner imports": (
         OURS,
-        "import lightspan.runners.runner, lightspan.capture.wire, lightspan.capture.emit; "
-        "import lightspan.stores",
+        "import lightspan.runners.runner, lightspan.capture.sdk_instrumentation; "
+        "import lightspan.capture.emit, lightspan.stores",
     ),
     OLD: (OLD, "import agentlightning"),
     # The package itself is empty: what its programs, the gateway and the controller, import.

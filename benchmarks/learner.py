@@ -53,18 +53,18 @@ import torch
 from _report import Figure, finish, options_of
 
 from lightspan import LightningRL
-from lightspan.engines.weights import load_model
-from lightspan.learners import Critic, Optimizer, PolicyLoss
-from lightspan.learners.budgets import TOKEN_BUDGETS
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Critic, Optimizer, PolicyLoss
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
-from lightspan.schema.tokens import Sampling, TokenRecord
+from lightspan.schema.token_records import Sampling, TokenRecord
 from lightspan.stores import open_store
 from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner.microbatch import TOKEN_BUDGETS
+from lightspan_torch.learner.torch import TorchLearner
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TRAIN: Final = ROOT / "examples" / "sql" / "train.py"

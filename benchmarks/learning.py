@@ -58,7 +58,7 @@ from lightspan.schema.routing import BASE_POLICY
 from lightspan.trainer import FitResult
 from lightspan.training.folder import RunFolder
 from lightspan.training.statistics import Interval
-from lightspan_testing.controls import Permuted
+from lightspan_testing.permuted_rewards import Permuted
 
 PERMUTED: Final = "rewards permuted"
 NOISE_SHARE: Final = 0.25
@@ -599,8 +599,8 @@ def updates_within(cpu_s: float, warm_s: float, updates: int) -> int:
 
 def _plain(folder: Path) -> Path:
     """A model of this folder's weights: an adapter is merged with what it was trained on."""
-    from lightspan.engines.hub import is_adapter
-    from lightspan.learners.models import merge_adapter
+    from lightspan_torch.engine.hub import is_adapter
+    from lightspan_torch.learner.policy_model import merge_adapter
 
     merged = folder.with_name(f"{folder.name}-merged")
     return merge_adapter(folder, merged) if is_adapter(folder) else folder

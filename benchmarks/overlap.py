@@ -33,12 +33,12 @@ from _report import Figure, finish, options_of
 from learning import ROOT
 
 from lightspan import LightningRL, LocalRunners, Trainer
-from lightspan.engines.protocol import GenerationRequest, TokenChunk
-from lightspan.engines.transformers import TransformersEngine
 from lightspan.progress import SilentReporter
+from lightspan.protocols.engine import GenerationRequest, TokenChunk
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.transformers import TransformersEngine
 
 OVERLAP: Final = 1
 REACH: Final = 0.7

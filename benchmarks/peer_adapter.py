@@ -163,11 +163,11 @@ class Outside(Plain):
     """Our adapter and shim, and no scope."""
 
     def __init__(self, framework: str, agents: int, url: str) -> None:
-        from lightspan.capture import wire
+        from lightspan.capture import sdk_instrumentation
 
         super().__init__(framework, agents, url)
         importlib.import_module(f"lightspan_{framework}").instrument()
-        wire.install()
+        sdk_instrumentation.install()
 
 
 class Scoped(Plain):
@@ -205,8 +205,8 @@ class Scoped(Plain):
         self._ready = self.claims(runs // ATTEMPT)
 
     def _attempt(self, claim: Any) -> None:
+        from lightspan.capture.context import AttemptContext
         from lightspan.capture.entry import open_scope
-        from lightspan.capture.scope import AttemptContext
         from lightspan.schema.records import AttemptRef
 
         scope = AttemptContext(
@@ -313,7 +313,7 @@ def alone(url: str) -> dict[str, float]:
     from langchain_core.callbacks import CallbackManager, manager as langchain
 
     import lightspan_langgraph
-    from lightspan.capture import wire
+    from lightspan.capture import sdk_instrumentation
     from lightspan.capture.patch import Patch
     from lightspan.capture.sdks import OPENAI
 
@@ -332,7 +332,7 @@ def alone(url: str) -> dict[str, float]:
         def request(self, cast_to: Any, options: Any, **more: Any) -> None: ...
 
     client, nothing = Client(), Client.request
-    Patch(Client, "request", partial(wire._sync_shim, OPENAI, nothing))
+    Patch(Client, "request", partial(sdk_instrumentation._sync_shim, OPENAI, nothing))
     assert Client.request is not nothing
     wrapper = _difference(
         lambda: client.request(None, None, stream=False),

@@ -36,7 +36,6 @@ from _report import Figure, finish, options_of
 from _rollout_apps import CALLS
 from store import LOGPROBS
 
-from lightspan.gateway import Gateway
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus, new_id
@@ -44,6 +43,7 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
+from lightspan_gateway import Gateway
 
 PEER: Final = "agentlightning-0.3.0"
 PROCESSES: Final = (1, 2)

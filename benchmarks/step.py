@@ -35,14 +35,14 @@ from _report import Figure, finish, options_of
 from _workload import pretrained_shape
 
 from lightspan import LightningRL
-from lightspan.engines.protocol import GenerationRequest
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.learners import Optimizer, PolicyLoss
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.episode import Episode, build_episode
+from lightspan.protocols.engine import GenerationRequest
+from lightspan.protocols.learner import Optimizer, PolicyLoss
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
-from lightspan.schema.tokens import Sampling, TokenRecord
+from lightspan.schema.token_records import Sampling, TokenRecord
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.learner.torch import TorchLearner
 
 PEER: Final = "trl-1.16.0"
 POLICY: Final = "policy"

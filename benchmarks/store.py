@@ -33,11 +33,11 @@ from unittest import mock
 from _peers import run_peer
 from _report import Figure, finish, options_of
 
-from lightspan.schema.conventions import CALL_ID, INPUT_MESSAGES, OUTPUT_MESSAGES
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Report, Rollout, new_id
 from lightspan.schema.reward import Reward
+from lightspan.schema.semconv import CALL_ID, INPUT_MESSAGES, OUTPUT_MESSAGES
 from lightspan.schema.spans import Span, SpanKind, new_span_id, new_trace_id
-from lightspan.schema.tokens import TokenRecord
+from lightspan.schema.token_records import TokenRecord
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store, StoredCall
 
@@ -277,7 +277,7 @@ def measure_databases(quick: bool) -> Databases | None:
 @contextmanager
 def timed_transactions() -> Iterator[list[float]]:
     """Milliseconds of each transaction of a PostgreSQL store, once it has its lock."""
-    from lightspan.stores.postgres.tables import PostgresWriteTables
+    from lightspan_cluster.postgres.tables import PostgresWriteTables
 
     begin, commit = PostgresWriteTables.begin, PostgresWriteTables.commit
     begun: dict[int, float] = {}

@@ -38,11 +38,11 @@ from lightspan.lightning import (
     cover,
     trained_transitions,
 )
-from lightspan.schema import conventions
+from lightspan.schema import semconv
 from lightspan.schema.records import Attempt, AttemptStatus, Outcome, Rollout
 from lightspan.schema.routing import Routing
 from lightspan.schema.spans import Span, SpanKind, SpanStatus, decode_spans, encode_spans
-from lightspan.schema.tokens import TokenRecord
+from lightspan.schema.token_records import TokenRecord
 
 PEER: Final = "agentlightning-0.3.0"
 TARGETS: Final = {16: 10.0, 256: 50.0, 1024: 300.0}
@@ -88,11 +88,11 @@ def _spans(turns: int, shape: str) -> list[Span]:
         step, call, tool = (f"{3 * turn + i + 1:016x}" for i in range(3))
         times = times_of(turn)
         inside = root if shape == "flat" else step
-        path = {conventions.AGENT_PATH: "writer"}
+        path = {semconv.AGENT_PATH: "writer"}
         called: dict[str, Any] = {
-            conventions.REQUEST_MODEL: "model",
-            conventions.CALL_ID: f"call-{turn}",
-            conventions.CALL_OUTCOME: "ok",
+            semconv.REQUEST_MODEL: "model",
+            semconv.CALL_ID: f"call-{turn}",
+            semconv.CALL_OUTCOME: "ok",
         }
         llm = _span(call, inside, SpanKind.LLM, times["call"], {**path, **called})
         spans += [
@@ -101,7 +101,7 @@ def _spans(turns: int, shape: str) -> list[Span]:
             _span(tool, inside, SpanKind.TOOL, times["tool"], path),
         ]
         outside = tool if shape == "deep" else root
-    reward = {conventions.REWARD_VALUE: 1.0}
+    reward = {semconv.REWARD_VALUE: 1.0}
     at = (end - 20, end - 10)
     return [*spans, _span(f"{3 * turns + 1:016x}", root, SpanKind.REWARD, at, reward)]
 

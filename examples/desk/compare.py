@@ -18,9 +18,9 @@ from desk_example.comparison import Answers, Search
 from desk_example.replay import replayed
 from desk_example.serving import app_asks, served
 from desk_example.training import NAME, Task, held_out_tasks, train_tasks
-from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.progress import default_reporter
 from lightspan.schema.records import task_id
+from lightspan_prompts.search.candidates import read_found
 from router_example.pretrained import pretrained
 from train import train
 

@@ -12,11 +12,11 @@ import msgspec
 
 from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
 from lightspan.algorithms.metrics import rollout_metrics
-from lightspan.learners import Optimizer, SFTLoss
 from lightspan.lightning import Episode, Selection, build_rows, cover, trained_transitions
+from lightspan.protocols.learner import Optimizer, SFTLoss
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from lightspan import FitResult, Trainer
-from lightspan.learners import Optimizer
 from lightspan.progress import Reporter
+from lightspan.protocols.learner import Optimizer
 from lightspan_testing.tiny import tiny_model
 from own_algorithm import RAFT
 from shouting import shout

@@ -14,12 +14,12 @@ from autogen_core import CancellationToken
 from autogen_core.models import SystemMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan.schema.spans import Span
 from lightspan_autogen import _hook, instrument, uninstrument
+from lightspan_testing.adapter_harness import Part, Played, Says, Stage
 from lightspan_testing.adapter_suite import instructions, tree
-from lightspan_testing.stage import Part, Played, Says, Stage
 
 INFO: Any = {
     "vision": False,
@@ -52,7 +52,7 @@ class Rig:
         self.played = self.stage.open(part, through_gateway=True)
         with open_scope(self.played.scope):
             value = await run(self.played.text)
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
         self.stage.close(self.played)
         return value
 

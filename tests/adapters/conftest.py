@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.scripted import Request, Script, ScriptedServer
-from lightspan_testing.stage import Stage
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from crewai import LLM, Agent, Crew, Task
 from crewai.events import crewai_event_bus
 from crewai.flow.flow import Flow
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan_crewai import _hook, instrument
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
@@ -75,5 +75,5 @@ def installed() -> Iterator[None]:
     with instrument():
         yield
     assert [vars(owner).get(name) for owner, name in WATCHED] == before
-    assert _hook.note_call not in scope.call_listeners()
+    assert _hook.note_call not in context.call_listeners()
     assert _hook._state.watches == []

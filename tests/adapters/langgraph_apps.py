@@ -14,10 +14,10 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import SecretStr
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan_langgraph import _hook, instrument
+from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan_testing.stage import Stage
 
 USER: Any = {"messages": [("user", "go")]}
 
@@ -105,5 +105,5 @@ def installed() -> Iterator[None]:
     with instrument():
         yield
     assert langchain_context._configure_hooks == hooks
-    assert _hook.resolve not in scope.resolvers()
+    assert _hook.resolve not in context.resolvers()
     assert _hook._state.patches == []

@@ -20,7 +20,7 @@ import openai
 import pytest
 
 import lightspan
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan_testing.adapter_suite import instructions
 
 MODULES = {
@@ -82,7 +82,7 @@ class InALoop:
             try:
                 return await self.run(text)
             finally:
-                await wire.aclose()
+                await sdk_instrumentation.aclose()
 
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(copy_context().run, asyncio.run, work()).result()
@@ -294,7 +294,7 @@ class OpenAIAgents:
         asyncio.set_event_loop(loop)
         try:
             said = Runner.run_sync(self.agent, text).final_output
-            loop.run_until_complete(wire.aclose())
+            loop.run_until_complete(sdk_instrumentation.aclose())
             return said
         finally:
             asyncio.set_event_loop(None)
@@ -350,4 +350,4 @@ async def in_this_loop(work: Awaitable[Any]) -> Any:
     try:
         return await work
     finally:
-        await wire.aclose()
+        await sdk_instrumentation.aclose()

@@ -16,10 +16,10 @@ from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
 from agents.tool_context import ToolContext
 from agents.tracing import Span as SdkSpan, Trace, TracingProcessor, setup
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan_openai_agents import _hook, instrument
+from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan_testing.stage import Stage
 
 
 def async_client(server: ScriptedServer | Stage, **more: Any) -> openai.AsyncOpenAI:
@@ -181,5 +181,5 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     assert not isinstance(setup.GLOBAL_TRACE_PROVIDER, _hook._Provider)
     assert vars(ToolContext)["from_agent_context"] is maker
-    assert _hook._note_call not in scope.call_listeners()
-    assert scope.current_context() is None
+    assert _hook._note_call not in context.call_listeners()
+    assert context.current_context() is None

@@ -14,8 +14,8 @@ from tests.adapters.layers import (
     OpenAIAgents,
 )
 
+from lightspan_testing.adapter_harness import Says, Turn
 from lightspan_testing.adapter_suite import instructions
-from lightspan_testing.stage import Says, Turn
 
 
 class Subgraph:

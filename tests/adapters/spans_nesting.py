@@ -19,13 +19,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.adapters.layers import InALoop, Layer, PlainPython, asked, client, in_this_loop
 
 import lightspan
-from lightspan import otel
-from lightspan.capture import threads, wire
+import lightspan_otel as otel
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Part, Played, Stage, Turn
 from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
-from lightspan_testing.adapter_suite.plays import inside_root
+from lightspan_testing.adapter_suite.scenario_runner import inside_root
 from lightspan_testing.attempts import path_of, read_recorded, tree
-from lightspan_testing.stage import Part, Played, Stage, Turn
 
 PROVIDER = TracerProvider()
 """The app's."""
@@ -112,8 +112,8 @@ class SpansNesting:
             for install in installs if order == "adapter first" else reversed(installs):
                 stack.enter_context(install())
             if place == "training":
-                threads.carry()  # as a runner does
-                stack.callback(threads.stop_carrying)
+                context_propagation.carry()  # as a runner does
+                stack.callback(context_propagation.stop_carrying)
                 stack.enter_context(open_scope(played.scope))
             else:
                 stack.enter_context(lightspan.record(store))
@@ -121,7 +121,7 @@ class SpansNesting:
                 layer.run_sync(played.text)
             else:
                 asyncio.run(in_this_loop(layer.run(played.text)))
-            wire.close()
+            sdk_instrumentation.close()
         if place == "training":
             stage.close(played)
             check_tokens(played, stage)

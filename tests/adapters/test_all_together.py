@@ -26,8 +26,9 @@ from tests.adapters.layers import (
     instrumented,
 )
 
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Part, Played, Stage, Turn
 from lightspan_testing.adapter_suite import App, tree
 from lightspan_testing.adapter_suite.checks import (
     check_attributes,
@@ -35,7 +36,6 @@ from lightspan_testing.adapter_suite.checks import (
     check_names,
     check_tokens,
 )
-from lightspan_testing.stage import Part, Played, Stage, Turn
 
 if len(FRAMEWORKS) < 2 and not os.environ.get("LIGHTSPAN_EXPECTED"):
     pytest.skip("fewer than two frameworks are installed", allow_module_level=True)
@@ -105,11 +105,11 @@ def stage() -> Iterator[Stage]:
 @pytest.fixture(autouse=True)
 def _in_a_runner() -> Iterator[None]:
     """A runner carries the scope into the threads that an app makes."""
-    threads.carry()
+    context_propagation.carry()
     try:
         yield
     finally:
-        threads.stop_carrying()
+        context_propagation.stop_carrying()
 
 
 def check(nested: Nested, played: Played, stage: Stage) -> None:
@@ -133,7 +133,7 @@ def play(nested: Nested, stage: Stage, mode: str, *, through_gateway: bool) -> N
             nested.outermost.run_sync(played.text)
         else:
             asyncio.run(in_this_loop(nested.outermost.run(played.text)))
-    wire.close()
+    sdk_instrumentation.close()
     check(nested, played, stage)
 
 
@@ -187,7 +187,7 @@ def test_32_attempts_at_once(stage: Stage, cycle: Sequence[str]) -> None:
 
     with instrumented(FRAMEWORKS):
         asyncio.run(in_this_loop(all_of_them()))
-    wire.close()
+    sdk_instrumentation.close()
     for app, attempt in zip(apps, played, strict=True):
         check(app, attempt, stage)
     span_ids = [span.span_id for attempt in played for span in attempt.spans]
@@ -205,7 +205,7 @@ def test_all_of_them_at_once(stage: Stage) -> None:
 
     with instrumented(FRAMEWORKS), open_scope(played.scope):
         asyncio.run(in_this_loop(main()))
-    wire.close()
+    sdk_instrumentation.close()
     stage.close(played)
     expected = sorted(app.expected.splitlines() for app in apps)
     assert tree(played.spans, ordered=False) == [line for lines in expected for line in lines]

@@ -22,10 +22,10 @@ from autogen_agentchat.ui import Console
 from autogen_core import CancellationToken
 from tests.adapters.autogen_apps import SAYS, TEAM, WRITER, Before, Rig, answer, lines, said, two
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan_autogen import _hook, agents, instrument, uninstrument
+from lightspan_testing.adapter_harness import Says
 from lightspan_testing.adapter_suite import Turn
-from lightspan_testing.stage import Says
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 
@@ -42,10 +42,10 @@ async def test_every_way_to_invoke_an_agent_is_one_invocation(rig: Rig, way: str
             work = getattr(writer, way)([message], CancellationToken())
         if way.endswith("stream"):
             async for _ in work:
-                assert scope.current_context().frames == ()  # type: ignore[union-attr]
+                assert context.current_context().frames == ()  # type: ignore[union-attr]
         else:
             await work
-        assert scope.current_context().frames == ()  # type: ignore[union-attr]
+        assert context.current_context().frames == ()  # type: ignore[union-attr]
 
     await rig.record({"writer": ["W {task}."]}, run)
     assert rig.tree == WRITER

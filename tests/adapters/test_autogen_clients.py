@@ -21,14 +21,14 @@ from autogen_ext.models.replay import ReplayChatCompletionClient
 from tests.adapters.autogen_apps import INFO, SAYS, WRITER, Rig, lines, two
 
 import lightspan
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
-from lightspan.schema import conventions
+from lightspan.schema import semconv
 from lightspan.schema.spans import SpanStatus
 from lightspan_autogen import _hook
+from lightspan_testing.adapter_harness import Part, Says
 from lightspan_testing.adapter_suite import Turn, instructions, look, tree
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_testing.stage import Part, Says
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 
@@ -157,7 +157,7 @@ async def test_an_image_that_such_a_client_is_shown_is_a_reference(rig: Rig) -> 
     writer = AssistantAgent("writer", client, system_message="")
     await rig.record({}, lambda text: writer.run(task=seen))
     (call,) = (span for span in rig.spans if span.kind == "llm")
-    *_, message = json.loads(str(call.attributes[conventions.INPUT_MESSAGES]))
+    *_, message = json.loads(str(call.attributes[semconv.INPUT_MESSAGES]))
     text, picture = message["parts"]
     assert text == {"type": "text", "content": "What is this?"}
     assert (picture["type"], picture["modality"], picture["mime_type"]) == (
@@ -180,7 +180,7 @@ async def test_a_client_that_bypasses_the_sdk_is_recorded_without_tokens(
     known = {
         key: value
         for key, value in call.attributes.items()
-        if key not in (conventions.CALL_ID, conventions.INPUT_MESSAGES)
+        if key not in (semconv.CALL_ID, semconv.INPUT_MESSAGES)
     }
     assert known == {
         "lightspan.agent.path": "writer",
@@ -198,7 +198,7 @@ async def test_a_client_that_bypasses_the_sdk_is_recorded_without_tokens(
         "lightspan.client.fix": "use autogen_ext.models.openai.OpenAIChatCompletionClient in its "
         "place",
     }
-    messages = json.loads(str(call.attributes[conventions.INPUT_MESSAGES]))
+    messages = json.loads(str(call.attributes[semconv.INPUT_MESSAGES]))
     assert [message["role"] for message in messages] == ["system", "user"]
 
 
@@ -268,7 +268,7 @@ async def test_what_a_cache_answers_elsewhere_is_recorded(rig: Rig, streamed: bo
     assert tree(played.spans) == WRITER * 2
     names = [span.name for span in played.llm_spans]
     assert names == ["chat Other", "chat ChatCompletionCache"]
-    assert {span.attributes[conventions.ROUTE] for span in played.llm_spans} == {"app"}
+    assert {span.attributes[semconv.ROUTE] for span in played.llm_spans} == {"app"}
 
 
 # --- our own errors -------------------------------------------------------------------------
@@ -284,7 +284,7 @@ async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
             played = rig.stage.open(Part(SAYS), through_gateway=True)
             with open_scope(played.scope):
                 result = await two(rig).run(task=played.text)
-            await wire.aclose()
+            await sdk_instrumentation.aclose()
         assert len(result.messages) == 3
         reasons = set(played.scope.recorder.capture_errors())
         assert reasons == {"lightspan_autogen: RuntimeError: a bug of ours"}

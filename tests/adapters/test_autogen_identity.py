@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("lightspan_autogen")
 
 from lightspan.capture.adapter import SpanEnd
-from lightspan.capture.scope import AgentContext, AttemptContext, Frame
+from lightspan.capture.context import AgentContext, AttemptContext, Frame
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan_autogen._identity import Opened, Role, enter, span_of
 

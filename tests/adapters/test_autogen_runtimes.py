@@ -34,14 +34,14 @@ from autogen_core.tools import FunctionTool
 from tests.adapters.autogen_apps import SAYS, TEAM, Rig, lines, two
 
 import lightspan
-from lightspan.capture import scope, wire
+from lightspan.capture import context, sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan.production.record import flush
 from lightspan.schema.records import AttemptStatus
 from lightspan_autogen import LightspanRuntime, _hook, _messages, agents, instrument, uninstrument
+from lightspan_testing.adapter_harness import Part, Says, Stage
 from lightspan_testing.adapter_suite import Turn, instructions, tree
 from lightspan_testing.attempts import read_recorded
-from lightspan_testing.stage import Part, Says, Stage
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 
@@ -189,7 +189,7 @@ async def test_attempts_at_once_on_one_runtime(
             await runtime.send_message(Question(parts[number].text), AgentId("writer", key))
 
     await asyncio.gather(*map(attempt, range(8)))
-    await wire.aclose()
+    await sdk_instrumentation.aclose()
     for part in parts:
         stage.close(part)
         assert tree(part.spans) == PAIR
@@ -543,7 +543,7 @@ async def test_nothing_is_left_behind(rig: Rig, runtime: SingleThreadedAgentRunt
     runtime.start()
     assert rig.played is not None
     assert rig.played.scope.recorder._pending == {}
-    assert (_hook._state.open, scope.current_context()) == ({}, None)
+    assert (_hook._state.open, context.current_context()) == ({}, None)
 
 
 async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(

@@ -21,8 +21,8 @@ from autogen_core.tools import FunctionTool
 from tests.adapters.autogen_apps import INFO, SAYS, TEAM, Rig, lines, two
 
 from lightspan_autogen import LightspanRuntime, agents, instrument, uninstrument
+from lightspan_testing.adapter_harness import Says
 from lightspan_testing.adapter_suite import Turn, tree
-from lightspan_testing.stage import Says
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 

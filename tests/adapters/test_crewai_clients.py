@@ -18,10 +18,10 @@ from tests.adapters.crewai_apps import WARNINGS, WRITER, a_task, an_agent, calls
 import lightspan
 from lightspan.schema.spans import SpanKind
 from lightspan_crewai import agents, uninstrument
+from lightspan_testing.adapter_harness import POLICY
 from lightspan_testing.adapter_suite.checks import check_untrained
 from lightspan_testing.attempts import captured, tree
 from lightspan_testing.scripted import Request, ScriptedServer
-from lightspan_testing.stage import POLICY
 
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 

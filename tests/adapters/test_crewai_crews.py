@@ -16,13 +16,13 @@ from crewai.project import CrewBase, agent, crew, task
 from pydantic import BaseModel
 from tests.adapters.crewai_apps import WARNINGS, WRITER, a_task, an_agent, calls, crew_of, llm_of
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan.capture.entry import open_scope
 from lightspan.schema.routing import make_routing
 from lightspan_crewai import agents
+from lightspan_testing.adapter_harness import Part, Stage
 from lightspan_testing.attempts import captured, tree
 from lightspan_testing.scripted import Request, ScriptedServer
-from lightspan_testing.stage import Part, Stage
 
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 
@@ -254,7 +254,7 @@ def test_what_follows_a_task_belongs_to_its_agent() -> None:
         return '{"title": "Rain"}' if "title" in text else "no poem"
 
     def check(output):  # type: ignore[no-untyped-def]  # CrewAI reads annotations
-        seen.append(scope.current_agent().path)  # type: ignore[union-attr]
+        seen.append(context.current_agent().path)  # type: ignore[union-attr]
         return len(seen) > 1, "again"
 
     with ScriptedServer(script) as server:

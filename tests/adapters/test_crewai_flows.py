@@ -15,7 +15,7 @@ from crewai import Crew
 from crewai.flow.flow import Flow, and_, listen, router, start
 from tests.adapters.crewai_apps import WARNINGS, WRITER, a_task, an_agent, crew_of, llm_of
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan_crewai import _hook, agents
 from lightspan_testing.attempts import ROOT_ID, Captured, captured, make_scope
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
@@ -145,7 +145,7 @@ def test_a_crew_that_fails_leaves_nothing_behind() -> None:
         with captured() as run:
             with pytest.raises(openai.BadRequestError):
                 crew_of(writer, name="first").kickoff()
-            assert scope.current_agent().path == "app"  # type: ignore[union-attr]
+            assert context.current_agent().path == "app"  # type: ignore[union-attr]
             crew_of(writer, name="second").kickoff()
     assert run.tree == [
         "invoke_agent first @first error",
@@ -174,7 +174,7 @@ async def test_a_crew_that_times_out_leaves_nothing_behind() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await slow.akickoff()
-            assert scope.current_agent().path == "app"  # type: ignore[union-attr]
+            assert context.current_agent().path == "app"  # type: ignore[union-attr]
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await an_agent(server, "scout").kickoff_async("slow")
@@ -203,12 +203,12 @@ def test_an_attempt_that_ends_early(server: ScriptedServer) -> None:
     """What had begun is recorded when the attempt ends; the next attempt knows nothing of it."""
     with captured() as run:
         _hook.note(_hook.Start(_hook.Kind.CREW, 1, _hook._plain("lost")))
-        assert scope.current_agent().path == "lost"  # type: ignore[union-attr]
+        assert context.current_agent().path == "lost"  # type: ignore[union-attr]
     assert run.tree == ["invoke_agent lost @lost unset"]
     left = Captured(scope=make_scope())
-    token = scope.set_agent(scope.AgentContext(left.scope, parent_span_id=ROOT_ID))
+    token = context.set_agent(context.AgentContext(left.scope, parent_span_id=ROOT_ID))
     _hook.note(_hook.Start(_hook.Kind.CREW, 1, _hook._plain("lost")))
-    scope.reset_agent(token)
+    context.reset_agent(token)
     with captured() as run:
         crew_of(an_agent(server, "writer")).kickoff()
     assert run.tree == WRITER

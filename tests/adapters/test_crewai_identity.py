@@ -17,7 +17,7 @@ pytest.importorskip("crewai")
 
 from tests.adapters.crewai_apps import WARNINGS
 
-from lightspan.capture.scope import AttemptContext, Frame
+from lightspan.capture.context import AttemptContext, Frame
 from lightspan.schema.routing import Route, Routing, Rule, Target, join_path, make_routing
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_crewai import _hook

@@ -17,7 +17,7 @@ from crewai.events import BaseEventListener, CrewKickoffStartedEvent, crewai_eve
 from crewai.flow.flow import Flow, listen, start
 from tests.adapters.crewai_apps import WARNINGS, WRITER, a_task, an_agent, crew_of
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan.capture.entry import open_scope
 from lightspan_crewai import LightspanListener, _hook, agents, instrument, uninstrument
 from lightspan_testing.attempts import Captured, captured, make_scope, tree
@@ -102,7 +102,7 @@ def test_an_error_of_ours_damages_the_attempt_and_nothing_else(
 
 def test_outside_a_scope_nothing_happens(server: ScriptedServer) -> None:
     crew_of(an_agent(server, "writer")).kickoff()
-    assert scope.current_context() is None
+    assert context.current_context() is None
 
 
 # --- the static list ------------------------------------------------------------------------

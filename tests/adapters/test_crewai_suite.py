@@ -23,6 +23,7 @@ from crewai.telemetry import Telemetry
 from crewai.tools import tool
 
 from lightspan_crewai import _hook
+from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.adapter_suite import (
     OTHER_MEANS,
     AdapterSuite,
@@ -36,7 +37,6 @@ from lightspan_testing.adapter_suite import (
     instructions,
     look,
 )
-from lightspan_testing.stage import Stage
 
 # CrewAI warns of fields of its own that it reads itself.
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="crewai")

@@ -27,7 +27,7 @@ from tests.adapters.langgraph_apps import (
     two_nodes,
 )
 
-from lightspan.capture import emit, scope
+from lightspan.capture import context, emit
 from lightspan_langgraph import agents, instrument, uninstrument
 from lightspan_testing.attempts import captured, path_of
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
@@ -236,7 +236,7 @@ def test_frames_of_ours_and_of_langgraph_interleave(server: ScriptedServer) -> N
             model.invoke("1")
             ask_raw(client)
             inner.invoke(USER)
-        with scope.push(scope.Frame("pushed", "ab" * 8)):
+        with context.push(context.Frame("pushed", "ab" * 8)):
             ask_raw(client)
         ask_raw(client)
         return {}
@@ -257,16 +257,16 @@ def test_frames_of_ours_and_of_langgraph_interleave(server: ScriptedServer) -> N
 def test_another_framework_around_langgraph(server: ScriptedServer) -> None:
     """Its resolver, registered first, says who acts around the graph."""
     uninstrument()
-    crew = scope.Frame("crew", "cd" * 8)
+    crew = context.Frame("crew", "cd" * 8)
 
-    def other(acting: scope.AgentContext) -> scope.AgentContext:
+    def other(acting: context.AgentContext) -> context.AgentContext:
         return replace(acting, frames=(crew, *acting.frames), parent_span_id=crew.span_id)
 
-    scope.register_resolver(other)
+    context.register_resolver(other)
     try:
         with instrument(), captured() as run:
             two_nodes(server).invoke(USER)
     finally:
-        scope.unregister_resolver(other)
+        context.unregister_resolver(other)
     assert run.calls == ["crew/writer", "crew/checker"]
     assert {s.parent_id for s in run.spans if s.kind == "agent"} == {crew.span_id}

@@ -17,9 +17,9 @@ from langchain_core.language_models import FakeListLLM
 from tests.adapters.langgraph_apps import USER, asks, chat, graph_of, human
 
 import lightspan
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AgentContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AgentContext
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import make_routing
 from lightspan_langgraph import LightspanCallback, _hook, instrument, uninstrument
@@ -59,7 +59,7 @@ def cache() -> Iterator[InMemoryCache]:
 def gateway() -> Iterator[ScriptedServer]:
     with ScriptedServer("trained") as running:
         yield running
-        wire.close()
+        sdk_instrumentation.close()
 
 
 def trained(gateway: ScriptedServer, **more: Any) -> Any:
@@ -143,7 +143,7 @@ async def test_every_way_to_ask(server: ScriptedServer, gateway: ScriptedServer,
             said.append("".join([chunk.text async for chunk in model.astream("go")]))
             several: Any = await model.agenerate([[human("go")], [human("go")]])
             said += [one[0].text for one in several.generations]
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
     assert said == ["trained"] * 20
     assert len(gateway.requests) == 20
     assert run.calls == []

@@ -36,8 +36,8 @@ from tests.adapters.langgraph_apps import (
     raw_client,
 )
 
-from lightspan.capture import wire
-from lightspan.schema import conventions as c
+from lightspan.capture import sdk_instrumentation
+from lightspan.schema import semconv as c
 from lightspan.schema.routing import make_routing
 from lightspan_langgraph import _hook, instrument, uninstrument
 from lightspan_testing.attempts import Captured, captured, path_of
@@ -410,7 +410,7 @@ def test_a_trained_agent_goes_to_the_gateway_and_a_third_party_sees_no_header_of
         more = {"gateway_url": gateway.origin, "call_token": "secret", "routing": routing}
         with captured(**more) as run:
             graph.invoke(USER)
-        wire.close()
+        sdk_instrumentation.close()
         (ours,) = gateway.requests
     (theirs,) = server.requests
     assert dict(theirs.headers) == dict(plain[1])

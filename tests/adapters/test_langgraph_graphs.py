@@ -35,12 +35,12 @@ from tests.adapters.langgraph_apps import (
     two_nodes,
 )
 
-from lightspan.capture import emit, scope, wire
+from lightspan.capture import context, emit, sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan_langgraph import agents
+from lightspan_testing.adapter_harness import Part, Stage
 from lightspan_testing.attempts import Captured, captured
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_testing.stage import Part, Stage
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
@@ -110,7 +110,7 @@ def test_stream_without_usage(server: ScriptedServer) -> None:
         graph = graph_of(("writer", asks(chat(stage), f"You are writer. {played.text}")))
         with open_scope(played.scope):
             list(graph.stream(USER, stream_mode="messages"))
-        wire.close()
+        sdk_instrumentation.close()
         stage.close(played)
     (attributes,) = (span.attributes for span in played.spans if span.kind == "llm")
     (record,) = played.records
@@ -301,10 +301,10 @@ def test_the_scope_alone_in_a_thread_falls_back_to_what_is_pushed(server: Script
     client = raw_client(server)
 
     def work(state: Any) -> dict[str, Any]:
-        pushed = scope.current_context()
+        pushed = context.current_context()
 
         def in_thread() -> None:
-            scope.set_agent(pushed)
+            context.set_agent(pushed)
             ask_raw(client)
 
         thread = threading.Thread(target=in_thread)

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("lightspan_langgraph")
 
-from lightspan.capture.scope import AttemptContext, Frame
+from lightspan.capture.context import AttemptContext, Frame
 from lightspan.schema.routing import join_path
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan_langgraph._identity import (

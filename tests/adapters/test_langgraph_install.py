@@ -24,7 +24,7 @@ from tests.adapters.langgraph_apps import TWO_NODES, USER, asks, chat, graph_of,
 
 import lightspan
 import lightspan_langgraph
-from lightspan.capture import emit, scope
+from lightspan.capture import context, emit
 from lightspan.capture.entry import open_scope
 from lightspan_langgraph import LightspanCallback, _hook, agents, instrument, uninstrument
 from lightspan_testing.attempts import captured, make_scope
@@ -39,7 +39,7 @@ def test_the_callback_alone(server: ScriptedServer) -> None:
     with captured() as run:
         two_nodes(server).invoke(USER, {"callbacks": [callback]})
     assert run.tree == TWO_NODES
-    scope.unregister_resolver(_hook.resolve)
+    context.unregister_resolver(_hook.resolve)
 
 
 def test_the_callback_and_instrument_record_once(server: ScriptedServer) -> None:
@@ -84,7 +84,7 @@ def test_a_scope_opened_inside_a_run_is_recorded(server: ScriptedServer) -> None
 def test_uninstrument(server: ScriptedServer) -> None:
     uninstrument()
     uninstrument()
-    assert _hook.resolve not in scope.resolvers()
+    assert _hook.resolve not in context.resolvers()
     with captured() as run:
         two_nodes(server).invoke(USER)
     assert run.tree == ["chat m @app", "chat m @app"]
@@ -105,9 +105,9 @@ model = ChatOpenAI(model="m", base_url="http://127.0.0.1:9/v1", api_key="key")
 async def writer(state):
     return {"messages": [await model.ainvoke("hi")]}
 graph = StateGraph(MessagesState).add_node("writer", writer).add_edge(START, "writer").compile()
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.schema.routing import make_routing
-from lightspan.capture.scope import AttemptContext
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
 lightspan_langgraph.instrument()
 async def attempt(number):
@@ -116,7 +116,7 @@ async def attempt(number):
                   routing=make_routing({"writer": "main"}, None, "main"))
     with open_scope(scope):
         await graph.ainvoke({"messages": [("user", "go")]})
-    await wire.aclose()
+    await sdk_instrumentation.aclose()
     assert not scope.recorder.capture_errors()
     for span in scope.recorder.drain():
         print(span.attempt_id, span.name, span.attributes["lightspan.agent.path"])

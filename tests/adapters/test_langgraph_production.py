@@ -30,10 +30,10 @@ from pydantic import SecretStr
 
 import lightspan
 import lightspan_langgraph
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan.production import record
 from lightspan.production.options import STORE_VARIABLE
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan_testing.attempts import Recorded, read_recorded
 from lightspan_testing.scripted import Reply, Request, Script, ScriptedServer, ToolCall
 
@@ -59,7 +59,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
     yield url
     lightspan_langgraph.uninstrument()
-    assert scope.current_context() is None
+    assert context.current_context() is None
 
 
 def chat(server: ScriptedServer, **more: Any) -> ChatOpenAI:
@@ -316,7 +316,7 @@ def test_nothing_is_patched_without_the_variable(
 ) -> None:
     monkeypatch.delenv(STORE_VARIABLE, raising=False)
     with lightspan_langgraph.instrument():
-        assert scope.current_context() is None
+        assert context.current_context() is None
         assert make_graph(chat(server)).invoke(question("one"))["said"] == ["echo one"] * 2
         assert not record._state.by_environment
         assert lightspan.current_attempt_id() is None

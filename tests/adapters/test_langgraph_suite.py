@@ -29,7 +29,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
 from pydantic import SecretStr
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan_langgraph import _hook
 from lightspan_langgraph._cache import METHODS
 from lightspan_testing.adapter_suite import (
@@ -382,7 +382,7 @@ class TestSuite(AdapterSuite):
             "langchain_core.tracers.context._configure_hooks": [
                 *langchain_context._configure_hooks
             ],
-            "lightspan.capture.scope.resolvers": list(scope.resolvers()),
+            "lightspan.capture.context.resolvers": list(context.resolvers()),
         }
 
     program_root = "invoke_workflow LangGraph"

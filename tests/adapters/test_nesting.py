@@ -35,13 +35,13 @@ from tests.adapters.layers import (
 from tests.adapters.own_ways import OWN_WAYS
 
 import lightspan
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Part, Played, Says, Stage, Turn
 from lightspan_testing.adapter_suite import instructions, tree
 from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
-from lightspan_testing.adapter_suite.plays import inside_root
+from lightspan_testing.adapter_suite.scenario_runner import inside_root
 from lightspan_testing.attempts import read_recorded
-from lightspan_testing.stage import Part, Played, Says, Stage, Turn
 
 pytestmark = MARKS
 
@@ -120,18 +120,18 @@ def run(app: Layer, text: str, mode: str) -> None:
         app.run_sync(text)
     else:
         asyncio.run(in_this_loop(app.run(text)))
-    wire.close()
+    sdk_instrumentation.close()
 
 
 def trained(app: Nested, stage: Stage, mode: str) -> Played:
     """What an attempt that is trained records, its calls by the gateway."""
     played = stage.open(Part(app.says), through_gateway=True)
-    threads.carry()  # as a runner does
+    context_propagation.carry()  # as a runner does
     try:
         with instrumented(FRAMEWORKS), open_scope(played.scope):
             run(app.outermost, played.text, mode)
     finally:
-        threads.stop_carrying()
+        context_propagation.stop_carrying()
     stage.close(played)
     check_tokens(played, stage)
     return played

@@ -30,12 +30,12 @@ from openai.types.responses import (
 )
 from tests.adapters.openai_agents_apps import AGENT_WITH_TOOL, async_client, look, make, run_async
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Part, Stage, Turn
 from lightspan_testing.adapter_suite.checks import check_untrained
 from lightspan_testing.attempts import captured
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_testing.stage import Part, Stage, Turn
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
@@ -56,7 +56,7 @@ def test_a_conversation_that_the_gateway_keeps(stage: Stage, streamed: bool) -> 
                 pass
         else:
             await Runner.run(scout, played.text, **more)
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
 
     with open_scope(played.scope):
         asyncio.run(main())
@@ -89,7 +89,7 @@ def test_an_app_that_names_a_model_only(
         try:
             return await Runner.run(writer, played.text)
         finally:
-            await wire.aclose()
+            await sdk_instrumentation.aclose()
 
     try:
         with open_scope(played.scope):

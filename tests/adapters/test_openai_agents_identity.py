@@ -21,7 +21,7 @@ from agents import (
 from hypothesis import given, strategies as st
 
 from lightspan.capture.adapter import SpanEnd
-from lightspan.capture.scope import AgentContext, AttemptContext, Frame
+from lightspan.capture.context import AgentContext, AttemptContext, Frame
 from lightspan.schema.routing import split_path
 from lightspan.schema.spans import Attributes, SpanKind, SpanLink, SpanStatus
 from lightspan_openai_agents import agents

@@ -46,7 +46,7 @@ from tests.adapters.openai_agents_apps import (
 from lightspan.capture.emit import agent
 from lightspan.production.feedback import feedback
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanStatus
 from lightspan_openai_agents import instrument
 from lightspan_testing.adapter_suite.checks import check_untrained

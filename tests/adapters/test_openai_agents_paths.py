@@ -38,7 +38,7 @@ from tests.adapters.openai_agents_apps import (
 )
 
 import lightspan
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan.schema.spans import SpanLink, SpanStatus
 from lightspan_openai_agents import agents
 from lightspan_testing.attempts import captured, path_of
@@ -313,7 +313,7 @@ def test_plain_python_around_and_inside(server: ScriptedServer) -> None:
     with captured() as attempt, lightspan.agent("outer"):
         run_async(make(server, "scout", tools=[think]))
     assert attempt.calls == ["outer/scout", "outer/scout/idea", "outer/scout"]
-    assert scope.current_agent() is None
+    assert context.current_agent() is None
 
 
 def test_a_raw_client_in_a_tool_acts_for_the_agent(server: ScriptedServer) -> None:

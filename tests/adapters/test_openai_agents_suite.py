@@ -32,7 +32,7 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan_openai_agents import _hook
 from lightspan_testing.adapter_suite import (
     OTHER_MEANS,
@@ -298,7 +298,7 @@ def _sync(work: Callable[[], Any]) -> Any:
         try:
             return work()
         finally:
-            loop.run_until_complete(wire.aclose())
+            loop.run_until_complete(sdk_instrumentation.aclose())
             loop.close()
 
     with ThreadPoolExecutor(1) as pool:

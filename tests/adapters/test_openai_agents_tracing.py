@@ -41,7 +41,7 @@ from tests.adapters.openai_agents_apps import (
 )
 
 import lightspan
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import NullRecorder
 from lightspan.schema.spans import SpanStatus
@@ -212,12 +212,12 @@ def test_nothing_of_a_rollout_is_uploaded(
 
 def test_a_serving_process_is_no_rollout(server: ScriptedServer, uploads: Uploads) -> None:
     writer = make(server, "writer")
-    connected = scope.AgentContext(make_scope(recorder=NullRecorder(), is_outside=True))
-    scope.connect(connected)
+    connected = context.AgentContext(make_scope(recorder=NullRecorder(), is_outside=True))
+    context.connect(connected)
     try:
         run_async(writer)
     finally:
-        scope.disconnect(connected)
+        context.disconnect(connected)
     assert "trace" in uploads.events
 
 

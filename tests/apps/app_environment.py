@@ -57,7 +57,7 @@ def of_another_version(python: Path, version: str, protocol: int) -> None:
         f"""from importlib import import_module
 __path__ = [{source!r}]
 __version__ = {version!r}
-import_module("lightspan.schema.conventions").PROTOCOL_VERSION = {protocol}
+import_module("lightspan.schema.semconv").PROTOCOL_VERSION = {protocol}
 agent = import_module("lightspan.capture.emit").agent
 rollout = import_module("lightspan.runners.app").rollout
 """

@@ -17,8 +17,8 @@ from toy_apps import say  # type: ignore[import-not-found]
 
 import lightspan
 from lightspan.algorithms import Algorithm, Metrics, World
-from lightspan.learners import SFTLoss
 from lightspan.progress import SilentReporter
+from lightspan.protocols.learner import SFTLoss
 
 REWARDS = [0.2, 0.5, 0.9, 0.9, 0.1, 0.1, 0.3]
 """By step: the best is the second, which the third equals."""

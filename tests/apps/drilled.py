@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightspan.algorithms import Algorithm, PolicySpec
-from lightspan.learners import Optimizer
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Optimizer
 from lightspan.schema.routing import Routing, make_routing
 
 

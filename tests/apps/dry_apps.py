@@ -13,8 +13,8 @@ from typing import Any
 import openai
 
 import lightspan
-from lightspan.capture import scope
-from lightspan.capture.bypass import bypassing_call, client_of
+from lightspan.capture import context
+from lightspan.capture.other_clients import bypassing_call, client_of
 from lightspan.schema.spans import now_ns
 
 client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
@@ -113,7 +113,7 @@ def responds(task: dict[str, Any]) -> float:
 def bypasses(task: dict[str, Any]) -> float:
     """The writer asks a client of another kind, which an adapter records."""
     with lightspan.agent("writer"):
-        acting = scope.current_agent()
+        acting = context.current_agent()
         assert acting is not None
         answer = {"choices": [{"message": {"role": "assistant", "content": "1"}}]}
         request = {"model": "other", "messages": [{"role": "user", "content": task["q"]}]}

@@ -10,7 +10,7 @@ import openai
 from opentelemetry.sdk.trace import TracerProvider
 
 import lightspan
-from lightspan import otel
+import lightspan_otel as otel
 
 provider = TracerProvider()
 client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")

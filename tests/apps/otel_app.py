@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from toy_apps import letters, say  # type: ignore[import-not-found]
 
 import lightspan
-from lightspan import otel
+import lightspan_otel as otel
 
 provider = TracerProvider()
 tracer = provider.get_tracer("some.framework")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from lightspan import Optimizer
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row
+from lightspan_torch.learner.torch import TorchLearner
 
 
 class Recording(TorchLearner):

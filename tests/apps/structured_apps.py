@@ -180,7 +180,7 @@ def _painter() -> Any:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    from lightspan import otel
+    import lightspan_otel as otel
 
     otel.instrument("pydantic-ai")
     model = OpenAIChatModel("m", provider=OpenAIProvider(**ENDPOINT))

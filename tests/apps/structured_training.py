@@ -14,9 +14,9 @@ from serve_process import serving  # type: ignore[import-not-found]
 
 import lightspan
 from lightspan import LightningRL, Trainer
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.trainer import FitResult
-from lightspan_testing.controls import Permuted
+from lightspan_testing.permuted_rewards import Permuted
 from lightspan_testing.tiny import tiny_model
 
 _COLORS: Final = ("red", "green", "blue", "white")
@@ -85,8 +85,8 @@ def check_served(app: Any, run: Path, tasks: Sequence[dict[str, str]]) -> None:
         try:
             rewards = asyncio.run(_ask(app, tasks))
         finally:
-            wire.uninstall()
-            wire.close()
+            sdk_instrumentation.uninstall()
+            sdk_instrumentation.close()
     assert len(rewards) == len(tasks)
     assert lines[-1] == f"calls answered: painter {len(tasks)} (policy)"
 
@@ -97,7 +97,7 @@ async def _ask(app: Any, tasks: Sequence[dict[str, str]]) -> list[float]:
     for task in tasks:
         value = app(task) if app.is_async else asyncio.to_thread(app, task)
         rewards.append(await value)
-    await wire.aclose()
+    await sdk_instrumentation.aclose()
     return rewards
 
 

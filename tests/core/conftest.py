@@ -66,9 +66,9 @@ def one_step(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     """The folder of a run of one step in two minibatches (two writer calls a rollout, a frozen
     checker), and the rows that its learner was given. Only to be read."""
     from lightspan import LightningRL, Trainer
-    from lightspan.learners import Optimizer
-    from lightspan.learners.torch import TorchLearner
     from lightspan.progress import SilentReporter
+    from lightspan.protocols.learner import Optimizer
+    from lightspan_torch.learner.torch import TorchLearner
 
     rows: list[Any] = []
 

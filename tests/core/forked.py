@@ -21,7 +21,11 @@ from typing import Any
 from unittest.mock import patch
 
 IMPORTED = (
-    *("lightspan.runners.worker", "lightspan.stores.sqlite.store", "lightspan.capture.wire"),
+    *(
+        "lightspan.runners.process_main",
+        "lightspan.stores.sqlite.store",
+        "lightspan.capture.sdk_instrumentation",
+    ),
     *("openai", "openai.resources.chat", "openai.resources.responses"),
     "tests.core.forked",
 )

@@ -50,7 +50,10 @@ def test_the_suite(environment: str) -> None:
 
 def test_the_framework_is_known(environment: str) -> None:
     """Other adapters know that its agents have names."""
-    script = "from lightspan.capture.search import frameworks; print('toyframe' in frameworks())"
+    script = (
+        "from lightspan.capture.agent_discovery import frameworks; "
+        "print('toyframe' in frameworks())"
+    )
     done = subprocess.run([environment, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 

@@ -16,8 +16,8 @@ from desk_example.candidates import CANDIDATES, GOOD
 from desk_example.reflection import NO_MORE, Script, answered, in_order
 from desk_example.serving import served
 from desk_example.training import held_out_tasks, train_tasks
-from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.errors import ModelError
+from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 TRAIN = Path(__file__).parents[2] / "examples" / "desk" / "train.py"

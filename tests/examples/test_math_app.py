@@ -22,12 +22,12 @@ from autogen_core.tools import Workbench
 from tests.examples.test_math_server import http_server
 
 import lightspan_autogen
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
-from lightspan.schema import conventions
+from lightspan.schema import semconv
+from lightspan_testing.adapter_harness import Part, Stage, Turn
 from lightspan_testing.adapter_suite import tree
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan_testing.stage import Part, Stage, Turn
 from math_example.app import SYSTEM, calculator, chat_client, make_agent, shared_calculator, solve
 from math_example.command import main
 from math_example.demonstrations import SYSTEM as DEMONSTRATED_SYSTEM, TOOL
@@ -281,7 +281,7 @@ async def test_the_exact_record_of_an_attempt(stage: Stage, workbench: Workbench
     client = chat_client("m", base_url=stage.url, api_key="k", temperature=0.7)
     with open_scope(played.scope):
         assert await solve(f"{played.text}: 12 + 5, 3 times", client, workbench) == "#### 51"
-    await wire.aclose()
+    await sdk_instrumentation.aclose()
     await client.close()
     stage.close(played)
     assert stage.brain.problems == []
@@ -292,10 +292,10 @@ async def test_the_exact_record_of_an_attempt(stage: Stage, workbench: Workbench
         "  chat @solver",
     ]
     (tool,) = (span for span in played.spans if span.name == "execute_tool calculator")
-    assert json.loads(str(tool.attributes[conventions.TOOL_CALL_ARGUMENTS])) == {
+    assert json.loads(str(tool.attributes[semconv.TOOL_CALL_ARGUMENTS])) == {
         "expression": "(12+5)*3"
     }
-    assert tool.attributes[conventions.TOOL_CALL_RESULT] == "51"
+    assert tool.attributes[semconv.TOOL_CALL_RESULT] == "51"
     said = f'<tool_call>\n{{"name": "calculator", "arguments": {EXPRESSION}}}\n</tool_call>'
     assert [stage.tokenizer.decode(record.response_ids) for record in played.records] == [
         said,

@@ -21,12 +21,12 @@ from agents import ModelBehaviorError
 from openai import AsyncOpenAI
 
 import lightspan_openai_agents
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
-from lightspan.schema import conventions
+from lightspan.schema import semconv
+from lightspan_testing.adapter_harness import Part, Stage, Turn
 from lightspan_testing.adapter_suite import tree
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan_testing.stage import Part, Stage, Turn
 from rag_example.app import MAX_SEARCHES, ask, researcher, run_config
 from rag_example.command import main
 from rag_example.demonstrations import PASSAGES, TOOLS, research
@@ -237,7 +237,7 @@ def test_the_exact_record_of_an_attempt(stage: Stage, library: Library) -> None:
     async def attempt() -> str:
         question = f"{played.text}: where was Ada Brook born?"
         said = await answer(stage, question, library, max_tokens=480)
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
         return said
 
     with open_scope(played.scope):
@@ -251,8 +251,8 @@ def test_the_exact_record_of_an_attempt(stage: Stage, library: Library) -> None:
         "  chat @researcher",
     ]
     tool = next(span for span in played.spans if span.kind == "tool")
-    assert json.loads(str(tool.attributes[conventions.TOOL_CALL_ARGUMENTS])) == {"query": SECOND}
-    assert tool.attributes[conventions.TOOL_CALL_RESULT] == library.search(SECOND)
+    assert json.loads(str(tool.attributes[semconv.TOOL_CALL_ARGUMENTS])) == {"query": SECOND}
+    assert tool.attributes[semconv.TOOL_CALL_RESULT] == library.search(SECOND)
     first, second = sorted(played.records, key=lambda record: record.sequence_start)
     said = f'<tool_call>\n{{"name": "search", "arguments": {arguments}}}\n</tool_call>'
     assert stage.tokenizer.decode(first.response_ids) == said

@@ -23,9 +23,9 @@ pytest.importorskip("tantivy", reason="the index is installed beside CrewAI")
 import lightspan_crewai
 from lightspan.capture.entry import open_scope
 from lightspan_examples.data import generated
+from lightspan_testing.adapter_harness import Part, Stage, Turn
 from lightspan_testing.adapter_suite import tree
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
-from lightspan_testing.stage import Part, Stage, Turn
 from rag_example import crew_training
 from rag_example.crew import ask, build_crew, chat_model
 from rag_example.crew_demonstrations import TOOLS, demonstrate, opening, work

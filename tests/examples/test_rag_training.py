@@ -18,12 +18,12 @@ from apart_training import How, trained_apart  # type: ignore[import-not-found]
 pytest.importorskip("agents", reason="the OpenAI Agents SDK is in an environment of its own")
 
 from lightspan import LightningRL
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan.progress import PlainReporter
 from lightspan_examples.data import generated
 from lightspan_examples.example import Run
-from lightspan_testing.stage import Part, Stage, Turn
+from lightspan_testing.adapter_harness import Part, Stage, Turn
 from rag_example import recipes, training
 from rag_example.index import Index
 from rag_example.options import trained_agents
@@ -74,7 +74,7 @@ def test_the_reward_of_an_attempt(cache: Path, said: str, reward: float) -> None
 
         async def attempt() -> float:
             found = await training.answer(task)
-            await wire.aclose()
+            await sdk_instrumentation.aclose()
             return float(found)
 
         with open_scope(played.scope):

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from lightspan.algorithms.rates import default_rate
+from lightspan.algorithms.learning_rate import default_rate
 
 SMALL = 760_000
 """Parameters of the examples' small model; one of 750,000 has the same rate."""

@@ -16,15 +16,15 @@ import pytest
 from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
 
 from lightspan import LightningRL
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan.progress import SilentReporter
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from lightspan_examples.small_model import build_model
+from lightspan_testing.adapter_harness import Part, Stage
 from lightspan_testing.adapter_suite import tree
 from lightspan_testing.scripted import Reply, ScriptedServer
-from lightspan_testing.stage import Part, Stage
 from router_example import messages
 from router_example.app import build_graph, chat_model as langchain_model
 from router_example.prompts import answer_prompt, route_prompt
@@ -94,7 +94,7 @@ def test_who_acts() -> None:
         async def run() -> Any:
             with open_scope(played.scope):
                 said = await training.answer({**task, "message": played.text, "max_tokens": 64})
-            await wire.aclose()
+            await sdk_instrumentation.aclose()
             return said
 
         assert asyncio.run(run()) == {"reward": 1.0, "department": 1.0, "product": 1.0}

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 
 CTRL_C = """
 import os, runpy, signal
-from lightspan.algorithms import sft
+from lightspan_torch.sft import algorithm
 from lightspan.progress import PlainReporter
 
 class Pressing(PlainReporter):
@@ -28,7 +28,7 @@ class Pressing(PlainReporter):
         if self._done == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-sft.default_reporter = Pressing
+algorithm.default_reporter = Pressing
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_path("tune.py")
 """

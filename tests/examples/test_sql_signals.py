@@ -15,10 +15,10 @@ from lightspan.lightning.air import AIR
 from lightspan.lightning.episode import Call
 from lightspan.lightning.history import History
 from lightspan.progress import SilentReporter
-from lightspan.schema import conventions as c
-from lightspan.schema.messages import dump
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from lightspan_testing.tiny import tiny_model

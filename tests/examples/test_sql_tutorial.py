@@ -21,13 +21,13 @@ pytest.importorskip("pyarrow")
 import pyarrow
 from pyarrow import parquet
 
-from lightspan.learners.torch import TorchLearner
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_testing.tiny import Family, tiny_model
+from lightspan_torch.learner.torch import TorchLearner
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.schema.spans import Span, SpanKind
-from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores.protocol import Store
 
 

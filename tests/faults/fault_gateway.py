@@ -7,9 +7,9 @@ import sys
 
 from fault_apps import expected  # type: ignore[import-not-found]
 
-from lightspan.engines.protocol import GenerationRequest
-from lightspan.gateway import Gateway
+from lightspan.protocols.engine import GenerationRequest
 from lightspan.stores import open_store
+from lightspan_gateway import Gateway
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 
 TOKENIZER = tiny_chat_tokenizer()

@@ -9,9 +9,9 @@ import sys
 
 from fault_store import Mortal  # type: ignore[import-not-found]
 
-from lightspan.serving.store import process
-from lightspan.serving.store.server import StoreServer
-from lightspan.stores.remote.roles import Role
+from lightspan_gateway.remote_store.roles import Role
+from lightspan_gateway.store_server import main as server_main
+from lightspan_gateway.store_server.server import StoreServer
 
 KEYS = {Role.TRAINER: "TRAINER_KEY", Role.RUNNER: "RUNNER_KEY"}
 
@@ -27,9 +27,9 @@ def _at_the_next(server: StoreServer) -> None:
 
 
 def main(url: str, port: str) -> None:
-    process.StoreServer = Mortal
-    options = process.StoreOptions(url=url, port=int(port), key_variables=KEYS)
-    process.serve_store(options, ready=_at_the_next)
+    server_main.StoreServer = Mortal
+    options = server_main.StoreOptions(url=url, port=int(port), key_variables=KEYS)
+    server_main.serve_store(options, ready=_at_the_next)
 
 
 if __name__ == "__main__":

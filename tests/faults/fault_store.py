@@ -12,10 +12,10 @@ import signal
 import sys
 from typing import Any
 
-from lightspan.serving.store.keys import Keys
-from lightspan.serving.store.server import StoreServer
 from lightspan.stores import open_store
-from lightspan.stores.remote.rpc import Arguments, Operation
+from lightspan_gateway.remote_store.rpc import Arguments, Operation
+from lightspan_gateway.store_server.api_keys import Keys
+from lightspan_gateway.store_server.server import StoreServer
 
 
 class Mortal(StoreServer):

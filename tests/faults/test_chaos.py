@@ -22,8 +22,8 @@ from tests.core.stores.served import TRAINER
 from tests.postgres.cluster import Cluster, programs
 
 from lightspan import ExternalRunners, LightningRL, LocalRunners, Trainer
-from lightspan.engines.protocol import GenerationRequest
 from lightspan.progress import SilentReporter
+from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.records import AttemptStatus, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from app_environment import app_environment  # type: ignore[import-not-found]
 
-from lightspan.runners.peers import Presence, here
+from lightspan.runners.discovery import Presence, here
 from lightspan.schema.records import AttemptStatus, Mode, PeerRole, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store

@@ -18,7 +18,7 @@ from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.stores import open_store
-from lightspan_testing.conditions import until
+from lightspan_testing.wait import until
 
 # Neither it nor its child hears SIGTERM; the child waits until it is killed, or told to end.
 PROGRAM = """

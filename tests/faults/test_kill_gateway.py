@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.runners.app import App
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
@@ -66,8 +66,8 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.2)
     monkeypatch.setenv("OPENAI_API_KEY", "placeholder")
     yield
-    threads.stop_carrying()
-    wire.uninstall()
+    context_propagation.stop_carrying()
+    sdk_instrumentation.uninstall()
 
 
 @pytest.mark.faults

@@ -16,13 +16,13 @@ from pathlib import Path
 import openai
 import pytest
 
-from lightspan.gateway import Gateway
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Claim
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway import Gateway
 from lightspan_testing.scripted_engine import (
     Gate,
     Say,

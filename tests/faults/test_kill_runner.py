@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from lightspan.gateway import Gateway
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
+from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import shared_tokenizer
 from lightspan_testing.scripted_engine import ScriptedEngine
 

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lightspan.algorithms.epochs import Epochs
+from lightspan.algorithms.task_sampler import Epochs
 from lightspan.schema.records import AttemptStatus, Mode, RolloutState, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.training.checkpoints import TrainerState, latest, load_state

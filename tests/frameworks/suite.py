@@ -26,17 +26,18 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.frameworks.matrix import MATRIX, RESPONSES
 
 import lightspan
-from lightspan import otel
-from lightspan.algorithms.traces import Query, read_attempts
-from lightspan.capture import scope, threads, wire
+import lightspan_otel as otel
+from lightspan.algorithms.recorded_attempts import Query, read_attempts
+from lightspan.capture import context, context_propagation, sdk_instrumentation
 from lightspan.capture.entry import open_scope
-from lightspan.otel.files import import_file
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store
+from lightspan_otel.import_traces import import_file
+from lightspan_testing.adapter_harness import Played, Stage
 from lightspan_testing.adapter_suite.checks import check_calls, check_names, check_tokens
-from lightspan_testing.adapter_suite.plays import (
+from lightspan_testing.adapter_suite.scenario_runner import (
     close_clients,
     inside_root,
     part_of,
@@ -47,7 +48,6 @@ from lightspan_testing.adapter_suite.plays import (
 from lightspan_testing.adapter_suite.scenarios import ROUTES, SCENARIOS, App, Model
 from lightspan_testing.adapter_suite.trees import ordered, without_call_status
 from lightspan_testing.attempts import path_of, read_recorded, tree
-from lightspan_testing.stage import Played, Stage
 
 CONCURRENT: Final = 32
 
@@ -116,7 +116,7 @@ class FrameworkSuite:
         yield
         problems, stage.brain.problems = stage.brain.problems, []
         assert problems == []
-        assert scope.resolvers() == ()
+        assert context.resolvers() == ()
         assert self.patched() == before
         EXPORTER.clear()
 
@@ -211,7 +211,7 @@ class FrameworkSuite:
 
         with otel.instrument(self.name), ThreadPoolExecutor(CONCURRENT) as pool:
             list(pool.map(one, apps, played))
-        wire.close()
+        sdk_instrumentation.close()
         for attempt in played:
             stage.close(attempt)
             self.check(attempt, "agent_as_tool", apps[0], stage)
@@ -219,7 +219,7 @@ class FrameworkSuite:
     def test_in_a_thread_of_the_app(self, stage: Stage) -> None:
         app = self.app(stage, "agent_as_tool", "sync")
         played = stage.open(part_of(app, "agent_as_tool"), through_gateway=True)
-        threads.carry()
+        context_propagation.carry()
         try:
             with (
                 otel.instrument(self.name),
@@ -228,8 +228,8 @@ class FrameworkSuite:
             ):
                 pool.submit(run_sync, app, played).result()
         finally:
-            threads.stop_carrying()
-        wire.close()
+            context_propagation.stop_carrying()
+        sdk_instrumentation.close()
         stage.close(played)
         self.check(played, "agent_as_tool", app, stage)
 
@@ -365,7 +365,7 @@ async def _imported(
 
 def _plain(attributes: Attributes, key: str) -> list[Any]:
     """Messages without instructions, which some libraries do not tell."""
-    said = messages.load(str(attributes[key]))
+    said = genai_messages.load(str(attributes[key]))
     return [_line(message) for message in said if message["role"] not in SYSTEM]
 
 

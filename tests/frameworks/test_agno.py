@@ -12,8 +12,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import FrameworkSuite, columns
 
+from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
-from lightspan_testing.stage import Turn
 
 agno = pytest.importorskip("agno")
 instrumentation = pytest.importorskip("openinference.instrumentation.agno")

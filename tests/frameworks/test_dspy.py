@@ -15,22 +15,22 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 import lightspan
-from lightspan import otel
-from lightspan.capture import wire
+import lightspan_otel as otel
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
-from lightspan.lightning.detours import fix_of
-from lightspan.otel import hooks
-from lightspan.schema import conventions as c
-from lightspan.schema.origins import Request
+from lightspan.lightning.uncaptured_advice import fix_of
+from lightspan.schema import semconv as c
+from lightspan.schema.provenance import Request
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import SpanKind
-from lightspan_testing.adapter_suite.plays import play
+from lightspan_otel import framework_patches
+from lightspan_testing.adapter_harness import Part, Played, Stage, Turn
+from lightspan_testing.adapter_suite.scenario_runner import play
 from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
 from lightspan_testing.attempts import path_of
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_testing.stage import Part, Played, Stage, Turn
 
 dspy = pytest.importorskip("dspy")
 litellm = pytest.importorskip("litellm")
@@ -267,7 +267,7 @@ class TestDSPy(FrameworkSuite):
     def patched(self) -> Any:
         """OpenInference leaves functions of its own in place."""
         files = [vars(owner)[name].__code__.co_filename for owner, name in METHODS]
-        return [file == hooks.__file__ for file in files]
+        return [file == framework_patches.__file__ for file in files]
 
     def check_names(self, played: Played, app: App) -> None:
         """Both predictors of a ReAct are given the instructions of the whole."""
@@ -334,7 +334,7 @@ def asked_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(litellm, "suppress_debug_info", True)
     yield
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
     gc.collect()  # here, where what LiteLLM leaves is known
 
 
@@ -393,7 +393,7 @@ def test_the_responses_api_of_dspy_goes_past_it() -> None:
         )
         with dspy.context(lm=model), contextlib.suppress(Exception):  # it is no answer of DSPy's
             dspy.Predict("question -> answer")(question="go")
-        wire.close()
+        sdk_instrumentation.close()
     uncaptured = [(request.agent, request.url) for request in scope.recorder.uncaptured]
     assert uncaptured == [("Predict", f"{server.url}/responses")]
     assert [span for span in scope.recorder.drain() if span.kind is SpanKind.LLM] == []

@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lightspan import otel
-from lightspan.capture import wire
+import lightspan_otel as otel
+from lightspan.capture import sdk_instrumentation
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan_testing.attempts import Exchange, Recorded, read_recorded
 from lightspan_testing.scripted import ScriptedServer
 
@@ -58,7 +58,7 @@ def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
     made.add_span_processor(SimpleSpanProcessor(exporter))
     with otel.instrument(made, content=True):
         yield made
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
     gc.collect()  # here, where what LiteLLM leaves is known
 
 

@@ -14,9 +14,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 import lightspan
-from lightspan import otel
+import lightspan_otel as otel
 from lightspan.schema.spans import SpanStatus
-from lightspan_testing.adapter_suite.plays import play, play_outside
+from lightspan_testing.adapter_harness import Stage, Turn
+from lightspan_testing.adapter_suite.scenario_runner import play, play_outside
 from lightspan_testing.adapter_suite.scenarios import (
     App,
     Model,
@@ -26,7 +27,6 @@ from lightspan_testing.adapter_suite.scenarios import (
     look,
 )
 from lightspan_testing.attempts import read_recorded
-from lightspan_testing.stage import Stage, Turn
 
 pytest.importorskip("llama_index.core")
 instrumentation = pytest.importorskip("openinference.instrumentation.llama_index")

@@ -16,9 +16,9 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import FrameworkSuite, columns
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
+from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
-from lightspan_testing.stage import Turn
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
 
@@ -168,7 +168,7 @@ def _sync(work: Callable[[], Any]) -> Any:
         try:
             return work()
         finally:
-            loop.run_until_complete(wire.aclose())
+            loop.run_until_complete(sdk_instrumentation.aclose())
             loop.close()
 
     with ThreadPoolExecutor(1) as pool:
@@ -208,7 +208,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from lightspan import otel
+import lightspan_otel as otel
 from lightspan_testing.attempts import captured
 from lightspan_testing.scripted import ScriptedServer
 

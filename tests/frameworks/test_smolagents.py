@@ -10,10 +10,10 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import FrameworkSuite, columns
 
-from lightspan import otel
-from lightspan_testing.adapter_suite.plays import play
+import lightspan_otel as otel
+from lightspan_testing.adapter_harness import Stage, Turn
+from lightspan_testing.adapter_suite.scenario_runner import play
 from lightspan_testing.adapter_suite.scenarios import App, Model, instructions
-from lightspan_testing.stage import Stage, Turn
 
 smolagents = pytest.importorskip("smolagents")
 instrumentation = pytest.importorskip("openinference.instrumentation.smolagents")

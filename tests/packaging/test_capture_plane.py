@@ -172,7 +172,7 @@ def test_importing_patches_nothing(tmp_path: Path) -> None:
     code = """
 import openai
 before = (openai.OpenAI.request, openai.AsyncOpenAI.request)
-import lightspan, lightspan.capture.emit, lightspan.capture.wire
+import lightspan, lightspan.capture.emit, lightspan.capture.sdk_instrumentation
 import lightspan.runners.runner, lightspan.runners.local
 result["patched"] = before != (openai.OpenAI.request, openai.AsyncOpenAI.request)
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.otel.frameworks import FRAMEWORKS
+from lightspan_otel.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}

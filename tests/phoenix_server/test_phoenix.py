@@ -21,11 +21,11 @@ import openai
 import pytest
 
 import lightspan
-from lightspan.algorithms.traces import Query, read_attempts
-from lightspan.capture import wire
+from lightspan.algorithms.recorded_attempts import Query, read_attempts
+from lightspan.capture import sdk_instrumentation
 from lightspan.cli import main
 from lightspan.production import span_exporter as module
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.stores import open_store
 from lightspan_testing.scripted import ScriptedServer
 
@@ -95,7 +95,7 @@ def run_app(store: str) -> None:
             client.chat.completions.create(model="m", messages=messages)
             lightspan.emit_reward(0.5)
         assert recording.flush()
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
 
 
 def spans_of(phoenix: str, project: str, form: str, count: int) -> Any:

@@ -14,10 +14,10 @@ import pytest
 from tests.core.stores.programs import WRITER, check_acknowledged
 from tests.postgres.cluster import Cluster
 
-from lightspan.stores.postgres.store import PostgresStore
+from lightspan_cluster.postgres.store import PostgresStore
 
 _IMPATIENT = """
-from lightspan.stores.postgres import writer
+from lightspan_cluster.postgres import writer
 writer.OUT_OF_REACH_S = 0.0
 """
 

@@ -24,9 +24,9 @@ from lightspan.errors import (
 from lightspan.schema.records import Mode, RolloutStatus
 from lightspan.stores import open_existing, open_store
 from lightspan.stores._sql import tables as sql_tables
-from lightspan.stores.postgres import schema, tables as postgres_tables
-from lightspan.stores.postgres.address import read_address
-from lightspan.stores.postgres.store import PostgresStore
+from lightspan_cluster.postgres import schema, tables as postgres_tables
+from lightspan_cluster.postgres.dsn import read_address
+from lightspan_cluster.postgres.store import PostgresStore
 from lightspan_testing.store_suite import (
     LEASE_S,
     make_call,

@@ -19,11 +19,10 @@ from lightspan.errors import StoreClosedError, StoreUnreachableError
 from lightspan.schema.records import RolloutStatus
 from lightspan.schema.spans import encode_span
 from lightspan.stores import open_store
-from lightspan.stores.postgres import database, writer
-from lightspan.stores.postgres.address import read_address
-from lightspan.stores.postgres.store import PostgresStore
-from lightspan.stores.postgres.tables import PostgresWriteTables
-from lightspan_testing.conditions import until
+from lightspan_cluster.postgres import database, writer
+from lightspan_cluster.postgres.dsn import read_address
+from lightspan_cluster.postgres.store import PostgresStore
+from lightspan_cluster.postgres.tables import PostgresWriteTables
 from lightspan_testing.store_suite import (
     LEASE_S,
     claim_one,
@@ -35,6 +34,7 @@ from lightspan_testing.store_suite import (
     ref,
     start,
 )
+from lightspan_testing.wait import until
 
 _OTHERS = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
 

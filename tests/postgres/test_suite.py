@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.core.stores.served import Served
 
-from lightspan.stores.postgres.store import PostgresStore
-from lightspan.stores.remote.store import RemoteStore
+from lightspan_cluster.postgres.store import PostgresStore
+from lightspan_gateway.remote_store.store import RemoteStore
 from lightspan_testing.store_suite import Clock, StoreSuite
 
 

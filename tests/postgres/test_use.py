@@ -20,11 +20,11 @@ from tests.postgres.cluster import PASSWORD
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, record
 from lightspan.cli import main
-from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import AttemptStatus
 from lightspan.stores import open_store
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_tools.inspect import inspect_run
 
 SECRET = quote(PASSWORD, safe="")
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightspan.reports.inspect import inspect_run
 from lightspan.training.folder import RunFolder
 from lightspan.training.statistics import paired_gain
+from lightspan_tools.inspect import inspect_run
 
 
 @pytest.fixture(scope="module")

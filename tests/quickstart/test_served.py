@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import lightspan
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.training.data import fingerprint, task_id
 from lightspan.training.folder import RunFolder
 from lightspan.training.statistics import paired_gain
@@ -67,8 +67,8 @@ def test_the_app_reaches_its_held_out_figure(run: RunFolder, server: str) -> Non
         with lightspan.connect(server), ThreadPoolExecutor(16) as pool:
             rewards = list(pool.map(training.answer, tasks))
     finally:
-        wire.uninstall()
-        wire.close()
+        sdk_instrumentation.uninstall()
+        sdk_instrumentation.close()
     reached = {task_id(task): reward for task, reward in zip(tasks, rewards, strict=True)}
     difference = paired_gain(last.rewards, reached)
     assert difference.n == len(tasks)

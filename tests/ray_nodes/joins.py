@@ -14,7 +14,7 @@ from lightspan.stores import open_store
 
 
 async def main(address: str, url: str, without_token: bool) -> None:
-    plan = RunnerPlan(store_url=url, app="lightspan_testing.errands:right", run_id="run-1")
+    plan = RunnerPlan(store_url=url, app="lightspan_testing.sample_apps:right", run_id="run-1")
     runners = RayRunners(1, address=address, cpus=0.5, without_token=without_token)
     try:
         await runners.start(plan)

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from lightspan_testing.errands import waits
+from lightspan_testing.sample_apps import waits
 
 __all__ = ["waits"]
 

@@ -78,7 +78,7 @@ def actors_of(node: Node) -> list[psutil.Process]:
 
 
 def processes_of(node: Node) -> list[psutil.Process]:
-    return node.orphans("lightspan.runners.worker")
+    return node.orphans("lightspan.runners.process_main")
 
 
 async def ends(trained: Any, store: str) -> Counter[AttemptStatus]:

@@ -26,7 +26,7 @@ from lightspan.stores import open_store
 pytestmark = pytest.mark.timeout(900)
 
 ACTOR = "ray::RunnerActor"
-APP_PROCESS = "lightspan.runners.worker"
+APP_PROCESS = "lightspan.runners.process_main"
 
 
 async def read(trained: Trainer, store: str) -> tuple[Counter[RolloutStatus], list[Attempt]]:

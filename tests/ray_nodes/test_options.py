@@ -120,7 +120,7 @@ async def test_what_one_actor_gives_back_no_other_one_takes(
     tasks = [{"begun": f"{tmp_path}/begun-{n}", "go": f"{tmp_path}/never"} for n in range(4)]
     names = await enqueue(store, *tasks)
     runners = RayRunners(6, actors=2, address=cluster.address)
-    async with started(runners, plan(store, "lightspan_testing.errands:waits")):
+    async with started(runners, plan(store, "lightspan_testing.sample_apps:waits")):
         while len(await store.attempts(names)) < 4:  # noqa: ASYNC110 - processes of others
             await asyncio.sleep(0.05)
         runners._seats[1].actor = _Slow(runners._seats[1].actor)
@@ -134,7 +134,7 @@ async def test_an_interpreter_that_nodes_do_not_have(
 ) -> None:
     runners = RayRunners(2, address=cluster.address, python="/nowhere/python")
     with pytest.raises(ConfigError, match=r"no such program; .* \(on the Ray node at "):
-        await runners.start(plan(store, "lightspan_testing.errands:right"))
+        await runners.start(plan(store, "lightspan_testing.sample_apps:right"))
 
 
 async def test_a_cluster_without_room(cluster: Cluster, node: Node, store: Store) -> None:
@@ -145,7 +145,7 @@ async def test_a_cluster_without_room(cluster: Cluster, node: Node, store: Store
         match=r"^the Ray cluster had no room for 1 of 2 actors for 10 s: each asks for 3 CPU; free "
         r"are [\d.]+ of \d+ CPU; start more nodes, or ask for less \(actors=, cpus=, resources=\)$",
     ):
-        await runners.start(plan(store, "lightspan_testing.errands:right"))
+        await runners.start(plan(store, "lightspan_testing.sample_apps:right"))
     while node.running("ray::RunnerActor"):  # noqa: ASYNC110 - processes of others
         await asyncio.sleep(0.05)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from scripted_learning import Recording, scripted  # type: ignore[import-not-found]
 
 from lightspan import LightningRL, RayRunners, Trainer
-from lightspan.engines.protocol import GenerationRequest
 from lightspan.progress import SilentReporter
+from lightspan.protocols.engine import GenerationRequest
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine, tiny_chat_tokenizer
 
 APP = "ray_apps:twice"

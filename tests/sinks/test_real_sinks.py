@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.reports.sinks import MLflow, TensorBoard, Trackio, WandB
 from lightspan.training.sinks import SinkRun, Sinks
+from lightspan_tools.sinks import MLflow, TensorBoard, Trackio, WandB
 
 LINES: list[dict[str, Any]] = [
     {"kind": "eval", "step": 0, "mean": 0.25, "n": 4},

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import torch
 
-from lightspan.learners.verl.workers import Workers
+from lightspan_verl.local_ranks import Workers
 
 DECLARED = ("this learner has no critic", "this learner does not train calls under a grammar")
 """What the learner's capabilities say that it cannot; the suite then skips."""

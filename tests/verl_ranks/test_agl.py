@@ -7,13 +7,13 @@ from pathlib import Path
 
 import lightspan_agl as agl
 from lightspan import Verl
-from lightspan.engines.weights import load_model
-from lightspan.learners.protocol import Optimizer
-from lightspan.learners.verl.learner import VerlLearner
-from lightspan.learners.verl.workers import Workers
+from lightspan.protocols.learner import Optimizer
 from lightspan.training.folder import RunFolder
 from lightspan_testing.learner_suite import BOTH_CLIPS, distance, make_rows, published
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
+from lightspan_verl.learner import VerlLearner
+from lightspan_verl.local_ranks import Workers
 
 
 def test_a_configuration_trains_on_its_ranks(python: str, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.engines.protocol import EngineCapabilities, LoRAWeights
-from lightspan.engines.weights import load_model
 from lightspan.errors import (
     CheckpointError,
     ConfigError,
@@ -22,12 +20,9 @@ from lightspan.errors import (
     RankError,
     UnsupportedError,
 )
-from lightspan.learners.models import TrainedModel
-from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
-from lightspan.learners.torch import TorchLearner
-from lightspan.learners.verl.learner import VerlLearner
-from lightspan.learners.verl.workers import Workers
 from lightspan.lightning.rows import Row
+from lightspan.protocols.engine import EngineCapabilities, LoRAWeights
+from lightspan.protocols.learner import LoRA, Optimizer, PolicyLoss
 from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
     WeightSink,
@@ -37,6 +32,11 @@ from lightspan_testing.learner_suite import (
     published,
 )
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner.policy_model import TrainedModel
+from lightspan_torch.learner.torch import TorchLearner
+from lightspan_verl.learner import VerlLearner
+from lightspan_verl.local_ranks import Workers
 
 ADAMW = Optimizer(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=3)
 

@@ -16,16 +16,16 @@ import pytest
 import torch
 from tests.ray_nodes.nodes import Cluster
 
-from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError, LightspanError, RankError
-from lightspan.learners.protocol import LoRA, Optimizer
-from lightspan.learners.verl.learner import VerlLearner
-from lightspan.learners.verl.ray_workers import RayWorkers
-from lightspan.learners.verl.team import Team
-from lightspan.learners.verl.workers import Workers
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import LoRA, Optimizer
 from lightspan_testing.learner_suite import BOTH_CLIPS, make_call_rows, make_rows
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
+from lightspan_verl.learner import VerlLearner
+from lightspan_verl.local_ranks import Workers
+from lightspan_verl.rank_group import Team
+from lightspan_verl.ray_workers import RayWorkers
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.verl_ranks.test_suite import OnWorkers
 
-from lightspan.learners.verl.ray_workers import RayWorkers
+from lightspan_verl.ray_workers import RayWorkers
 
 pytestmark = pytest.mark.timeout(600)  # a cluster takes its time to begin with
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lightspan.learners.verl.learner import VerlLearner
-from lightspan.learners.verl.team import Team
-from lightspan.learners.verl.workers import Workers
 from lightspan_testing.learner_suite import LearnerSuite
+from lightspan_verl.learner import VerlLearner
+from lightspan_verl.local_ranks import Workers
+from lightspan_verl.rank_group import Team
 
 
 class OnWorkers(LearnerSuite):

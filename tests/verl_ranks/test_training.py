@@ -53,7 +53,7 @@ def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = child.cmdline()
-            if "lightspan.learners.verl.rank" in line or "ray::RayRank" in " ".join(line):
+            if "lightspan_verl.rank_main" in line or "ray::RayRank" in " ".join(line):
                 found.append((int(child.environ()["RANK"]), child))
     return [child for _, child in sorted(found, key=lambda pair: pair[0])]
 

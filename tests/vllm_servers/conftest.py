@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from lightspan.engines.vllm.checks import ENVIRONMENT, FLAGS, UNTIED
-from lightspan.engines.vllm.client import Client
 from lightspan_testing.engine_suite import CONTEXT
 from lightspan_testing.tiny import tiny_model
+from lightspan_vllm.client import Client
+from lightspan_vllm.requirements import ENVIRONMENT, FLAGS, UNTIED
 
 SMALL = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

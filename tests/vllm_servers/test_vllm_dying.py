@@ -11,9 +11,9 @@ import psutil
 import pytest
 from tests.vllm_servers.conftest import SMALL, START_S
 
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan_testing.engine_suite import generate
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
 
 PROMPT = [5, 6, 7, 8]
 HALF = (

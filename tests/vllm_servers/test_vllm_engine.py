@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.vllm_servers.conftest import TOLERANCE, Start
 
-from lightspan.engines.protocol import TokenEngine
-from lightspan.engines.vllm.checks import FLAGS
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.errors import ConfigError
+from lightspan.protocols.engine import TokenEngine
 from lightspan_testing.engine_suite import EngineSuite
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.requirements import FLAGS
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from tests.vllm_servers.conftest import Start
 
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.errors import EngineError
-from lightspan.learners.torch import TorchLearner
-from lightspan.training.likeness import check_probes
+from lightspan.training.weight_sync_check import check_probes
 from lightspan_testing.engine_suite import generate
+from lightspan_torch.learner.torch import TorchLearner
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
 
 PROMPTS = [[5 + (7 * place + number) % 300 for place in range(24)] for number in range(4)]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from tests.vllm_servers.conftest import Start
 
-from lightspan.engines.protocol import TokenEngine
-from lightspan.engines.vllm.checks import flags_of
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
-from lightspan.engines.vllm.weights import Blueprint
 from lightspan.errors import ConfigError
+from lightspan.protocols.engine import TokenEngine
 from lightspan_testing.lora_suite import RANK, LoRAEngineSuite
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.requirements import flags_of
+from lightspan_vllm.weights import Blueprint
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lightspan.engines.vllm.weights import PREFIX
+from lightspan_vllm.weights import PREFIX
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_vllm.py"
 STEPS = 10

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tests.vllm_servers.conftest import TOLERANCE, Start
 
-from lightspan.engines.protocol import TokenEngine
-from lightspan.engines.vllm.checks import FLAGS
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
-from lightspan.engines.weights import load_model
+from lightspan.protocols.engine import TokenEngine
 from lightspan_testing.engine_suite import CONTEXT, EngineSuite
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.requirements import FLAGS
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,11 +12,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from lightspan import VLLM, FitResult, LoRA, Torch, Trainer, Verl
 from lightspan.progress import Reporter
-from lightspan.reports.dry_run.measurements import peak_bytes
-from lightspan.reports.dry_run.run import NO_MODEL
 from lightspan.training.sinks import MetricSink
 from lightspan_examples.options import add_options
 from lightspan_examples.recipe import Recipe
+from lightspan_tools.dry_run.run import NO_MODEL
+from lightspan_tools.dry_run.token_estimates import peak_bytes
 
 Split: TypeAlias = Literal["train", "dev", "test"]
 

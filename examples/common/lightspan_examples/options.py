@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from lightspan.plugins import installed_plugins
-from lightspan.reports.dry_run.report import STDOUT
+from lightspan_tools.dry_run.report_model import STDOUT
 
 
 def add_options(

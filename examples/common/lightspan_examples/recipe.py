@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightspan import Optimizer
-from lightspan.algorithms.sft import Turns
+from lightspan_torch.sft.algorithm import Turns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from lightspan.errors import LightspanError
 from lightspan.progress import PlainReporter, Reporter, default_reporter
-from lightspan.reports.dry_run.endpoints import named_endpoint
-from lightspan.reports.dry_run.report import STDOUT
 from lightspan_examples.example import Example, Run
 from lightspan_examples.options import check_options
+from lightspan_tools.dry_run.endpoints import named_endpoint
+from lightspan_tools.dry_run.report_model import STDOUT
 
 
 def main(example: Example, description: str | None, arguments: Sequence[str] | None = None) -> int:

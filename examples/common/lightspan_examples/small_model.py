@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from lightspan.engines.weights import without_bars
+from lightspan_torch.engine.weights import without_bars
 
 Chat: TypeAlias = Mapping[str, Any]
 """`{"messages": [...]}`, with `"tools"` where there are any."""

@@ -105,7 +105,7 @@ def convert(file: Path, folder: Path) -> None:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from lightspan.engines.weights import without_bars
+    from lightspan_torch.engine.weights import without_bars
 
     source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     try:

@@ -1,13 +1,14 @@
 """The app of Pydantic AI as lightspan trains it: what `training` is to the LangGraph app.
 
-No adapter: the framework's own spans say which agent acts (`lightspan.otel`).
+No adapter: the framework's own spans say which agent acts (`lightspan_otel`).
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from lightspan import otel, rollout
+import lightspan_otel as otel
+from lightspan import rollout
 from router_example.pydantic_ai_app import CustomerService, chat_model
 from router_example.recipes import (
     LORA,

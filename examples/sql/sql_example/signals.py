@@ -7,7 +7,7 @@ from what the checker was asked about it.
 from __future__ import annotations
 
 from lightspan.lightning.history import History
-from lightspan.schema.messages import asked_of
+from lightspan.schema.genai_messages import asked_of
 
 CHECKER = "check_query"
 

@@ -17,7 +17,7 @@ import lightspan_agl as agl
 from lightspan.errors import AppError, ConfigError, DataError, RewardError, UnsupportedError
 from lightspan.runners.app import load_app
 from lightspan.runners.runner import Runner
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, Mode, Rollout
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Rule, Target

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import lightspan_agl as agl
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.selection import Verdict, cover
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
@@ -21,6 +20,7 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import read_served
 from lightspan.training.results import FitResult
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_torch.learner.torch import TorchLearner
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import lightspan_agl as agl
 from lightspan import Critic, LoRA, Optimizer, PolicyLoss
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.selection import check_agents
-from lightspan.reports.sinks import WandB
 from lightspan.schema.routing import Route
 from lightspan_agl._agent_match import globs_of
 from lightspan_agl.algorithm._verl_keys import ALLOWED, DEFAULTS, NEVER, NO_EFFECT
 from lightspan_agl.algorithm.verl import make_plan
 from lightspan_agl.trainer import make_algorithm
+from lightspan_tools.sinks import WandB
 
 TUTORIAL: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},

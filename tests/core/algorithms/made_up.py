@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lightspan import GEPA, LLM, PromptTemplate
-from lightspan.algorithms.prompts.candidates import Found
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
 from lightspan.schema.spans import Span, SpanKind
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
+from lightspan_prompts.search.candidates import Found
 from lightspan_testing.scripted import Request, ScriptedServer
 
 TASKS: list[Any] = [{"n": n} for n in range(10)]

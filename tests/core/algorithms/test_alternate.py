@@ -13,11 +13,11 @@ import pytest
 from tests.core.algorithms import made_up
 
 from lightspan import APO, GEPA, LLM, Alternate, LightningRL, Price, PromptTemplate
-from lightspan.algorithms.alternate import FIRST
-from lightspan.algorithms.prompts.candidates import read_searches
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.records import task_id
 from lightspan.training.resume import FREE
+from lightspan_prompts.alternate import FIRST
+from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 TASKS: list[Any] = [{"n": n} for n in range(8)]

@@ -18,12 +18,12 @@ import pytest
 from tests.core.algorithms.made_up import TASKS, WORDS, World, pool, score
 
 from lightspan import APO, LLM, Price, PromptTemplate
-from lightspan.algorithms import endpoint_client
-from lightspan.algorithms.apo import questions
-from lightspan.algorithms.prompts.candidates import Found, read_found
-from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection
 from lightspan.errors import CheckpointError, ConfigError, EngineError, RewardError
 from lightspan.schema.records import task_id
+from lightspan_prompts import endpoint_client
+from lightspan_prompts.apo import reflection_prompts
+from lightspan_prompts.search.candidates import Found, read_found
+from lightspan_prompts.search.search_log import Evaluation, Journal, Reflection
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 SMALL: dict[str, Any] = {
@@ -164,7 +164,7 @@ async def test_a_large_round_is_run_in_parts(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a run that is killed in it loses one of them."""
-    monkeypatch.setattr("lightspan.algorithms.apo.search.ROLLOUTS_AT_ONCE", 4)
+    monkeypatch.setattr("lightspan_prompts.apo.search.ROLLOUTS_AT_ONCE", 4)
     world = World(tmp_path)
     found = await search(apo(server, beam_rounds=1), world)
     fresh = len(found.candidates) - 1
@@ -532,24 +532,24 @@ async def test_it_can_be_cancelled_while_it_waits(server: ScriptedServer, tmp_pa
 # --- questions ------------------------------------------------------------------------------
 def test_what_is_asked() -> None:
     template = PromptTemplate('As {{"a": 1}}: {q} {n:.1f} {q}')
-    asked = questions.critique("style", template, [], questions.ANGLES[0])
-    changed = questions.edit("style", template, " too long ", questions.WAYS[0])
+    asked = reflection_prompts.critique("style", template, [], reflection_prompts.ANGLES[0])
+    changed = reflection_prompts.edit("style", template, " too long ", reflection_prompts.WAYS[0])
     for text in (asked, changed):
         assert '"style"' in text
         assert '<prompt>\nAs {"a": 1}: {q} {n:.1f} {q}\n</prompt>' in text
         assert "placeholders that the application fills: {q}, {n:.1f}." in text
     assert "<critique>\ntoo long\n</critique>" in changed
-    assert questions.ANGLES[0] in asked
-    assert questions.WAYS[0] in changed
+    assert reflection_prompts.ANGLES[0] in asked
+    assert reflection_prompts.WAYS[0] in changed
     plain = PromptTemplate("plain")
-    assert "placeholders" not in questions.critique("style", plain, [], "")
-    assert "placeholders" not in questions.edit("style", plain, "", "")
+    assert "placeholders" not in reflection_prompts.critique("style", plain, [], "")
+    assert "placeholders" not in reflection_prompts.edit("style", plain, "", "")
 
 
 async def test_runs_are_looked_at_in_several_ways(server: ScriptedServer, tmp_path: Path) -> None:
     await search(apo(server, beam_rounds=6), World(tmp_path))
     asked = [request.last_text for request in server.requests]
-    for way in (*questions.ANGLES, *questions.WAYS):
+    for way in (*reflection_prompts.ANGLES, *reflection_prompts.WAYS):
         assert any(way in text for text in asked)
     assert all(re.search("### Run 1\n.*### Run 2\n", text, re.S) for text in asked[:4])
 
@@ -595,6 +595,6 @@ def test_its_settings_are_known_and_no_key(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.algorithms.prompts.options.find_spec", lambda name: None)
+    monkeypatch.setattr("lightspan_prompts.search.validation.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"APO needs 'openai': .*core\[prompts\]"):
         APO({"p": PromptTemplate("x")}, LLM(base_url="http://127.0.0.1:9/v1", model="m"))

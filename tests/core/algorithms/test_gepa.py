@@ -22,14 +22,14 @@ import pytest
 from tests.core.algorithms.made_up import TASKS, World, gepa, pool, reflects, score, search
 
 from lightspan import GEPA, LLM, PromptTemplate
-from lightspan.algorithms import endpoint_client
-from lightspan.algorithms.endpoint_client import EndpointClient
-from lightspan.algorithms.gepa.questions import question
-from lightspan.algorithms.prompts.candidates import read_found
-from lightspan.algorithms.prompts.journal import Journal
-from lightspan.algorithms.prompts.reflection import Unusable, new_text
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
 from lightspan.schema.records import task_id
+from lightspan_prompts import endpoint_client
+from lightspan_prompts.endpoint_client import EndpointClient
+from lightspan_prompts.gepa.reflection_prompts import question
+from lightspan_prompts.search.candidates import read_found
+from lightspan_prompts.search.reflection import Unusable, new_text
+from lightspan_prompts.search.search_log import Journal
 from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
@@ -666,6 +666,6 @@ def test_a_key_that_is_missing_is_known_before_any_rollout(
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.algorithms.prompts.options.find_spec", lambda name: None)
+    monkeypatch.setattr("lightspan_prompts.search.validation.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"GEPA needs 'gepa': .*core\[prompts\]"):
         GEPA({"p": PromptTemplate("x")}, LLM(base_url="http://127.0.0.1:9/v1", model="m"))

@@ -11,21 +11,27 @@ import openai
 import pytest
 
 from lightspan import GEPA, LLM, PromptTemplate, agent, prompt
-from lightspan.algorithms.prompts.feedback import evidence_of
-from lightspan.algorithms.prompts.journal import Journal
-from lightspan.algorithms.prompts.survey import Surveyed, survey
-from lightspan.algorithms.prompts.trials import Trials
-from lightspan.capture import wire
-from lightspan.capture.bypass import bypassing_call, client_of
-from lightspan.capture.candidates import note
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext, current_agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext, current_agent
+from lightspan.capture.other_clients import bypassing_call, client_of
+from lightspan.capture.prompt_overrides import note
 from lightspan.errors import ConfigError, RewardError, UnknownAgentError
 from lightspan.lightning.episode import Episode, build_episode
-from lightspan.schema import conventions as c
-from lightspan.schema.instructions import ASKS, NEW_AGENT, NO_INSTRUCTIONS, OTHER_TEXT, Instructions
+from lightspan.schema import semconv as c
 from lightspan.schema.prompts import PromptPlace
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
+from lightspan.schema.system_prompts import (
+    ASKS,
+    NEW_AGENT,
+    NO_INSTRUCTIONS,
+    OTHER_TEXT,
+    Instructions,
+)
+from lightspan_prompts.search.evaluator import Trials
+from lightspan_prompts.search.feedback import evidence_of
+from lightspan_prompts.search.prompt_discovery import Surveyed, survey
+from lightspan_prompts.search.search_log import Journal
 from lightspan_testing.scripted import ScriptedServer
 
 ROUTER = "You are the router of a desk. It is 2026-11-{day:02d}. Say which desk it is."
@@ -40,8 +46,8 @@ def client() -> Iterator[openai.OpenAI]:
         openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as made,
     ):
         yield made
-    wire.uninstall()
-    wire.close()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
 
 
 App = Callable[[int], None]

@@ -8,20 +8,20 @@ import pytest
 
 from lightspan import LLM, Critic, LightningRL, LoRA, Optimizer, Overlong, Policy, PolicyLoss
 from lightspan.algorithms import Algorithm, PolicySpec
-from lightspan.engines.protocol import EngineCapabilities
-from lightspan.engines.transformers import CAPABILITIES as EMBEDDED
-from lightspan.engines.vllm.engine import CAPABILITIES as SERVERS
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners import LearnerCapabilities
-from lightspan.learners.torch import CAPABILITIES as TORCH
-from lightspan.learners.verl.learner import CAPABILITIES as VERL
 from lightspan.lightning.credit import anchor
 from lightspan.lightning.episode import build_episode
-from lightspan.lightning.health import check_computed
+from lightspan.lightning.rollout_checks import check_computed
 from lightspan.lightning.selection import Rejection
+from lightspan.protocols.engine import EngineCapabilities
+from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.routing import Route
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_torch.engine.transformers import CAPABILITIES as EMBEDDED
+from lightspan_torch.learner.torch import CAPABILITIES as TORCH
+from lightspan_verl.learner import CAPABILITIES as VERL
+from lightspan_vllm.engine import CAPABILITIES as SERVERS
 
 MODEL = "a/model"
 

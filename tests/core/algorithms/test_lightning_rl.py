@@ -19,15 +19,15 @@ from lightspan.algorithms.metrics import (
     why_nothing,
 )
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
-from lightspan.learners import LearnerCapabilities, Loss
 from lightspan.lightning.advantages import Explanation, Zero
 from lightspan.lightning.episode import Episode, build_episode
-from lightspan.lightning.health import Health
+from lightspan.lightning.rollout_checks import Health
 from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import TransitionKey
+from lightspan.protocols.learner import LearnerCapabilities, Loss
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
-from lightspan.schema.tokens import TokenRecord
+from lightspan.schema.token_records import TokenRecord
 
 MODEL = "a/model"
 

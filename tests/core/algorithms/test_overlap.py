@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan import GEPA, LLM, Alternate, LightningRL, LoRA, Policy
-from lightspan.algorithms.overlap import due_groups, next_episodes
-from lightspan.engines.protocol import EngineCapabilities
+from lightspan.algorithms.async_rollouts import due_groups, next_episodes
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners.protocol import LearnerCapabilities
 from lightspan.lightning.episode import Episode
+from lightspan.protocols.engine import EngineCapabilities
+from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 
 

@@ -24,7 +24,7 @@ from tests.core.algorithms.made_up import World, call, gepa, pool
 from tests.core.algorithms.test_apo import apo, reflects
 
 from lightspan import Price
-from lightspan.algorithms.prompts.candidates import Found
+from lightspan_prompts.search.candidates import Found
 from lightspan_testing.scripted import ScriptedServer
 
 PER_ROLLOUT = 20

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan import LightningRL, LoRA, Optimizer, Policy, Trainer
+from lightspan.algorithms.learning_rate import choose_rate, default_rate, shown
 from lightspan.algorithms.protocol import PolicySpec
-from lightspan.algorithms.rates import choose_rate, default_rate, shown
-from lightspan.engines.sizes import count_parameters
 from lightspan.errors import ModelError
+from lightspan_torch.engine.parameter_count import count_parameters
 
 
 # --- the rule -------------------------------------------------------------------------------

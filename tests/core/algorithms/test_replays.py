@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from lightspan import LightningRL
-from lightspan.algorithms.replays import without_mismatches
-from lightspan.engines.protocol import EngineCapabilities
-from lightspan.learners import LearnerCapabilities, Loss
+from lightspan.algorithms.grammar_check import without_mismatches
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Rejection
 from lightspan.lightning.transitions import TransitionKey
-from lightspan.schema.tokens import TokenRecord
+from lightspan.protocols.engine import EngineCapabilities
+from lightspan.protocols.learner import LearnerCapabilities, Loss
+from lightspan.schema.token_records import TokenRecord
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 GRAMMAR = "start: X"

@@ -16,10 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lightspan
 from lightspan import SFT, LoRA, Optimizer, Trainer
-from lightspan.algorithms.sft import Demonstration, demonstrations_from
-from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.errors import CheckpointError, ConfigError, DataError
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import SilentReporter
@@ -27,6 +24,9 @@ from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.learner.torch import TorchLearner
+from lightspan_torch.sft.algorithm import Demonstration, demonstrations_from
 
 QUIET = SilentReporter()
 
@@ -174,7 +174,7 @@ class Recording(TorchLearner):
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
     """The rows of each update of the learner that SFT makes."""
     Recording.updates = []
-    monkeypatch.setattr("lightspan.learners.torch.TorchLearner", Recording)
+    monkeypatch.setattr("lightspan_torch.learner.torch.TorchLearner", Recording)
     return Recording.updates
 
 

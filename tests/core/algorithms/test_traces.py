@@ -15,19 +15,19 @@ import msgspec
 import pytest
 
 import lightspan
-from lightspan.algorithms.chats import Chats, load_chats
-from lightspan.algorithms.traces import parse_time, settle_feedback
+from lightspan.algorithms.recorded_attempts import parse_time, settle_feedback
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
 from lightspan.lightning import build_episode
 from lightspan.production.feedback import Rated
-from lightspan.production.journal import Parcel, parcel_of, report_of, write_parcel
-from lightspan.schema import conventions as c, messages
+from lightspan.production.store_writer import Parcel, parcel_of, report_of, write_parcel
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Json, Outcome, Report, Rollout
 from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store
 from lightspan.training.collector import stored_episodes
 from lightspan.training.data import tasks_from_store
+from lightspan_torch.sft.chat_dataset import Chats, load_chats
 
 HEX = "{:032x}"
 
@@ -40,8 +40,8 @@ def call(
 ) -> Span:
     """A call; its number is its start, in seconds."""
     given: Attributes = {
-        c.INPUT_MESSAGES: messages.dump([{"role": "user", "content": f"question {number}"}]),
-        c.OUTPUT_MESSAGES: messages.dump(
+        c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": f"question {number}"}]),
+        c.OUTPUT_MESSAGES: genai_messages.dump(
             [{"role": "assistant", "content": answer, "finish_reason": "stop"}]
         ),
         c.FINISH_REASONS: ["stop"],
@@ -127,7 +127,7 @@ def test_chats_with_pictures_are_no_demonstrations(url: str) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     result = {"role": "tool", "tool_call_id": "t1", "content": [image]}
     seen = [
-        call(number, **{c.INPUT_MESSAGES: messages.dump([message])})
+        call(number, **{c.INPUT_MESSAGES: genai_messages.dump([message])})
         for number, message in enumerate(({"role": "user", "content": [image]}, result), 1)
     ]
     write(url, attempt(1, *seen, call(3, "text")))
@@ -306,7 +306,7 @@ def test_a_calls_own_feedback_goes_before_its_attempts(url: str) -> None:
 
 
 def test_what_is_no_chat_to_imitate(url: str) -> None:
-    two = messages.dump([{"role": "assistant", "content": text} for text in "ab"])
+    two = genai_messages.dump([{"role": "assistant", "content": text} for text in "ab"])
     write(
         url,
         attempt(
@@ -318,7 +318,7 @@ def test_what_is_no_chat_to_imitate(url: str) -> None:
             call(5, **{c.OUTPUT_MESSAGES: "not json"}),
             call(6, **{c.INPUT_MESSAGES: "[]"}),
             call(7, "another's", agent="checker"),
-            call(9, **{c.OUTPUT_MESSAGES: messages.dump([{"role": "assistant"}])}),
+            call(9, **{c.OUTPUT_MESSAGES: genai_messages.dump([{"role": "assistant"}])}),
         ),
         attempt(2, call(8), damage=("3 spans dropped",)),
     )

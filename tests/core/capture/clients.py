@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_testing.scripted import ScriptedServer

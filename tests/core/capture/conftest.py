@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan_testing.scripted import Reply, ScriptedServer
 
 
@@ -14,8 +14,8 @@ from lightspan_testing.scripted import Reply, ScriptedServer
 def unwrapped() -> Iterator[None]:
     """After the test the OpenAI client is what it was."""
     yield
-    wire.uninstall()
-    wire.close()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
 
 
 @pytest.fixture

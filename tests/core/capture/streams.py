@@ -12,7 +12,7 @@ from typing import Any
 import openai
 from tests.core.capture.clients import MESSAGES
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span
 from lightspan_testing.scripted import Reply, ScriptedServer
 

@@ -18,9 +18,9 @@ from lightspan.capture.adapter import (
     require_framework,
     truncated_json,
 )
-from lightspan.capture.scope import AgentContext, AttemptContext, Frame
+from lightspan.capture.context import AgentContext, AttemptContext, Frame
 from lightspan.errors import ConfigError
-from lightspan.schema import conventions
+from lightspan.schema import semconv
 from lightspan.schema.spans import SpanKind, SpanLink, SpanStatus
 
 
@@ -94,22 +94,22 @@ def test_the_span_of_an_agent() -> None:
         "no",
     )
     assert (span.span_id, span.parent_id, span.start_ns) == (inside.frames[-1].span_id, "1" * 16, 1)
-    assert span.attributes[conventions.AGENT_PATH] == inside.path == "team/wri%2Fter"
-    assert span.attributes[conventions.OPENINFERENCE_PARENT] == "team"
-    assert span.attributes[conventions.ERROR_TYPE] == "ValueError"
+    assert span.attributes[semconv.AGENT_PATH] == inside.path == "team/wri%2Fter"
+    assert span.attributes[semconv.OPENINFERENCE_PARENT] == "team"
+    assert span.attributes[semconv.ERROR_TYPE] == "ValueError"
     assert "x" not in span.attributes
 
 
 def test_the_span_of_a_tool() -> None:
-    result = SpanEnd(attributes={conventions.TOOL_CALL_RESULT: "7"})
-    arguments = {conventions.TOOL_CALL_ARGUMENTS: "{}"}
+    result = SpanEnd(attributes={semconv.TOOL_CALL_RESULT: "7"})
+    arguments = {semconv.TOOL_CALL_ARGUMENTS: "{}"}
     span = end_span(TEAM, SpanKind.TOOL, "look", result, attributes=arguments)
     assert span.name == "execute_tool look"
     assert span.attributes == {
-        conventions.OPERATION_NAME: "execute_tool",
-        conventions.TOOL_NAME: "look",
-        conventions.AGENT_PATH: "team",
-        conventions.OPENINFERENCE_KIND: "TOOL",
+        semconv.OPERATION_NAME: "execute_tool",
+        semconv.TOOL_NAME: "look",
+        semconv.AGENT_PATH: "team",
+        semconv.OPENINFERENCE_KIND: "TOOL",
         **arguments,
         **result.attributes,
     }
@@ -122,7 +122,7 @@ def test_the_span_of_something_else_is_as_it_is_given() -> None:
         "handoff",
         [SpanLink("f" * 32, "2" * 16, {"from": "triage"})],
     )
-    assert span.attributes == {conventions.AGENT_PATH: "team", "x": 1}
+    assert span.attributes == {semconv.AGENT_PATH: "team", "x": 1}
 
 
 def test_a_closed_generator_is_no_error() -> None:

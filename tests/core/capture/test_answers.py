@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.capture.answers import as_mapping
-from lightspan.schema.call_attributes import ANSWER_FIELDS, answer_attributes
+from lightspan.capture.response_observer import as_mapping
+from lightspan.schema.genai_attributes import ANSWER_FIELDS, answer_attributes
 
 CALL: dict[str, Any] = {
     "id": "call_1",

@@ -12,13 +12,13 @@ import anthropic
 import pytest
 from tests.core.capture.clients import acting_as, llm_spans, make_scope
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture._globals import state
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.capture.sdks import ANTHROPIC, OPENAI
-from lightspan.capture.state import state
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan_testing.attempts import read_recorded
@@ -119,7 +119,7 @@ async def test_every_async_way_to_ask(
         with acting_as(gateway, "checker") as scope:
             assert await ask_async(client, way) == "from elsewhere"
         _check_recorded(scope, elsewhere)
-    await wire.aclose()
+    await sdk_instrumentation.aclose()
     assert (len(gateway.requests), len(elsewhere.requests)) == (1, 1)
 
 
@@ -325,7 +325,7 @@ async def test_concurrent_calls(elsewhere: ScriptedServer) -> None:
         async with async_client_of(elsewhere) as client:
             with acting_as(gateway, "writer"):
                 answers = await asyncio.gather(*(one(client, number) for number in range(16)))
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
     assert answers == [f"echo {number}" for number in range(16)]
 
 
@@ -380,9 +380,9 @@ def test_a_graph_with_chat_anthropic_is_recorded_once(
 def test_uninstalling_leaves_the_classes_as_they_were() -> None:
     kinds = ANTHROPIC.wrapped_classes()
     before = [dict(vars(kind)) for kind in kinds]
-    wire.install()
+    sdk_instrumentation.install()
     assert all(vars(k)["request"] is not b["request"] for k, b in zip(kinds, before, strict=True))
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
     assert [dict(vars(kind)) for kind in kinds] == before
 
 
@@ -402,9 +402,9 @@ def test_an_sdk_that_cannot_be_wrapped_does_not_stop_the_other(
     monkeypatch.setattr(Sdk, "wrapped_classes", broken)
     for _ in range(2):
         with pytest.raises(ImportError, match="broken"):
-            wire.install()
+            sdk_instrumentation.install()
     assert "request" not in vars(openai.OpenAI)
     assert list(state.shims) == ["anthropic"]
     monkeypatch.setattr(Sdk, "wrapped_classes", classes)
-    wire.install()
+    sdk_instrumentation.install()
     assert sorted(state.shims) == ["anthropic", "openai"]

@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from lightspan import LightningRL
-from lightspan.capture.bypass import (
+from lightspan.capture.context import AgentContext, AttemptContext, Frame
+from lightspan.capture.other_clients import (
     NestedCalls,
     bypassing_call,
     client_of,
     is_at_gateway,
 )
-from lightspan.capture.scope import AgentContext, AttemptContext, Frame
 from lightspan.lightning import Rejection, build_episode, cover
-from lightspan.reports.inspect import inspect_run
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Mode, Report, Rollout
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_store
 from lightspan.training.folder import RunFolder
 from lightspan_testing.strategies import make_rollout
+from lightspan_tools.inspect import inspect_run
 
 ACTING = AgentContext(
     AttemptContext(rollout_id="r", attempt_id="a", trace_id="0" * 32),

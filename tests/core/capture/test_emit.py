@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lightspan.capture import emit, wire
+from lightspan.capture import emit, sdk_instrumentation
+from lightspan.capture.context import AttemptContext, current_agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext, current_agent
 from lightspan.errors import RewardError
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind, SpanStatus, decode_span, encode_span
 
 TRACE = "0123456789abcdef0123456789abcdef"
@@ -31,7 +31,7 @@ def scope() -> Iterator[AttemptContext]:
         AttemptContext(rollout_id="ro", attempt_id="at", trace_id=TRACE, root_span_id=ROOT)
     ) as made:
         yield made
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
 
 
 def only(scope: AttemptContext) -> Span:
@@ -193,7 +193,7 @@ async def test_decorated_coroutines() -> None:
         assert list(await asyncio.gather(write(), write())) == ["writer", "writer"]
         assert acting_path() == "app"
     assert len(scope.recorder.drain()) == 2
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
 
 
 def test_decorated_generators(scope: AttemptContext) -> None:
@@ -253,4 +253,4 @@ async def test_decorated_async_generators() -> None:
         await writing.aclose()
         [span] = scope.recorder.drain()
         assert span.status is SpanStatus.UNSET
-    wire.uninstall()
+    sdk_instrumentation.uninstall()

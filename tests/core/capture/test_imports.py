@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.capture.imports import Awaited
+from lightspan.capture.import_hooks import Awaited
 
 NAME = "imported_once_awaited"
 
@@ -161,7 +161,8 @@ def wrapped(name: str) -> str:
     module = f"__import__({name!r})"
     kinds = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
     requests = f"getattr({module}, kind).request for kind in {kinds[name]}"
-    return f"print(*(one.__module__ == 'lightspan.capture.wire' for one in ({requests})))\n"
+    module_name = "lightspan.capture.sdk_instrumentation"
+    return f"print(*(one.__module__ == {module_name!r} for one in ({requests})))\n"
 
 
 @BOTH
@@ -169,12 +170,13 @@ def test_an_sdk_is_wrapped_when_the_app_imports_it(name: str) -> None:
     pytest.importorskip(name)
     code = (
         "import sys\n"
-        "from lightspan.capture import wire\n"
-        "wire.install()\n"
-        "print(wire.installed(), 'openai' in sys.modules, 'anthropic' in sys.modules)\n"
+        "from lightspan.capture import sdk_instrumentation\n"
+        "sdk_instrumentation.install()\n"
+        "loaded = [name in sys.modules for name in ('openai', 'anthropic')]\n"
+        "print(sdk_instrumentation.installed(), *loaded)\n"
         f"import {name}\n{wrapped(name)}"
-        f"wire.uninstall()\nprint(wire.installed())\n{wrapped(name)}"
-        f"wire.install()\nwire.install()\n{wrapped(name)}"
+        f"sdk_instrumentation.uninstall()\nprint(sdk_instrumentation.installed())\n{wrapped(name)}"
+        f"sdk_instrumentation.install()\nwire.install()\n{wrapped(name)}"
     )
     expected = ["True False False", "True True", "False", "False False", "True True"]
     assert run(code) == expected
@@ -185,10 +187,10 @@ def test_an_sdk_is_left_alone_where_the_shim_was_uninstalled_before(name: str) -
     pytest.importorskip(name)
     code = (
         "import sys\n"
-        "from lightspan.capture import wire\n"
+        "from lightspan.capture import sdk_instrumentation\n"
         "before = list(sys.meta_path)\n"
-        "wire.install()\n"
-        "wire.uninstall()\n"
+        "sdk_instrumentation.install()\n"
+        "sdk_instrumentation.uninstall()\n"
         "print(sys.meta_path == before)\n"
         f"import {name}\n{wrapped(name)}"
     )
@@ -202,11 +204,11 @@ def test_an_import_that_had_begun_before_we_waited(name: str) -> None:
     code = (
         "import importlib.util, sys\n"
         f"spec = importlib.util.find_spec({name!r})\n"
-        "from lightspan.capture import wire\n"
-        "wire.install()\n"
+        "from lightspan.capture import sdk_instrumentation\n"
+        "sdk_instrumentation.install()\n"
         f"module = sys.modules[{name!r}] = importlib.util.module_from_spec(spec)\n"
         f"spec.loader.exec_module(module)\n{wrapped(name)}"
-        f"wire.install()\n{wrapped(name)}"
+        f"sdk_instrumentation.install()\n{wrapped(name)}"
         f"print({name!r} in (finder.name for finder in sys.meta_path if hasattr(finder, 'name')))\n"
     )
     assert run(code) == ["False False", "True True", "False"]
@@ -218,22 +220,22 @@ def test_installing_while_an_import_goes_on_does_not_wait_for_it(name: str) -> N
     pytest.importorskip(name)
     code = (
         "import sys, threading\n"
-        "from lightspan.capture import imports, wire\n"
-        "wire.install()\n"
-        "execute = imports._Loader.exec_module\n"
+        "from lightspan.capture import import_hooks, sdk_instrumentation\n"
+        "sdk_instrumentation.install()\n"
+        "execute = import_hooks._Loader.exec_module\n"
         "def slow(self, module):\n"
         f"    if module.__name__ != {name!r}:\n"
         "        return execute(self, module)\n"
         "    real = self._loader.exec_module\n"
         "    def exec_module(module):\n"
-        "        other = threading.Thread(target=wire.install)\n"
+        "        other = threading.Thread(target=sdk_instrumentation.install)\n"
         "        other.start()\n"
         "        other.join(5)\n"
         "        print('ended', not other.is_alive())\n"
         "        real(module)\n"
         "    self._loader.exec_module = exec_module\n"
         "    execute(self, module)\n"
-        "imports._Loader.exec_module = slow\n"
+        "import_hooks._Loader.exec_module = slow\n"
         f"import {name}\n{wrapped(name)}"
     )
     assert run(code) == ["ended True", "True True"]
@@ -245,9 +247,9 @@ def test_an_app_can_import_what_cannot_be_wrapped(name: str) -> None:
     trained on, as with an SDK that was imported before."""
     pytest.importorskip(name)
     code = (
-        "from lightspan.capture import sdks, wire\n"
+        "from lightspan.capture import sdks, sdk_instrumentation\n"
         "from lightspan.capture.entry import open_scope\n"
-        "from lightspan.capture.scope import AttemptContext\n"
+        "from lightspan.capture.context import AttemptContext\n"
         "sdks.Sdk.wrapped_classes = None\n"
         "with open_scope(AttemptContext(rollout_id='r', attempt_id='a')) as scope:\n"
         f"    import {name}\n"

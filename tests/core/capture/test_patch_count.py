@@ -10,9 +10,9 @@ MAX_PATCHED = 12
 COUNT = """
 import gc
 import aiohttp, anthropic, asyncio, httpx, multiprocessing.pool, openai, queue, requests
-from lightspan.capture import threads
+from lightspan.capture import context_propagation
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
+from lightspan.capture.context import AttemptContext
 
 # what Python and pydantic build when it is first asked for
 BUILT = ("__pydantic_", "__signature__", "__module__", "__abstractmethods__", "_abc_")
@@ -22,7 +22,7 @@ def attributes():
     return {kind: dict(vars(kind)) for kind in kinds if "lightspan" not in str(kind.__module__)}
 
 before = attributes()
-threads.carry()
+context_propagation.carry()
 with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
     for kind, old in before.items():
         for name in vars(kind).keys() | old.keys():

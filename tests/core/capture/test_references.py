@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from lightspan.capture.references import enclosed, is_users, module_of, names_in, referred, root_of
+from lightspan.capture.static_analysis import (
+    enclosed,
+    is_users,
+    module_of,
+    names_in,
+    referred,
+    root_of,
+)
 
 AGENT = object()
 OTHER = object()

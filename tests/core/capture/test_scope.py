@@ -8,11 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightspan.capture import wire
-from lightspan.capture.emit import agent
-from lightspan.capture.entry import open_scope
-from lightspan.capture.recorder import Recorder
-from lightspan.capture.scope import (
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import (
     AgentContext,
     AttemptContext,
     CallEnd,
@@ -34,6 +31,9 @@ from lightspan.capture.scope import (
     set_agent,
     unregister_resolver,
 )
+from lightspan.capture.emit import agent
+from lightspan.capture.entry import open_scope
+from lightspan.capture.recorder import Recorder
 from lightspan.schema.spans import SpanKind
 
 SCOPE = AttemptContext(rollout_id="r", attempt_id="a", root_span_id="00000000000000aa")
@@ -42,7 +42,7 @@ SCOPE = AttemptContext(rollout_id="r", attempt_id="a", root_span_id="00000000000
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     yield
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
 
 
 def test_outside() -> None:
@@ -144,7 +144,7 @@ def test_an_sdk_that_cannot_be_wrapped_damages_the_attempt_and_not_the_app(
     def broken() -> bool:
         raise ImportError("a broken SDK")
 
-    monkeypatch.setattr(wire, "install", broken)
+    monkeypatch.setattr(sdk_instrumentation, "install", broken)
     scope = AttemptContext(rollout_id="r", attempt_id="a")
     with open_scope(scope):
         pass

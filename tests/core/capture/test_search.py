@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.capture import search
-from lightspan.capture.search import AgentSearch, Location, frameworks
+from lightspan.capture import agent_discovery
+from lightspan.capture.agent_discovery import AgentSearch, Location, frameworks
 from lightspan.schema.routing import AgentPaths
 
 
@@ -87,7 +87,7 @@ def test_things_that_hold_each_other_are_looked_at_once() -> None:
 
 
 def test_an_app_without_end_leaves_the_list_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_LOOKED_AT_MOST", 3)
+    monkeypatch.setattr(agent_discovery, "_LOOKED_AT_MOST", 3)
     assert found_in([WRITER, 1, 2, Agent("last")]) == (("writer",), False)
 
 
@@ -95,7 +95,7 @@ def test_an_app_without_end_leaves_the_list_incomplete(monkeypatch: pytest.Monke
 def sibling(monkeypatch: pytest.MonkeyPatch) -> str:
     """A framework that an adapter which is installed beside this one is for."""
     point = EntryPoint("crews", "lightspan_crews", "lightspan.frameworks")
-    monkeypatch.setattr(search, "installed_plugins", lambda kind: {"crews": point})
+    monkeypatch.setattr(agent_discovery, "installed_plugins", lambda kind: {"crews": point})
     return "crews"
 
 

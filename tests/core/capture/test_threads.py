@@ -9,19 +9,19 @@ from multiprocessing.pool import ThreadPool
 
 import pytest
 
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
+from lightspan.capture.context import AttemptContext, current_agent
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext, current_agent
 
 
 @pytest.fixture(autouse=True)
 def carrying() -> Iterator[None]:
-    threads.carry()
-    threads.carry()
+    context_propagation.carry()
+    context_propagation.carry()
     yield
-    threads.stop_carrying()
-    wire.uninstall()
+    context_propagation.stop_carrying()
+    sdk_instrumentation.uninstall()
 
 
 def acting_path() -> str | None:
@@ -92,8 +92,8 @@ def test_pools_of_multiprocessing_inherit_per_call() -> None:
 
 
 def test_stop_carrying_leaves_the_classes_as_they_were() -> None:
-    threads.stop_carrying()
-    threads.stop_carrying()
+    context_propagation.stop_carrying()
+    context_propagation.stop_carrying()
     assert threading.Thread.start.__module__ == "threading"
     assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
     with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):

@@ -11,10 +11,10 @@ import openai
 import pytest
 
 import lightspan
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture._globals import state
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
-from lightspan.capture.state import state
 from lightspan.schema.records import Mode
 from lightspan_testing.scripted import ScriptedServer
 
@@ -30,9 +30,9 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
     yield
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
     assert state.http_patches == []
 
 
@@ -166,7 +166,7 @@ def test_classes_are_as_they_were(server: ScriptedServer) -> None:
     before = vars(httpx.Client)["send"], vars(httpx.AsyncClient)["send"]
     noted(lambda: None)
     assert vars(httpx.Client)["send"] is not before[0]
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
     assert (vars(httpx.Client)["send"], vars(httpx.AsyncClient)["send"]) == before
 
 

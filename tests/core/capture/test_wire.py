@@ -22,11 +22,11 @@ from tests.core.capture.clients import (
     text_of,
 )
 
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
+from lightspan.capture._globals import state
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.state import state
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.scripted import Reply, ScriptedServer
@@ -260,7 +260,7 @@ async def test_32_concurrent_calls(elsewhere: ScriptedServer) -> None:
     asked = {r.headers[c.HEADER_AGENT]: r.last_text for r in gateway.requests}
     assert asked == {f"writer-{number}": str(number) for number in range(32)}
     assert len({r.headers[c.HEADER_CALL_ID] for r in gateway.requests}) == 32
-    await wire.aclose()
+    await sdk_instrumentation.aclose()
 
 
 @pytest.mark.parametrize("way", ASYNC_WAYS)
@@ -274,7 +274,7 @@ async def test_every_async_way_to_ask(
         with acting_as(gateway, "checker") as scope:
             assert await ask_async(client, way) == "from elsewhere"
         assert len(llm_spans(scope)) == 1
-    await wire.aclose()
+    await sdk_instrumentation.aclose()
 
 
 def test_two_event_loops(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
@@ -291,7 +291,7 @@ def test_two_event_loops(gateway: ScriptedServer, elsewhere: ScriptedServer) -> 
 
 
 def test_threads_carry_the_scope(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
-    threads.carry()
+    context_propagation.carry()
     try:
         with client_of(elsewhere) as client, acting_as(gateway, "writer"):
             with ThreadPoolExecutor(4) as pool:
@@ -300,5 +300,5 @@ def test_threads_carry_the_scope(gateway: ScriptedServer, elsewhere: ScriptedSer
             thread.start()
             thread.join()
     finally:
-        threads.stop_carrying()
+        context_propagation.stop_carrying()
     assert found == ["from the gateway"] * 9

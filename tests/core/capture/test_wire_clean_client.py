@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan_testing.scripted import Request, ScriptedServer
 

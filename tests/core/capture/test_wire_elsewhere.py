@@ -19,11 +19,11 @@ from tests.core.capture.clients import (
     llm_spans,
 )
 
-from lightspan.schema import conventions as c
-from lightspan.schema.messages import answers_of, asked_of
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import answers_of, asked_of
 from lightspan.schema.spans import SpanStatus
-from lightspan_testing.conditions import until
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.wait import until
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -18,9 +18,8 @@ from tests.core.capture.clients import (
     text_of,
 )
 
-from lightspan.capture import wire
-from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import (
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import (
     AgentContext,
     Frame,
     add_call_listener,
@@ -28,7 +27,8 @@ from lightspan.capture.scope import (
     remove_call_listener,
     unregister_resolver,
 )
-from lightspan.schema import conventions as c
+from lightspan.capture.entry import open_scope
+from lightspan.schema import semconv as c
 from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
@@ -94,7 +94,7 @@ def test_a_recorder_that_fails_damages_the_attempt_and_not_the_app(
     def broken(*args: Any) -> Any:
         raise ValueError("broken")
 
-    monkeypatch.setattr(wire, "answer_attributes", broken)
+    monkeypatch.setattr(sdk_instrumentation, "answer_attributes", broken)
     with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
         assert WAYS[way](client) == "from elsewhere"
     assert scope.recorder.capture_errors() == [
@@ -112,7 +112,7 @@ def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
     def fails(*args: Any) -> Any:
         raise ValueError("broken")
 
-    monkeypatch.setattr(wire, broken, fails)
+    monkeypatch.setattr(sdk_instrumentation, broken, fails)
     with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
         assert WAYS["create"](client) == "from elsewhere"
     damage = ["a model call could not be redirected: ValueError('broken')"]
@@ -126,7 +126,7 @@ async def test_an_async_redirection_that_fails_damages_the_attempt_and_not_the_a
     async def fails(*args: Any) -> Any:
         raise ValueError("broken")
 
-    monkeypatch.setattr(wire, "async_client", fails)
+    monkeypatch.setattr(sdk_instrumentation, "async_client", fails)
     async with async_client_of(elsewhere) as client:
         with acting_as(gateway, "writer") as scope:
             answer = await client.chat.completions.create(model="m", messages=MESSAGES)
@@ -141,7 +141,7 @@ def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
     with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
         stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         next(iter(stream))
-        monkeypatch.setattr(wire, "request_attributes", None)
+        monkeypatch.setattr(sdk_instrumentation, "request_attributes", None)
         scope.recorder.give_up()
         [damage] = scope.recorder.capture_errors()
         assert "a model call could not be recorded: TypeError" in damage
@@ -149,23 +149,23 @@ def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
 
 # --- installing -----------------------------------------------------------------------------
 def test_uninstalling_leaves_the_classes_as_they_were() -> None:
-    assert not wire.installed()
+    assert not sdk_instrumentation.installed()
     before = [dict(vars(kind)) for kind in (openai.OpenAI, openai.AsyncOpenAI)]
-    wire.install()
-    wire.install()
-    assert wire.installed()
+    sdk_instrumentation.install()
+    sdk_instrumentation.install()
+    assert sdk_instrumentation.installed()
     assert "request" in vars(openai.OpenAI)
-    wire.uninstall()
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.uninstall()
     assert [dict(vars(kind)) for kind in (openai.OpenAI, openai.AsyncOpenAI)] == before
-    assert not wire.installed()
+    assert not sdk_instrumentation.installed()
 
 
 def test_a_wrapper_on_top_of_ours(
     gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As OpenInference's: it sees every call, and outlives our uninstalling."""
-    wire.install()
+    sdk_instrumentation.install()
     ours, seen = openai.OpenAI.request, []
 
     def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ def test_a_wrapper_on_top_of_ours(
     with client_of(elsewhere) as client:
         with acting_as(gateway, "writer"):
             assert WAYS["create"](client) == "from the gateway"
-        wire.uninstall()
+        sdk_instrumentation.uninstall()
         assert WAYS["create"](client) == "from elsewhere"
     assert seen == ["/chat/completions"] * 2
 
@@ -184,7 +184,7 @@ def test_a_wrapper_on_top_of_ours(
 def test_importing_patches_nothing_and_stays_light() -> None:
     """Law 10, in a process of its own."""
     code = (
-        "import sys, lightspan, lightspan.capture.wire, lightspan.capture.emit\n"
+        "import sys, lightspan, lightspan.capture.sdk_instrumentation, lightspan.capture.emit\n"
         "import lightspan.runners.runner, lightspan.runners.app\n"
         "heavy = {'torch', 'aiohttp', 'openai', 'transformers', 'langchain_core', 'httpx'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"

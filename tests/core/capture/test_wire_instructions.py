@@ -15,12 +15,14 @@ import pytest
 from tests.core.capture.clients import async_client_of, client_of, llm_spans, text_of
 
 from lightspan import prompt
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext, current_agent
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext, current_agent
-from lightspan.schema import conventions as c, messages
-from lightspan.schema.instructions import (
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.system_prompts import (
     COMPLETION,
     LATE,
     NEW_AGENT,
@@ -32,8 +34,6 @@ from lightspan.schema.instructions import (
     Instructions,
     Rewrite,
 )
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
-from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
@@ -113,7 +113,7 @@ def test_every_way_to_ask(elsewhere: ScriptedServer, way: str) -> None:
     for span in llm_spans(scope):
         assert span.attributes[c.PROMPT_ORIGINAL] == OLD
         assert span.attributes[c.PROMPT_APPLIED] is True
-        assert messages.asked_of(span.attributes)[0]["content"] == NEW
+        assert genai_messages.asked_of(span.attributes)[0]["content"] == NEW
         assert span.attributes[c.ROUTE] == Route.APP
 
 
@@ -344,7 +344,7 @@ def test_what_fails_is_ours_and_the_app_goes_on(
     def broken(*args: Any) -> Any:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("lightspan.capture.wire.with_text", broken)
+    monkeypatch.setattr("lightspan.capture.sdk_instrumentation.with_text", broken)
     monkeypatch.setattr(Instructions, "text_of", broken)
     scope = AttemptContext(rollout_id="r", attempt_id="a", instructions=TOLD)
     with client_of(elsewhere) as client, open_scope(scope), agent("router"):
@@ -354,4 +354,4 @@ def test_what_fails_is_ours_and_the_app_goes_on(
     damages = " ".join(scope.recorder.capture_errors())
     assert "the instructions of a model call could not be replaced: RuntimeError" in damages
     assert "the prompt 'mails' could not be read: RuntimeError" in damages
-    wire.close()
+    sdk_instrumentation.close()

@@ -34,10 +34,10 @@ from tests.core.capture.streams import (
     word_of_line,
 )
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanStatus
-from lightspan_testing.conditions import until
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.wait import until
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -18,10 +18,10 @@ from tests.core.capture.clients import (
 )
 from tests.core.capture.streams import stopping
 
-from lightspan.capture import wire
-from lightspan.capture.scope import AgentContext, CallEnd, add_call_listener, remove_call_listener
-from lightspan_testing.conditions import until
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AgentContext, CallEnd, add_call_listener, remove_call_listener
 from lightspan_testing.scripted import Reply, ScriptedServer
+from lightspan_testing.wait import until
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -57,7 +57,7 @@ async def test_an_async_answer(
     async with async_client_of(elsewhere) as client:
         with acting_as(gateway, name) as scope:
             await ask_async(client, way)
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
     assert (told, scope.recorder.capture_errors()) == ([True], [])
 
 

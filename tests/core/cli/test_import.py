@@ -10,12 +10,12 @@ import pytest
 from tests.core.otel.trace_files import ASKED, LANGFUSE, OTLP, PHOENIX, otlp_line
 
 import lightspan
-from lightspan.algorithms.traces import Query, read_attempts
+from lightspan.algorithms.recorded_attempts import Query, read_attempts
 from lightspan.cli import main
 from lightspan.progress import SilentReporter
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.stores import open_store
-from lightspan.stores.event_loop import run_sync
+from lightspan.stores.aio import run_sync
 
 
 @pytest.fixture

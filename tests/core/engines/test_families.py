@@ -18,23 +18,23 @@ import torch
 from tests.core.published import published_template
 
 from lightspan import LightningRL, LoRA, Trainer
-from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError, ModelError
-from lightspan.gateway.tools import ParsedCall, tool_parser
-from lightspan.learners.models import merge_adapter
-from lightspan.lightning.breaks import Cause, Exchange, read_merging
 from lightspan.lightning.episode import Call
+from lightspan.lightning.merge_diagnostics import Cause, Exchange, read_merging
 from lightspan.lightning.rows import merge
 from lightspan.lightning.transitions import Transition
-from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
+from lightspan_gateway.tools import ParsedCall, tool_parser
 from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, reference
 from lightspan_testing.gateway_suite import Answered, Reading, Rig
 from lightspan_testing.scripted_engine import ScriptedEngine
 from lightspan_testing.tiny import Family, tiny_model
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner.policy_model import merge_adapter
 
 FAMILIES: list[Family] = ["qwen2", "llama"]
 PUBLISHED = {"qwen2": "qwen2_5", "llama": "llama3_2"}

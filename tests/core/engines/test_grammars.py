@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from lightspan.engines import _batcher, transformers
-from lightspan.engines.grammars import LIBRARY, GrammarMismatchError, Grammars, allowed
-from lightspan.engines.protocol import GenerationRequest
-from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.engines.weights import load_model
 from lightspan.errors import UnsupportedError
-from lightspan.schema.tokens import FinishReason, Sampling
-from lightspan_testing.conditions import until
+from lightspan.protocols.engine import GenerationRequest
+from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.engine_suite import TOLERANCE, Answer, perturbed
 from lightspan_testing.tiny import tiny_model
+from lightspan_testing.wait import until
+from lightspan_torch.engine import _batcher, transformers
+from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, allowed
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.engine.weights import load_model
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 COMPACT = '"x-guidance": {"whitespace_flexible": false}'

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from lightspan.engines.hub import locate
-from lightspan.engines.tokenizer import load_tokenizer
-from lightspan.engines.weights import load_model
 from lightspan.errors import ModelError
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.hub import locate
+from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.engine.weights import load_model
 
 NAME = "meta-llama/Llama-3.2-1B-Instruct"
 SECRET = "hf_thisIsASecret"

@@ -18,10 +18,10 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from lightspan.engines import tokenizer as module
-from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.errors import ContextOverflowError
 from lightspan_testing.tiny import CHAT_TEMPLATE, SPECIAL, TEXTS, tiny_tokenizer
+from lightspan_torch.engine import tokenizer as module
+from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 
 def _unigram() -> Any:

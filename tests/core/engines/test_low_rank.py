@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.engines.low_rank import LowRank
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError
 from lightspan_testing.engine_suite import low_rank
 from lightspan_testing.lora_suite import LoRAEngineSuite, merged
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.lora import LowRank
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.engine.weights import load_model
 
 
 class TestTransformersEngineWithLoRA(LoRAEngineSuite):

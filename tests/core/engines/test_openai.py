@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from lightspan.engines.openai import OpenAIEngine
-from lightspan.engines.protocol import EndpointRefused
 from lightspan.errors import ConfigError
+from lightspan.protocols.engine import EndpointRefused
 from lightspan.schema.llm import LLM
+from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_testing.chat_engine_suite import ChatEngineSuite
 from lightspan_testing.scripted import Reply, ScriptedServer
 
@@ -22,7 +22,7 @@ BODY: dict[str, Any] = {"model": "asked", "messages": [{"role": "user", "content
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     sleep = asyncio.sleep
-    monkeypatch.setattr("lightspan.engines.openai.asyncio.sleep", lambda seconds: sleep(0))
+    monkeypatch.setattr("lightspan_gateway.openai_engine.asyncio.sleep", lambda seconds: sleep(0))
 
 
 class TestOpenAIEngine(ChatEngineSuite):

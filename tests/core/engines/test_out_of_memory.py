@@ -11,25 +11,25 @@ import pytest
 import torch
 
 from lightspan import LightningRL, Trainer, Transformers
-from lightspan.engines.out_of_memory import explained, is_out_of_memory, wanted
-from lightspan.engines.transformers import (
-    GPU_CACHE_TOKENS,
-    TransformersEngine,
-    default_cache_tokens,
-)
-from lightspan.engines.weights import load_model
 from lightspan.errors import (
     ContextOverflowError,
     EngineMemoryError,
     LightspanError,
     OutOfMemoryError,
 )
-from lightspan.learners import LoRA, SFTLoss
-from lightspan.learners.models import default_dtype
-from lightspan.learners.torch import TorchLearner
+from lightspan.protocols.learner import LoRA, SFTLoss
 from lightspan_testing.engine_suite import generate
 from lightspan_testing.learner_suite import make_rows
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.oom import explained, is_out_of_memory, wanted
+from lightspan_torch.engine.transformers import (
+    GPU_CACHE_TOKENS,
+    TransformersEngine,
+    default_cache_tokens,
+)
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner.policy_model import default_dtype
+from lightspan_torch.learner.torch import TorchLearner
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 9.27 GiB. GPU 0 has a total capacity of 79.11 GiB of "
@@ -121,8 +121,8 @@ PROGRAM = """
 import resource, sys
 import torch
 from lightspan.errors import OutOfMemoryError
-from lightspan.learners import SFTLoss
-from lightspan.learners.torch import TorchLearner
+from lightspan.protocols.learner import SFTLoss
+from lightspan_torch.learner.torch import TorchLearner
 from lightspan.lightning.rows import Row
 
 torch.set_num_threads(1)

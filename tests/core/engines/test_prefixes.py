@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.engines.protocol import GenerationRequest
-from lightspan.engines.transformers import CPU_PAGE, TransformersEngine
-from lightspan.engines.weights import load_model
-from lightspan.schema.tokens import Sampling
+from lightspan.protocols.engine import GenerationRequest
+from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, perturbed, reference
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.transformers import CPU_PAGE, TransformersEngine
+from lightspan_torch.engine.weights import load_model
 
 PROMPT = [5 + number * 7 % 300 for number in range(125)]
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from lightspan.engines.protocol import ChatTokenizer
-from lightspan.engines.tokenizer import IncrementalDecoder, TransformersTokenizer, load_tokenizer
 from lightspan.errors import ModelError
+from lightspan.protocols.decoding import IncrementalDecoder
+from lightspan.protocols.engine import ChatTokenizer
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 
 TOOL = {
     "type": "function",
@@ -207,7 +208,7 @@ def test_remote_code_is_not_run(folder: Path, tmp_path: Path) -> None:
 
 def test_importing_it_loads_neither_torch_nor_transformers() -> None:
     program = (
-        "import sys, lightspan.engines.tokenizer; "
+        "import sys, lightspan_torch.engine.tokenizer; "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -12,11 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.engines import _request_attention
-from lightspan.engines.protocol import GenerationRequest, PromptRefused
-from lightspan.engines.tokenizer import load_tokenizer
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.engines.weights import load_model
 from lightspan.errors import (
     ConfigError,
     EngineError,
@@ -24,7 +19,8 @@ from lightspan.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from lightspan.schema.tokens import Sampling
+from lightspan.protocols.engine import GenerationRequest, PromptRefused
+from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import (
     TOLERANCE,
     EngineSuite,
@@ -34,6 +30,10 @@ from lightspan_testing.engine_suite import (
     reference,
 )
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine import _cpu_attention
+from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.engine.weights import load_model
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 
@@ -195,7 +195,7 @@ async def test_grouped_heads_and_either_attention(
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     if not own_attention:
-        monkeypatch.setattr(_request_attention, "supported", lambda model: False)
+        monkeypatch.setattr(_cpu_attention, "supported", lambda model: False)
     config = Qwen2Config(
         vocab_size=405,
         hidden_size=32,
@@ -218,7 +218,7 @@ async def test_grouped_heads_and_either_attention(
         *(generate(engine, prompt, request_id=str(n)) for n, prompt in enumerate(prompts))
     )
     implementation = engine._lanes["writer"]._model.config._attn_implementation
-    assert (implementation == _request_attention.NAME) is own_attention
+    assert (implementation == _cpu_attention.NAME) is own_attention
     await engine.close()
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.logprobs == expected_logprobs(model, prompt, answer.ids)
@@ -425,7 +425,7 @@ def test_a_forgotten_engine_does_not_keep_the_process_alive(folder: Path) -> Non
     program = f"""
 import asyncio, torch
 torch.set_num_threads(1)
-from lightspan.engines.transformers import TransformersEngine
+from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_testing.engine_suite import generate
 async def main():
     engine = TransformersEngine({{"writer": {str(folder)!r}}})

@@ -1,6 +1,6 @@
 """Weights that are sent to servers, over real groups of Gloo between threads and processes here.
 
-The end in a server is the very file that vLLM loads (`inside/lightspan_broadcast`); with vLLM
+The end in a server is the very file that vLLM loads (`vllm_plugin/lightspan_broadcast`); with vLLM
 itself it is run in tests/vllm_servers.
 """
 
@@ -22,14 +22,14 @@ from safetensors.torch import load_file, save_file
 from tests.core.engines.test_vllm_servers import moved, same, served, wait_no_longer_than
 from tests.core.engines.vllm_wire import Wire
 
-from lightspan.engines.vllm import broadcast
-from lightspan.engines.vllm.broadcast import Broadcast, Broken
-from lightspan.engines.vllm.checks import INSIDE
-from lightspan.engines.vllm.description import VLLM, Link
-from lightspan.engines.vllm.engine import VLLMEngine
-from lightspan.engines.vllm.inside.lightspan_broadcast import receive
 from lightspan.errors import ConfigError, EngineError
 from lightspan_testing.tiny import tiny_model
+from lightspan_vllm import broadcast
+from lightspan_vllm.broadcast import Broadcast, Broken
+from lightspan_vllm.config import VLLM, Link
+from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.requirements import INSIDE
+from lightspan_vllm.vllm_plugin.lightspan_broadcast import receive
 
 LOOPBACK = Link("gloo", "127.0.0.1")
 CPU = torch.device("cpu")
@@ -145,8 +145,8 @@ def test_a_server_does_not_wait_for_weights_that_cannot_be_read(
 
 SENDER = """
 import json, sys
-from lightspan.engines.vllm.broadcast import Broadcast
-from lightspan.engines.vllm.description import Link
+from lightspan_vllm.broadcast import Broadcast
+from lightspan_vllm.config import Link
 way = Broadcast(sys.argv[1:], Link("gloo", "127.0.0.1"), 1)
 print(json.dumps(way.info()), flush=True)
 way.send()

@@ -15,12 +15,12 @@ from aiohttp import web
 from safetensors.torch import load_file
 from tests.core.engines.vllm_wire import Wire, body
 
-from lightspan.engines.vllm.client import Client, Refused, Unreachable
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.errors import ConfigError, EngineError
 from lightspan_testing.engine_suite import generate
 from lightspan_testing.tiny import tiny_model
+from lightspan_vllm.client import Client, Refused, Unreachable
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
 
 PROMPT = [5, 6, 7, 8]
 HANGS_S = 60
@@ -48,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.engines.vllm.servers.LOOK_S", 0.01)
-    monkeypatch.setattr("lightspan.engines.vllm.servers._DYING_S", 0.1)
+    monkeypatch.setattr("lightspan_vllm.supervised_server.LOOK_S", 0.01)
+    monkeypatch.setattr("lightspan_vllm.supervised_server._DYING_S", 0.1)
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ async def test_facts_that_cannot_be_read(folder: Path, answer: bytes, said: str)
     assert str(caught.value) == (
         f"the server at {server.address} says what this lightspan cannot read "
         f"({server.address}/collective_rpc answered what vLLM would not: {said} "
-        f"({answer.decode()!r})): start it again with the lightspan_vllm.py of this version"
+        f"({answer.decode()!r})): start it again with the lightspan_vllm_plugin.py of this version"
     )
 
 

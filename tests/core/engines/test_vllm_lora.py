@@ -17,14 +17,14 @@ import pytest
 import torch
 from tests.core.engines.vllm_wire import Wire
 
-from lightspan.engines.protocol import LoRAWeights
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
-from lightspan.engines.vllm.weights import Blueprint
-from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError, EngineError, ModelError
+from lightspan.protocols.engine import LoRAWeights
 from lightspan_testing.engine_suite import Answer, generate, low_rank
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.weights import Blueprint
 
 PROMPT = [5, 6, 7, 8]
 RANKS = {"writer": 4, "checker": 8, "base": 0}
@@ -42,8 +42,8 @@ def lora(folder: Path) -> LoRAWeights:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.engines.vllm.servers.LOOK_S", 0.01)
-    monkeypatch.setattr("lightspan.engines.vllm.servers._DYING_S", 0.1)
+    monkeypatch.setattr("lightspan_vllm.supervised_server.LOOK_S", 0.01)
+    monkeypatch.setattr("lightspan_vllm.supervised_server._DYING_S", 0.1)
 
 
 def wire(folder: Path, **facts: Any) -> Wire:

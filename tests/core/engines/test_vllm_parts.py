@@ -19,21 +19,21 @@ import torch
 from safetensors.torch import load_file
 
 import lightspan
-from lightspan.engines.protocol import LoRAWeights
-from lightspan.engines.vllm.balance import REMEMBERED, Balance
-from lightspan.engines.vllm.checks import (
+from lightspan.errors import ConfigError, EngineMemoryError, ModelError
+from lightspan.protocols.engine import LoRAWeights
+from lightspan_testing.tiny import tiny_model
+from lightspan_vllm.config import OURS, VLLM
+from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.load_balancer import REMEMBERED, Balance
+from lightspan_vllm.process import command, environment
+from lightspan_vllm.requirements import (
     Facts,
     by_hand,
     check_facts,
     room_for,
     without_routes,
 )
-from lightspan.engines.vllm.description import OURS, VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
-from lightspan.engines.vllm.process import command, environment
-from lightspan.engines.vllm.weights import HEAD, PREFIX, Blueprint, Exchange
-from lightspan.errors import ConfigError, EngineMemoryError, ModelError
-from lightspan_testing.tiny import tiny_model
+from lightspan_vllm.weights import HEAD, PREFIX, Blueprint, Exchange
 
 HERE, OTHER = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 
@@ -446,7 +446,9 @@ class TestChecks:
     def test_missing_routes(self) -> None:
         assert "VLLM_SERVER_DEV_MODE=1" in without_routes(HERE, f"{HERE}/collective_rpc: 404 {{}}")
         refusal = f"{HERE}/collective_rpc: 500 no attribute 'lightspan_facts'"
-        assert "--worker-extension-cls lightspan_vllm.Extension" in without_routes(HERE, refusal)
+        assert "--worker-extension-cls lightspan_vllm_plugin.Extension" in without_routes(
+            HERE, refusal
+        )
 
 
 class TestCommand:
@@ -480,7 +482,7 @@ class TestCommand:
         env = environment(VLLM(python="p", environment={"PYTHONPATH": "/mine", "A": "1"}))
         inside, mine = env["PYTHONPATH"].split(os.pathsep)
         inside_vllm = sorted(path.name for path in Path(inside).glob("*.py"))
-        assert inside_vllm == ["lightspan_broadcast.py", "lightspan_vllm.py"]
+        assert inside_vllm == ["lightspan_broadcast.py", "lightspan_vllm_plugin.py"]
         assert (mine, env["A"], env["VLLM_SERVER_DEV_MODE"]) == ("/mine", "1", "1")
         assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
         assert "VIRTUAL_ENV" not in env
@@ -638,14 +640,14 @@ class TestExchange:
 
 HOLDING = """
 import time
-from lightspan.engines.vllm.weights import Exchange
+from lightspan_vllm.weights import Exchange
 print(Exchange({parent!r}).folder, flush=True)
 time.sleep(600)
 """
 FULL = """
 import resource
 from safetensors.torch import load_file
-from lightspan.engines.vllm.weights import Blueprint, Exchange
+from lightspan_vllm.weights import Blueprint, Exchange
 from lightspan.errors import EngineMemoryError
 made = Blueprint.of({model!r}, dtype=None, context=None)
 exchange = Exchange({parent!r})

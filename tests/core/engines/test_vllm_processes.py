@@ -19,15 +19,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightspan.engines.protocol import GenerationRequest
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
-from lightspan.engines.vllm.process import Process
 from lightspan.errors import EngineError
+from lightspan.protocols.engine import GenerationRequest
 from lightspan.runners.command.process import guarding
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import generate
 from lightspan_testing.tiny import tiny_model
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.process import Process
 
 PROMPT = [5, 6, 7, 8]
 
@@ -118,7 +118,7 @@ async def test_a_front_that_waits_for_a_call_of_its_dead_engine(
     stream: bool,
 ) -> None:
     """It does not end by itself, and nobody else calls: the call goes on after its start."""
-    monkeypatch.setattr("lightspan.engines.vllm.servers.PULSE_S", 0.05)
+    monkeypatch.setattr("lightspan_vllm.supervised_server.PULSE_S", 0.05)
     mark = tmp_path / "mark"
     environment = {"WIRE_LOSES": how, "WIRE_MARK": str(mark)}
     async with running(folder, tmp_path, program, environment=environment) as engine:
@@ -248,8 +248,8 @@ def test_kill_9_of_the_process_that_has_them(folder: Path, tmp_path: Path, progr
 
 HOLDING = """
 import asyncio
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
 async def main():
     vllm = VLLM(python={python!r}, exchange={tmp!r}, servers=2)
     engine = VLLMEngine(vllm, {{"writer": {model!r}}}, logs={tmp!r})

@@ -19,11 +19,6 @@ from aiohttp import web
 from safetensors.torch import load_file
 from tests.core.engines.vllm_wire import NEVER, Wire, body
 
-from lightspan.engines.protocol import GenerationRequest, TokenChunk, TokenEngine
-from lightspan.engines.vllm import client, lanes
-from lightspan.engines.vllm.client import Client, Unreachable
-from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.errors import (
     ConfigError,
     ContextOverflowError,
@@ -31,12 +26,17 @@ from lightspan.errors import (
     EngineError,
     UnsupportedError,
 )
-from lightspan.schema.tokens import FinishReason, Sampling
+from lightspan.protocols.engine import GenerationRequest, TokenChunk, TokenEngine
+from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.engine_suite import Answer, generate
 from lightspan_testing.tiny import tiny_model
+from lightspan_vllm import client, server_pool
+from lightspan_vllm.client import Client, Unreachable
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
 
 PROMPT = [5, 6, 7, 8]
-SERVERS = "lightspan.engines.vllm.servers"
+SERVERS = "lightspan_vllm.supervised_server"
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +400,7 @@ async def test_a_call_that_no_server_survives_is_given_up(folder: Path, tmp_path
 
         server._complete = breaks  # type: ignore[method-assign]
         await server.restart()
-        tries = lanes.TRIES
+        tries = server_pool.TRIES
         with pytest.raises(EngineError, match=f"was tried {tries} times: .*EngineDeadError"):
             await generate(engine, PROMPT)
 

@@ -17,7 +17,7 @@ import sys
 
 import torch
 from transformers import AutoModelForCausalLM
-from lightspan.learners.models import TrainedModel
+from lightspan_torch.learner.policy_model import TrainedModel
 from lightspan_testing.tiny import tiny_model
 folder = tiny_model(sys.argv[1], seed=0)
 model = TrainedModel(str(folder), lora=None, device="cpu", dtype=torch.float32, seed=0)

@@ -24,7 +24,7 @@ def _received(sent: dict[str, Any]) -> dict[str, Any]:
     """As all processes of a server take them, by the file that is loaded in them."""
     import torch
 
-    from lightspan.engines.vllm.inside.lightspan_broadcast import receive
+    from lightspan_vllm.vllm_plugin.lightspan_broadcast import receive
 
     def take(rank: int) -> dict[str, Any]:
         return {name: each.numpy() for name, each in receive(sent, rank, torch.device("cpu"))}

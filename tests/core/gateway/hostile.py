@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 
 Json = Any
 

@@ -14,17 +14,17 @@ import anthropic
 import jsonschema
 import pytest
 
-from lightspan.engines.tokenizer import load_tokenizer
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
 from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
 from lightspan_testing.scripted_engine import Gate, Say
+from lightspan_testing.wait import until
+from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.engine.transformers import TransformersEngine
 
 FORCED = Sampling(temperature=0.5, max_tokens=40)
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.core.gateway.posting import ask, error, post
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_testing.gateway_suite import POLICY, make_rig
 

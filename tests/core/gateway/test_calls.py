@@ -12,19 +12,19 @@ import openai
 import pytest
 
 from lightspan.errors import ConfigError, EngineError, StoreError
-from lightspan.gateway import Gateway
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import AttemptStatus, Report
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanStatus
-from lightspan.schema.tokens import CallOutcome, FinishReason
+from lightspan.schema.token_records import CallOutcome, FinishReason
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store, StoredCall
-from lightspan_testing.conditions import until
+from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import MESSAGES, POLICY, Rig, make_rig
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from lightspan_testing.scripted_engine import Gate, Say
+from lightspan_testing.wait import until
 
 TOOLS_F: list[Any] = [{"type": "function", "function": {"name": "f"}}]
 
@@ -346,7 +346,7 @@ async def test_a_relayed_call_is_worked_on_when_its_connection_is_lost(store: St
 async def test_a_relayed_call_that_nobody_comes_back_for_is_cancelled(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightspan.gateway.request_handler.RELAYED_S", 0.05)
+    monkeypatch.setattr("lightspan_gateway.request_handler.RELAYED_S", 0.05)
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)

@@ -9,17 +9,17 @@ from typing import Any
 import openai
 import pytest
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
-from lightspan.engines.protocol import PromptRefused
-from lightspan.schema import call_attributes, conventions as c
+from lightspan.protocols.engine import PromptRefused
+from lightspan.schema import genai_attributes, semconv as c
+from lightspan.schema.genai_messages import load
 from lightspan.schema.llm import LLM
-from lightspan.schema.messages import load
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
 from lightspan_testing.gateway_suite import Rig, make_rig
 from lightspan_testing.scripted import ScriptedServer
@@ -172,8 +172,8 @@ async def test_a_frozen_endpoint_is_asked_for_chats_only(store: Store) -> None:
 @pytest.fixture
 def shim() -> Any:
     yield
-    wire.uninstall()
-    wire.close()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
 
 
 async def in_scope(rig: Rig, app: Any, routing: Routing) -> AttemptContext:
@@ -187,7 +187,7 @@ async def in_scope(rig: Rig, app: Any, routing: Routing) -> AttemptContext:
     )
     with open_scope(scope), agent("writer"):
         await app()
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
     return scope
 
 
@@ -261,9 +261,9 @@ async def test_completions_of_frozen_agents_are_recorded(store: Store, shim: Non
 
 def test_text_answers_are_read() -> None:
     answer = {"choices": [{"index": 0, "text": "four", "finish_reason": "stop"}]}
-    known = call_attributes.answer_attributes(answer)
+    known = genai_attributes.answer_attributes(answer)
     assert load(str(known[c.OUTPUT_MESSAGES]))[0]["content"] == "four"
-    gathered = call_attributes.StreamedAnswer()
+    gathered = genai_attributes.StreamedAnswer()
     for text in ("fo", "ur"):
         gathered.add({"id": "x", "choices": [{"index": 0, "text": text, "finish_reason": None}]})
     [choice] = gathered.answer()["choices"]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.core.gateway.posting import ask, post
 
-from lightspan.engines.protocol import EngineCapabilities, ToolParserName
-from lightspan.engines.tokenizer import TransformersTokenizer
-from lightspan.engines.vllm.engine import CAPABILITIES as VLLM_CAPABILITIES
+from lightspan.protocols.engine import EngineCapabilities, ToolParserName
 from lightspan.stores.protocol import Store
 from lightspan_testing.gateway_suite import TOOLS, Rig
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_torch.engine.tokenizer import TransformersTokenizer
+from lightspan_vllm.engine import CAPABILITIES as VLLM_CAPABILITIES
 
 ABLE = EngineCapabilities(exact_tokens=True, grammars="the script")
 TEXT = {"type": "string"}

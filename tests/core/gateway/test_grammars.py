@@ -13,18 +13,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from lightspan.engines.grammars import GrammarMismatchError, Grammars
-from lightspan.engines.protocol import EngineCapabilities, ToolParserName
-from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan.errors import UnsupportedError
-from lightspan.gateway.api_errors import ApiError
-from lightspan.gateway.dialects.chat import parse_chat
-from lightspan.gateway.dialects.constraints import Constraint, Tool
-from lightspan.gateway.dialects.openai_responses import parse_response
-from lightspan.gateway.grammars import GrammarCache, closed, grammar_of
-from lightspan.gateway.tools import tool_parser
+from lightspan.protocols.engine import EngineCapabilities, ToolParserName
 from lightspan.schema.records import Mode
+from lightspan_gateway.api_errors import ApiError
+from lightspan_gateway.dialects.chat import parse_chat
+from lightspan_gateway.dialects.constraints import Constraint, Tool
+from lightspan_gateway.dialects.openai_responses import parse_response
+from lightspan_gateway.grammars import GrammarCache, closed, grammar_of
+from lightspan_gateway.tools import tool_parser
 from lightspan_testing.tiny import Family, tiny_model
+from lightspan_torch.engine.grammars import GrammarMismatchError, Grammars
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 
 ADD = Tool(
     name="add",
@@ -387,7 +387,7 @@ async def test_what_the_library_would_fail_at_is_refused(schema: Any, reason: st
 
 
 async def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.gateway.grammars.COMPILE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("lightspan_gateway.grammars.COMPILE_TIMEOUT_S", 0.05)
     refusal = await _refusal(_Engine(is_slow=True), {"type": "object"})
     assert "takes over 0.05 s to compile" in refusal.message
 

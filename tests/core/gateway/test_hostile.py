@@ -10,12 +10,12 @@ from typing import Final
 import pytest
 from tests.core.gateway.hostile import Hostile, requests
 
-from lightspan.engines.protocol import EngineCapabilities
-from lightspan.gateway.server import Server
+from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Routing
-from lightspan.serving.visitors import ServingGateway
 from lightspan.stores.protocol import Store
+from lightspan_gateway.server import Server
+from lightspan_gateway.serving.public_access import ServingGateway
 from lightspan_testing.gateway_suite import POLICY, make_rig, shared_tokenizer
 from lightspan_testing.scripted_engine import ScriptedEngine
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.gateway import Gateway, http_server
-from lightspan.gateway.http_server import check_port, raise_file_limit
 from lightspan.stores.protocol import Store
+from lightspan_gateway import Gateway, http_server
+from lightspan_gateway.http_server import check_port, raise_file_limit
 from lightspan_testing.gateway_suite import Rig, make_rig
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -9,21 +9,21 @@ from typing import Any
 import openai
 import pytest
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
-from lightspan.schema import call_attributes, conventions as c
+from lightspan.schema import genai_attributes, semconv as c
+from lightspan.schema.genai_messages import load
 from lightspan.schema.llm import LLM
-from lightspan.schema.messages import load
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
 from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import Gate, Say
+from lightspan_testing.wait import until
 
 FORCED = Sampling(temperature=0.5, max_tokens=40)
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
@@ -468,7 +468,7 @@ async def test_through_the_shim(store: Store) -> None:
                 whole = await client.responses.create(model="m", input="hi")
                 async with client.responses.stream(model="m", input="hi") as stream:
                     streamed = await stream.get_final_response()
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
         assert (whole.output_text, streamed.output_text) == ("ok", "ok")
         spans = await rig.spans()
         assert [span.attributes[c.AGENT_PATH] for span in spans] == ["writer", "writer"]
@@ -527,7 +527,7 @@ async def test_a_stream_that_is_left(store: Store) -> None:
 def test_items_of_any_kind_are_recorded() -> None:
     """A request to somebody else's endpoint is recorded whatever it holds."""
     items = [{"role": "user", "content": [IMAGE]}, {"type": "reasoning", "summary": []}, 5]
-    attributes = call_attributes.request_attributes(
+    attributes = genai_attributes.request_attributes(
         {"model": "m", "input": items, "tools": [{"type": "mcp"}]}
     )
     told = str(attributes[c.INPUT_MESSAGES])
@@ -535,4 +535,4 @@ def test_items_of_any_kind_are_recorded() -> None:
     assert '"reasoning"' in told
     assert "mcp" in str(attributes[c.TOOL_DEFINITIONS])
     for odd in ({"input": None}, {"input": {"a": 1}}, {"input": "x", "tools": 5}):
-        assert call_attributes.request_attributes(odd)[c.OPERATION_NAME] == "chat"
+        assert genai_attributes.request_attributes(odd)[c.OPERATION_NAME] == "chat"

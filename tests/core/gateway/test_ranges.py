@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lightspan.gateway.api_errors import ApiError
-from lightspan.gateway.dialects import DIALECTS
 from lightspan.schema.records import Mode
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
+from lightspan_gateway.api_errors import ApiError
+from lightspan_gateway.dialects import DIALECTS
 
 SAID: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "a"}]},

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from tests.core.gateway.posting import ask, post
 
-from lightspan.gateway import request_body
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.stores.protocol import Store
+from lightspan_gateway import request_body
 from lightspan_testing.gateway_suite import Rig, make_rig
 
 BODY = json.dumps(ask()).encode()

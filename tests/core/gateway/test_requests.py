@@ -12,15 +12,15 @@ import openai
 import pytest
 from tests.core.gateway.posting import ask, error, post
 
-from lightspan.engines.protocol import EngineCapabilities
-from lightspan.gateway import Gateway
-from lightspan.schema import conventions as c
-from lightspan.schema.messages import answers_of, asked_of
+from lightspan.protocols.engine import EngineCapabilities
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import answers_of, asked_of
 from lightspan.schema.records import AttemptStatus, Mode, Report
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanStatus
-from lightspan.schema.tokens import CallOutcome, Sampling
+from lightspan.schema.token_records import CallOutcome, Sampling
 from lightspan.stores.protocol import Store
+from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import MESSAGES, POLICY, make_rig
 
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=Sampling(max_tokens=100))

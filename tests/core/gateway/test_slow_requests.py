@@ -12,15 +12,15 @@ import aiohttp
 import pytest
 from tests.core.gateway.posting import ask, post
 
-from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import UnsupportedError
-from lightspan.gateway import call_recorder, request_body
-from lightspan.schema import conventions as c
+from lightspan.protocols.engine import EngineCapabilities
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
+from lightspan_gateway import call_recorder, request_body
 from lightspan_testing.gateway_suite import Rig, make_rig
+from lightspan_testing.wait import until
 
 ABLE = EngineCapabilities(exact_tokens=True, grammars="the script")
 LONG = [{"role": "user", "content": "a " * 6_000}]

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 
 import lightspan
 from lightspan.errors import ConfigError
-from lightspan.gateway.tools import PARSERS, ParsedCall, ParsedText, tool_parser
-from lightspan.schema.messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+from lightspan_gateway.tools import PARSERS, ParsedCall, ParsedText, tool_parser
 
 
 def call(name: str, arguments: str = "{}") -> ParsedCall:

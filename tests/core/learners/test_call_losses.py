@@ -15,16 +15,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.engines.weights import load_model
 from lightspan.errors import DataError
-from lightspan.learners import LoRA, PolicyLoss, heads
-from lightspan.learners.calls import number_calls
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning import Selection, build_episode, build_rows, cover, trained_transitions
 from lightspan.lightning.rows import Response, Row
+from lightspan.protocols.learner import LoRA, PolicyLoss
 from lightspan_testing.learner_suite import make_call_rows
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner import token_losses
+from lightspan_torch.learner.call_index import number_calls
+from lightspan_torch.learner.torch import TorchLearner
 
 Scores = Sequence[Mapping[int, float]]
 """For each row, the log-probability of each trained token, by place."""
@@ -166,7 +167,7 @@ def test_the_gradient_is_that_of_finite_differences(
 ) -> None:
     """Along its own direction and five random ones. With 405 logits at once every token is a part
     by itself; with 16 tokens at once a call of 60 is cut over four passes."""
-    monkeypatch.setattr(heads, "LOGITS", logits)
+    monkeypatch.setattr(token_losses, "LOGITS", logits)
     rows = make_call_rows(load_model(folder))
     model = float64_model(folder)
     anchor = scores_of(model, rows)

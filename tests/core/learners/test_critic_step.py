@@ -10,8 +10,6 @@ import pytest
 import torch
 from tests.core.lightning.enumerated import Process, Trajectory
 
-from lightspan.learners import Critic, Optimizer, PolicyLoss
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning import (
     Selection,
     build_rows,
@@ -23,7 +21,9 @@ from lightspan.lightning import (
     trusted_lambda,
     values_by_call,
 )
+from lightspan.protocols.learner import Critic, Optimizer, PolicyLoss
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.learner.torch import TorchLearner
 
 CRITIC = Critic(warmup=2)
 EVERYONE = Selection.of("*").routing

@@ -15,18 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.engines.grammars import LIBRARY, Grammars, allowed
-from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
-from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError, DataError, NotFoundError
-from lightspan.learners import LoRA, Loss, Optimizer, PolicyLoss, SFTLoss, masks
-from lightspan.learners.masks import Replays, forbidden
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Constraint, Row, build_rows
 from lightspan.lightning.transitions import Transition
-from lightspan.schema.tokens import Sampling, TokenRecord, pack_ids
+from lightspan.protocols.learner import LoRA, Loss, Optimizer, PolicyLoss, SFTLoss
+from lightspan.schema.token_records import Sampling, TokenRecord, pack_ids
 from lightspan_testing.learner_suite import reference_loss, token_logprobs
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.grammars import LIBRARY, Grammars, allowed
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner import masks
+from lightspan_torch.learner.masks import Replays, forbidden
+from lightspan_torch.learner.torch import TorchLearner
 
 NUMBER = 'start: "a" /[0-9]{1,3}/'
 WORD = "start: /[a-z0-9]{1,4}/"

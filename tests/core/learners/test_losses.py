@@ -11,7 +11,8 @@ import torch
 
 from lightspan import LoRA, Optimizer, PolicyLoss
 from lightspan.errors import ConfigError
-from lightspan.learners import FORM_DEFAULTS, LearnerCapabilities, SFTLoss, losses
+from lightspan.protocols.learner import FORM_DEFAULTS, LearnerCapabilities, SFTLoss
+from lightspan_torch.learner import losses
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightspan.algorithms.metrics import alarms
-from lightspan.learners.metrics import over_policies
+from lightspan_torch.learner.metrics import over_policies
 
 
 def part(gap: float, fresh: float, tokens: float = 10.0) -> dict[str, float]:

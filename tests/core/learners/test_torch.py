@@ -12,12 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.engines.weights import load_model, without_bars
 from lightspan.errors import CheckpointError, ConfigError, ModelError
-from lightspan.learners import Critic, LoRA, Optimizer, PolicyLoss, SFTLoss
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Critic, LoRA, Optimizer, PolicyLoss, SFTLoss
 from lightspan_testing.engine_suite import generate
 from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
@@ -29,6 +26,9 @@ from lightspan_testing.learner_suite import (
 )
 from lightspan_testing.learner_suite.value_tests import make_call_rows
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.engine.weights import load_model, without_bars
+from lightspan_torch.learner.torch import TorchLearner
 
 
 class TestTorchLearner(LearnerSuite):

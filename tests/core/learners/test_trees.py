@@ -13,16 +13,17 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightspan.engines.weights import load_model
-from lightspan.learners import LoRA, Loss, PolicyLoss, SFTLoss, passes, trees
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row, common_prefix
+from lightspan.protocols.learner import LoRA, Loss, PolicyLoss, SFTLoss
 from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
     make_branching_rows,
     make_rows,
     reference_loss,
 )
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner import prefix_tree, tree_forward
+from lightspan_torch.learner.torch import TorchLearner
 
 IDS = st.lists(st.integers(1, 3), min_size=1, max_size=9)
 SEQUENCES = st.lists(IDS, min_size=1, max_size=9)
@@ -41,9 +42,9 @@ def prefixes(sequences: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
     return {tuple(ids[:size]) for ids in sequences for size in range(1, len(ids) + 1)}
 
 
-def whole_tree(sequences: Sequence[list[int]]) -> trees.Tree:
+def whole_tree(sequences: Sequence[list[int]]) -> prefix_tree.Tree:
     """Where attention costs nothing, everything is one tree."""
-    (tree,) = trees.share(sequences, pair_cost=0.0)
+    (tree,) = prefix_tree.share(sequences, pair_cost=0.0)
     return tree
 
 
@@ -51,8 +52,8 @@ def test_a_tree_by_hand() -> None:
     """Two answers to one prompt, a longer history, and a sequence that ends inside another."""
     sequences = [[1, 2, 3], [1, 2, 4, 5, 6], [1, 2, 4], [1, 2, 4, 7]]
     tree = whole_tree(sequences)
-    assert tree == trees.Tree(members=[1, 3, 2, 0], starts=[0, 3, 3, 2], size=7)
-    layout = trees.lay_out(tree, sequences)
+    assert tree == prefix_tree.Tree(members=[1, 3, 2, 0], starts=[0, 3, 3, 2], size=7)
+    layout = prefix_tree.lay_out(tree, sequences)
     assert layout.tokens == [1, 2, 4, 5, 6, 7, 3]
     assert layout.depths == [0, 1, 2, 3, 4, 3, 2]
     assert layout.ends == [7, 7, 6, 5, 5, 6, 7]
@@ -64,35 +65,35 @@ def test_pieces_by_hand() -> None:
     of 3 the history is parted there, so that its end need not wait for the large branch."""
     history = [1, 2, 3, 4, 5, 6]
     sequences = [history, [1, 2, 3, 4, 7], [1, 2, 8, 8, 8, 8]]
-    layout = trees.lay_out(whole_tree(sequences), sequences)
-    pieces = trees.cut(layout, budget=3, mask_budget=100)
+    layout = prefix_tree.lay_out(whole_tree(sequences), sequences)
+    pieces = prefix_tree.cut(layout, budget=3, mask_budget=100)
     assert [(piece.start, piece.stop, piece.past) for piece in pieces] == [
         (0, 2, []),
         (2, 6, [0, 1]),
         (6, 7, [0, 1, 2, 3]),
         (7, 11, [0, 1]),
     ]
-    assert trees.source(pieces, 0) is None
-    assert trees.source(pieces, 1) == (0, [(0, 2)])
-    assert trees.source(pieces, 2) == (1, [(0, 4)])
-    assert trees.source(pieces, 3) == (0, [(0, 2)])
-    (all_together,) = trees.cut(layout, budget=11, mask_budget=121)
+    assert prefix_tree.source(pieces, 0) is None
+    assert prefix_tree.source(pieces, 1) == (0, [(0, 2)])
+    assert prefix_tree.source(pieces, 2) == (1, [(0, 4)])
+    assert prefix_tree.source(pieces, 3) == (0, [(0, 2)])
+    (all_together,) = prefix_tree.cut(layout, budget=11, mask_budget=121)
     assert (all_together.start, all_together.stop) == (0, 11)
-    assert len(trees.cut(layout, budget=11, mask_budget=120)) == 2
+    assert len(prefix_tree.cut(layout, budget=11, mask_budget=120)) == 2
 
 
 def test_what_is_not_worth_sharing_is_not_shared() -> None:
     """One common first token saves less than the attention between strangers costs."""
     sequences = [[1, *[n] * 50] for n in (2, 3)]
-    assert len(trees.share(sequences, pair_cost=0.001)) == 2
-    assert len(trees.share(sequences, pair_cost=0.0)) == 1
+    assert len(prefix_tree.share(sequences, pair_cost=0.001)) == 2
+    assert len(prefix_tree.share(sequences, pair_cost=0.0)) == 1
     common = [[*range(50), n] for n in (60, 61)]
-    assert len(trees.share(common, pair_cost=0.001)) == 1
+    assert len(prefix_tree.share(common, pair_cost=0.001)) == 1
 
 
 @given(SEQUENCES)
 def test_depth_first_order(sequences: list[list[int]]) -> None:
-    order = trees.depth_first(sequences)
+    order = prefix_tree.depth_first(sequences)
     assert sorted(index for index, _ in order) == list(range(len(sequences)))
     for place, (index, shared) in enumerate(order):
         before = [common_prefix(sequences[i], sequences[index]) for i, _ in order[:place]]
@@ -107,7 +108,7 @@ def test_the_order_depends_on_the_sequences_alone(
 ) -> None:
     shuffled = rng.sample(sequences, len(sequences))
     orders = [
-        [(given[index], shared) for index, shared in trees.depth_first(given)]
+        [(given[index], shared) for index, shared in prefix_tree.depth_first(given)]
         for given in (sequences, shuffled)
     ]
     assert orders[0] == orders[1]
@@ -124,7 +125,7 @@ def test_common_prefix(first: list[int], second: list[int]) -> None:
 def test_every_sequence_is_in_one_tree(
     sequences: list[list[int]], pair_cost: float, block: int
 ) -> None:
-    found = trees.share(sequences, pair_cost=pair_cost, block=block)
+    found = prefix_tree.share(sequences, pair_cost=pair_cost, block=block)
     assert sorted(i for tree in found for i in tree.members) == list(range(len(sequences)))
     for tree in found:
         assert tree.starts[0] == 0
@@ -135,7 +136,7 @@ def test_every_sequence_is_in_one_tree(
 @given(SEQUENCES)
 def test_nodes_are_prefixes(sequences: list[list[int]]) -> None:
     tree = whole_tree(sequences)
-    layout = trees.lay_out(tree, sequences)
+    layout = prefix_tree.lay_out(tree, sequences)
     spelt: dict[int, tuple[int, ...]] = {}
     for index, path in zip(tree.members, layout.paths, strict=True):
         assert [layout.tokens[node] for node in path] == sequences[index]
@@ -153,8 +154,8 @@ def test_nodes_are_prefixes(sequences: list[list[int]]) -> None:
 @settings(max_examples=300)
 @given(SEQUENCES, st.integers(1, 12), st.integers(1, 100))
 def test_pieces(sequences: list[list[int]], budget: int, mask_budget: int) -> None:
-    layout = trees.lay_out(whole_tree(sequences), sequences)
-    pieces = trees.cut(layout, budget, mask_budget)
+    layout = prefix_tree.lay_out(whole_tree(sequences), sequences)
+    pieces = prefix_tree.cut(layout, budget, mask_budget)
     assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
     assert pieces[-1].stop == len(layout.tokens)
     longest = max(map(len, sequences))
@@ -165,7 +166,7 @@ def test_pieces(sequences: list[list[int]], budget: int, mask_budget: int) -> No
         above = {i for j in range(piece.start, piece.stop) for i in range(piece.start)}
         above = {i for i in above if any(i <= j < layout.ends[i] for j in range(*piece[:2]))}
         assert piece.past == sorted(above)
-        source = trees.source(pieces, number)
+        source = prefix_tree.source(pieces, number)
         assert (source is None) == (not piece.past)
         if source is not None:
             last_use[source.piece] = number
@@ -307,23 +308,25 @@ def test_any_tree_agrees_with_its_sequences(
         return
     directions = torch.randn(count, 32)
 
-    def run(grown: list[trees.Tree], block: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def run(
+        grown: list[prefix_tree.Tree], block: int
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         model.zero_grad()
         states = torch.zeros(count, 32)
 
-        def head(hidden: torch.Tensor, made: passes.Pass) -> list[Any]:
+        def head(hidden: torch.Tensor, made: tree_forward.Pass) -> list[Any]:
             states[made.entries] = hidden[made.places].detach()
             return [(hidden[made.places], directions[made.entries])]
 
-        planned = passes.plan(sequences, looked, grown, budget, torch.device("cpu"), block)
+        planned = tree_forward.plan(sequences, looked, grown, budget, torch.device("cpu"), block)
         entries = torch.cat([made.entries for made in planned])
         assert sorted(entries.tolist()) == list(range(count))
-        passes.sweep(planned, passes.decoder(model, in_trees=True), head)
+        tree_forward.sweep(planned, tree_forward.decoder(model, in_trees=True), head)
         named = model.named_parameters()
         return states, {n: p.grad.clone() for n, p in named if p.grad is not None}
 
-    expected = run(trees.plain(sequences), trees.BLOCK)
-    states, found = run(trees.share(sequences, pair_cost=pair_cost, block=block), block)
+    expected = run(prefix_tree.plain(sequences), prefix_tree.BLOCK)
+    states, found = run(prefix_tree.share(sequences, pair_cost=pair_cost, block=block), block)
     assert torch.allclose(states, expected[0], atol=1e-5)
     assert set(found) == set(expected[1])
     for name, gradient in expected[1].items():
@@ -380,7 +383,7 @@ def test_logits_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_branching_rows(model)
     loss = PolicyLoss(kl=0.1, entropy=0.1)
     expected = gradients(TorchLearner({"writer": model}), rows, loss)
-    monkeypatch.setattr("lightspan.learners.heads.LOGITS", 7 * 405)
+    monkeypatch.setattr("lightspan_torch.learner.token_losses.LOGITS", 7 * 405)
     assert_close(gradients(TorchLearner({"writer": model}), rows, loss), expected)
 
 
@@ -415,14 +418,14 @@ def test_other_models_fall_back_to_plain_rows(options: dict[str, Any], why: str)
 def test_a_model_that_ignores_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its decoder does not hand on what attention needs."""
     model = make_model("Qwen2")
-    assert passes.tree_refusal(model) == ""
+    assert tree_forward.tree_refusal(model) == ""
     forward = model.model.forward
 
     def deaf(input_ids: torch.Tensor, use_cache: bool, **options: Any) -> Any:
         return forward(input_ids=input_ids, use_cache=use_cache)
 
     monkeypatch.setattr(model.model, "forward", deaf)
-    assert "differ" in passes.tree_refusal(model)
+    assert "differ" in tree_forward.tree_refusal(model)
 
 
 def test_a_model_that_fails_on_a_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,8 +434,8 @@ def test_a_model_that_fails_on_a_tree_is_found_out(monkeypatch: pytest.MonkeyPat
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise TypeError("no such argument")
 
-    monkeypatch.setattr("lightspan.learners._attention.attend", refuse)
-    assert passes.tree_refusal(model) == "a tree raised TypeError: no such argument"
+    monkeypatch.setattr("lightspan_torch.learner._tree_attention.attend", refuse)
+    assert tree_forward.tree_refusal(model) == "a tree raised TypeError: no such argument"
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from lightspan import LightningRL, LoRA, Optimizer, Trainer, Verl
-from lightspan.engines.protocol import EngineCapabilities
-from lightspan.engines.weights import load_model
 from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
-from lightspan.learners.protocol import LearnerCapabilities
-from lightspan.learners.verl.cuda_devices import card
-from lightspan.learners.verl.environment import check_environment
-from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner, partition
-from lightspan.learners.verl.ray_workers import RayWorkers
-from lightspan.learners.verl.shards import Saved, Shard, write
+from lightspan.protocols.engine import EngineCapabilities
+from lightspan.protocols.learner import LearnerCapabilities
 from lightspan_testing.learner_suite.rows import random_row
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
+from lightspan_verl.cuda_devices import card
+from lightspan_verl.environment import check_environment
+from lightspan_verl.learner import CAPABILITIES, VerlLearner, partition
+from lightspan_verl.ray_workers import RayWorkers
+from lightspan_verl.shards import Saved, Shard, write
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from itertools import combinations_with_replacement, product
 from typing import Final, Literal, NamedTuple
 
 from lightspan.lightning import Call, Episode, build_episode
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 State = tuple[int, tuple[int, ...]]

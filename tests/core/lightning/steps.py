@@ -21,10 +21,10 @@ from lightspan.lightning import (
     shape,
 )
 from lightspan.lightning.episode import Episode
-from lightspan.schema import conventions as c
-from lightspan.schema.messages import dump
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.schema.tokens import TokenRecord
+from lightspan.schema.token_records import TokenRecord
 from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,

@@ -46,7 +46,7 @@ from lightspan.lightning.air import check_air, turn_positions
 from lightspan.lightning.credit import rewards_after
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.transitions import turn_depths
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 

@@ -13,8 +13,6 @@ import pytest
 from tests.core.lightning.steps import raises, see, shaping
 
 from lightspan import AIR, LightningRL, Trainer
-from lightspan.engines.protocol import GenerationRequest
-from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.errors import ConfigError
 from lightspan.lightning import (
     History,
@@ -26,10 +24,12 @@ from lightspan.lightning import (
     terminal,
 )
 from lightspan.lightning.episode import Episode
-from lightspan.reports.inspect import inspect_run
+from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_tools.inspect import inspect_run
+from lightspan_torch.engine.tokenizer import load_tokenizer
 
 
 # --- settings -------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ from lightspan.lightning import (
     shape,
 )
 from lightspan.lightning.episode import Episode
-from lightspan.schema import conventions as c
-from lightspan.schema.messages import dump
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan_testing.strategies import (
     attempts,

@@ -19,9 +19,9 @@ from lightspan.lightning import (
     split_minibatches,
 )
 from lightspan.lightning.returns import group_rewards
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
-from lightspan.schema.tokens import pack_floats
+from lightspan.schema.token_records import pack_floats
 from lightspan_testing.strategies import (
     make_attempt,
     make_record,

@@ -9,16 +9,23 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.engines.tokenizer import TransformersTokenizer
-from lightspan.lightning.breaks import Cause, Exchange, Merging, Relation, Said, read_merging
 from lightspan.lightning.episode import Call
+from lightspan.lightning.merge_diagnostics import (
+    Cause,
+    Exchange,
+    Merging,
+    Relation,
+    Said,
+    read_merging,
+)
 from lightspan.lightning.transitions import Transition, TransitionKey
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Attributes
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.scripted_engine import tiny_chat_tokenizer
 from lightspan_testing.strategies import make_call_span, make_record
 from lightspan_testing.tiny import CHAT_TEMPLATE
+from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 DROPS_THINKING = CHAT_TEMPLATE.replace(
     "(message.content or '')",
@@ -69,11 +76,11 @@ class Chat:
             f"ro-{self._name}", f"at-{self._name}", "t", "g", agent, "policy", record, 0
         )
         known: Attributes = {
-            c.INPUT_MESSAGES: messages.dump(asked),
-            c.OUTPUT_MESSAGES: messages.dump([said]),
+            c.INPUT_MESSAGES: genai_messages.dump(asked),
+            c.OUTPUT_MESSAGES: genai_messages.dump([said]),
         }
         if tools:
-            known[c.TOOL_DEFINITIONS] = messages.dump_json(tools)
+            known[c.TOOL_DEFINITIONS] = genai_messages.dump_json(tools)
         span = make_call_span(number, attributes=known)
         call = Call(number, 0, agent, CallOutcome.OK, 1, 2, record, span)
         self.transitions.append(transition)

@@ -20,8 +20,8 @@ from lightspan.lightning import (
     turn_depths,
 )
 from lightspan.lightning.credit import unused_step_rewards
-from lightspan.schema import conventions as c
-from lightspan.schema.tokens import FinishReason, Sampling
+from lightspan.schema import semconv as c
+from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,

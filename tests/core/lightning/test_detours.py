@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from lightspan.lightning.detours import asked, fix_of
 from lightspan.lightning.episode import build_episode
-from lightspan.lightning.health import why_no_call
-from lightspan.schema import conventions as c
-from lightspan.schema.origins import Request
+from lightspan.lightning.rollout_checks import why_no_call
+from lightspan.lightning.uncaptured_advice import asked, fix_of
+from lightspan.schema import semconv as c
+from lightspan.schema.provenance import Request
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_testing.strategies import make_attempt, make_rollout
 

@@ -7,12 +7,12 @@ import pytest
 
 from lightspan.errors import DataError
 from lightspan.lightning import build_episode, build_tree, walk
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Route
 from lightspan.schema.spans import SpanEvent, SpanKind, SpanLink, SpanStatus
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,

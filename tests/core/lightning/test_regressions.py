@@ -32,7 +32,7 @@ from lightspan.lightning import (
     trained_transitions,
     walk,
 )
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.spans import SpanKind

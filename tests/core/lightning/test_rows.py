@@ -16,7 +16,7 @@ from lightspan.lightning import (
     usable_transitions,
 )
 from lightspan.lightning.rows import _OpenRows
-from lightspan.schema.tokens import Sampling, pack_floats, pack_ids
+from lightspan.schema.token_records import Sampling, pack_floats, pack_ids
 from lightspan_testing.strategies import make_record
 
 ALPHABET = string.ascii_letters

@@ -15,11 +15,11 @@ from lightspan.lightning import (
     cover,
     parse_optimize,
 )
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.routing import Route
-from lightspan.schema.tokens import CallOutcome, FinishReason, Sampling
+from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling
 from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,

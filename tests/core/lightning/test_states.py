@@ -10,8 +10,8 @@ from lightspan.errors import ConfigError
 from lightspan.lightning import BatchConfig, Selection, anchor, build_batch, cover
 from lightspan.lightning.episode import Call, build_episode
 from lightspan.lightning.states import State, key_name, key_of, observation, state_of
-from lightspan.schema import conventions as c, messages
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.strategies import make_attempt, make_call_span, make_record, make_rollout
 
 CHAT: list[dict[str, Any]] = [
@@ -21,7 +21,7 @@ CHAT: list[dict[str, Any]] = [
 
 
 def call_with(*said: dict[str, Any], prompt: str | None = None) -> Call:
-    text = messages.dump(said) if prompt is None else prompt
+    text = genai_messages.dump(said) if prompt is None else prompt
     span = make_call_span("c0", attributes={c.INPUT_MESSAGES: text})
     return Call("c0", 0, "finder", CallOutcome.OK, 1, 2, span=span)
 
@@ -91,7 +91,9 @@ def test_calls_in_one_state_are_compared_whatever_their_turn() -> None:
         spans = [
             make_call_span(
                 f"{name}{n}",
-                attributes={c.INPUT_MESSAGES: messages.dump([{"role": "user", "content": room}])},
+                attributes={
+                    c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": room}])
+                },
                 attempt=name,
             )
             for n, room in enumerate(rooms)

@@ -25,7 +25,7 @@ from lightspan.lightning import (
     turn_depths,
     values_by_call,
 )
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 EXACT = partial(pytest.approx, rel=0, abs=1e-12)

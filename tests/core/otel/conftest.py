@@ -10,9 +10,9 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
 
-from lightspan import otel
-from lightspan.capture import scope, wire
-from lightspan.capture.state import state
+import lightspan_otel as otel
+from lightspan.capture import context, sdk_instrumentation
+from lightspan.capture._globals import state
 from lightspan_testing.scripted import ScriptedServer
 
 
@@ -30,7 +30,7 @@ def provider() -> Iterator[TracerProvider]:
     made = TracerProvider()
     with otel.instrument(made):
         yield made
-    assert scope.resolvers() == scope.call_listeners() == ()
+    assert context.resolvers() == context.call_listeners() == ()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def server() -> Iterator[ScriptedServer]:
 def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as made:
         yield made
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 from opentelemetry.trace import Span, Tracer
 
-from lightspan.capture import scope
+from lightspan.capture import context
 
 INVOKES = {"gen_ai.operation.name": "invoke_agent"}
 
@@ -32,7 +32,7 @@ def tool(tracer: Tracer, name: str) -> AbstractContextManager[Span]:
 
 def path() -> str:
     """Who acts now."""
-    found = scope.current_agent()
+    found = context.current_agent()
     assert found is not None
     return found.path
 

@@ -33,15 +33,15 @@ from tests.core.otel.trace_files import (
     otlp_span,
 )
 
-from lightspan import otel
+import lightspan_otel as otel
 from lightspan.errors import DataError
-from lightspan.otel.arrivals import gathered
-from lightspan.otel.files import AT_ONCE, Imported, import_file, read_file
-from lightspan.otel.otlp import decode_ids
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
+from lightspan_otel.import_traces import AT_ONCE, Imported, import_file, read_file
+from lightspan_otel.ingest import gathered
+from lightspan_otel.otlp import decode_ids
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_each_form_says_the_same(tmp_path: Path, url: str, name: str) -> None:
         TOOL: (AGENT, SpanKind.TOOL),
     }
     said = by_id[CALL].attributes
-    assert messages.asked_of(said) == ASKED
-    assert [each["content"] for each in messages.answers_of(said)] == ["Here."]
+    assert genai_messages.asked_of(said) == ASKED
+    assert [each["content"] for each in genai_messages.answers_of(said)] == ["Here."]
     assert (said[c.AGENT_PATH], said[c.REQUEST_MODEL]) == ("writer", "m")
     assert by_id[TOOL].attributes[c.TOOL_NAME] == "look"
 
@@ -206,13 +206,13 @@ def test_many_spans_are_written_portion_by_portion(
     count = AT_ONCE * 2 + 1
     spans = [otlp_span(f"{n:016x}", "", "step", n) for n in range(1, count + 1)]
     sizes: list[int] = []
-    real = __import__("lightspan.otel.files", fromlist=["keep"]).keep
+    real = __import__("lightspan_otel.import_traces", fromlist=["keep"]).keep
 
     async def keep(store: Any, arrivals: list[Any], **more: Any) -> list[str]:
         sizes.append(len(arrivals))
         return list(await real(store, arrivals, **more))
 
-    monkeypatch.setattr("lightspan.otel.files.keep", keep)
+    monkeypatch.setattr("lightspan_otel.import_traces.keep", keep)
     read: list[int] = []
     path = write(tmp_path / "t.jsonl", "\n".join(map(otlp_line, spans)))
     done, _ = imported(url, path, advance=read.append)
@@ -288,7 +288,7 @@ def test_nested_attributes_of_phoenix(tmp_path: Path) -> None:
         "metadata": {},
     }
     span = one(tmp_path, {**PHOENIX[2], "attributes": nested})
-    assert messages.asked_of(span.attributes) == [{"role": "user", "content": "Where?"}]
+    assert genai_messages.asked_of(span.attributes) == [{"role": "user", "content": "Where?"}]
     assert (span.attributes[c.INPUT_TOKENS], span.attributes[c.OUTPUT_TOKENS]) == (7, 2)
 
 
@@ -323,7 +323,7 @@ def test_an_error_of_langfuse(tmp_path: Path) -> None:
 )
 def test_what_a_generation_was_given(tmp_path: Path, given: Any, chat: list[Any]) -> None:
     span = one(tmp_path, {**LANGFUSE["observations"][2], "input": given})
-    assert messages.asked_of(span.attributes) == chat
+    assert genai_messages.asked_of(span.attributes) == chat
 
 
 def test_a_response_as_it_came(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_response_as_it_came(tmp_path: Path) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     answer = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
     span = one(tmp_path, {**LANGFUSE["observations"][2], "output": answer})
-    [said] = messages.answers_of(span.attributes)
+    [said] = genai_messages.answers_of(span.attributes)
     assert said["tool_calls"] == [call]
     assert span.attributes[c.FINISH_REASONS] == ["tool_calls"]
     assert (span.attributes[c.INPUT_TOKENS], span.attributes[c.OUTPUT_TOKENS]) == (7, 2)

@@ -11,10 +11,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from tests.core.otel.spans import agent, path, say
 
-from lightspan import otel
+import lightspan_otel as otel
 from lightspan.capture.entry import open_scope
-from lightspan.otel import frameworks
-from lightspan.otel.tracer import PROVIDER
+from lightspan_otel import frameworks
+from lightspan_otel.identity_tracer import PROVIDER
 from lightspan_testing.attempts import captured, make_scope
 
 
@@ -134,7 +134,7 @@ def instrumented(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def switch_on(stand_in: Any) -> Any:
         known = frameworks.Framework((), "", stand_in.switch_on)
-        monkeypatch.setattr("lightspan.otel.frameworks.FRAMEWORKS", {"known": known})
+        monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
         return otel.instrument("known")
 
     return switch_on

@@ -18,13 +18,13 @@ from opentelemetry.trace import SpanKind as Side, StatusCode, Tracer
 from tests.core.otel.spans import agent, say, tool
 
 import lightspan
-from lightspan import otel
-from lightspan.capture import scope
+import lightspan_otel as otel
+from lightspan.capture import context
 from lightspan.errors import ConfigError
-from lightspan.otel import LightspanSpanProcessor
 from lightspan.production.record import record
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus
+from lightspan_otel import LightspanSpanProcessor
 from lightspan_testing.attempts import Recorded, captured, read_recorded
 from lightspan_testing.scripted import ScriptedServer
 
@@ -90,7 +90,7 @@ def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
     made.add_span_processor(SimpleSpanProcessor(exporter))
     with otel.instrument(made, content=True):
         yield made
-    assert scope.resolvers() == scope.call_listeners() == ()
+    assert context.resolvers() == context.call_listeners() == ()
 
 
 def bypassing(tracer: Tracer, said: dict[str, Any] = GENAI) -> None:
@@ -116,7 +116,7 @@ def test_a_call_past_the_sdks(tracer: Tracer, url: str, dialect: str) -> None:
     assert (found.attempt.status, found.attempt.damage) == (AttemptStatus.SUCCEEDED, [])
     assert found.rollout.task == {"messages": ASKED[1:]}
     [call] = found.calls
-    assert messages.asked_of(call.attributes) == ASKED
+    assert genai_messages.asked_of(call.attributes) == ASKED
     assert [each.answer for each in found.answered] == ["Here."]
     usage = (call.attributes[c.INPUT_TOKENS], call.attributes[c.OUTPUT_TOKENS])
     assert usage == (7, 2)
@@ -200,7 +200,7 @@ def test_a_hook_sees_it(tracer: Tracer, url: str) -> None:
     with record(url, redact=hide), agent(tracer, "writer"):
         bypassing(tracer)
     assert "Where" not in repr(only(url))
-    assert messages.asked_of(only(url).calls[0].attributes)[-1]["content"] == "***?"
+    assert genai_messages.asked_of(only(url).calls[0].attributes)[-1]["content"] == "***?"
 
 
 # --- each call once ---------------------------------------------------------------------------
@@ -236,9 +236,9 @@ def test_a_call_in_a_tool_inside_a_call_is_another(
 
 def test_a_call_that_an_adapter_records_is_its_own(tracer: Tracer, url: str) -> None:
     with record(url), agent(tracer, "writer"):
-        acting = scope.current_agent()
+        acting = context.current_agent()
         assert acting is not None
-        told = scope.notify_call_start(acting)
+        told = context.notify_call_start(acting)
         bypassing(tracer)
         told(True)
         bypassing(tracer, OPENINFERENCE)
@@ -350,7 +350,7 @@ def test_the_two_may_end_in_any_order(url: str, is_first: bool) -> None:
             bypassing(tracer)
     [found] = read_recorded(url)
     assert len(found.calls) == is_first
-    assert scope.call_listeners() == ()
+    assert context.call_listeners() == ()
 
 
 def test_in_a_rollout_nothing_is_read(tracer: Tracer) -> None:

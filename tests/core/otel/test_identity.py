@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.otel.identity import READ, Role, agent_name, role_of, tool_call_id, tool_name
+from lightspan_otel.agent_names import READ, Role, agent_name, role_of, tool_call_id, tool_name
 
 GENAI = {"gen_ai.operation.name": "invoke_agent"}
 OPENINFERENCE = {"openinference.span.kind": "AGENT"}

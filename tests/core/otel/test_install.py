@@ -21,14 +21,14 @@ from opentelemetry.trace import StatusCode, Tracer
 from tests.core.otel.spans import INVOKES, agent, path, say, tool
 
 import lightspan
-from lightspan import otel
-from lightspan.capture import scope
+import lightspan_otel as otel
+from lightspan.capture import context
+from lightspan.capture._globals import state
 from lightspan.capture.adapter import claim_scope, release_scope
 from lightspan.capture.entry import open_scope
-from lightspan.capture.state import state
 from lightspan.errors import ConfigError
-from lightspan.otel.frameworks import FRAMEWORKS, Framework, Switch
-from lightspan.otel.tracer import PROVIDER
+from lightspan_otel.frameworks import FRAMEWORKS, Framework, Switch
+from lightspan_otel.identity_tracer import PROVIDER
 from lightspan_testing.attempts import captured, make_scope, tree
 
 
@@ -64,7 +64,7 @@ def an_app(tracer: Tracer) -> None:
     with tracer.start_as_current_span("request"), agent(tracer, "boss") as span:
         span.set_attribute("gen_ai.input.messages", "prompt")
         with tool(tracer, "ask"), pytest.raises(LookupError), agent(tracer, "expert"):
-            raise LookupError(str(scope.current_agent()))
+            raise LookupError(str(context.current_agent()))
 
 
 # --- the app's provider ---------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_two_providers(provider: TracerProvider) -> None:
     with otel.instrument(other), captured(), agent(a, "a"), agent(b, "b"):
         assert path() == "a/b"
     otel.uninstrument()
-    assert scope.resolvers() == ()
+    assert context.resolvers() == ()
     otel.uninstrument()
 
 
@@ -142,7 +142,7 @@ def test_two_providers(provider: TracerProvider) -> None:
 def test_what_it_does_not_take(what: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         otel.instrument(what)
-    assert scope.resolvers() == ()
+    assert context.resolvers() == ()
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -151,12 +151,12 @@ def test_a_framework_that_is_not_installed(name: str, monkeypatch: pytest.Monkey
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"otel.instrument\('{name}'\) needs .*: pip install"):
         otel.instrument(name)
-    assert scope.resolvers() == ()
+    assert context.resolvers() == ()
 
 
 def test_importing_it_loads_no_framework_and_no_exporter() -> None:
     code = (
-        "import sys; from lightspan import otel; "
+        "import sys; import lightspan_otel as otel; "
         "print(sorted({n.partition('.')[0] for n in sys.modules} & "
         "{'torch', 'aiohttp', 'openai', 'pydantic_ai', 'smolagents', 'google'}))"
     )
@@ -249,7 +249,7 @@ def test_an_app_that_is_sampled_out_is_no_app_without_agents(client: openai.Open
 
     with otel.instrument(provider):
         [reason] = damage_of(inside)
-    assert reason.startswith("lightspan.otel: it is not known which agent made a model call: the ")
+    assert reason.startswith("lightspan_otel: it is not known which agent made a model call: the ")
     assert "OTEL_TRACES_SAMPLER=always_on" in reason
 
 
@@ -268,7 +268,7 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
 def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     """A framework that was instrumented by its name, in an app that has no global provider."""
     known = Framework((), "", lambda: Switch(lambda: True, lambda: None))
-    monkeypatch.setattr("lightspan.otel.frameworks.FRAMEWORKS", {"known": known})
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
     with otel.instrument("known"):
         yield PROVIDER.get_tracer("known")
 
@@ -381,7 +381,7 @@ def test_a_framework_that_tells_a_provider_of_the_apps(
 ) -> None:
     """It was instrumented by its name; where its spans go nobody knows."""
     known = Framework((), "", lambda: Switch(lambda: False, lambda: None))
-    monkeypatch.setattr("lightspan.otel.frameworks.FRAMEWORKS", {"known": known})
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
     for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
         tracer = hiding.get_tracer("known")
 

@@ -12,7 +12,7 @@ import noxfile
 import pytest
 from pages import DOCS, blocks  # type: ignore[import-not-found]
 
-from lightspan.otel.frameworks import FRAMEWORKS
+from lightspan_otel.frameworks import FRAMEWORKS
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import ScriptedServer
 

@@ -13,11 +13,11 @@ from opentelemetry.trace import StatusCode, Tracer
 from tests.core.otel.spans import INVOKES, agent, path, say, tool
 
 import lightspan
-from lightspan import otel
-from lightspan.capture import scope
-from lightspan.otel import LightspanSpanProcessor
+import lightspan_otel as otel
+from lightspan.capture import context
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
+from lightspan_otel import LightspanSpanProcessor
 from lightspan_testing.attempts import Recorded, captured, read_recorded
 from lightspan_testing.scripted import ScriptedServer
 
@@ -195,7 +195,7 @@ def test_a_run_is_an_attempt(tracer: Tracer, client: openai.OpenAI, url: str) ->
                 say(client, "two")
         with agent(tracer, "other"):
             pass
-        assert scope.current_agent() is not None
+        assert context.current_agent() is not None
     first, second = read_recorded(url)
     assert first.tree() == (
         "invoke_workflow boss\n"

@@ -20,12 +20,12 @@ from opentelemetry.trace import NonRecordingSpan, Tracer
 from tests.core.otel.spans import INVOKES, agent, path, say, tool
 
 import lightspan
-from lightspan import otel
-from lightspan.capture import scope
+import lightspan_otel as otel
+from lightspan.capture import context
+from lightspan.capture._globals import state
 from lightspan.capture.adapter import claim_scope, release_scope
-from lightspan.capture.scope import AgentContext, Frame
-from lightspan.capture.state import state
-from lightspan.otel import notes
+from lightspan.capture.context import AgentContext, Frame
+from lightspan_otel import open_spans
 from lightspan_testing.attempts import captured, make_scope
 
 
@@ -73,19 +73,19 @@ def test_an_agent_whose_name_is_an_id_has_none(tracer: Tracer) -> None:
 
 def test_outside_a_scope_nobody_acts(tracer: Tracer) -> None:
     with agent(tracer, "writer"):
-        assert scope.current_agent() is None
+        assert context.current_agent() is None
 
 
 def test_a_process_that_is_connected_to_a_server(tracer: Tracer) -> None:
     """Outside every attempt: who acts says which policy answers."""
     connection = AgentContext(replace(make_scope(), is_outside=True))
-    scope.connect(connection)
+    context.connect(connection)
     try:
         assert path() == "app"
         with agent(tracer, "boss"), lightspan.agent("middle"), agent(tracer, "expert"):
             assert path() == "boss/middle/expert"
     finally:
-        scope.disconnect(connection)
+        context.disconnect(connection)
 
 
 def test_what_began_outside_the_attempt_is_no_part_of_it(tracer: Tracer) -> None:
@@ -184,9 +184,9 @@ def test_lightspans_agents_around_and_inside(tracer: Tracer) -> None:
 
 def test_a_frame_that_is_pushed_without_asking_anybody(tracer: Tracer) -> None:
     a, c, e = (Frame(name, f"00000000000000{name}1") for name in "ace")
-    with captured(), scope.push(a), agent(tracer, "b"), scope.push(c), agent(tracer, "d"):
+    with captured(), context.push(a), agent(tracer, "b"), context.push(c), agent(tracer, "d"):
         assert path() == "a/b/c/d"
-        with scope.push(e):
+        with context.push(e):
             assert path() == "a/b/c/d/e"
 
 
@@ -216,11 +216,11 @@ def test_it_is_the_first_resolver_whenever_it_comes() -> None:
         with ExitStack() as stack:
             provider = TracerProvider()
             if is_late:
-                scope.register_resolver(other)
+                context.register_resolver(other)
             stack.enter_context(otel.instrument(provider))
-            scope.register_resolver(other)
-            stack.callback(scope.unregister_resolver, other)
-            assert scope.resolvers()[1:] == (other,)
+            context.register_resolver(other)
+            stack.callback(context.unregister_resolver, other)
+            assert context.resolvers()[1:] == (other,)
             stack.enter_context(captured())
             stack.enter_context(agent(provider.get_tracer("t"), "writer"))
             assert path() == "writer/resolved"
@@ -274,7 +274,7 @@ def _level(kind: str, name: str, number: int, tracer: Tracer) -> AbstractContext
     makers: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "span": lambda: agent(tracer, name),
         "agent": lambda: lightspan.agent(name),
-        "push": lambda: scope.push(Frame(name, f"{number:016x}")),
+        "push": lambda: context.push(Frame(name, f"{number:016x}")),
         "tool": lambda: tool(tracer, name),
         "operation": lambda: lightspan.operation(name),
         "other": lambda: tracer.start_as_current_span(name),
@@ -362,15 +362,15 @@ def test_between_the_items_of_a_generator_its_agent_acts_as_its_span_does(tracer
 # --- memory ---------------------------------------------------------------------------------
 def test_nothing_is_kept_of_spans_that_are_gone(tracer: Tracer) -> None:
     gc.collect()
-    before = len(notes._by_ids)
+    before = len(open_spans._by_ids)
     with captured():
         for _ in range(100):
             with agent(tracer, "writer"), tool(tracer, "look"):
                 pass
             tracer.start_span("invoke_agent left", attributes=INVOKES)  # never ended
         gc.collect()
-        assert len(notes._by_ids) == before
-    assert not notes._notes
+        assert len(open_spans._by_ids) == before
+    assert not open_spans._notes
 
 
 def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
@@ -382,7 +382,7 @@ def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
             tokens.append(otel_context.attach(trace.set_span_in_context(span)))
             assert path() == f"a{number}"
             span.end()
-        found = notes.note_of(trace.get_current_span())
+        found = open_spans.note_of(trace.get_current_span())
         assert found is not None
         assert list(found.upwards()) == []
         assert found._above is None
@@ -401,7 +401,7 @@ def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open:
             context = trace.set_span_in_context(span)
             span.end()
     release_scope("some.adapter")
-    found = notes.note_of(span)
+    found = open_spans.note_of(span)
     assert found is not None
     assert found._above is None
 

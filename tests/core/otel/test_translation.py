@@ -11,10 +11,12 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import lightspan
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
 from lightspan.errors import DataError, LightspanError
-from lightspan.otel.translation import (
+from lightspan.schema import semconv as c
+from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
+from lightspan_otel.convert import (
     LightspanSpanProcessor,
     decode_otlp,
     encode_otlp,
@@ -22,8 +24,6 @@ from lightspan.otel.translation import (
     from_otel,
     to_otel,
 )
-from lightspan.schema import conventions as c
-from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
 
 FULL = Span(
     span_id="00f067aa0ba902b7",

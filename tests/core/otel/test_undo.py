@@ -10,12 +10,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from tests.core.otel.spans import agent, path
 
-from lightspan import otel
-from lightspan.capture import scope
-from lightspan.otel import resolver
-from lightspan.otel.frameworks import Framework, Switch
-from lightspan.otel.processor import _found, global_provider, processors
-from lightspan.otel.tracer import PROVIDER
+import lightspan_otel as otel
+from lightspan.capture import context
+from lightspan_otel import resolver
+from lightspan_otel.frameworks import Framework, Switch
+from lightspan_otel.identity_tracer import PROVIDER
+from lightspan_otel.processor import _found, global_provider, processors
 from lightspan_testing.attempts import captured
 
 
@@ -29,7 +29,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return Switch(lambda: True, lambda: done.append("off"))
 
     known = {"known": Framework((), "", switch_on)}
-    monkeypatch.setattr("lightspan.otel.frameworks.FRAMEWORKS", known)
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", known)
     return done
 
 
@@ -84,7 +84,7 @@ def test_a_handle_that_is_over_undoes_nothing() -> None:
     with otel.instrument(provider):
         stale.__exit__(None, None, None)
         assert is_heard(provider)
-        assert scope.resolvers() == (resolver.resolve,)
+        assert context.resolvers() == (resolver.resolve,)
     assert not is_heard(provider)
 
 
@@ -113,7 +113,7 @@ def test_a_provider_that_takes_no_processor_leaves_nothing_half_installed(
     for _ in range(2):
         with pytest.raises(LookupError, match="frozen"):
             how(monkeypatch)
-        assert (scope.resolvers(), resolver.switches) == ((), {})
+        assert (context.resolvers(), resolver.switches) == ((), {})
     assert known == (["on", "off"] * 2 if how is by_name else [])
 
 
@@ -124,7 +124,7 @@ def test_a_framework_that_cannot_be_undone_is_heard_no_more(
         raise LookupError("it")
 
     known = {"known": Framework((), "", lambda: Switch(lambda: True, fail))}
-    monkeypatch.setattr("lightspan.otel.frameworks.FRAMEWORKS", known)
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", known)
     with pytest.raises(LookupError), otel.instrument("known"):
         pass
     assert not is_heard(its_global)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from lightspan.otel.otlp import decode_request
 from lightspan.schema.spans import Span
+from lightspan_otel.otlp import decode_request
 
 Reply = tuple[int, dict[str, str], bytes]
 

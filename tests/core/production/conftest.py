@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan_testing.scripted import Request, ScriptedServer
 
 
@@ -34,4 +34,4 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     yield f"sqlite:{tmp_path / 'production.db'}"
-    assert scope.current_context() is None
+    assert context.current_context() is None

@@ -18,13 +18,19 @@ import pytest
 
 import lightspan
 from lightspan import PromptTemplate, agent, apply_prompts, prompt, record
-from lightspan.capture import scope, sdks, strays, threads, wire
+from lightspan.capture import (
+    context,
+    context_propagation,
+    misattributed_calls,
+    sdk_instrumentation,
+    sdks,
+)
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
 from lightspan.errors import ConfigError
 from lightspan.production import apply_prompts as module
 from lightspan.production.record import hold, release
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
 from lightspan.schema.spans import SpanKind
 from lightspan.training.folder import RunFolder
@@ -62,8 +68,8 @@ def run(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     folder.write_prompts(LEARNED)
     folder.release()
     yield folder.path
-    wire.uninstall()
-    wire.close()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
 
 
 def ask(client: openai.OpenAI, *told: Any) -> None:
@@ -99,7 +105,7 @@ def test_for_the_whole_process_and_undone(
         ask(client)
     assert told_last(server) == OLD
     assert prompt("mails", "Which {mail}?") == "Which {mail}?"
-    assert scope.current_context() is None
+    assert context.current_context() is None
 
 
 async def test_asynchronously_and_streamed(server: ScriptedServer, run: Path) -> None:
@@ -130,7 +136,7 @@ def test_recorded_with_both_texts(
     assert found.attempt.damage == []
     [span] = [span for span in found.spans if span.kind is SpanKind.LLM]
     assert (span.attributes[c.PROMPT_ORIGINAL], span.attributes[c.PROMPT_APPLIED]) == (OLD, True)
-    assert messages.asked_of(span.attributes)[0]["content"] == NEW
+    assert genai_messages.asked_of(span.attributes)[0]["content"] == NEW
     assert told_last(server) == NEW
 
 
@@ -169,14 +175,14 @@ def test_in_a_runners_process_it_changes_nothing(
     server: ScriptedServer, client: openai.OpenAI, run: Path
 ) -> None:
     """A worker whose context was lost acts outside of its attempt, which lacks the call."""
-    told, before = [], strays.count()
+    told, before = [], misattributed_calls.count()
 
     def work() -> None:
         with agent("router"):
             ask(client)
         told.append(prompt("rules", "Speak."))
 
-    threads.carry()
+    context_propagation.carry()
     try:
         with apply_prompts(run), open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
             worker = threading.Thread(target=contextvars.Context().run, args=(work,))
@@ -185,10 +191,10 @@ def test_in_a_runners_process_it_changes_nothing(
         with apply_prompts(run):  # where an attempt was open before
             work()
     finally:
-        threads.stop_carrying()
+        context_propagation.stop_carrying()
     assert [request.messages[0]["content"] for request in server.requests[-2:]] == [OLD, OLD]
     assert told == ["Speak.", "Speak."]
-    assert strays.count() - before == 2
+    assert misattributed_calls.count() - before == 2
 
 
 def test_another_text_is_left_alone_and_said_once(
@@ -235,9 +241,9 @@ def test_what_fails_never_reaches_the_app(
         raise RuntimeError("a bug")
 
     with apply_prompts(run), agent("router"):
-        monkeypatch.setattr("lightspan.schema.instructions.find", broken)
+        monkeypatch.setattr("lightspan.schema.system_prompts.find", broken)
         ask(client)
-        monkeypatch.setattr("lightspan.schema.instructions.Instructions.text_of", broken)
+        monkeypatch.setattr("lightspan.schema.system_prompts.Instructions.text_of", broken)
         assert prompt("rules", "Speak.") == "Speak."
     assert told_last(server) == OLD
     assert "a bug" in caplog.text
@@ -265,7 +271,7 @@ def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     (run / "prompts.json").write_bytes((run / "prompts.json").read_bytes()[:50])
     with pytest.raises(ConfigError, match=r"prompts\.json cannot be read: Input data was trunc"):
         apply_prompts(run)
-    assert scope.current_context() is None
+    assert context.current_context() is None
     monkeypatch.setattr(sdks, "SDKS", ())
     RunFolder(run).write_prompts(LEARNED)
     with pytest.raises(ConfigError, match="'router' cannot be applied: there is no client"):
@@ -278,7 +284,7 @@ def test_the_environment_names_it(
     """For the line without a folder, and for an adapter's `instrument()`."""
     with apply_prompts() as applied:
         assert applied.prompts == {}
-        assert scope.current_context() is None
+        assert context.current_context() is None
     monkeypatch.setenv("LIGHTSPAN_PROMPTS", str(run / "prompts.json"))
     with apply_prompts(), agent("router"):
         ask(client)
@@ -291,7 +297,7 @@ def test_the_environment_names_it(
     assert told_last(server) == NEW
     release("other")
     release("other")
-    assert scope.current_context() is None
+    assert context.current_context() is None
 
 
 def test_a_wrong_variable_is_logged_and_the_app_starts(
@@ -301,7 +307,7 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     hold("one")
     assert "lightspan: no learned prompt is applied: " in caplog.text
     release("one")
-    assert scope.current_context() is None
+    assert context.current_context() is None
     assert not module._held
 
 

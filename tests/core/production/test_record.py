@@ -13,16 +13,16 @@ import pytest
 from tests.core.production.chat import USER, say
 
 import lightspan
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan.capture.entry import open_scope
 from lightspan.errors import IllegalMoveError
 from lightspan.lightning import Rejection, build_episode, cover
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import make_routing
-from lightspan.schema.tokens import TokenRecord
+from lightspan.schema.token_records import TokenRecord
 from lightspan.stores import open_store
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import Reply, ScriptedServer
@@ -229,7 +229,7 @@ async def test_production_is_never_claimed_nor_trained(client: openai.OpenAI, ur
 
 
 def test_rollouts_inside_a_recording_are_not_recorded(client: openai.OpenAI, url: str) -> None:
-    with record(url), open_scope(scope.AttemptContext(rollout_id="r", attempt_id="a")) as inner:
+    with record(url), open_scope(context.AttemptContext(rollout_id="r", attempt_id="a")) as inner:
         say(client)
         assert len(inner.recorder.drain()) == 1
     assert not Path(url.removeprefix("sqlite:")).exists()
@@ -238,22 +238,22 @@ def test_rollouts_inside_a_recording_are_not_recorded(client: openai.OpenAI, url
 def test_what_was_none_is_not_kept_unless_something_comes_late(url: str) -> None:
     """A framework may begin something in which nothing happens, and end it."""
     with record(url):
-        current = scope.current_context()
+        current = context.current_context()
         assert current is not None
-        _, empty = scope.start_attempt(current, "empty")
-        _, late = scope.start_attempt(current, "late")
-        _, full = scope.start_attempt(current, "full")
+        _, empty = context.start_attempt(current, "empty")
+        _, late = context.start_attempt(current, "late")
+        _, full = context.start_attempt(current, "full")
         assert empty is not None
         assert late is not None
         assert full is not None
-        with scope.entered(full):
+        with context.entered(full):
             lightspan.emit_message("hello")
             full.close_unless_empty()
         empty.close_unless_empty()
         late.close_unless_empty()
-        token = scope.set_agent(late.acting)
+        token = context.set_agent(late.acting)
         lightspan.emit_message("late")
-        scope.reset_agent(token)
+        context.reset_agent(token)
     assert [one.tree() for one in read_recorded(url)] == [
         "lightspan.message",
         "invoke_workflow full\n  lightspan.message",

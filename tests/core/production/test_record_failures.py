@@ -16,7 +16,7 @@ from tests.core.production.chat import say
 import lightspan
 from lightspan.errors import StoreError
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import ScriptedServer
 
@@ -43,7 +43,7 @@ def test_what_cannot_be_kept_is_counted(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("lightspan.production.journal.MOST_ATTEMPTS", 2)
+    monkeypatch.setattr("lightspan.production.store_writer.MOST_ATTEMPTS", 2)
     folder = tmp_path / "later"
     with record(f"sqlite:{folder / 'production.db'}", service="support") as made:
         say(client, "first")
@@ -86,7 +86,7 @@ def test_a_store_that_fails_in_between(
 def test_an_attempt_holds_so_many_spans(
     client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightspan.production.attempt.MOST_SPANS", 3)
+    monkeypatch.setattr("lightspan.production.auto_attempts.MOST_SPANS", 3)
     with record(url), lightspan.operation("handle"):
         for _ in range(4):
             say(client)
@@ -119,7 +119,7 @@ def test_an_attempt_that_cannot_be_put_together_is_counted(
             raise error
         return None
 
-    monkeypatch.setattr("lightspan.production.attempt.task_of", task_of)
+    monkeypatch.setattr("lightspan.production.auto_attempts.task_of", task_of)
     with record(url) as made:
         for _ in range(2):
             say(client)

@@ -17,10 +17,10 @@ import pytest
 from tests.core.production.chat import say
 
 import lightspan
-from lightspan.capture import scope
-from lightspan.capture.state import state
+from lightspan.capture import context
+from lightspan.capture._globals import state
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan_testing.attempts import read_recorded
 
 Way = Callable[[openai.OpenAI, str], Iterator[Any]]
@@ -32,7 +32,7 @@ def nothing_stays() -> Iterator[None]:
     yield
     gc.collect()
     assert state.steps == {}
-    assert scope.current_context() is None
+    assert context.current_context() is None
 
 
 # --- ways to write one ----------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_two_in_turns(client: openai.OpenAI, url: str, way: str) -> None:
             next(second)
         for one in (first, second):
             assert next(one, None) is None
-        assert scope.current_agent() is not None
+        assert context.current_agent() is not None
         say(client, "app-")
     check(url, ("a", LETTERS), ("b", LETTERS), *[("app", "-")] * 4)
 

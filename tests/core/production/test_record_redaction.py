@@ -14,7 +14,7 @@ from tests.core.production.chat import say
 import lightspan
 from lightspan.errors import ConfigError
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import Reply, Request, ScriptedServer

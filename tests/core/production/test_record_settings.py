@@ -14,9 +14,9 @@ import pytest
 from tests.core.production.chat import say
 
 import lightspan
-from lightspan.capture import scope
+from lightspan.capture import context
 from lightspan.errors import ConfigError
-from lightspan.production.attempt import sampled
+from lightspan.production.auto_attempts import sampled
 from lightspan.production.record import hold, record, release
 from lightspan.schema.spans import Span
 from lightspan_testing.attempts import read_recorded
@@ -27,7 +27,7 @@ def test_unset_nothing_happens(client: openai.OpenAI, url: str) -> None:
     assert not made.on
     assert (made.settings, made.lost, made.flush()) == (None, 0, True)
     hold("adapter")
-    assert scope.current_context() is None
+    assert context.current_context() is None
     release("adapter")
     with made:
         say(client)
@@ -157,7 +157,7 @@ def test_outside_costs_little() -> None:
     for _ in range(5):
         begun = time.process_time()
         for _ in range(10_000):
-            scope.current_context()
+            context.current_context()
         times.append((time.process_time() - begun) / 10_000)
     assert min(times) < 10e-6
 

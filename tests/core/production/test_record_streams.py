@@ -15,7 +15,7 @@ from tests.core.production.chat import USER
 import lightspan
 from lightspan.production.feedback import Rated, feedback
 from lightspan.production.record import record
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.attempts import Recorded, read_recorded
 from lightspan_testing.scripted import Reply, ScriptedServer

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from lightspan import map_text
 from lightspan.production.redact import Redactor, without_content
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink
 
 SECRET = "hunter2"
@@ -43,7 +43,7 @@ def test_no_text_keeps_the_secret(value: Any, text: str, escaped: bool) -> None:
     ]
     span = make(
         **{
-            c.INPUT_MESSAGES: messages.dump(asked),
+            c.INPUT_MESSAGES: genai_messages.dump(asked),
             c.OPERATION_INPUT: as_json,
             c.TOOL_CALL_RESULT: text,
             "list": [text, text],
@@ -59,7 +59,7 @@ def test_no_text_keeps_the_secret(value: Any, text: str, escaped: bool) -> None:
     changed = map_text(span, hide)
     assert SECRET not in repr(changed)
     assert changed.attributes["number"] == 3
-    said = messages.asked_of(changed.attributes)
+    said = genai_messages.asked_of(changed.attributes)
     assert [message["role"] for message in said] == ["system", "user", "assistant", "tool"]
     assert said[0]["content"] == hide(text)
     assert json.loads(said[2]["tool_calls"][0]["function"]["arguments"]) == {"who": hide(text)}
@@ -97,9 +97,9 @@ def test_objects_with_keys_of_the_apps_own() -> None:
         {"role": "tool", "tool_call_id": "t", "content": hidden},
         {"role": "tool", "tool_call_id": "u", "content": [{"type": "text", "text": SECRET}]},
     ]
-    changed = map_text(make(**{c.INPUT_MESSAGES: messages.dump(asked)}), lambda _: "?")
+    changed = map_text(make(**{c.INPUT_MESSAGES: genai_messages.dump(asked)}), lambda _: "?")
     gone: Any = {"id": "?", "role": "?", "type": {"id": "?"}}
-    said = messages.asked_of(changed.attributes)
+    said = genai_messages.asked_of(changed.attributes)
     assert said[0]["content"] == [{"type": "card", "id": {"number": "?"}}]
     assert said[1]["tool_calls"][0]["function"]["arguments"] == gone
     assert json.loads(said[2]["tool_calls"][0]["function"]["arguments"]) == {"w\u0068o": "?"}

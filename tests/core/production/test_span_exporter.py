@@ -19,12 +19,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.core.production.backend import Backend
 
 import lightspan
-from lightspan import otel
-from lightspan.capture import wire
+import lightspan_otel as otel
+from lightspan.capture import sdk_instrumentation
 from lightspan.errors import ConfigError
 from lightspan.production import span_exporter as module
 from lightspan.production.span_exporter import current, enqueue
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
 from lightspan_testing.scripted import ScriptedServer
 
@@ -55,7 +55,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     yield
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
     module._close()
     module._State.by_environment = None
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightspan import DevReport, Trainer
-from lightspan.engines.protocol import GenerationRequest
 from lightspan.progress import SilentReporter
+from lightspan.protocols.engine import GenerationRequest
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 
 

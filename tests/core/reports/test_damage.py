@@ -16,13 +16,13 @@ import pytest
 from lightspan import Trainer
 from lightspan.cli import main
 from lightspan.errors import CheckpointError, ConfigError, StoreError, StoreFormatError
-from lightspan.learners.torch import TorchLearner
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import RolloutStatus
-from lightspan.serving.endpoint import load_served
 from lightspan.stores import open_store
 from lightspan.training import checkpoints
 from lightspan.training.folder import RunFolder
+from lightspan_gateway.serving.endpoint import load_served
+from lightspan_torch.learner.torch import TorchLearner
 
 Change = Callable[[Path], None]
 

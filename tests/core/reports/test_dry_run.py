@@ -14,13 +14,13 @@ from tests.core.reports.dry_runs import dev, scripted
 
 from lightspan import DevReport, Trainer
 from lightspan.errors import ConfigError, OutOfMemoryError
-from lightspan.learners.torch import TorchLearner
 from lightspan.progress import SilentReporter
-from lightspan.reports.dry_run import text
-from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import tiny_chat_tokenizer
+from lightspan_tools.dry_run import rendering
+from lightspan_tools.inspect import inspect_run
+from lightspan_torch.learner.torch import TorchLearner
 
 APPS = Path(__file__).parents[2] / "apps"
 
@@ -437,9 +437,9 @@ def test_a_folder_that_holds_a_dry_run_is_refused(
 def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any) -> None:
     """As typed members, by the names of the protocol."""
     from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
-    from lightspan.learners import Loss, SFTLoss
     from lightspan.lightning.batch import BatchConfig
     from lightspan.lightning.selection import Coverage, Rejection, Selection, cover
+    from lightspan.protocols.learner import Loss, SFTLoss
     from lightspan.schema.routing import Routing
 
     class Own(Algorithm):
@@ -515,4 +515,4 @@ def test_an_algorithm_of_ones_own_needs_no_more_than_the_protocol(
     ("calls", "shown"), [(0.0, "0.0"), (2 / 54, "<0.1"), (0.1, "0.1"), (1.25, "1.2")]
 )
 def test_who_is_seldom_called_does_not_read_as_never(calls: float, shown: str) -> None:
-    assert text._rate(calls) == shown
+    assert rendering._rate(calls) == shown

@@ -10,13 +10,13 @@ import pytest
 from tests.core.reports.dry_runs import dev, scripted
 
 from lightspan import LLM, Trainer
-from lightspan.capture import strays
+from lightspan.capture import misattributed_calls
 from lightspan.errors import UnsupportedError
 from lightspan.progress import SilentReporter
-from lightspan.reports.dry_run.report import Reason
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_tools.dry_run.report_model import Reason
 
 
 def test_an_app_that_calls_no_model(rl: Callable[..., Any], dry_apps: Any) -> None:
@@ -136,7 +136,7 @@ def test_an_app_whose_worker_asks_for_all_attempts(
 
     cause = (
         "it made no model call that was seen, and one was made beside it for no attempt under way, "
-        f"by the thread 'consumer', which belongs to one that is over: {strays.ADVICE}"
+        f"by the thread 'consumer', which belongs to one that is over: {misattributed_calls.ADVICE}"
     )
     report = trainer().dev(dry_apps.asks_by_a_worker, [{"q": "a"}], group_size=2)
     assert f"1 of 2 rollouts are damaged, first of all: damaged: {cause} (1 of 2 rollouts)" in (

@@ -10,17 +10,17 @@ import pytest
 
 from lightspan import LLM, DevReport, LightningRL, Trainer
 from lightspan.errors import ConfigError
-from lightspan.gateway.dialects.chat import as_in_training
 from lightspan.lightning.selection import Selection
 from lightspan.progress import SilentReporter
-from lightspan.reports.dry_run.endpoints import (
+from lightspan.schema.routing import Route
+from lightspan.schema.token_records import Sampling
+from lightspan_gateway.dialects.chat import as_in_training
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_tools.dry_run.endpoints import (
     endpoint_routing,
     environment_endpoint,
     named_endpoint,
 )
-from lightspan.schema.routing import Route
-from lightspan.schema.tokens import Sampling
-from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 

@@ -25,10 +25,10 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.rows import Row
 from lightspan.progress import SilentReporter
-from lightspan.reports.export import Filter, What, export_run
-from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
+from lightspan_tools.export import Filter, What, export_run
+from lightspan_tools.inspect import inspect_run
 
 APPS = Path(__file__).parents[2] / "apps"
 TASKS = [{"question": f"say {number}"} for number in range(3)]

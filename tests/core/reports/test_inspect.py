@@ -18,9 +18,7 @@ from lightspan.lightning.credit import terminal
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage
-from lightspan.reports.inspect import inspect_run
-from lightspan.reports.table import Page
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptRef, AttemptStatus, Report
 from lightspan.schema.resources import ROUTING
 from lightspan.stores import open_store
@@ -33,6 +31,8 @@ from lightspan_testing.strategies import (
     make_reward_span,
     make_rollout,
 )
+from lightspan_tools.inspect import inspect_run
+from lightspan_tools.pagination import Page
 
 APPS = Path(__file__).parents[2] / "apps"
 

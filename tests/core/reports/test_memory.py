@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from lightspan import VLLM, LightningRL, LoRA, Torch, Trainer, Verl
-from lightspan.engines.sizes import model_size
 from lightspan.errors import ModelError
-from lightspan.learners import PolicyLoss
-from lightspan.reports.dry_run.measurements import estimate_memory
+from lightspan.protocols.learner import PolicyLoss
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_tools.dry_run.token_estimates import estimate_memory
+from lightspan_torch.engine.parameter_count import model_size
 
 P, L = 1000, 50
 """Parameters of a model, and of LoRA beside it."""

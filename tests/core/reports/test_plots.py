@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from lightspan.reports.plots import learning_curve
+from lightspan_tools.plots import learning_curve
 
 
 def _eval(step: int, mean: float | None, n: int = 500) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import torch
 
 from lightspan import Torch
-from lightspan.engines.sizes import ModelSize, size_of_config
-from lightspan.engines.transformers import BLOCK_TOKENS, GPU_CACHE_TOKENS
-from lightspan.gateway.tools import PARSERS
-from lightspan.learners.budgets import TOKEN_BUDGETS
+from lightspan_gateway.tools import PARSERS
+from lightspan_torch.engine.parameter_count import ModelSize, size_of_config
+from lightspan_torch.engine.transformers import BLOCK_TOKENS, GPU_CACHE_TOKENS
+from lightspan_torch.learner.microbatch import TOKEN_BUDGETS
 
 ROOT = Path(__file__).parents[3]
 DOC = ROOT / "docs" / "real-models.md"

@@ -17,12 +17,12 @@ from lightspan import LLM, Judge, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError, RewardError
 from lightspan.progress import SilentReporter
-from lightspan.reports.inspect import inspect_run
-from lightspan.reports.rescore import Change, compare, most_changed, rescore
 from lightspan.schema.records import Mode
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import Scored
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_tools.inspect import inspect_run
+from lightspan_tools.rescore import Change, compare, most_changed, rescore
 
 APPS = Path(__file__).parents[2] / "apps"
 

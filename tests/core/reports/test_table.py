@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.errors import ConfigError
-from lightspan.reports.table import Page, TableRow, short_ids, table_lines
+from lightspan_tools.pagination import Page, TableRow, short_ids, table_lines
 
 ROWS = [
     TableRow(

@@ -7,9 +7,9 @@ from typing import Any
 
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.selection import Rejection, Selection, cover
-from lightspan.reports.views import _consumed
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_tools.rollout_view import _consumed
 
 
 def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 
@@ -18,9 +18,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OPENAI_API_KEY", "")  # so that monkeypatch restores it
     monkeypatch.delenv("OPENAI_API_KEY")
     yield
-    threads.stop_carrying()
-    wire.uninstall()
-    wire.close()
+    context_propagation.stop_carrying()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightspan_testing.conditions import until
+from lightspan_testing.wait import until
 
 
 async def blocks(task: dict[str, Any]) -> float:

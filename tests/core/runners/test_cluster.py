@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lightspan.errors import AppError, ConfigError, UnsupportedError
-from lightspan.runners.cluster import RayRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores.protocol import Store
+from lightspan_cluster.ray_runners import RayRunners
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan import Command
-from lightspan.capture.scope import AttemptContext
+from lightspan.capture.context import AttemptContext
 from lightspan.errors import AppError, ConfigError
 from lightspan.runners.app import App, as_app, load_app
 from lightspan.runners.command.command import check_served
@@ -27,7 +27,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan_testing.conditions import until
+from lightspan_testing.wait import until
 
 TEXTS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 

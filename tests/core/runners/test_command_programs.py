@@ -19,20 +19,20 @@ from typing import Any
 import pytest
 
 from lightspan import Command
-from lightspan.capture import threads, wire
-from lightspan.gateway import Gateway
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.runners.app import as_app
 from lightspan.runners.runner import Runner, RunnerConfig
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
+from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import shared_tokenizer
 from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_testing.wait import until
 
 PROGRAMS = Path(__file__).parents[2] / "apps" / "programs"
 POLICY = Target(route=Route.POLICY, policy="policy")
@@ -52,9 +52,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.setenv(name, "the-users-own")
     yield
-    threads.stop_carrying()
-    wire.uninstall()
-    wire.close()
+    context_propagation.stop_carrying()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
 
 
 @pytest.fixture

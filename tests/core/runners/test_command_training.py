@@ -15,13 +15,13 @@ import pytest
 from lightspan import Command, LightningRL, Trainer
 from lightspan.cli import main
 from lightspan.errors import AppError, ConfigError, RewardError, UnknownAgentError
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.episode import Episode
 from lightspan.progress import SilentReporter
-from lightspan.reports.inspect import inspect_run
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
+from lightspan_tools.inspect import inspect_run
+from lightspan_torch.learner.torch import TorchLearner
 
 PROGRAMS = Path(__file__).parents[2] / "apps" / "programs"
 AGENTS = ("writer", "checker")

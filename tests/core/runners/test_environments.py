@@ -15,12 +15,12 @@ import pytest
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.errors import AppError, ConfigError, LightspanError
-from lightspan.runners import interpreters
+from lightspan.runners import foreign_python
 from lightspan.runners.app import as_app
-from lightspan.runners.interpreters import Greeting, complaint, environment_for_others
+from lightspan.runners.foreign_python import Greeting, complaint, environment_for_others
 from lightspan.runners.protocol import RunnerPlan
-from lightspan.schema.conventions import PROTOCOL_VERSION
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
+from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.training.collector import stored_episodes
@@ -278,9 +278,9 @@ def test_the_app_is_looked_for_beside_the_script_and_here(
     monkeypatch.chdir(tmp_path)
     script = str(tmp_path / "a" / "train.py")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
-    assert interpreters.app_folders(None) == [str(tmp_path / "a"), str(tmp_path)]
+    assert foreign_python.app_folders(None) == [str(tmp_path / "a"), str(tmp_path)]
     monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/bin/lightspan")
-    assert interpreters.app_folders(None) == [str(tmp_path)]
+    assert foreign_python.app_folders(None) == [str(tmp_path)]
 
 
 async def test_command_lines_show_nothing(store: Store, app_python: Path) -> None:

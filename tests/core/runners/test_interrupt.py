@@ -19,8 +19,8 @@ from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.stores import open_store
-from lightspan.stores.event_loop import run_sync
-from lightspan_testing.conditions import until
+from lightspan.stores.aio import run_sync
+from lightspan_testing.wait import until
 
 HERE = str(Path(__file__).parent)
 Run = Callable[..., subprocess.Popen[str]]
@@ -102,7 +102,7 @@ def test_a_first_one_closes_and_changes_no_handler(where: str) -> None:
 
 CLOSING = """
 import asyncio, time
-from lightspan.stores.event_loop import run_sync
+from lightspan.stores.aio import run_sync
 
 async def work():
     try:
@@ -132,7 +132,7 @@ RUNNERS = """
 import asyncio, sys
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
-from lightspan.stores.event_loop import run_sync
+from lightspan.stores.aio import run_sync
 
 async def work(url, app, here):
     runners = LocalRunners(1)

@@ -19,12 +19,11 @@ from tests.core.stores.served import serving
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.runners.app import App
+from lightspan.runners.discovery import Presence, here
 from lightspan.runners.external import RunnerWatch
-from lightspan.runners.joiner import Trainings, look_after, trainings
-from lightspan.runners.peers import Presence, here
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
-from lightspan.schema.conventions import PROTOCOL_VERSION
+from lightspan.runners.standalone import Trainings, look_after, trainings
 from lightspan.schema.records import (
     AttemptStatus,
     Mode,
@@ -34,6 +33,7 @@ from lightspan.schema.records import (
     Rollout,
     RolloutStatus,
 )
+from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores import open_store
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
@@ -43,7 +43,7 @@ APART = Path(__file__).parents[2] / "apps" / "apart"
 SOON_S = 60.0
 TALKATIVE = """
 import sys
-import lightspan.runners.joiner as joiner
+import lightspan.runners.standalone as joiner
 joiner.TELL_S = 0.0
 from lightspan.cli import main
 sys.exit(main(sys.argv[1:]))

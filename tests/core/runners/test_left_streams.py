@@ -9,19 +9,19 @@ from typing import Any
 import openai
 import pytest
 
-from lightspan.capture import emit, threads, wire
-from lightspan.gateway import Gateway
+from lightspan.capture import context_propagation, emit, sdk_instrumentation
 from lightspan.lightning import build_episode
 from lightspan.lightning.selection import cover
 from lightspan.runners.app import App
 from lightspan.runners.runner import Runner, RunnerConfig
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.stores import open_store
-from lightspan_testing.conditions import until
+from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import shared_tokenizer
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
+from lightspan_testing.wait import until
 
 WRITER = Rule("writer", Target(route=Route.POLICY, policy="policy"))
 MESSAGES: Any = [{"role": "user", "content": "How are you?"}]
@@ -36,9 +36,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OPENAI_API_KEY", "app-key")
     yield
     KEPT.clear()
-    threads.stop_carrying()
-    wire.uninstall()
-    wire.close()
+    context_propagation.stop_carrying()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
 
 
 def first_word(stream: Any) -> None:

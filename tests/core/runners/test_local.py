@@ -33,7 +33,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
+from lightspan_testing.wait import until
 
 HERE = str(Path(__file__).parent)
 

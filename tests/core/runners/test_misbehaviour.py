@@ -24,7 +24,7 @@ from tests.core.runners.misbehaving import (
 )
 
 from lightspan.runners.app import App
-from lightspan.runners.guard import Guard
+from lightspan.runners.loop_watchdog import Guard
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import (
     AttemptStatus,
@@ -35,7 +35,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.spans import SpanStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
+from lightspan_testing.wait import until
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Once: nothing says that it must end, and its neighbours wait."""
-    monkeypatch.setattr("lightspan.runners.guard.WARN_S", 0.2)
+    monkeypatch.setattr("lightspan.runners.loop_watchdog.WARN_S", 0.2)
     looks, ended = 0, []
 
     def beat() -> None:

@@ -17,10 +17,10 @@ from tests.core.runners.runs import (
 
 import lightspan
 from lightspan.capture import emit
-from lightspan.capture.scope import current_agent
+from lightspan.capture.context import current_agent
 from lightspan.runners.app import App
 from lightspan.runners.runner import Runner, RunnerConfig
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import (
     AttemptStatus,
@@ -28,12 +28,12 @@ from lightspan.schema.records import (
     Rollout,
     RolloutStatus,
 )
+from lightspan.schema.redaction import LONGEST_TEXT
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.schema.spans import SpanKind, SpanStatus
-from lightspan.schema.texts import LONGEST_TEXT
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
+from lightspan_testing.wait import until
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -23,11 +23,10 @@ from tests.core.runners.runs import (
 )
 
 from lightspan.errors import StoreError
-from lightspan.gateway import Gateway
 from lightspan.runners.app import App
 from lightspan.runners.outcome import _causes, classify
 from lightspan.runners.runner import Runner, RunnerConfig
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
     AttemptStatus,
@@ -39,10 +38,11 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
+from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import shared_tokenizer
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_testing.wait import until
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -11,13 +11,13 @@ from tests.core.runners.test_local import enqueue, finished, plan, started
 from tests.core.stores.served import serving
 
 from lightspan.errors import StoreError, StoreUnreachableError
-from lightspan.runners import worker
+from lightspan.runners import process_main
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan_testing.conditions import until
+from lightspan_testing.wait import until
 
 
 async def test_it_waits_for_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -63,13 +63,13 @@ def away(**fields: Any) -> RunnerPlan:
 
 
 async def test_after_a_lease_another_process_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "QUICK_S", 1.0)
+    monkeypatch.setattr(process_main, "QUICK_S", 1.0)
     with pytest.raises(Ended, match=r"^it could not open the store for \d+ s: store http://127"):
-        await worker._opened(away(lease_s=0.5), Control(False), Voice())  # type: ignore[arg-type]
+        await process_main._opened(away(lease_s=0.5), Control(False), Voice())  # type: ignore[arg-type]
 
 
 async def test_who_is_to_end_does_not_wait() -> None:
-    assert await worker._opened(away(), Control(True), Voice()) is None  # type: ignore[arg-type]
+    assert await process_main._opened(away(), Control(True), Voice()) is None  # type: ignore[arg-type]
 
 
 async def test_what_will_not_pass_is_not_waited_for(tmp_path: Path) -> None:
@@ -77,5 +77,5 @@ async def test_what_will_not_pass_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "run.db").write_text("no database " * 1000)
     broken = RunnerPlan(store_url=f"sqlite:///{tmp_path}/run.db", app="runner_apps:sleeps")
     with pytest.raises(StoreError) as raised:
-        await worker._opened(broken, Control(False), Voice())  # type: ignore[arg-type]
+        await process_main._opened(broken, Control(False), Voice())  # type: ignore[arg-type]
     assert not isinstance(raised.value, StoreUnreachableError)

@@ -14,7 +14,7 @@ from lightspan.runners.app import App
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import Claim, Outcome, RolloutStatus
 from lightspan.stores.memory import MemoryStore
-from lightspan_testing.conditions import until
+from lightspan_testing.wait import until
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType, FunctionType
 
-from lightspan.runners.whereabouts import in_words, of_frame
+from lightspan.runners.stack_location import in_words, of_frame
 
 
 def _here() -> FrameType:

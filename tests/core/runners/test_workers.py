@@ -14,9 +14,9 @@ from typing import Any
 import openai
 import pytest
 
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.emit import agent
-from lightspan.capture.strays import ADVICE
+from lightspan.capture.misattributed_calls import ADVICE
 from lightspan.runners.app import App
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import Attempt, Mode, Rollout
@@ -35,8 +35,8 @@ THREAD = "the thread 'consumer'"
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     yield
-    threads.stop_carrying()
-    wire.uninstall()
+    context_propagation.stop_carrying()
+    sdk_instrumentation.uninstall()
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ async def test_a_worker_of_an_attempt_that_is_over(store: Store, ask: Any) -> No
 
 
 async def test_a_worker_that_was_there_before(store: Store, ask: Any) -> None:
-    threads.carry()  # as a process does before it imports the app
+    context_propagation.carry()  # as a process does before it imports the app
     consumer = Consumer(queue.Queue(), at_once=True)
     message = MISSING.format(THREAD, "none")
     assert await damage_of(store, lambda task: consumer(ask)) == [[message]] * 2

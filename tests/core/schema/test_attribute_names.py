@@ -22,8 +22,8 @@ from opentelemetry.semconv.attributes import (
 )
 
 import lightspan
-from lightspan.otel import identity, vocabulary
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
+from lightspan_otel import agent_names, normalize
 
 OTHERS = ("gen_ai.", "error.", "exception.", "server.", "process.")
 OURS = {
@@ -68,8 +68,8 @@ def test_there_are_some() -> None:
     [
         *(c.OPENINFERENCE_KIND, c.OPENINFERENCE_AGENT, c.OPENINFERENCE_NODE),
         *(c.OPENINFERENCE_PARENT, "llm.model_name", "llm.tools", "tool.json_schema"),
-        *(identity.OPENINFERENCE_TOOL, identity.OPENINFERENCE_TOOL_CALL),
-        *vocabulary._OPENINFERENCE.values(),
+        *(agent_names.OPENINFERENCE_TOOL, agent_names.OPENINFERENCE_TOOL_CALL),
+        *normalize._OPENINFERENCE.values(),
         *("input.value", "output.value", "tool.parameters", "tool_call.function.arguments"),
         *("tool_call.id", "tool_call.function.name"),
         *("message.role", "message.content", "message.contents", "message.tool_calls"),

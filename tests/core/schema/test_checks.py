@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.schema.checks import parse_gateway_address
+from lightspan.schema.validation import parse_gateway_address
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import given, strategies as st
 from tests.core.schema.prompt_kinds import KINDS
 
 from lightspan.errors import ConfigError
-from lightspan.schema.common_text import SeveralPrompts, template_of
-from lightspan.schema.instructions import Rewrite
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.variable_parts import variable_parts
+from lightspan.schema.system_prompts import Rewrite
+from lightspan.schema.template_inference import SeveralPrompts, template_of
+from lightspan.schema.template_variables import variable_parts
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from lightspan.schema import conventions
-from lightspan.schema.conventions import agent_name_of, kind_of, model_of, usage_of
+from lightspan.schema import semconv
+from lightspan.schema.semconv import agent_name_of, kind_of, model_of, usage_of
 from lightspan.schema.spans import SpanKind
 
 
 @pytest.mark.parametrize("kind", SpanKind)
 def test_our_own_kind(kind: SpanKind) -> None:
-    assert kind_of({conventions.SPAN_KIND: str(kind)}) is kind
-    assert kind_of({conventions.SPAN_KIND: kind, "openinference.span.kind": "LLM"}) is kind
+    assert kind_of({semconv.SPAN_KIND: str(kind)}) is kind
+    assert kind_of({semconv.SPAN_KIND: kind, "openinference.span.kind": "LLM"}) is kind
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_our_own_kind(kind: SpanKind) -> None:
         ({}, SpanKind.OTHER),
         ({"http.method": "GET"}, SpanKind.OTHER),
         ({"gen_ai.operation.name": 5, "openinference.span.kind": None}, SpanKind.OTHER),
-        ({conventions.SPAN_KIND: "nonsense", "llm.request.type": "chat"}, SpanKind.LLM),
+        ({semconv.SPAN_KIND: "nonsense", "llm.request.type": "chat"}, SpanKind.LLM),
     ],
 )
 def test_kinds(attributes: dict[str, Any], kind: SpanKind) -> None:
@@ -106,7 +106,7 @@ def test_usage(attributes: dict[str, Any], usage: tuple[int | None, int | None])
 def test_every_name_is_said_once() -> None:
     names = [
         value
-        for key, value in vars(conventions).items()
+        for key, value in vars(semconv).items()
         if key.isupper() and not key.startswith("_") and isinstance(value, str)
     ]
     assert len(names) == len(set(names))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.schema import conventions as c, media, messages
-from lightspan.schema.call_attributes import StreamedAnswer, answer_attributes, request_attributes
+from lightspan.schema import genai_messages, media, semconv as c
+from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes, request_attributes
 
 PICTURE = bytes(range(256)) * 8_192
 """Two megabytes."""
@@ -170,7 +170,7 @@ def test_every_place_of_a_chat() -> None:
             "parts": [{"type": "file", "modality": "audio", "file_id": "audio_1"}],
         },
     ]
-    assert messages.load(str(asked)) == [
+    assert genai_messages.load(str(asked)) == [
         {"role": "user", "content": [{"type": "text", "text": "what?"}, kept]},
         {"role": "tool", "tool_call_id": "t1", "content": [kept, {"type": "text", "text": "b"}]},
         {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.schema import conventions as c
-from lightspan.schema.call_attributes import (
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_attributes import (
     StreamedAnswer,
     answer_attributes,
     request_attributes,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.schema import messages
-from lightspan.schema.call_attributes import StreamedAnswer
+from lightspan.schema import genai_messages
+from lightspan.schema.genai_attributes import StreamedAnswer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 CALL = st.fixed_dictionaries(
@@ -36,7 +36,7 @@ MESSAGE = st.one_of(
 
 @given(st.lists(MESSAGE))
 def test_round_trip(said: list[dict[str, Any]]) -> None:
-    assert messages.load(messages.dump(said)) == said
+    assert genai_messages.load(genai_messages.dump(said)) == said
 
 
 def test_the_schema() -> None:
@@ -44,7 +44,7 @@ def test_the_schema() -> None:
         {"role": "user", "name": "me", "content": [{"type": "text", "text": "a"}, {"type": "x"}]},
         {"role": "assistant", "content": "b", "finish_reason": "stop"},
     ]
-    assert messages.to_genai(said) == [
+    assert genai_messages.to_genai(said) == [
         {
             "role": "user",
             "name": "me",
@@ -56,7 +56,7 @@ def test_the_schema() -> None:
             "finish_reason": "stop",
         },
     ]
-    assert messages.from_genai(messages.to_genai(said))[0] == said[0]
+    assert genai_messages.from_genai(genai_messages.to_genai(said))[0] == said[0]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_schema() -> None:
     ],
 )
 def test_what_is_no_message_is_kept_as_text(said: Any) -> None:
-    [parsed] = json.loads(messages.dump([said]))
+    [parsed] = json.loads(genai_messages.dump([said]))
     assert set(parsed) >= {"role", "parts"}
 
 
@@ -100,7 +100,7 @@ CIRCLE.append(CIRCLE)
     ],
 )
 def test_json_never_fails(value: Any, text: str) -> None:
-    assert messages.dump_json(value) == text
+    assert genai_messages.dump_json(value) == text
 
 
 @pytest.mark.parametrize("ids", [True, False])

@@ -26,7 +26,7 @@ from lightspan.schema.records import (
     rollout_status_after,
 )
 from lightspan.schema.reward import Reward, parse_reward
-from lightspan.schema.tokens import (
+from lightspan.schema.token_records import (
     Sampling,
     TokenRecord,
     pack_floats,

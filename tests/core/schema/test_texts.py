@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.schema import texts
-from lightspan.schema.texts import (
+from lightspan.schema import redaction
+from lightspan.schema.redaction import (
     LONGEST_TEXT,
     add_clients_key,
     add_key_variable,
@@ -145,7 +145,7 @@ def test_what_another_thread_found_before_a_key_was_there_is_not_taken(
     monkeypatch.setenv("APP_TOKEN", "first-key-0123456789")
     said = {"said": "It is first-key-0123456789."}
     assert values_without_keys(said) == {"said": "It is <key>."}
-    monkeypatch.setattr(texts, "_written", Changing(texts._written))
+    monkeypatch.setattr(redaction, "_written", Changing(redaction._written))
     assert values_without_keys(said) == {"said": "It is <key>."}
 
 
@@ -164,10 +164,10 @@ def test_a_key_is_known_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) 
     assert left() == f"{first} <key> {third}"
     monkeypatch.setenv("APP_WORD", first)
     assert left() == f"{first} <key> {third}"
-    monkeypatch.setattr(texts, "_key_variables", set())
+    monkeypatch.setattr(redaction, "_key_variables", set())
     add_key_variable("APP_WORD")
     assert left() == f"<key> <key> {third}"
-    monkeypatch.setattr(texts, "_clients_keys", {})
+    monkeypatch.setattr(redaction, "_clients_keys", {})
     add_clients_key(third)
     assert left() == "<key> <key> <key>"
     monkeypatch.delenv("APP_TOKEN")

@@ -9,7 +9,7 @@ from urllib import error as refused, request
 import msgspec
 from tests.core.stores.served import TRAINER
 
-from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 
 
 class Answer(msgspec.Struct):

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import openai
 
-from lightspan.engines.protocol import GenerationRequest
-from lightspan.gateway.calls import ServedCall
+from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.serving.visitors import (
+from lightspan_gateway.calls import ServedCall
+from lightspan_gateway.serving.public_access import (
     ServingGateway,
 )
 from lightspan_testing.gateway_suite import MESSAGES, shared_tokenizer

@@ -12,11 +12,11 @@ import torch
 
 from lightspan import LoRA, Optimizer
 from lightspan.errors import ConfigError, ModelError
-from lightspan.learners import SFTLoss
-from lightspan.learners.models import adapter_base, load_adapter, merge_adapter
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import SFTLoss
 from lightspan_testing.learner_suite import make_rows, published, token_logprobs
+from lightspan_torch.learner.policy_model import adapter_base, load_adapter, merge_adapter
+from lightspan_torch.learner.torch import TorchLearner
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def trained(
     tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TorchLearner, list[Row], Path]:
     """A learner whose adapter is far from nothing, what it learned from, and its export."""
-    from lightspan.engines.weights import load_model
+    from lightspan_torch.engine.weights import load_model
 
     learner = TorchLearner(
         {"writer": str(tiny)},

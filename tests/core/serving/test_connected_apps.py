@@ -19,14 +19,14 @@ from tests.core.serving.gateways import (
 )
 
 import lightspan
-from lightspan.capture import scope, sdks, wire
+from lightspan.capture import context, sdk_instrumentation, sdks
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent, emit_reward
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
 from lightspan.errors import ConfigError
 from lightspan.production.connect import ENDPOINT_VARIABLE, KEY_VARIABLE
-from lightspan.schema import conventions as c
-from lightspan.serving.visitors import (
+from lightspan.schema import semconv as c
+from lightspan_gateway.serving.public_access import (
     ServingGateway,
     Visitors,
 )
@@ -77,8 +77,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (ENDPOINT_VARIABLE, KEY_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     yield
-    wire.uninstall()
-    wire.close()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
 
 
 def say(client: openai.OpenAI, who: str | None) -> str:
@@ -188,7 +188,7 @@ def test_what_a_connected_app_says_can_be_recorded(
         "app",
         "policy",
     ]
-    assert scope.current_context() is None
+    assert context.current_context() is None
 
 
 def test_the_servers_key(elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +234,13 @@ def test_threads_streams_and_async_clients(
 
 def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) -> None:
     """In training the algorithm's routing counts, and a block of agents is the scope's."""
-    scope = AttemptContext(rollout_id="ro", attempt_id="at")
+    context = AttemptContext(rollout_id="ro", attempt_id="at")
     with lightspan.connect(served.url), app_client(elsewhere) as client:
-        with open_scope(scope):
+        with open_scope(context):
             assert say(client, "writer") == "from elsewhere"
         assert say(client, "writer") == "I am sql"
         assert emit_reward(1.0) is not None  # goes nowhere
-    kinds = [span.kind for span in scope.recorder.drain()]
+    kinds = [span.kind for span in context.recorder.drain()]
     assert kinds == ["llm", "agent"]
 
 
@@ -280,7 +280,7 @@ def test_the_environment_names_the_server(
         with lightspan.connect() as connection:
             assert connection.url is None
             assert say(client, "writer") == "from elsewhere"
-            assert not wire.installed()
+            assert not sdk_instrumentation.installed()
         monkeypatch.setenv(ENDPOINT_VARIABLE, served.url)
         with lightspan.connect():
             assert say(client, "writer") == "I am sql"

@@ -19,13 +19,13 @@ from serve_process import serving  # type: ignore[import-not-found]
 
 import lightspan
 from lightspan import LoRA, Optimizer, Trainer
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.cli import main
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.serving.endpoint import ServeOptions, describe, load_served, serve
 from lightspan.training.manifest import KEY, Served, ServedPolicy
+from lightspan_gateway.serving.endpoint import ServeOptions, describe, load_served, serve
 from lightspan_testing.scripted import ScriptedServer
 
 POLICY = Target(route=Route.POLICY, policy="policy")
@@ -351,8 +351,8 @@ def test_a_key_other_options_and_a_connected_app(
             with lightspan.connect(url, api_key_env="SERVE_KEY"):
                 assert apps.two({"q": "question 1"}) >= 0
         finally:
-            wire.uninstall()
-            wire.close()
+            sdk_instrumentation.uninstall()
+            sdk_instrumentation.close()
     assert f'  lightspan.connect("{url}", api_key_env="SERVE_KEY")' in lines
     assert lines[-1] == "calls answered: checker 1 (base), writer 1 (policy)"
     assert "open sesame" not in "\n".join(lines)
@@ -370,8 +370,8 @@ def test_an_engine_that_has_died_ends_it(
     def breaks(*arguments: Any) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("lightspan.engines._batcher._Walks.prepare_tensor_args", breaks)
-    monkeypatch.setattr("lightspan.serving.endpoint.LOOK_S", 0.05)
+    monkeypatch.setattr("lightspan_torch.engine._batcher._Walks.prepare_tensor_args", breaks)
+    monkeypatch.setattr("lightspan_gateway.serving.endpoint.LOOK_S", 0.05)
     asked: list[threading.Thread] = []
 
     def ready(gateway: Any) -> None:
@@ -382,7 +382,9 @@ def test_an_engine_that_has_died_ends_it(
         asked.append(threading.Thread(target=ask))
         asked[0].start()
 
-    monkeypatch.setattr("lightspan.serving.endpoint.serve", functools.partial(serve, ready=ready))
+    monkeypatch.setattr(
+        "lightspan_gateway.serving.endpoint.serve", functools.partial(serve, ready=ready)
+    )
     assert main(["serve", str(folder), "--port", "0"]) == 1
     asked[0].join()
     told = capsys.readouterr().err.splitlines()

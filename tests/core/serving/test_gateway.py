@@ -26,11 +26,11 @@ from tests.core.serving.gateways import (
 )
 
 from lightspan.errors import ConfigError, EngineError
-from lightspan.schema import conventions as c
-from lightspan.schema.conventions import ROUTING_PATH
+from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.serving.visitors import (
+from lightspan.schema.semconv import ROUTING_PATH
+from lightspan_gateway.serving.public_access import (
     REMEMBERED,
     USAGE_PATH,
     ServingGateway,

@@ -14,7 +14,7 @@ from serve_process import serving  # type: ignore[import-not-found]
 from lightspan.cli import main
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.routing import Route
-from lightspan.serving.endpoint import ServeOptions, describe, load_served
+from lightspan_gateway.serving.endpoint import ServeOptions, describe, load_served
 from lightspan_testing.tiny import tiny_model
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]

@@ -17,18 +17,17 @@ from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
 from yarl import URL
 
 import lightspan
-from lightspan.gateway import Gateway
 from lightspan.runners.app import as_app
 from lightspan.runners.runner import Runner, RunnerConfig
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Claim, Outcome, RolloutStatus
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
-from lightspan.serving.store.keys import Keys
 from lightspan.stores import open_store, relay_url
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan_testing.conditions import until
+from lightspan_gateway import Gateway
+from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.scripted_engine import (
     Gate,
     Say,
@@ -37,6 +36,7 @@ from lightspan_testing.scripted_engine import (
     tiny_chat_tokenizer,
 )
 from lightspan_testing.store_suite import make_report, make_rollout
+from lightspan_testing.wait import until
 
 BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOKENIZER = tiny_chat_tokenizer()
@@ -166,7 +166,7 @@ async def test_who_leaves_leaves_at_the_gateway_too(
 ) -> None:
     """Which samples no further if nobody comes back; who asks again under the same id asks for the
     same call, and a finished one is not sampled again."""
-    monkeypatch.setattr("lightspan.gateway.request_handler.RELAYED_S", 0.1)
+    monkeypatch.setattr("lightspan_gateway.request_handler.RELAYED_S", 0.1)
     gate, asked = Gate(), list[object]()
 
     def script(request: object) -> Say:
@@ -377,7 +377,7 @@ async def test_what_is_registered_is_no_gateway(
 
 async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that is too large is refused; more calls than there are places wait."""
-    monkeypatch.setattr("lightspan.serving.store.relay.MAX_BODY", 1_000)
+    monkeypatch.setattr("lightspan_gateway.store_server.gateway_proxy.MAX_BODY", 1_000)
     gate, places = Gate(), asyncio.Semaphore(1)
     place.served.server._relay._places = places
     script = [Say(text="a b", gates={1: gate}), "second"]

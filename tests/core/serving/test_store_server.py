@@ -19,16 +19,16 @@ from tests.core.stores.served import ADMIN, KEYS, RUNNER, TRAINER, Served, servi
 
 from lightspan import __version__
 from lightspan.errors import ConfigError, StoreError, StoreUnreachableError
-from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
-from lightspan.schema.texts import without_keys
-from lightspan.serving.store.keys import Keys, take_keys
-from lightspan.serving.store.server import StoreServer
+from lightspan.schema.redaction import without_keys
+from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores import open_store
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.roles import Role
-from lightspan.stores.remote.rpc import OPERATIONS
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway.remote_store.roles import Role
+from lightspan_gateway.remote_store.rpc import OPERATIONS
+from lightspan_gateway.store_server.api_keys import Keys, take_keys
+from lightspan_gateway.store_server.server import StoreServer
 from lightspan_testing.store_suite import (
     LEASE_S,
     make_call,
@@ -288,8 +288,8 @@ async def test_a_runner_of_another_version(
     served: Served, open_as: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both versions are named, and what to do, before anything is claimed."""
-    monkeypatch.setattr("lightspan.stores.remote.client.PROTOCOL_VERSION", 7)
-    monkeypatch.setattr("lightspan.stores.remote.client.__version__", "9.8.7")
+    monkeypatch.setattr("lightspan_gateway.remote_store.client.PROTOCOL_VERSION", 7)
+    monkeypatch.setattr("lightspan_gateway.remote_store.client.__version__", "9.8.7")
     with pytest.raises(StoreError) as raised:
         await open_as(RUNNER).open()
     said = str(raised.value)
@@ -378,7 +378,7 @@ async def test_health_is_told_in_time(served: Served, monkeypatch: pytest.Monkey
         await asyncio.sleep(600)
         return []
 
-    monkeypatch.setattr("lightspan.serving.store.server._HEALTH_S", 0.01)
+    monkeypatch.setattr("lightspan_gateway.store_server.server._HEALTH_S", 0.01)
     monkeypatch.setattr(served.store, "policy_versions", away)
     answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
     assert (answer.status, json.loads(answer.body)) == (503, {"status": "failed"})

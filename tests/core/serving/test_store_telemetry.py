@@ -19,22 +19,22 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
 
 import lightspan
-from lightspan.algorithms.chats import load_chats
-from lightspan.algorithms.traces import Query
+from lightspan.algorithms.recorded_attempts import Query
 from lightspan.errors import NotFoundError
-from lightspan.otel import encode_otlp
-from lightspan.otel.arrivals import gathered
-from lightspan.reports.export import export_store
-from lightspan.reports.inspect import inspect_store
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, RolloutStatus
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.serving.store.keys import Keys
 from lightspan.stores import open_store
-from lightspan.stores.remote.roles import Role
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway.remote_store.roles import Role
+from lightspan_gateway.store_server.api_keys import Keys
+from lightspan_otel import encode_otlp
+from lightspan_otel.ingest import gathered
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.store_suite import make_rollout
+from lightspan_tools.export import export_store
+from lightspan_tools.inspect import inspect_store
+from lightspan_torch.sft.chat_dataset import load_chats
 
 TRACER = "a-tracer-key-0123456789"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import aiohttp
 from aiohttp import web
 
-from lightspan.stores.remote.rpc import PATH, read_batch
+from lightspan_gateway.remote_store.rpc import PATH, read_batch
 
 _HOP = ("Content-Length", "Connection", "Transfer-Encoding", "Host")
 

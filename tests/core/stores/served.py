@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from lightspan.serving.store.keys import Keys
-from lightspan.serving.store.server import StoreServer
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.roles import Role
+from lightspan_gateway.remote_store.roles import Role
+from lightspan_gateway.store_server.api_keys import Keys
+from lightspan_gateway.store_server.server import StoreServer
 
 T = TypeVar("T")
 

@@ -9,13 +9,13 @@ import time
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.runners.joiner import JoinOptions
 from lightspan.runners.protocol import RunnerPlan
+from lightspan.runners.standalone import JoinOptions
 from lightspan.schema import clock
 from lightspan.stores import names_store, open_store, public_url
-from lightspan.stores.known_secrets import secrets_of
-from lightspan.stores.postgres.address import read_address
-from lightspan.stores.postgres.server import Patience
+from lightspan.stores.credentials import secrets_of
+from lightspan_cluster.postgres.dsn import read_address
+from lightspan_cluster.postgres.server import Patience
 
 SECRET = "hunter2"
 URL = f"postgresql://ada:{SECRET}@db.example:5433/agents?sslmode=require"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.core.stores.served import Served
 
-from lightspan.stores.remote.store import RemoteStore
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway.remote_store.store import RemoteStore
 from lightspan_testing.store_suite import Clock, StoreSuite
 
 

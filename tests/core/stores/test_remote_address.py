@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.schema.texts import without_keys
+from lightspan.schema.redaction import without_keys
 from lightspan.stores import names_store, open_existing, open_store, public_url
-from lightspan.stores.known_secrets import _secrets, secrets_of
-from lightspan.stores.remote.address import read_address, take_key
+from lightspan.stores.credentials import _secrets, secrets_of
+from lightspan_gateway.remote_store.url import read_address, take_key
 
 KEY = "a-key-of-this-test-0123456789"
 

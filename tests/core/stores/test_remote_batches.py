@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from lightspan.stores.remote.request_batcher import Item, RequestBatcher
-from lightspan.stores.remote.rpc import MAX_BATCH
+from lightspan_gateway.remote_store.request_batcher import Item, RequestBatcher
+from lightspan_gateway.remote_store.rpc import MAX_BATCH
 
 
 class Server:

@@ -21,14 +21,14 @@ from tests.core.stores.programs import END, FORKED
 from tests.core.stores.served import Served, serving
 
 from lightspan.errors import DataError, StoreError, StoreFormatError, StoreUnreachableError
-from lightspan.runners.reachability import Way
-from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.runners.gateway_probe import Way
 from lightspan.schema.records import AttemptRef, RolloutStatus
-from lightspan.serving.store import server as store_server
+from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores import open_existing, open_store
-from lightspan.stores.remote import client
-from lightspan.stores.remote.rpc import OPERATIONS
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway.remote_store import client
+from lightspan_gateway.remote_store.rpc import OPERATIONS
+from lightspan_gateway.store_server import server as store_server
 from lightspan_testing.store_suite import (
     LEASE_S,
     make_rollout,

@@ -19,13 +19,13 @@ import pytest
 from tests.core.stores.served import serving
 
 from lightspan.errors import StoreError
-from lightspan.gateway import Gateway
 from lightspan.schema.records import PeerRole
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway import Gateway
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 from lightspan_testing.store_suite import make_peer, make_rollout
 

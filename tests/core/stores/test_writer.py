@@ -14,10 +14,10 @@ import pytest
 from lightspan.errors import NotFoundError, StoreClosedError
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores._encoding import pack_rollout
-from lightspan.stores._sql.jobs import GROUP_COST
+from lightspan.stores._sql.group_commit import GROUP_COST
 from lightspan.stores.sqlite import SQLiteStore, database as sqlite_database
-from lightspan_testing.conditions import until
 from lightspan_testing.store_suite import make_rollout, make_span, ref, start
+from lightspan_testing.wait import until
 
 
 @pytest.fixture

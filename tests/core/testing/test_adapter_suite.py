@@ -10,11 +10,12 @@ import openai
 import pytest
 
 import lightspan
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanKind, SpanStatus
-from lightspan.schema.tokens import TokenRecord
+from lightspan.schema.token_records import TokenRecord
+from lightspan_testing.adapter_harness import ByteTokenizer, Part, Played, Stage, Turn, sampled_text
 from lightspan_testing.adapter_suite import (
     IMPOSSIBLE,
     SCENARIOS,
@@ -26,7 +27,6 @@ from lightspan_testing.adapter_suite import (
 )
 from lightspan_testing.adapter_suite.checks import changed
 from lightspan_testing.adapter_suite.trees import inside, ordered
-from lightspan_testing.stage import ByteTokenizer, Part, Played, Stage, Turn, sampled_text
 
 TREE = """
     invoke_agent writer @writer
@@ -62,7 +62,7 @@ def play(stage: Stage) -> Played:
                 await client.chat.completions.create(model="m", messages=messages)
                 with lightspan.tool("look", '{"what": "seven"}') as span:
                     assert span is not None
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
 
     asyncio.run(attempt())
     stage.close(played)

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from lightspan.engines.protocol import GenerationRequest, TokenEngine
 from lightspan.errors import ContextOverflowError, EngineClosedError, NotFoundError
-from lightspan.schema.tokens import FinishReason, Sampling
+from lightspan.protocols.engine import GenerationRequest, TokenEngine
+from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.gateway_suite import shared_tokenizer
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine, logprob_of

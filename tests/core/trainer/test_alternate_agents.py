@@ -18,17 +18,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lightspan.algorithms.prompts.candidates import read_searches
-from lightspan.algorithms.prompts.survey import texts_of
 from lightspan.lightning.episode import Episode
-from lightspan.reports.inspect import inspect_run
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_store
 from lightspan.training import checkpoints
 from lightspan.training.collector import stored_episodes
+from lightspan_prompts.search.candidates import read_searches
+from lightspan_prompts.search.prompt_discovery import texts_of
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_tools.inspect import inspect_run
 
 APPS = Path(__file__).parents[2] / "apps"
 SEARCHES = (1, 4)

@@ -17,13 +17,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lightspan.algorithms.prompts.candidates import read_searches
 from lightspan.errors import ConfigError
-from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode, task_id
 from lightspan.stores import open_store
 from lightspan.training import checkpoints
+from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_tools.inspect import inspect_run
 
 APPS = Path(__file__).parents[2] / "apps"
 SEARCHES = (1, 4)

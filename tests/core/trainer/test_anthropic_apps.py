@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from lightspan import Trainer
-from lightspan.learners.torch import TorchLearner
 from lightspan.progress import SilentReporter
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_torch.learner.torch import TorchLearner
 
 CALLS = {
     "plain": {("writer", "policy"): 1, ("checker", "base"): 1},

@@ -14,14 +14,14 @@ pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
 
 from lightspan import APO, LLM, PromptTemplate
-from lightspan.algorithms.prompts.candidates import Found, read_found
 from lightspan.errors import ConfigError, EngineError, UnknownAgentError
-from lightspan.reports.inspect import inspect_run
-from lightspan.schema.instructions import Instructions
 from lightspan.schema.records import Mode
 from lightspan.schema.resources import INSTRUCTIONS
+from lightspan.schema.system_prompts import Instructions
 from lightspan.training.collector import stored_episodes
+from lightspan_prompts.search.candidates import Found, read_found
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_tools.inspect import inspect_run
 
 BOTH = ["router", "clerk"]
 CLERK = "You are a clerk of the {part_1} desk. "

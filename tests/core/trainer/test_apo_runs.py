@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from lightspan import APO, LLM, PromptTemplate, Trainer
-from lightspan.algorithms.prompts.candidates import Found, read_found
 from lightspan.cli import main
 from lightspan.errors import ConfigError, EngineError
 from lightspan.progress import SilentReporter
-from lightspan.reports.inspect import inspect_run
 from lightspan.training.collector import stored_episodes
+from lightspan_prompts.search.candidates import Found, read_found
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_tools.inspect import inspect_run
 
 APPS = Path(__file__).parents[2] / "apps"
 LEARNED = {"rules": "SHOUT Speak.", "form": 'REVERSE As {"text": …}. Q: {q}'}

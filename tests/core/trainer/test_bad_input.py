@@ -22,9 +22,9 @@ from lightspan.errors import (
     StoreFormatError,
     UnknownAgentError,
 )
-from lightspan.learners.torch import TorchLearner
 from lightspan.training.folder import RunFolder
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.learner.torch import TorchLearner
 
 Make = Callable[..., Any]
 APPS = Path(__file__).parents[2] / "apps"

@@ -16,10 +16,10 @@ import pytest
 
 from lightspan import FitResult, Trainer
 from lightspan.errors import CheckpointError, ConfigError, DataError
-from lightspan.learners.torch import TorchLearner
-from lightspan.reports.inspect import inspect_run
 from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
+from lightspan_tools.inspect import inspect_run
+from lightspan_torch.learner.torch import TorchLearner
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_killed_run_keeps_the_same_step(
 
 def test_split_is_the_same_each_time_and_keeps_equal_tasks_together(tiny: Path) -> None:
     from lightspan import LightningRL
-    from lightspan.training.best_step import split_tasks
+    from lightspan.training.model_selection import split_tasks
     from lightspan.training.settings import TrainerSettings
 
     def split(seed: int) -> Any:

@@ -11,8 +11,8 @@ import pytest
 
 from lightspan import LLM, Trainer
 from lightspan.errors import ConfigError
-from lightspan.learners.torch import TorchLearner
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_torch.learner.torch import TorchLearner
 
 Make = Callable[..., Any]
 

@@ -15,16 +15,16 @@ pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
 
 from lightspan import GEPA, LLM
-from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.errors import UnknownAgentError
 from lightspan.progress import SilentReporter
-from lightspan.reports.inspect import inspect_run
-from lightspan.schema import conventions as c
-from lightspan.schema.instructions import Instructions
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.resources import INSTRUCTIONS
+from lightspan.schema.system_prompts import Instructions
 from lightspan.training.collector import stored_episodes
+from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_tools.inspect import inspect_run
 
 BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer"
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from lightspan import VLLM, LoRA, Policy, Trainer, Transformers
-from lightspan.engines.protocol import GenerationRequest, LoRAWeights, Probe, ProbedEngine
-from lightspan.engines.transformers import TransformersEngine
 from lightspan.errors import EngineError, UnsupportedError
-from lightspan.learners.torch import TorchLearner
-from lightspan.schema.tokens import Sampling
+from lightspan.protocols.engine import GenerationRequest, LoRAWeights, Probe, ProbedEngine
+from lightspan.schema.token_records import Sampling
 from lightspan.training.backends import engine_request, make_engine
 from lightspan.training.checkpoints import latest
 from lightspan_testing.engine_suite import generate, of_tokens, reference
 from lightspan_testing.lora_suite import merged
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.learner.torch import TorchLearner
 
 PROMPT = [5, 6, 7, 8, 9]
 TWO = {"checker": Policy(lora=LoRA(rank=8)), "writer": Policy(lora=LoRA(rank=4))}

@@ -14,17 +14,17 @@ import pytest
 
 from lightspan import LightningRL, LocalRunners, Trainer
 from lightspan.algorithms import World
-from lightspan.algorithms.epochs import Epochs
+from lightspan.algorithms.task_sampler import Epochs
 from lightspan.cli import main
 from lightspan.errors import BudgetError, ConfigError
 from lightspan.lightning.episode import Episode
-from lightspan.reports.rescore import rescore
 from lightspan.schema.records import Mode, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_tools.rescore import rescore
 
 STEPS, TASKS, GROUP = 4, 2, 4
 

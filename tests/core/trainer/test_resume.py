@@ -22,10 +22,10 @@ from drilled import Drilled, row_of  # type: ignore[import-not-found]
 from lightspan import Trainer
 from lightspan.algorithms import Metrics, World
 from lightspan.errors import CheckpointError, ConfigError
-from lightspan.learners import SFTLoss
-from lightspan.learners.torch import TorchLearner
+from lightspan.protocols.learner import SFTLoss
 from lightspan.training.checkpoints import Life, latest, load_state
 from lightspan.training.folder import RunFolder
+from lightspan_torch.learner.torch import TorchLearner
 
 SCRIPT = Path(__file__).parents[2] / "apps" / "train_toy.py"
 

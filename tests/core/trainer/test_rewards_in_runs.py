@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from lightspan import LLM, Judge, Trainer
-from lightspan.algorithms.sft import demonstrations_from
 from lightspan.cli import main
 from lightspan.errors import AppError, BudgetError, ConfigError, RewardError
 from lightspan.progress import SilentReporter
-from lightspan.reports.inspect import inspect_run
 from lightspan.training.collector import rewarded_episodes, stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_tools.inspect import inspect_run
+from lightspan_torch.sft.algorithm import demonstrations_from
 
 APPS = Path(__file__).parents[2] / "apps"
 

@@ -13,10 +13,7 @@ import pytest
 
 from lightspan import LLM, VLLM, LoRA, Optimizer, PolicyLoss, Torch, Trainer
 from lightspan.errors import ConfigError, EngineError, UnsupportedError
-from lightspan.learners import LearnerCapabilities
-from lightspan.learners.models import adapter_base, merge_adapter
-from lightspan.learners.torch import TorchLearner
-from lightspan.reports.inspect import inspect_run
+from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
 from lightspan.training.checkpoints import latest, load_state
@@ -24,6 +21,9 @@ from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_tools.inspect import inspect_run
+from lightspan_torch.learner.policy_model import adapter_base, merge_adapter
+from lightspan_torch.learner.torch import TorchLearner
 
 
 @pytest.fixture(scope="module")
@@ -505,7 +505,7 @@ def test_an_engine_that_has_died_ends_the_run(
     def breaks(*arguments: Any) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("lightspan.engines._batcher._Walks.prepare_tensor_args", breaks)
+    monkeypatch.setattr("lightspan_torch.engine._batcher._Walks.prepare_tensor_args", breaks)
     trainer = Trainer(rl(), steps=2, folder=tmp_path / "run")
     stopped = "the generation thread of policy policy stopped: the device is gone"
     with pytest.raises(EngineError, match=stopped):

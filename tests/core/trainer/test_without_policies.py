@@ -18,8 +18,7 @@ from lightspan.algorithms import PolicySpec, World
 from lightspan.cli import main
 from lightspan.errors import AppError, BudgetError, ConfigError
 from lightspan.progress import SilentReporter
-from lightspan.reports.inspect import inspect_run
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Rule, Target
@@ -27,6 +26,7 @@ from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
 from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_tools.inspect import inspect_run
 
 APPS = Path(__file__).parents[2] / "apps"
 

@@ -196,7 +196,7 @@ def test_fit_shows_an_alert_and_inspect_shows_it_again(
 ) -> None:
     """Every rollout of the reviewer earns .5."""
     from lightspan import Trainer
-    from lightspan.reports.inspect import inspect_run
+    from lightspan_tools.inspect import inspect_run
 
     tasks = [{"q": f"question {number}", "who": "reviewer"} for number in range(24)]
     algorithm = rl(optimize="reviewer", group_size=2, tasks_per_step=24)

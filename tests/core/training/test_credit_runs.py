@@ -12,15 +12,15 @@ import pytest
 
 from lightspan import Critic, Optimizer, Overlong, Trainer
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners.protocol import LearnerCapabilities
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.credit import anchor
+from lightspan.lightning.gae import explained_variance
 from lightspan.lightning.rows import Row
 from lightspan.lightning.states import State
-from lightspan.lightning.values import explained_variance
 from lightspan.progress import SilentReporter
-from lightspan.reports.inspect import inspect_run
+from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.training.checkpoints import latest, load_state
+from lightspan_tools.inspect import inspect_run
+from lightspan_torch.learner.torch import TorchLearner
 
 
 def trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:

@@ -19,17 +19,17 @@ from msgspec import structs
 
 import lightspan
 from lightspan import LLM, Judge
-from lightspan.algorithms import endpoint_client
-from lightspan.algorithms.prompts.feedback import evidence_of
 from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.transcript import answer_of, task_text, transcript
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
-from lightspan.training.ballots import Ballot, ballots, scores, words
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import Kept, Member, Place, Scored, scored_groups, with_reward
+from lightspan_prompts import endpoint_client
+from lightspan_prompts.judge_prompts import Ballot, ballots, scores, words
+from lightspan_prompts.search.feedback import evidence_of
 from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.strategies import (
@@ -63,8 +63,8 @@ def said(name: str, answer: str, *, group: str = "g", **fields: Any) -> Episode:
         f"c{name}",
         attempt=name,
         attributes={
-            c.INPUT_MESSAGES: messages.dump([{"role": "user", "content": "Say a number."}]),
-            c.OUTPUT_MESSAGES: messages.dump([{"role": "assistant", "content": answer}]),
+            c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": "Say a number."}]),
+            c.OUTPUT_MESSAGES: genai_messages.dump([{"role": "assistant", "content": answer}]),
         },
     )
     attempt = make_attempt(name, **fields)
@@ -111,8 +111,8 @@ def test_a_transcript_has_the_work_and_no_reward() -> None:
 
     def call(name: str, asked: list[Any], answer: Any) -> Any:
         attributes: Attributes = {
-            c.INPUT_MESSAGES: messages.dump(asked),
-            c.OUTPUT_MESSAGES: messages.dump([answer]),
+            c.INPUT_MESSAGES: genai_messages.dump(asked),
+            c.OUTPUT_MESSAGES: genai_messages.dump([answer]),
         }
         return make_call_span(name, attributes=attributes)
 

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 import torch
 
-from lightspan.engines.protocol import Probe
-from lightspan.engines.weights import load_model
 from lightspan.errors import EngineError
-from lightspan.learners.torch import TorchLearner
-from lightspan.training.likeness import check_probes
+from lightspan.protocols.engine import Probe
+from lightspan.training.weight_sync_check import check_probes
 from lightspan_testing.engine_suite import of_tokens, perturbed, reference, with_weights
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner.torch import TorchLearner
 
 PROMPT = [5, 6, 7, 8, 9]
 IDS = [20, 30, 40, 50]

@@ -12,7 +12,6 @@ import pytest
 from lightspan import LightningRL, Trainer
 from lightspan.errors import ConfigError
 from lightspan.progress import SilentReporter
-from lightspan.reports.sinks import TensorBoard
 from lightspan.training.folder import RunFolder
 from lightspan.training.sinks import (
     MetricSink,
@@ -20,6 +19,7 @@ from lightspan.training.sinks import (
     Sinks,
     metric_values,
 )
+from lightspan_tools.sinks import TensorBoard
 
 RUN = SinkRun(run_id="run-1", folder=Path("runs/a"), config={}, first_step=0)
 

@@ -13,12 +13,12 @@ import pytest
 from tests.core.production.backend import Backend
 
 from lightspan import LightningRL, Trainer
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.production import span_exporter as module
 from lightspan.production.span_exporter import ExportHandle
 from lightspan.progress import SilentReporter
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores import open_store
@@ -41,7 +41,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> Iterator[N
     monkeypatch.setenv("LIGHTSPAN_OTLP", backend.url)
     yield
     backend.held.set()
-    wire.uninstall()
+    sdk_instrumentation.uninstall()
     module._close()
     module._State.by_environment = None
 

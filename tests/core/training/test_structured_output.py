@@ -16,20 +16,20 @@ import torch
 import unfollowed_app  # type: ignore[import-not-found]
 
 from lightspan import LightningRL, Trainer
-from lightspan.engines.grammars import LIBRARY
-from lightspan.engines.tokenizer import load_tokenizer
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row, build_rows
 from lightspan.lightning.transitions import Transition
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Routing, Target
-from lightspan.schema.tokens import FinishReason, Sampling
-from lightspan.serving.visitors import ServingGateway
+from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan.stores import open_store
+from lightspan_gateway.serving.public_access import ServingGateway
 from lightspan_testing.gateway_suite import Rig
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.grammars import LIBRARY
+from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.learner.torch import TorchLearner
 
 GAP = 1e-4
 SCHEMA = {

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lightspan import LocalRunners
-from lightspan.engines.protocol import EngineRequest, ModelSize
-from lightspan.engines.transformers import TransformersEngine
-from lightspan.learners.protocol import LearnerRequest
-from lightspan.learners.torch import TorchLearner
+from lightspan.protocols.engine import EngineRequest, ModelSize
+from lightspan.protocols.learner import LearnerRequest
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.training.listeners import RunEvent
 from lightspan.training.sinks import SinkRun
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.learner.torch import TorchLearner
 
 
 class AcmeEngine:

@@ -14,11 +14,11 @@ from lightspan.instrumentation import (
     Location,
     Patch,
     agent_span,
-    conventions,
     disable_adapter,
     enable_adapter,
     patch_subclasses,
     require_framework,
+    semconv,
     tool_span,
     truncated_json,
 )
@@ -56,7 +56,7 @@ def _call(original: Any, patch: Patch) -> Any:
         with tool_span(self.name, truncated_json(arguments)) as span:
             result = await original(self, arguments)
             if span is not None:
-                span.attributes[conventions.TOOL_CALL_RESULT] = truncated_json(result)
+                span.attributes[semconv.TOOL_CALL_RESULT] = truncated_json(result)
             return result
 
     return call

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.capture.scope import current_context
+from lightspan.capture.context import current_context
 from lightspan.errors import AppError
 from lightspan.runners.app import App, find, reference
 from lightspan.schema.llm import LLM

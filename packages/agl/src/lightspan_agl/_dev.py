@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lightspan.lightning.health import app_failed, check_rewards
+from lightspan.lightning.rollout_checks import app_failed, check_rewards
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
 from lightspan_agl._agent_match import globs_of

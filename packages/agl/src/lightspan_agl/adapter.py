@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_agl._agent_match import globs_of
 from lightspan_agl._unsupported import refuse_names as _refuse_names
@@ -52,8 +52,8 @@ def _conversation(span: Span) -> Conversation:
     tools = json.loads(str(span.attributes.get(c.TOOL_DEFINITIONS, "null")))
     return {
         "messages": [
-            *messages.asked_of(span.attributes),
-            *messages.answers_of(span.attributes)[:1],
+            *genai_messages.asked_of(span.attributes),
+            *genai_messages.answers_of(span.attributes)[:1],
         ],
         "tools": tools or None,
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightspan.capture import emit
-from lightspan.schema.messages import dump_json
+from lightspan.schema.genai_messages import dump_json
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["emit_annotation", "emit_exception", "emit_message", "emit_object", "emit_reward"]

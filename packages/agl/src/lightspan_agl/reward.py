@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightspan.schema.conventions import REWARD_VALUE
+from lightspan.schema.semconv import REWARD_VALUE
 from lightspan.schema.spans import Span
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.emitter import emit_reward

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from lightspan.errors import ConfigError
-from lightspan.lightning.health import check_rewards
-from lightspan.schema.conventions import REWARD_VALUE
+from lightspan.lightning.rollout_checks import check_rewards
 from lightspan.schema.records import Mode
+from lightspan.schema.semconv import REWARD_VALUE
 from lightspan.schema.spans import SpanKind, new_span_id
 from lightspan_agl._local import local_runs
 from lightspan_agl._unsupported import refuse_names as _refuse_names

@@ -14,7 +14,7 @@ from lightspan.errors import (
 )
 from lightspan.progress import say
 from lightspan.schema.records import Json
-from lightspan.stores.event_loop import run_sync
+from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
@@ -26,11 +26,11 @@ from lightspan_agl.types import Dataset, NamedResources, check_resources
 
 if TYPE_CHECKING:
     from lightspan.algorithms.lightning_rl import LightningRL
-    from lightspan.reports.dry_run import DevReport
     from lightspan.runners.app import App
     from lightspan.trainer import Trainer as CoreTrainer
     from lightspan.training.results import FitResult
     from lightspan_agl._dev import DevSummary
+    from lightspan_tools.dry_run import DevReport
 
 __all__ = ["Trainer"]
 __getattr__ = _refuse_names(__name__)

@@ -1,6 +1,6 @@
 """Model clients that do not use the OpenAI SDK: their calls are recorded, without tokens.
 
-Those that bypass it: see `lightspan.capture.bypass`.
+Those that bypass it: see `lightspan.capture.other_clients`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ from lightspan.instrumentation import (
     SpanStatus,
     add_call_listener,
     add_capture_error,
-    conventions,
     current_context,
     disable_adapter,
     enable_adapter,
@@ -49,6 +48,7 @@ from lightspan.instrumentation import (
     remove_call_listener,
     reset_agent,
     resolve_agent,
+    semconv,
     set_agent,
     start_attempt,
     truncated_json,
@@ -118,16 +118,14 @@ def _returned(owner: Any, value: Any) -> SpanEnd:
         text = owner.return_value_as_string(value)
     except Exception:  # the app's own; it will see for itself
         text = f"<{type(value).__name__}>"
-    return SpanEnd(attributes={conventions.TOOL_CALL_RESULT: truncated_json(text)})
+    return SpanEnd(attributes={semconv.TOOL_CALL_RESULT: truncated_json(text)})
 
 
 def _tool_result(result: ToolResult) -> SpanEnd:
-    attributes = {conventions.TOOL_CALL_RESULT: truncated_json(result.to_text())}
+    attributes = {semconv.TOOL_CALL_RESULT: truncated_json(result.to_text())}
     if not result.is_error:
         return SpanEnd(attributes=attributes)
-    return SpanEnd(
-        SpanStatus.ERROR, attributes={**attributes, conventions.ERROR_TYPE: "tool_error"}
-    )
+    return SpanEnd(SpanStatus.ERROR, attributes={**attributes, semconv.ERROR_TYPE: "tool_error"})
 
 
 def _raised(error: BaseException, last: Any) -> SpanEnd:

@@ -20,8 +20,8 @@ from lightspan.instrumentation import (
     Span,
     SpanEnd,
     SpanKind,
-    conventions,
     end_span,
+    semconv,
 )
 
 
@@ -88,5 +88,5 @@ def span_of(opened: Opened, end: SpanEnd) -> Span:
 
 
 def _tool(role: Role) -> dict[str, Any]:
-    attributes = {conventions.TOOL_CALL_ARGUMENTS: role.arguments}
-    return {**attributes, conventions.TOOL_CALL_ID: str(role.owner)} if role.owner else attributes
+    attributes = {semconv.TOOL_CALL_ARGUMENTS: role.arguments}
+    return {**attributes, semconv.TOOL_CALL_ID: str(role.owner)} if role.owner else attributes

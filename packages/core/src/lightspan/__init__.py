@@ -10,13 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightspan.algorithms.alternate import Alternate
-    from lightspan.algorithms.apo import APO
-    from lightspan.algorithms.gepa import GEPA
     from lightspan.algorithms.lightning_rl import LightningRL
     from lightspan.algorithms.protocol import Policy
-    from lightspan.algorithms.sft import SFT
-    from lightspan.capture.candidates import prompt
     from lightspan.capture.emit import (
         agent,
         current_attempt_id,
@@ -28,49 +23,54 @@ if TYPE_CHECKING:
         operation,
         tool,
     )
-    from lightspan.engines.config import Transformers
-    from lightspan.engines.vllm.description import VLLM
-    from lightspan.learners.description import Torch
-    from lightspan.learners.protocol import Critic, LoRA, Optimizer, PolicyLoss
-    from lightspan.learners.verl.description import Verl
+    from lightspan.capture.prompt_overrides import prompt
     from lightspan.lightning.air import AIR
-    from lightspan.lightning.overlong import Overlong
+    from lightspan.lightning.length_penalty import Overlong
     from lightspan.production.apply_prompts import apply_prompts
     from lightspan.production.connect import connect
     from lightspan.production.feedback import feedback
     from lightspan.production.record import record
     from lightspan.production.redact import map_text
-    from lightspan.reports.dry_run import DevReport
+    from lightspan.protocols.learner import Critic, LoRA, Optimizer, PolicyLoss
     from lightspan.runners.app import rollout
-    from lightspan.runners.cluster import RayRunners
     from lightspan.runners.command.command import Command
     from lightspan.runners.external import ExternalRunners
     from lightspan.runners.local import LocalRunners
     from lightspan.schema.llm import LLM
-    from lightspan.schema.prices import Price
+    from lightspan.schema.pricing import Price
     from lightspan.schema.prompts import PromptTemplate
     from lightspan.stores import open_store
     from lightspan.trainer import FitResult, Trainer
     from lightspan.training.data import tasks_from_store
-    from lightspan.training.judge import Judge
+    from lightspan_cluster.ray_runners import RayRunners
+    from lightspan_prompts.alternate import Alternate
+    from lightspan_prompts.apo import APO
+    from lightspan_prompts.gepa import GEPA
+    from lightspan_prompts.judge import Judge
+    from lightspan_tools.dry_run import DevReport
+    from lightspan_torch.engine.config import Transformers
+    from lightspan_torch.learner.config import Torch
+    from lightspan_torch.sft.algorithm import SFT
+    from lightspan_verl.config import Verl
+    from lightspan_vllm.config import VLLM
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AIR": "lightspan.lightning.air",
     "Command": "lightspan.runners.command.command",
-    "Critic": "lightspan.learners.protocol",
+    "Critic": "lightspan.protocols.learner",
     "ExternalRunners": "lightspan.runners.external",
     "FitResult": "lightspan.trainer",
     "LLM": "lightspan.schema.llm",
     "LightningRL": "lightspan.algorithms.lightning_rl",
-    "LoRA": "lightspan.learners.protocol",
+    "LoRA": "lightspan.protocols.learner",
     "LocalRunners": "lightspan.runners.local",
-    "Optimizer": "lightspan.learners.protocol",
-    "Overlong": "lightspan.lightning.overlong",
+    "Optimizer": "lightspan.protocols.learner",
+    "Overlong": "lightspan.lightning.length_penalty",
     "Policy": "lightspan.algorithms.protocol",
-    "PolicyLoss": "lightspan.learners.protocol",
-    "Price": "lightspan.schema.prices",
+    "PolicyLoss": "lightspan.protocols.learner",
+    "Price": "lightspan.schema.pricing",
     "PromptTemplate": "lightspan.schema.prompts",
     "Trainer": "lightspan.trainer",
     "agent": "lightspan.capture.emit",
@@ -86,7 +86,7 @@ _HOME = {
     "map_text": "lightspan.production.redact",
     "open_store": "lightspan.stores",
     "operation": "lightspan.capture.emit",
-    "prompt": "lightspan.capture.candidates",
+    "prompt": "lightspan.capture.prompt_overrides",
     "record": "lightspan.production.record",
     "rollout": "lightspan.runners.app",
     "tasks_from_store": "lightspan.training.data",

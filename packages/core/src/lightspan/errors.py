@@ -31,6 +31,9 @@ Narrower ones stand beside what raises them: `engines.protocol.PromptRefused` an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 
 class LightspanError(Exception):
     """lightspan failed."""
@@ -138,10 +141,25 @@ class EngineClosedError(EngineError):
     """The engine is closed."""
 
 
-def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> str:
-    """What to type for lightspan itself, for an error: the command, and where it works.
+EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "http": ("gateway",),
+    "otel": ("otel",),
+    "parquet": ("tools",),
+    "postgres": ("cluster",),
+    "prompts": ("gateway", "prompts", "tools"),
+    "ray": ("cluster",),
+    "train": ("gateway", "tools", "torch"),
+    "verl": ("gateway", "tools", "torch", "verl"),
+    "vllm": ("gateway", "tools", "torch", "vllm"),
+}
+"""Extra of `lightspan` → folders of `packages/` that it needs beside the core."""
 
-    It is on no package index yet, and the name there is anybody's: only a checkout has it.
+
+def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> str:
+    """Return the command that installs lightspan, for an error message.
+
+    It is on no package index yet, and the name there is anybody's: only a checkout has it. pip
+    takes what an extra needs from the folders that the same command names.
 
     Args:
         extra: such as `train`.
@@ -149,6 +167,7 @@ def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> s
         version: of the checkout; empty if any will do.
     """
     pip = f"{python} -m pip" if python else "pip"
-    package = f"'./packages/core[{extra}]'" if extra else "./packages/core"
+    core = f"'./packages/core[{extra}]'" if extra else "./packages/core"
+    packages = " ".join([core, *(f"./packages/{name}" for name in EXTRAS.get(extra, ()))])
     checkout = f"lightspan {version}" if version else "lightspan"
-    return f"`{pip} install {package}`, from a checkout of {checkout}"
+    return f"`{pip} install {packages}`, from a checkout of {checkout}"

@@ -21,11 +21,8 @@ from lightspan.capture.adapter import (
     require_framework,
     truncated_json,
 )
-from lightspan.capture.bypass import NestedCalls, record_call
-from lightspan.capture.emit import agent_span, tool_span
-from lightspan.capture.patch import Patch
-from lightspan.capture.recorder import NullRecorder, Recorder
-from lightspan.capture.scope import (
+from lightspan.capture.agent_discovery import AgentSearch, Location
+from lightspan.capture.context import (
     AgentContext,
     AttemptContext,
     AttemptHandle,
@@ -43,10 +40,13 @@ from lightspan.capture.scope import (
     start_attempt,
     unregister_resolver,
 )
-from lightspan.capture.search import AgentSearch, Location
+from lightspan.capture.emit import agent_span, tool_span
+from lightspan.capture.other_clients import NestedCalls, record_call
+from lightspan.capture.patch import Patch
+from lightspan.capture.recorder import NullRecorder, Recorder
 from lightspan.production import record
-from lightspan.schema import conventions
-from lightspan.schema.call_attributes import StreamedAnswer
+from lightspan.schema import semconv
+from lightspan.schema.genai_attributes import StreamedAnswer
 from lightspan.schema.routing import AgentPaths
 from lightspan.schema.spans import Span, SpanKind, SpanStatus, new_span_id
 
@@ -92,7 +92,6 @@ __all__ = [
     "add_call_listener",
     "add_capture_error",
     "agent_span",
-    "conventions",
     "current_agent",
     "current_context",
     "disable_adapter",
@@ -107,6 +106,7 @@ __all__ = [
     "require_framework",
     "reset_agent",
     "resolve_agent",
+    "semconv",
     "set_agent",
     "start_attempt",
     "tool_span",

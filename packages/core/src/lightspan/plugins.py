@@ -3,8 +3,8 @@
 A distribution adds a plugin by an entry point of the group `lightspan.<kind>`; the core names no
 implementation. Kinds:
 
-    engines    name → `EngineSpec` (`lightspan.engines.protocol`)
-    learners   name → `LearnerSpec` (`lightspan.learners.protocol`)
+    engines    name → `EngineSpec` (`lightspan.protocols.engine`)
+    learners   name → `LearnerSpec` (`lightspan.protocols.learner`)
     stores     URL scheme → `StorePlugin` (`lightspan.stores.protocol`)
     gateway    "default" → a callable `(store, engine, *, host, port)` that returns a `Gateway`
     runners    name → a callable that takes a number of slots and returns `Runners`
@@ -16,6 +16,9 @@ implementation. Kinds:
     frameworks top-level module of a framework → the adapter's module, which has `instrument`,
                `uninstrument` and `agents` (docs/adapters.md); adapters of other frameworks know
                by it that the module's agents have names
+    store_routes
+               name → a callable that takes a store and returns an object with `PATH` and
+               `answer(request, role)`: a path that `lightspan serve --store` answers
     api        name → an object that `lightspan.<name>` is
 """
 
@@ -32,7 +35,7 @@ PLUGIN_API: Final = 1
 _EXTRAS: Final[dict[tuple[str, str], str]] = {
     ("engines", "transformers"): "train",
     ("learners", "torch"): "train",
-    ("gateway", "default"): "train",
+    ("gateway", "default"): "http",
     ("engines", "vllm"): "vllm",
     ("learners", "verl"): "verl",
     ("stores", "postgresql"): "postgres",

@@ -17,17 +17,17 @@ from lightspan.runners.local import end_if_imported_by_a_runner
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
-from lightspan.stores.event_loop import run_sync
-from lightspan.training.best_step import Splits, chosen_by, split_tasks, trained_too
+from lightspan.stores.aio import run_sync
 from lightspan.training.data import clusters_of, load_distinct, load_tasks
 from lightspan.training.folder import RunFolder
 from lightspan.training.loop import TrainingLoop
+from lightspan.training.model_selection import Splits, chosen_by, split_tasks, trained_too
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings, takes
 
 if TYPE_CHECKING:
-    from lightspan.reports.dry_run import DevReport
+    from lightspan_tools.dry_run import DevReport
 
 __all__ = ["Data", "Evaluation", "FitResult", "Trainer"]
 
@@ -60,7 +60,8 @@ class Trainer:
             a plugin (entry point of `lightspan.engines`), or an engine of your own.
         learner: None for torch in this process, `Torch(…)` for its settings; `Verl(python=…)` for
             verl's FSDP2, in an environment of its own, on several devices (`docs/verl.md`); the
-            name of a plugin (entry point of `lightspan.learners`), or a learner of your own.
+            name of a plugin (entry point of `lightspan.protocols.learner`), or a learner of your
+            own.
         store: URL; None for a SQLite file in the folder.
         device: of engine and learner, such as `"cuda"`; `Torch(device=…)` has its own.
         metric: what the reward is called where people read it.

@@ -42,13 +42,13 @@ from lightspan.instrumentation import (
     SpanStatus,
     add_call_listener,
     add_capture_error,
-    conventions,
     current_context,
     disable_adapter,
     enable_adapter,
     notify_call_start,
     record_call,
     remove_call_listener,
+    semconv,
     set_agent,
     start_attempt,
     truncated_json,
@@ -282,8 +282,8 @@ def _lone_agent_started(source: Any, event: Any) -> Start:
 
 def _tool_started(source: Any, event: Any) -> Start:
     attributes = {
-        conventions.TOOL_NAME: event.tool_name,
-        conventions.TOOL_CALL_ARGUMENTS: _arguments(event.tool_args),
+        semconv.TOOL_NAME: event.tool_name,
+        semconv.TOOL_CALL_ARGUMENTS: _arguments(event.tool_args),
     }
     return Start(Kind.TOOL, _tool_key(event), attributes=attributes)
 
@@ -314,11 +314,11 @@ def _paused(kind: Kind, key: Callable[[Any, Any], Hashable]) -> Callable[[Any, A
 
 
 def _tool_finished(source: Any, event: Any) -> End:
-    result: dict[str, Any] = {conventions.TOOL_CALL_RESULT: truncated_json(event.output)}
+    result: dict[str, Any] = {semconv.TOOL_CALL_RESULT: truncated_json(event.output)}
     failure = getattr(event, "failure", None)  # it ran, and says that it did not succeed
     if failure is None:
         return End(Kind.TOOL, _tool_key(event), attributes=result)
-    result[conventions.ERROR_TYPE] = "ToolFailure"
+    result[semconv.ERROR_TYPE] = "ToolFailure"
     message = truncated_json(getattr(failure, "message", failure))
     return End(Kind.TOOL, _tool_key(event), SpanStatus.ERROR, message, result)
 
@@ -434,9 +434,9 @@ def _error(event: Any, error: Any) -> SpanEnd:
     kind, message = getattr(event, "error_type", None), truncated_json(error)
     name = kind.__qualname__ if isinstance(kind, type) else "Exception"
     attributes = {
-        conventions.ERROR_TYPE: name,
-        conventions.EXCEPTION_TYPE: name,
-        conventions.EXCEPTION_MESSAGE: message,
+        semconv.ERROR_TYPE: name,
+        semconv.EXCEPTION_TYPE: name,
+        semconv.EXCEPTION_MESSAGE: message,
     }
     return SpanEnd(SpanStatus.ERROR, message, attributes)
 

@@ -38,9 +38,9 @@ from lightspan.instrumentation import (
     SpanEnd,
     SpanKind,
     SpanStatus,
-    conventions,
     end_span,
     new_span_id,
+    semconv,
 )
 
 
@@ -234,7 +234,7 @@ def span_of(entry: Entry, event: End, attempt: AttemptContext) -> Span:
     """Return the span of an agent or a tool that ended."""
     around, is_tool = entry.around, entry.start.kind is Kind.TOOL
     attributes = dict(entry.start.attributes) if is_tool else {}
-    name = str(attributes.get(conventions.TOOL_NAME) or "") if is_tool else entry.name
+    name = str(attributes.get(semconv.TOOL_NAME) or "") if is_tool else entry.name
     return end_span(
         AgentContext(attempt, around.frames, around.span_id),
         SpanKind.TOOL if is_tool else SpanKind.AGENT,

@@ -39,7 +39,6 @@ from lightspan.instrumentation import (
     SpanStatus,
     add_call_listener,
     add_capture_error,
-    conventions,
     current_context,
     disable_adapter,
     enable_adapter,
@@ -48,6 +47,7 @@ from lightspan.instrumentation import (
     register_resolver,
     remove_call_listener,
     resolve_agent,
+    semconv,
     start_attempt,
     truncated_json,
     unregister_resolver,
@@ -276,21 +276,21 @@ def _failed(run_id: UUID, error: BaseException) -> End:
 
 
 def _tool_returned(run_id: UUID, output: Any) -> End:
-    attributes = {conventions.TOOL_CALL_RESULT: _shown(output)}
+    attributes = {semconv.TOOL_CALL_RESULT: _shown(output)}
     if not isinstance(output, ToolMessage):
         return End(run_id, attributes=attributes)
-    attributes[conventions.TOOL_CALL_ID] = output.tool_call_id
+    attributes[semconv.TOOL_CALL_ID] = output.tool_call_id
     if output.status != "error":
         return End(run_id, attributes=attributes)
-    attributes[conventions.ERROR_TYPE] = "ToolException"
+    attributes[semconv.ERROR_TYPE] = "ToolException"
     return End(run_id, SpanStatus.ERROR, attributes=attributes)
 
 
 def _tool_called(event: Mapping[str, Any], text: str) -> dict[str, Any]:
     inputs = event.get("inputs")
     return {
-        conventions.TOOL_CALL_ARGUMENTS: _shown(text if inputs is None else inputs),
-        conventions.TOOL_CALL_ID: event.get("tool_call_id"),
+        semconv.TOOL_CALL_ARGUMENTS: _shown(text if inputs is None else inputs),
+        semconv.TOOL_CALL_ID: event.get("tool_call_id"),
     }
 
 

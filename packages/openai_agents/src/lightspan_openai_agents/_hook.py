@@ -47,13 +47,13 @@ from lightspan.instrumentation import (
     SpanStatus,
     add_call_listener,
     add_capture_error,
-    conventions,
     current_context,
     disable_adapter,
     enable_adapter,
     remove_call_listener,
     reset_agent,
     resolve_agent,
+    semconv,
     set_agent,
     start_attempt,
     truncated_json,
@@ -223,16 +223,16 @@ def _ending(operation: Operation, data: Any, reported: Any, error: BaseException
         return end._replace(attributes={**attributes, **end.attributes})
     details = reported.get("data") or {}
     told = [str(reported.get("message") or "error"), str(details.get("error") or "")]
-    failed = {**attributes, conventions.ERROR_TYPE: f"{operation.kind.name.title()}Error"}
+    failed = {**attributes, semconv.ERROR_TYPE: f"{operation.kind.name.title()}Error"}
     return SpanEnd(SpanStatus.ERROR, ": ".join(filter(None, told)), failed)
 
 
 def _tool_said(operation: Operation, data: Any) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if data.input is not None:
-        said[conventions.TOOL_CALL_ARGUMENTS] = truncated_json(data.input)
+        said[semconv.TOOL_CALL_ARGUMENTS] = truncated_json(data.input)
     if data.output is not None:
-        said[conventions.TOOL_CALL_RESULT] = truncated_json(data.output)
+        said[semconv.TOOL_CALL_RESULT] = truncated_json(data.output)
     return said
 
 

@@ -31,8 +31,8 @@ from lightspan.instrumentation import (
     Span,
     SpanEnd,
     SpanKind,
-    conventions,
     end_span,
+    semconv,
 )
 
 NAME: Final = "lightspan_openai_agents"
@@ -181,18 +181,18 @@ def _agent(operation: Operation) -> _Described:
 
 def _tool(operation: Operation) -> _Described:
     attributes = {
-        conventions.TOOL_CALL_ID: operation.tool_call_id or None,
-        conventions.TOOL_CALL_ARGUMENTS: operation.arguments or None,
+        semconv.TOOL_CALL_ID: operation.tool_call_id or None,
+        semconv.TOOL_CALL_ARGUMENTS: operation.arguments or None,
     }
     return operation.name, SpanKind.TOOL, attributes
 
 
 def _handoff(operation: Operation) -> _Described:
-    return "handoff", SpanKind.OTHER, {conventions.OPENINFERENCE_KIND: "CHAIN"}
+    return "handoff", SpanKind.OTHER, {semconv.OPENINFERENCE_KIND: "CHAIN"}
 
 
 def _guardrail(operation: Operation) -> _Described:
-    attributes = {conventions.OPENINFERENCE_KIND: "GUARDRAIL"}
+    attributes = {semconv.OPENINFERENCE_KIND: "GUARDRAIL"}
     return f"guardrail {operation.name}".rstrip(), SpanKind.OTHER, attributes
 
 

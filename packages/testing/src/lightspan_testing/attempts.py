@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
 from lightspan.lightning.span_tree import build_tree, walk
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Attempt, Mode, Rollout
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
@@ -147,8 +147,8 @@ class Recorded:
         """The model calls, by what was said."""
         return [
             Exchange(
-                str(messages.asked_of(span.attributes)[-1]["content"]),
-                "".join(str(one["content"]) for one in messages.answers_of(span.attributes)),
+                str(genai_messages.asked_of(span.attributes)[-1]["content"]),
+                "".join(str(one["content"]) for one in genai_messages.answers_of(span.attributes)),
             )
             for span in self.calls
         ]

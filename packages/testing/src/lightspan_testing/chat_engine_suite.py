@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import pytest
 
-from lightspan.engines.protocol import ChatAnswer, ChatEngine, EndpointRefused
 from lightspan.errors import EngineClosedError, EngineError
+from lightspan.protocols.engine import ChatAnswer, ChatEngine, EndpointRefused
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 BODY: Final[Mapping[str, Any]] = {

@@ -23,17 +23,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.engines.protocol import GenerationRequest, LoRAWeights, TokenEngine
-from lightspan.engines.tokenizer import load_tokenizer
-from lightspan.engines.weights import load_model
 from lightspan.errors import (
     ContextOverflowError,
     EngineClosedError,
     LightspanError,
     NotFoundError,
 )
-from lightspan.schema.tokens import FinishReason, Sampling
+from lightspan.protocols.engine import GenerationRequest, LoRAWeights, TokenEngine
+from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.engine.weights import load_model
 
 CONTEXT = 256
 UPDATES = 5

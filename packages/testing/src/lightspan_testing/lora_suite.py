@@ -20,9 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.engines.protocol import LoRAWeights, TokenEngine
-from lightspan.engines.weights import load_model
 from lightspan.errors import LightspanError
+from lightspan.protocols.engine import LoRAWeights, TokenEngine
 from lightspan_testing.engine_suite import (
     Answer,
     EngineSuite,
@@ -32,6 +31,7 @@ from lightspan_testing.engine_suite import (
     perturbed,
     reference,
 )
+from lightspan_torch.engine.weights import load_model
 
 RANK: Final = 8
 """The highest that a policy is served with."""

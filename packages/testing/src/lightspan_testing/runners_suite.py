@@ -122,7 +122,7 @@ class _Started:
 
 def _plan(store: Store, app: str) -> RunnerPlan:
     return RunnerPlan(
-        store_url=store.url, app=f"lightspan_testing.errands:{app}", run_id=RUN, lease_s=LEASE_S
+        store_url=store.url, app=f"lightspan_testing.sample_apps:{app}", run_id=RUN, lease_s=LEASE_S
     )
 
 

@@ -11,14 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightspan.engines.protocol import (
-    ChatTokenizer,
-    EngineCapabilities,
-    GenerationRequest,
-    LoRAWeights,
-    TokenChunk,
-)
-from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.errors import (
     ContextOverflowError,
     EngineClosedError,
@@ -26,8 +18,16 @@ from lightspan.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from lightspan.schema.tokens import FinishReason
+from lightspan.protocols.engine import (
+    ChatTokenizer,
+    EngineCapabilities,
+    GenerationRequest,
+    LoRAWeights,
+    TokenChunk,
+)
+from lightspan.schema.token_records import FinishReason
 from lightspan_testing.tiny import CHAT_TEMPLATE, TEXTS, tiny_tokenizer
+from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 
 class Gate:

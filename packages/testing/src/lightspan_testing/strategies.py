@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus
-from lightspan.schema.tokens import CallOutcome, FinishReason, Sampling, TokenRecord
+from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling, TokenRecord
 
 
 class Drawn(NamedTuple):

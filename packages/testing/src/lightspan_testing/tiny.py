@@ -141,7 +141,7 @@ def tiny_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from lightspan.engines.weights import without_bars
+    from lightspan_torch.engine.weights import without_bars
 
     folder = Path(folder)
     tokenizer = tiny_tokenizer(tuple(texts), vocabulary, template, family)

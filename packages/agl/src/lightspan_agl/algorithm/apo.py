@@ -6,17 +6,17 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from lightspan.algorithms.apo.search import BeamPlan, Models, Search
-from lightspan.algorithms.endpoint_client import EndpointClient
-from lightspan.algorithms.prompts.candidates import Split
-from lightspan.algorithms.prompts.trials import Runs, Trials
 from lightspan.errors import ConfigError
-from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import filled_as
 from lightspan.schema.records import Json, Mode, task_id
+from lightspan.schema.validation import check_number, check_whole
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.types import NamedResources, PromptTemplate
+from lightspan_prompts.apo.search import BeamPlan, Models, Search
+from lightspan_prompts.endpoint_client import EndpointClient
+from lightspan_prompts.search.candidates import Split
+from lightspan_prompts.search.evaluator import Runs, Trials
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -14,11 +14,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
 from lightspan.plugins import installed_plugins
-from lightspan.reports.sinks import MLflow, Trackio, WandB
-from lightspan.schema.checks import check_number, check_whole
+from lightspan.protocols.learner import LoRA, Optimizer, PolicyLoss
 from lightspan.schema.records import Json
+from lightspan.schema.validation import check_number, check_whole
 from lightspan.training.sinks import MetricSink
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.algorithm._verl_keys import (
@@ -35,6 +34,7 @@ from lightspan_agl.algorithm._verl_keys import (
     WEIGHTS,
     WHOLE,
 )
+from lightspan_tools.sinks import MLflow, Trackio, WandB
 
 __all__ = ["VERL"]
 __getattr__ = _refuse_names(__name__)

@@ -1,12 +1,10 @@
 """Algorithms decide what to run and what to learn from it.
 
-`protocol` says what an algorithm is and what World a trainer offers it. `lightning_rl` learns from
-rewards (`overlap`: while rollouts go on), `gepa` and `apo` learn prompts (what they share is in
-`prompts`), `alternate` does both in turns, `sft` learns from chats (`unfinished` is what its Ctrl-C
-leaves). `replays` rejects what does not follow its grammar; `epochs` orders tasks; `traces` and
-`chats` read what production recorded, `jsonl` files; `rates` chooses a learning rate where none is
-given, `expectations` remembers whether a critic may be built on; `metrics` words what an iteration
-did.
+`protocol` defines an algorithm and the World that a trainer offers it, `lightning_rl` learns from
+rewards (`async_rollouts`: while rollouts go on). `grammar_check` rejects calls that do not follow
+their grammar, `task_sampler` orders tasks, `recorded_attempts` reads what production recorded,
+`jsonl` files, `learning_rate` has the default, `critic_warmup` says when a critic is used,
+`metrics` describes an iteration.
 """
 
 from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from lightspan.algorithms.expectations import Expectations
+from lightspan.algorithms.async_rollouts import check_overlap, next_episodes
+from lightspan.algorithms.critic_warmup import Expectations
+from lightspan.algorithms.grammar_check import without_mismatches
+from lightspan.algorithms.learning_rate import Rate, choose_rate
 from lightspan.algorithms.metrics import (
     alarms,
     approximate_kl,
@@ -27,20 +30,8 @@ from lightspan.algorithms.metrics import (
     saw_nothing,
     why_nothing,
 )
-from lightspan.algorithms.overlap import check_overlap, next_episodes
 from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
-from lightspan.algorithms.rates import Rate, choose_rate
-from lightspan.algorithms.replays import without_mismatches
-from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners.protocol import (
-    Critic,
-    LearnerCapabilities,
-    LoRA,
-    Optimizer,
-    PolicyLoss,
-    check_lora,
-)
 from lightspan.lightning.advantages import (
     OF_THE_BATCH,
     Estimator,
@@ -59,16 +50,25 @@ from lightspan.lightning.batch import (
 )
 from lightspan.lightning.credit import CREDITS, Credit, RewardToGo, parse_credit
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.health import check_computed, check_scored
-from lightspan.lightning.overlong import Overlong
+from lightspan.lightning.gae import values_by_call
+from lightspan.lightning.length_penalty import Overlong
 from lightspan.lightning.returns import group_rewards
+from lightspan.lightning.rollout_checks import check_computed, check_scored
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
-from lightspan.lightning.values import values_by_call
-from lightspan.schema.checks import MOST_SEED, check_kind, check_number, check_whole, is_number
+from lightspan.protocols.engine import EngineCapabilities
+from lightspan.protocols.learner import (
+    Critic,
+    LearnerCapabilities,
+    LoRA,
+    Optimizer,
+    PolicyLoss,
+    check_lora,
+)
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import Routing, agent_name
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.token_records import Sampling
+from lightspan.schema.validation import MOST_SEED, check_kind, check_number, check_whole, is_number
 
 DEFAULT_POLICY = "policy"
 PROBE_ROWS: Final = 4
@@ -238,7 +238,7 @@ class LightningRL(LightningSettings, Algorithm):
             takes the place of one whose returns are all the same, which then is in no statistics,
             weights or update of the step. Rollouts of both are counted in `rollouts`.
         learning_rate: None chooses one from the model's size and LoRA, and says so
-            (`lightspan.algorithms.rates`).
+            (`lightspan.algorithms.learning_rate`).
         temperature: what training samples at, whatever the app asks.
         max_tokens: of one answer at most, whatever the app asks; None for the app's.
         max_length: longer calls are rejected; None for the model's context.
@@ -450,7 +450,7 @@ class LightningRL(LightningSettings, Algorithm):
         Args:
             versions: the current version of each policy; needed for `max_staleness`.
             coverages: those of `coverages`, less what the learner cannot take
-                (`lightspan.algorithms.replays`); None for all.
+                (`lightspan.algorithms.grammar_check`); None for all.
         """
         return self.draft(episodes, versions, coverages).finish()
 

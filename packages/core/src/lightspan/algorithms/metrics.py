@@ -10,7 +10,7 @@ from typing import Final
 from lightspan.algorithms.protocol import Metrics
 from lightspan.lightning.batch import Batch
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.health import app_failed
+from lightspan.lightning.rollout_checks import app_failed
 from lightspan.lightning.rows import Row
 
 GAP_ALARM: Final = 0.05

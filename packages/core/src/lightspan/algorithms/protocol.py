@@ -15,9 +15,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from lightspan.engines.protocol import EngineCapabilities, TokenEngine
 from lightspan.errors import ConfigError
-from lightspan.learners.protocol import (
+from lightspan.lightning.advantages import Explanation
+from lightspan.lightning.batch import BatchConfig
+from lightspan.lightning.episode import Episode
+from lightspan.lightning.selection import Coverage, cover
+from lightspan.lightning.transitions import TransitionKey
+from lightspan.protocols.engine import EngineCapabilities, TokenEngine
+from lightspan.protocols.learner import (
     Critic,
     Learner,
     LearnerCapabilities,
@@ -26,11 +31,6 @@ from lightspan.learners.protocol import (
     Optimizer,
     PolicyLoss,
 )
-from lightspan.lightning.advantages import Explanation
-from lightspan.lightning.batch import BatchConfig
-from lightspan.lightning.episode import Episode
-from lightspan.lightning.selection import Coverage, cover
-from lightspan.lightning.transitions import TransitionKey
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.resources import Resources

@@ -1,12 +1,12 @@
-"""In the app's process: who is acting, and what it asked the model.
+"""In the app's process: which agent acts, and what it asked the model.
 
-`scope` holds who acts (an attempt and a `stack` of agents) in one ContextVar, `entry` opens it,
-`recorder` collects its spans. `wire` wraps the clients of `sdks`, one that nobody has imported once
-somebody does (`imports`), hands requests to `clients` of ours and watches the `answers`; `bypass`
-words calls of other clients, `uncaptured_http` notes their requests in a dry run; `candidates` are
-the texts that agents are given in place of the app's; `emit` is what a person's own code may say.
-`steps` keeps a block to its own generator; `threads` carries the scope along, `strays` are calls
-where it could not. What changes the process as a whole is in `state`; `readable_spans` are ours as
-OpenTelemetry's SDK has them. Adapters use `adapter`, `patch` (what they wrap) and `search` (the
-agents of an app, by what its code `references`) through `lightspan.instrumentation`.
+`context` holds the current attempt and agents (types in `context_types`) in one ContextVar, `entry`
+opens an attempt, `recorder` collects its spans. `sdk_instrumentation` wraps the clients of `sdks`,
+also those imported later (`import_hooks`), redirects requests to `gateway_clients` and reads
+answers in `response_observer`; `other_clients` records calls of clients that are not wrapped,
+`uncaptured_http` notes their requests in a dry run, `prompt_overrides` replaces prompts, `emit` is
+the API of a user's own code. `generator_context` keeps a block inside its generator,
+`context_propagation` carries the context into threads, `misattributed_calls` detects where it could
+not, `_globals` is the process-wide state, `to_otel` converts spans to the SDK's. Adapters use
+`adapter`, `patch`, `agent_discovery` and `static_analysis` through `lightspan.instrumentation`.
 """

@@ -10,12 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
+from lightspan.capture._globals import state
+from lightspan.capture.context import AgentContext, agent_attributes, make_span
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
-from lightspan.capture.scope import AgentContext, agent_attributes, make_span
-from lightspan.capture.state import state
 from lightspan.errors import ConfigError
-from lightspan.schema import conventions
+from lightspan.schema import semconv
 from lightspan.schema.routing import join_path
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanLink, SpanStatus, text_of
 
@@ -82,10 +82,10 @@ def _json(value: Any) -> str:
 
 # --- spans ----------------------------------------------------------------------------------
 _ERROR_KEYS: Final = (
-    conventions.ERROR_TYPE,
-    conventions.EXCEPTION_TYPE,
-    conventions.EXCEPTION_MESSAGE,
-    conventions.EXCEPTION_STACKTRACE,
+    semconv.ERROR_TYPE,
+    semconv.EXCEPTION_TYPE,
+    semconv.EXCEPTION_MESSAGE,
+    semconv.EXCEPTION_STACKTRACE,
 )
 
 
@@ -104,7 +104,7 @@ class SpanEnd(NamedTuple):
         """Return the end by an exception; a closed generator was abandoned."""
         if isinstance(error, GeneratorExit):
             return cls(SpanStatus.UNSET)
-        attributes = conventions.exception_attributes(error)
+        attributes = semconv.exception_attributes(error)
         return cls(SpanStatus.ERROR, text_of(error), attributes)
 
 
@@ -143,13 +143,13 @@ def end_span(
     label, more = name, end.attributes
     if kind is SpanKind.AGENT:
         common = agent_attributes(name, around.frames)
-        common[conventions.AGENT_PATH] = join_path((*(frame.name for frame in around.frames), name))
+        common[semconv.AGENT_PATH] = join_path((*(frame.name for frame in around.frames), name))
         label, more = f"invoke_agent {name}", error_attributes(end.attributes)
     elif kind is SpanKind.TOOL:
         common = {
-            conventions.OPERATION_NAME: "execute_tool",
-            conventions.TOOL_NAME: name,
-            conventions.OPENINFERENCE_KIND: "TOOL",
+            semconv.OPERATION_NAME: "execute_tool",
+            semconv.TOOL_NAME: name,
+            semconv.OPENINFERENCE_KIND: "TOOL",
         }
         label = f"execute_tool {name}"
     return make_span(

@@ -14,7 +14,7 @@ from contextlib import ContextDecorator, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from lightspan.capture.scope import (
+from lightspan.capture.context import (
     AgentContext,
     AttemptHandle,
     act,
@@ -26,10 +26,11 @@ from lightspan.capture.scope import (
     start_attempt,
 )
 from lightspan.errors import RewardError
-from lightspan.schema import conventions as c
-from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.messages import dump_json
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import dump_json
+from lightspan.schema.redaction import clean_text
 from lightspan.schema.reward import parse_reward
+from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import (
     Attributes,
     AttributeValue,
@@ -40,7 +41,6 @@ from lightspan.schema.spans import (
     now_ns,
     text_of,
 )
-from lightspan.schema.texts import clean_text
 
 RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 """The gateway's response ids are one of these and the call id: `cmpl-` is of text completions,

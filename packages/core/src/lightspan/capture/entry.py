@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightspan.capture import strays, uncaptured_http, wire
-from lightspan.capture.scope import AgentContext, AttemptContext, reset_agent, set_agent
-from lightspan.capture.state import state
+from lightspan.capture import misattributed_calls, sdk_instrumentation, uncaptured_http
+from lightspan.capture._globals import state
+from lightspan.capture.context import AgentContext, AttemptContext, reset_agent, set_agent
 from lightspan.schema.records import Mode
 
 
@@ -15,7 +15,7 @@ from lightspan.schema.records import Mode
 def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
     """Make the scope current. The wire shim is installed on the first call in a process."""
     try:
-        wire.install()
+        sdk_instrumentation.install()
     except Exception as error:  # such as an SDK that cannot be imported, which the app may not need
         scope.recorder.add_capture_error(f"a client SDK could not be wrapped: {error!r}")
     if scope.mode is Mode.DEV:
@@ -27,7 +27,7 @@ def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
             scope.recorder.add_capture_error(
                 f"what has to be ready before an attempt is not: {error!r}"
             )
-    strays.enter_home()
+    misattributed_calls.enter_home()
     token = set_agent(AgentContext(scope, parent_span_id=scope.root_span_id))
     try:
         yield scope

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from lightspan.schema.content import without_keys
-from lightspan.schema.origins import Request
+from lightspan.schema.provenance import Request
 from lightspan.schema.records import new_id
+from lightspan.schema.redaction import clean_text, kept_text
 from lightspan.schema.spans import Span, SpanKind
-from lightspan.schema.texts import clean_text, kept_text
 
 log = logging.getLogger(__name__)
 

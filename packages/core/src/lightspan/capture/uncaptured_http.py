@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from lightspan.capture._globals import state
+from lightspan.capture.context import current_agent
 from lightspan.capture.patch import Patch
-from lightspan.capture.scope import current_agent
 from lightspan.capture.sdks import SDKS
-from lightspan.capture.state import state
-from lightspan.schema.origins import Request
+from lightspan.schema.provenance import Request
 from lightspan.schema.records import Mode
 
 _MODEL_PATHS: Final = (

@@ -11,7 +11,7 @@ from lightspan import __version__
 from lightspan.errors import LightspanError, how_to_install
 from lightspan.plugins import installed_plugins
 from lightspan.progress import say
-from lightspan.schema.texts import without_keys
+from lightspan.schema.redaction import without_keys
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

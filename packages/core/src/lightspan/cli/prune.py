@@ -28,10 +28,10 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> str | None:
-    from lightspan.algorithms.traces import seconds_ago
+    from lightspan.algorithms.recorded_attempts import seconds_ago
     from lightspan.progress import default_reporter
     from lightspan.stores import open_existing, public_url
-    from lightspan.stores.event_loop import run_sync
+    from lightspan.stores.aio import run_sync
 
     age_s = seconds_ago(options.older_than)
     if age_s is None:

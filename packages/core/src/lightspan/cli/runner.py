@@ -73,7 +73,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from lightspan.runners.joiner import JoinOptions, join
+    from lightspan.runners.standalone import JoinOptions, join
     from lightspan.stores import take_credentials
 
     take_credentials(options.store)  # before the app is loaded, which must not find it
@@ -97,6 +97,6 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _folders(given: list[str] | None) -> tuple[str, ...]:
-    from lightspan.runners.interpreters import check_folders
+    from lightspan.runners.foreign_python import check_folders
 
     return tuple([os.getcwd()] if given is None else check_folders("--app-dir", given))

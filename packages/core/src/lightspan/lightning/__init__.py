@@ -17,11 +17,11 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
     Rows
 
 `build_batch` (`batch`) does everything after `cover`, for the episodes of one optimiser step.
-Beside the arrows: `returns` is what statistics are made of, `values` what a critic's numbers make
-of an episode, `overlong` pays calls less whose answers are too long, `states` is what a call was
-made in, `history` is what AIR's signals read, `transcript` what a judge does, `breaks` says why
-conversations fell apart into several rows, `health` what a person should hear of a batch (and
-`detours` what to change about requests past the SDKs), `span_tree` is for display.
+Beside the arrows: `returns` are for statistics, `gae` estimates advantages from a critic's values,
+`length_penalty` lowers the reward of answers that are too long, `states` is the state of a call,
+`history` what AIR's signals read, `transcript` what a judge reads, `merge_diagnostics` says why a
+conversation became several rows, `rollout_checks` warns about a batch (`uncaptured_advice`: about
+requests outside the SDKs), `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout
@@ -30,7 +30,7 @@ has one call, and fails.
     >>> from lightspan.lightning import BatchConfig, Selection, build_batch, build_episode, cover
     >>> from lightspan.schema.records import Attempt, AttemptStatus, Outcome, Rollout
     >>> from lightspan.schema.reward import Reward
-    >>> from lightspan.schema.tokens import TokenRecord
+    >>> from lightspan.schema.token_records import TokenRecord
     >>> def record(attempt, call, prompt, response, sequence):
     ...     return TokenRecord.create(
     ...         prompt_ids=prompt, response_ids=response, logprobs=[-0.5] * len(response),
@@ -108,7 +108,6 @@ from lightspan.lightning.batch import (
     draft_batch,
     split_minibatches,
 )
-from lightspan.lightning.breaks import Break, Cause, Exchange, Merging, Relation, read_merging
 from lightspan.lightning.credit import (
     ATGRPO,
     GAE,
@@ -124,8 +123,25 @@ from lightspan.lightning.credit import (
     terminal,
 )
 from lightspan.lightning.episode import Call, CallKey, EmittedReward, Episode, build_episode
+from lightspan.lightning.gae import (
+    DEFAULT_LAMBDA,
+    explained_variance,
+    gae,
+    interval_successors,
+    successors,
+    trusted_lambda,
+    values_by_call,
+)
 from lightspan.lightning.history import History, PlacedTool, ToolCall, Trace
-from lightspan.lightning.overlong import Overlong, overlong_metrics, overlong_penalties
+from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
+from lightspan.lightning.merge_diagnostics import (
+    Break,
+    Cause,
+    Exchange,
+    Merging,
+    Relation,
+    read_merging,
+)
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rows import Row, RowBuild, build_rows, merge, usable_transitions
 from lightspan.lightning.selection import (
@@ -146,15 +162,6 @@ from lightspan.lightning.transitions import (
     interval_depths,
     trained_transitions,
     turn_depths,
-)
-from lightspan.lightning.values import (
-    DEFAULT_LAMBDA,
-    explained_variance,
-    gae,
-    interval_successors,
-    successors,
-    trusted_lambda,
-    values_by_call,
 )
 
 __all__ = [

@@ -60,10 +60,10 @@ from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.history import History, ToolCall, Trace, parts
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.transitions import turn_depths
-from lightspan.schema import conventions as c
-from lightspan.schema.checks import is_number
-from lightspan.schema.messages import CALL_OPEN, PYTHON_TAG
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import CALL_OPEN, PYTHON_TAG
 from lightspan.schema.records import Json
+from lightspan.schema.validation import is_number
 
 AIRMode = Literal["potential", "bonus"]
 
@@ -197,7 +197,7 @@ def _are_valid(call: Call, message: Mapping[str, Any]) -> bool | None:
 
 
 def _holds_call(call: Call, text: str) -> bool:
-    """Whether a tool call that could not be read stayed text (`lightspan.gateway.tools`)."""
+    """Whether a tool call that could not be read stayed text (`lightspan_gateway.tools`)."""
     if any(mark in text for mark in _TOOL_MARKS):
         return True
     has_tools = call.span is not None and c.TOOL_DEFINITIONS in call.span.attributes

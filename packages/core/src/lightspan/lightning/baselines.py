@@ -14,7 +14,7 @@ undiscounted and without potentials. What a call is compared with is decided by 
 - `anchor` (GiGPO's grouping, arXiv 2505.10978): b = (sum of G + k b') / (n + k) over the n calls of
   other rollouts with the same (population, agent, key). b' is the turn's b of the same kind,
   (sum + k b0) / (n + k), and k the `prior`. A call without a key has the turn's b.
-- `critic`: b is what is left of G beside the call's advantage (`lightspan.lightning.values`).
+- `critic`: b is what is left of G beside the call's advantage (`lightspan.lightning.gae`).
 
 The population is the group; with `reinforce++` and `ppo` the batch; with unit `agent` one of them
 by agent. Where the estimator compares a rollout with a mean that it is part of, s is divided by

@@ -72,7 +72,8 @@ from lightspan.lightning.credit import (
     unused_step_rewards,
 )
 from lightspan.lightning.episode import Call, CallKey, Episode
-from lightspan.lightning.overlong import Overlong, overlong_metrics, overlong_penalties
+from lightspan.lightning.gae import gae
+from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
 from lightspan.lightning.returns import return_of
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
 from lightspan.lightning.selection import Coverage, Rejection
@@ -83,7 +84,6 @@ from lightspan.lightning.transitions import (
     trained_transitions,
     turn_depths,
 )
-from lightspan.lightning.values import gae
 from lightspan.schema.records import Mode
 
 Weight = Literal["rollout", "transition", "token"]
@@ -171,7 +171,7 @@ class Batch:
     air: dict[str, float] = field(default_factory=dict)
     """See `lightspan.lightning.air.shaping_metrics`; empty without AIR."""
     overlong: dict[str, float] = field(default_factory=dict)
-    """See `lightspan.lightning.overlong.overlong_metrics`; empty without it."""
+    """See `lightspan.lightning.length_penalty.overlong_metrics`; empty without it."""
     usable_tokens: dict[str, int] = field(default_factory=dict)
     """Policy → tokens of its usable transitions, those left out because their advantage is zero
     too. Empty in a minibatch."""

@@ -9,7 +9,7 @@ selected call, trained or rejected: statistics must not depend on which calls co
 | `terminal` | the final reward | the rollouts of the group (or batch) |
 | `discounted` | reward-to-go | calls of the agent in the same turn of other rollouts |
 | `anchor` | reward-to-go | calls of the agent in the same *state* in other rollouts |
-| `critic` | reward-to-go | what a critic expected at the call (`lightspan.lightning.values`) |
+| `critic` | reward-to-go | what a critic expected at the call (`lightspan.lightning.gae`) |
 | `at_grpo` | reward-to-go | as published (arXiv 2510.11062) |
 | `gigpo` | reward-to-go | as published (arXiv 2505.10978) |
 
@@ -53,7 +53,7 @@ from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.states import StateKey, check_key, key_name, observation
 from lightspan.lightning.transitions import Transition, turn_depths
-from lightspan.schema.checks import is_number
+from lightspan.schema.validation import is_number
 
 DEFAULT_GAMMA: Final = 1.0
 """Per turn."""
@@ -220,7 +220,7 @@ class GiGPO(RewardToGo, frozen=True):
 
 class GAE(RewardToGo, frozen=True):
     """Against what a critic expected at each call: generalised advantage estimation over the calls'
-    causal graph (`lightspan.lightning.values`). With `estimator="ppo"`, whose critic has lambda."""
+    causal graph (`lightspan.lightning.gae`). With `estimator="ppo"`, whose critic has lambda."""
 
     baseline: ClassVar[Baseline] = "critic"
 

@@ -27,12 +27,12 @@ import msgspec
 
 from lightspan.errors import DataError
 from lightspan.lightning.span_tree import SpanTree, build_tree
-from lightspan.schema import conventions
+from lightspan.schema import semconv
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import usable
 from lightspan.schema.routing import Route, agent_name, join_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, TokenRecord
 
 CallKey = tuple[str, int]
 """(call id, choice), unique within an attempt."""
@@ -49,7 +49,7 @@ _UNSCORED: Final = frozenset({AttemptStatus.LOST, AttemptStatus.CANCELLED})
 _LLM: Final = SpanKind.LLM
 _REWARD: Final = SpanKind.REWARD
 _OK: Final = CallOutcome.OK
-_CALL_ID: Final = conventions.CALL_ID
+_CALL_ID: Final = semconv.CALL_ID
 _OUTCOMES: Final = {str(outcome): outcome for outcome in CallOutcome}
 _ROUTES: Final = {str(route): route for route in Route}
 
@@ -99,7 +99,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     @property
     def route(self) -> Route | None:
         """Where the call went, as its span says."""
-        recorded = None if self.span is None else self.span.attributes.get(conventions.ROUTE)
+        recorded = None if self.span is None else self.span.attributes.get(semconv.ROUTE)
         return _ROUTES.get(str(recorded))
 
     @property
@@ -114,7 +114,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
             return self.record.finish_reason
         if self.span is None:
             return None
-        reasons = self.span.attributes.get(conventions.FINISH_REASONS)
+        reasons = self.span.attributes.get(semconv.FINISH_REASONS)
         if not isinstance(reasons, list) or self.choice >= len(reasons):
             return None
         return str(reasons[self.choice]) or None
@@ -125,7 +125,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         not refuse it."""
         if self.outcome is not CallOutcome.ERROR or self.span is None:
             return None
-        field = self.span.attributes.get(conventions.CALL_REFUSED)
+        field = self.span.attributes.get(semconv.CALL_REFUSED)
         return None if field is None else str(field)
 
     @property
@@ -397,7 +397,7 @@ _MOST_CHOICES: Final = 128
 
 
 def _choices(call: Call) -> int:
-    asked = call.span.attributes.get(conventions.REQUEST_CHOICES) if call.span else None
+    asked = call.span.attributes.get(semconv.REQUEST_CHOICES) if call.span else None
     return min(asked, _MOST_CHOICES) if isinstance(asked, int) else 1
 
 
@@ -488,12 +488,12 @@ def _primary(spans: list[Span]) -> Span:
 def _path(span: Span | None) -> str:
     """The agent path that the call itself recorded, in whichever dialect."""
     if span is None:
-        return conventions.UNNAMED_AGENT
-    path = span.attributes.get(conventions.AGENT_PATH)
+        return semconv.UNNAMED_AGENT
+    path = span.attributes.get(semconv.AGENT_PATH)
     if path:
         return str(path)
-    name = conventions.agent_name_of(span.attributes)
-    return join_path([name]) if name else conventions.UNNAMED_AGENT
+    name = semconv.agent_name_of(span.attributes)
+    return join_path([name]) if name else semconv.UNNAMED_AGENT
 
 
 def _outcome(spans: list[Span]) -> CallOutcome:
@@ -530,13 +530,13 @@ def _sequence_order(span: Span) -> tuple[int, int, int]:
 
 def _stated(span: Span) -> CallOutcome:
     """What one span says became of its call; an event that was added later overrides the span."""
-    if span.attributes.get(conventions.CALL_RESAMPLED):
+    if span.attributes.get(semconv.CALL_RESAMPLED):
         return CallOutcome.RESAMPLED
-    stated = span.attributes.get(conventions.CALL_OUTCOME)
+    stated = span.attributes.get(semconv.CALL_OUTCOME)
     if stated == "ok" and not span.events:
         return _OK
     for event in span.events:
-        stated = event.attributes.get(conventions.CALL_OUTCOME, stated)
+        stated = event.attributes.get(semconv.CALL_OUTCOME, stated)
     outcome = None if stated is None else _OUTCOMES.get(str(stated))
     if outcome is None:
         return CallOutcome.ERROR if span.status is SpanStatus.ERROR else CallOutcome.OK
@@ -618,7 +618,7 @@ def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
     an endpoint that is not ours makes ids of its own."""
     for call_id, spans in llm.items():
         for span in spans:
-            response_id = str(span.attributes.get(conventions.RESPONSE_ID, ""))
+            response_id = str(span.attributes.get(semconv.RESPONSE_ID, ""))
             if response_id == target or response_id.endswith((f"-{target}", f"_{target}")):
                 return call_id
     return None
@@ -626,21 +626,21 @@ def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
 
 def _target(span: Span) -> str | None:
     """The call id or span id that a reward is for; None for the attempt."""
-    named = span.attributes.get(conventions.REWARD_CALL_ID)
-    named = named or span.attributes.get(conventions.REWARD_SPAN_ID)
+    named = span.attributes.get(semconv.REWARD_CALL_ID)
+    named = named or span.attributes.get(semconv.REWARD_SPAN_ID)
     if named:
         return str(named)
     return span.links[0].span_id if span.links else None
 
 
 def _emitted(span: Span) -> EmittedReward:
-    prefix = conventions.REWARD_DIMENSION
+    prefix = semconv.REWARD_DIMENSION
     dimensions = {
         key.removeprefix(prefix): number
         for key, value in sorted(span.attributes.items())
         if key.startswith(prefix) and (number := _finite(value)) is not None
     }
-    value = _finite(span.attributes.get(conventions.REWARD_VALUE))
+    value = _finite(span.attributes.get(semconv.REWARD_VALUE))
     return EmittedReward(span.span_id, value, dimensions, span.start_ns)
 
 

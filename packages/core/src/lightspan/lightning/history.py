@@ -27,9 +27,9 @@ import msgspec
 
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.span_tree import walk
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 
 CLOCK_TOLERANCE_NS: Final = 1_000_000
 """Two readings of one clock may differ by this much while it is adjusted (as NTP does)."""

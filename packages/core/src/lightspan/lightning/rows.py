@@ -48,7 +48,7 @@ class Constraint(NamedTuple):
     """Place of the first."""
     length: int
     grammar: str
-    """See `lightspan.engines.grammars`; it begins at `start`."""
+    """See `lightspan_torch.engine.grammars`; it begins at `start`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,11 @@ import msgspec
 
 from lightspan.errors import ConfigError, UnknownAgentError
 from lightspan.lightning.episode import Call, CallKey, Episode
-from lightspan.schema.conventions import UNNAMED_AGENT
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, make_routing
-from lightspan.schema.tokens import CallOutcome, FinishReason, Sampling
+from lightspan.schema.semconv import UNNAMED_AGENT
+from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling
 
 Frozen = str | LLM | Mapping[str, str | LLM | None] | None
 """What `frozen=` takes."""

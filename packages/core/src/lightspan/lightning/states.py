@@ -16,7 +16,7 @@ from typing import Any
 
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Call
-from lightspan.schema import messages
+from lightspan.schema import genai_messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def state_of(call: Call, task_id: str, turn: int) -> State:
     asked: Sequence[Mapping[str, Any]] = ()
     if call.span is not None:
         try:
-            asked = messages.asked_of(call.span.attributes)
+            asked = genai_messages.asked_of(call.span.attributes)
         except ValueError:  # cut, or no JSON
             asked = ()
     return State(task_id=task_id, agent_path=call.agent_path, turn=turn, messages=asked)

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from lightspan.lightning.episode import Call, Episode
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Json
+from lightspan.schema.redaction import values_without_keys
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.schema.texts import values_without_keys
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 
 LONGEST_TEXT: Final = 4_000
 """Characters of one message; the middle of a longer one is left out."""
@@ -70,7 +70,7 @@ def _call_lines(call: Call, told: set[str]) -> Iterator[str]:
     """The lines of a call; what they tell is added to what is told."""
     yield f"Model call of the agent {call.agent_path!r}:"
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
-    for message in messages.asked_of(attributes):
+    for message in genai_messages.asked_of(attributes):
         line = f"  {message.get('role')}: {_shortened(_said(message))}"
         if line not in told:
             told.add(line)
@@ -86,7 +86,7 @@ def _call_lines(call: Call, told: set[str]) -> Iterator[str]:
 
 def _answer(call: Call) -> dict[str, Any] | None:
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
-    answers = messages.answers_of(attributes)
+    answers = genai_messages.answers_of(attributes)
     return answers[call.choice] if call.choice < len(answers) else None
 
 

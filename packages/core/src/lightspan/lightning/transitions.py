@@ -23,7 +23,7 @@ import msgspec
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.selection import Coverage, Verdict
 from lightspan.schema.routing import agent_name
-from lightspan.schema.tokens import FinishReason, TokenRecord
+from lightspan.schema.token_records import FinishReason, TokenRecord
 
 TransitionKey = tuple[str, str, int]
 """(attempt id, call id, choice)."""

@@ -17,12 +17,12 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from lightspan.capture import scope, sdks, wire
-from lightspan.capture.candidates import PROMPTS_VARIABLE
-from lightspan.capture.state import ActivePrompts
+from lightspan.capture import context, sdk_instrumentation, sdks
+from lightspan.capture._globals import ActivePrompts
+from lightspan.capture.prompt_overrides import PROMPTS_VARIABLE
 from lightspan.errors import ConfigError
-from lightspan.schema.instructions import Instructions, Rewrite
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
+from lightspan.schema.system_prompts import Instructions, Rewrite
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class AppliedPrompts:
         is applied."""
         self._active = ActivePrompts(_instructions(prompts)) if prompts else None
         if self._active is not None:
-            scope.push_prompts(self._active)
+            context.push_prompts(self._active)
             atexit.register(self._warn)
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class AppliedPrompts:
         active, self._active = self._active, None
         if active is not None:
             atexit.unregister(self._warn)
-            scope.pop_prompts(active)
+            context.pop_prompts(active)
             _warn_of_missing_agents(active)
 
     def _warn(self) -> None:
@@ -93,7 +93,7 @@ def apply_prompts(run: str | os.PathLike[str] | None = None) -> AppliedPrompts:
             "client of OpenAI or Anthropic in this environment: pip install openai"
         )
     if agents:
-        wire.install()
+        sdk_instrumentation.install()
     return AppliedPrompts(prompts)
 
 

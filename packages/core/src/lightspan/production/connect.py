@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from lightspan.capture import scope, sdks, wire
+from lightspan.capture import context, sdk_instrumentation, sdks
+from lightspan.capture.context import AgentContext, AttemptContext
 from lightspan.capture.recorder import NullRecorder
-from lightspan.capture.scope import AgentContext, AttemptContext
 from lightspan.errors import ConfigError
-from lightspan.schema import conventions
-from lightspan.schema.conventions import ROUTING_PATH
+from lightspan.schema import semconv
 from lightspan.schema.records import Mode
+from lightspan.schema.redaction import add_key_variable
 from lightspan.schema.routing import Routing
-from lightspan.schema.texts import add_key_variable
+from lightspan.schema.semconv import ROUTING_PATH
 
 ENDPOINT_VARIABLE: Final = "LIGHTSPAN_ENDPOINT"
 KEY_VARIABLE: Final = "LIGHTSPAN_API_KEY"
@@ -40,12 +40,12 @@ class Connection:
         """The server's origin; None if there is no connection."""
         self._acting = acting
         if acting is not None:
-            scope.connect(acting)
+            context.connect(acting)
 
     def close(self) -> None:
         """Let model calls go where the app points them again. Idempotent."""
         if self._acting is not None:
-            scope.disconnect(self._acting)
+            context.disconnect(self._acting)
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +84,7 @@ def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connec
             "there is no client of OpenAI or Anthropic in this environment whose calls could be "
             "connected: pip install openai"
         )
-    wire.install()
+    sdk_instrumentation.install()
     served = AttemptContext(
         rollout_id="",
         attempt_id="",
@@ -118,10 +118,10 @@ def _routing(origin: str, key: str) -> Routing:
     """What the server answers."""
     answer = _fetch(origin, key)
     protocol = answer.get("protocol")
-    if protocol != conventions.PROTOCOL_VERSION:
+    if protocol != semconv.PROTOCOL_VERSION:
         raise ConfigError(
             f"{origin} speaks protocol {protocol}, this lightspan speaks "
-            f"{conventions.PROTOCOL_VERSION}: install the same version on both sides"
+            f"{semconv.PROTOCOL_VERSION}: install the same version on both sides"
         )
     try:
         return msgspec.convert(answer.get("routing"), Routing)

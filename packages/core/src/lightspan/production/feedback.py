@@ -16,7 +16,7 @@ from lightspan.capture.emit import RESPONSE_ID_PREFIXES
 from lightspan.errors import ConfigError, NotFoundError, RewardError
 from lightspan.production import record
 from lightspan.production.options import STORE_VARIABLE
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptRef
 from lightspan.schema.reward import Reward, parse_reward, usable
 from lightspan.schema.spans import (
@@ -29,7 +29,7 @@ from lightspan.schema.spans import (
     now_ns,
 )
 from lightspan.stores import open_existing
-from lightspan.stores.event_loop import run_sync
+from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
 
 _OWN_CALL: Final = re.compile(r"call-([0-9a-f]{32})-\d+")

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
-from lightspan.capture import scope, wire
-from lightspan.capture.scope import AgentContext, AttemptHandle
+from lightspan.capture import context, sdk_instrumentation
+from lightspan.capture.context import AgentContext, AttemptHandle
 from lightspan.errors import ConfigError
 from lightspan.production import apply_prompts, span_exporter
-from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
-from lightspan.production.journal import EXIT_S
+from lightspan.production.auto_attempts import OpenAttempt, OpenAttempts, Unkept
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
 from lightspan.production.redact import Redact, find_hook
+from lightspan.production.store_writer import EXIT_S
 from lightspan.schema.spans import new_trace_id
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def _choose() -> None:
     """Have the recording in force open attempts."""
     recording = next(iter(_state.recordings), None)
     if recording is None or not recording.on:
-        scope.set_opener(None)
+        context.set_opener(None)
         return
     if not _state.is_watched:
         _state.is_watched = True
@@ -209,10 +209,10 @@ def _choose() -> None:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork)
     try:
-        wire.install()
+        sdk_instrumentation.install()
     except Exception as error:  # an SDK that cannot be imported, which the app may not need
         log.warning("lightspan: a client SDK could not be wrapped: %s", error)
-    scope.set_opener(recording.open)
+    context.set_opener(recording.open)
 
 
 def _drop(recording: Recording) -> None:
@@ -234,9 +234,9 @@ def _after_fork() -> None:
     _state.lock = threading.RLock()  # somebody may have held it
     for recording in _state.recordings:
         recording.after_fork()
-    current = scope.current_context()
+    current = context.current_context()
     if current is not None and isinstance(current.scope.recorder, OpenAttempt):
-        scope.set_agent(None)
+        context.set_agent(None)
 
 
 __all__ = ["Recording", "flush", "hold", "record", "release"]

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lightspan.errors import ConfigError
-from lightspan.schema import conventions as c
-from lightspan.schema.messages import dump_json
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.spans import (
     Attributes,
     AttributeValue,

@@ -50,7 +50,7 @@ class ExportHandle:
     def __init__(self, exporter: SpanExporter, destination: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        from lightspan.capture.readable_spans import to_otel
+        from lightspan.capture.to_otel import to_otel
 
         self.destination: Final = destination
         self.sent = 0

@@ -1,15 +1,14 @@
-"""Runners run the app: they claim an attempt, call the app in its scope, and report its outcome.
+"""Runners run the app: they claim an attempt, call the app in its context, and report its outcome.
 
 `app` is what is run (`@rollout` and its arguments), `command` a program in any language as an app.
-`runner` is the loop, `attempt` what it does with one attempt, and `outcome` says what an app's
-return value or exception means. `protocol` says what a set of runners is: `local` processes of this
-machine (`worker` inside them, `interpreters` for those of the app's own Python), `cluster` actors
-of a Ray cluster (`actor` is what is on a node, `membership` how one is joined), or `external` ones
-that somebody starts by hand. Such a one is a `joiner`; it and the trainer find each other in the
-store by `peers`, and `reachability` says whether its gateway is there.
+`runner` is the loop, `attempt` runs one attempt, `outcome` interprets an app's return value or
+exception. `protocol` defines a set of runners: `local` processes of this machine (`process_main` is
+their entry point, `foreign_python` starts those of another interpreter) or `external` ones that
+somebody starts by hand (`standalone`); those and the trainer find each other by `discovery` in the
+store, and `gateway_probe` checks that the gateway answers.
 
-An app may block, hang or kill the process it runs in. A `guard` in the process sees what blocks
-its loop, and by `whereabouts` which line of the app; `local` sees what is dead or silent, and
-`deaths` queues its attempts again. Where it has to be ended, `lightspan.child_processes` ends what
-it started.
+An app may block, hang or kill its process. `loop_watchdog` detects a blocked event loop, and
+`stack_location` names the line of the app; `local` detects dead and silent processes,
+`crash_recovery` queues their attempts again, and `lightspan.child_processes` ends what they
+started.
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
-from lightspan.capture.scope import (
+from lightspan.capture.context import (
     AttemptContext,
     AttemptHandle,
     current_context,

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from lightspan.capture import strays
+from lightspan.capture import misattributed_calls
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.app import App, Inputs, attempt_llm
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
+from lightspan.runners.gateway_probe import Way
 from lightspan.runners.outcome import STOPPED, Ending, classify, returned
-from lightspan.runners.reachability import Way
-from lightspan.runners.whereabouts import in_words, of_coroutine
-from lightspan.schema import clock, conventions as c
-from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.origins import uncaptured_attributes
+from lightspan.runners.stack_location import in_words, of_coroutine
+from lightspan.schema import clock, semconv as c
+from lightspan.schema.provenance import uncaptured_attributes
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome, Report
 from lightspan.schema.resources import NamedResources, instructions_in, routing_of
+from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import (
     Attributes,
     Span,
@@ -106,7 +106,7 @@ class AttemptRun:
         self._store = host.store
         self._scope: AttemptContext | None = None
         self._stopping = False
-        self._strays = strays.count()
+        self._strays = misattributed_calls.count()
         self._root = new_span_id()
         self._started = now_ns()
 
@@ -318,7 +318,7 @@ class AttemptRun:
         recorder = scope.recorder
         recorder.is_over = True
         recorder.give_up()
-        lost = strays.missing_from(recorder, self._strays)
+        lost = misattributed_calls.missing_from(recorder, self._strays)
         if lost is not None:
             recorder.add_capture_error(lost)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}

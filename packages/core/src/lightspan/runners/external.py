@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lightspan.errors import LightspanError, StoreError
-from lightspan.runners.peers import disagreement, is_there, speaks
+from lightspan.runners.discovery import disagreement, is_there, speaks
 from lightspan.runners.protocol import RunnerPlan, Runners, check_leaves_home
 from lightspan.schema import clock
-from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.records import Peer, PeerRole
+from lightspan.schema.validation import check_number, check_whole
 from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)

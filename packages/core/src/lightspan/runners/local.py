@@ -26,15 +26,15 @@ import msgspec
 
 from lightspan import child_processes
 from lightspan.errors import AppError, ConfigError, LightspanError
-from lightspan.runners import interpreters
-from lightspan.runners.deaths import QUICK_S, Death, bury, describe_exit
+from lightspan.runners import foreign_python
+from lightspan.runners.crash_recovery import QUICK_S, Death, bury, describe_exit
+from lightspan.runners.process_main import DAMAGED, Order, Word, work
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
-from lightspan.runners.worker import DAMAGED, Order, Word, work
 from lightspan.schema import clock
-from lightspan.schema.checks import check_whole
 from lightspan.schema.records import new_id
+from lightspan.schema.validation import check_whole
 from lightspan.stores import open_store
-from lightspan.stores.known_secrets import secrets_of
+from lightspan.stores.credentials import secrets_of
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ _PROCESSES: Final = multiprocessing.get_context("spawn")
 
 @dataclass(slots=True)
 class _Worker:
-    process: BaseProcess | interpreters.Subprocess
+    process: BaseProcess | foreign_python.Subprocess
     name: str
     lifeline: Connection
     """Closing it tells the process to end."""
@@ -137,7 +137,7 @@ class LocalRunners:
         processes: int = 1,
         isolation: str = "thread",
         python: str | os.PathLike[str] | None = None,
-        app_dirs: interpreters.Folders | None = None,
+        app_dirs: foreign_python.Folders | None = None,
     ) -> None:
         check_whole("slots", slots, 1)
         check_whole("processes", processes, 1)
@@ -147,8 +147,8 @@ class LocalRunners:
             raise ConfigError("app_dirs= belongs to python=: runners of this one share sys.path")
         self.slots = slots
         self.isolation = isolation
-        self.python = None if python is None else interpreters.find_interpreter(python)
-        self._app_dirs = interpreters.app_folders(app_dirs) if self.python is not None else []
+        self.python = None if python is None else foreign_python.find_interpreter(python)
+        self._app_dirs = foreign_python.app_folders(app_dirs) if self.python is not None else []
         self.processes = slots if isolation == "process" else min(processes, slots)
         self._workers: list[_Worker] = []
         self._plan: RunnerPlan | None = None
@@ -275,9 +275,9 @@ class LocalRunners:
 
     def _start_process(
         self, plan: RunnerPlan, name: str
-    ) -> tuple[BaseProcess | interpreters.Subprocess, Connection]:
+    ) -> tuple[BaseProcess | foreign_python.Subprocess, Connection]:
         if self.python is not None:
-            return interpreters.start(self.python)
+            return foreign_python.start(self.python)
         ours, theirs = _PROCESSES.Pipe()
         method = multiprocessing.get_start_method(allow_none=True)
         args = (msgspec.json.encode(plan), name, theirs, method)
@@ -290,8 +290,8 @@ class LocalRunners:
         """Raises `AppError` or `ConfigError` if the process cannot be a runner."""
         where = ""
         if self.python is not None:
-            assert isinstance(worker.process, interpreters.Subprocess)
-            interpreters.greet(
+            assert isinstance(worker.process, foreign_python.Subprocess)
+            foreign_python.greet(
                 self.python, worker.process, worker.lifeline, worker.plan, worker.name
             )
             where = (

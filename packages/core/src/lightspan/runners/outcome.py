@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from lightspan.errors import RewardError
 from lightspan.runners.command.reward import ProgramError
-from lightspan.schema.conventions import CONTEXT_OVERFLOW
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.reward import Reward, parse_reward
+from lightspan.schema.semconv import CONTEXT_OVERFLOW
 from lightspan.schema.spans import text_of
 
 _STATUS_OF: Final = {

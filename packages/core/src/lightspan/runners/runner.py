@@ -23,16 +23,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.attempt import AttemptRun
+from lightspan.runners.gateway_probe import PROBE_S, Way
 from lightspan.runners.outcome import STOPPED, Ending
-from lightspan.runners.reachability import PROBE_S, Way
 from lightspan.schema import clock
 from lightspan.schema.records import Claim, new_id
 from lightspan.schema.resources import NamedResources
-from lightspan.stores.event_loop import within
+from lightspan.stores.aio import within
 from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
@@ -128,9 +128,9 @@ class Runner:
         """
         self._main = asyncio.current_task()
         os.environ.setdefault("OPENAI_API_KEY", PLACEHOLDER_KEY)
-        carries = threads.carry()
+        carries = context_propagation.carry()
         with suppress(Exception):  # each scope tries it again, and notes why it failed
-            wire.install()  # before a thread of the app's begins to import an SDK
+            sdk_instrumentation.install()  # before a thread of the app's begins to import an SDK
         beat = None if self.config.guarded else asyncio.create_task(self._heartbeats())
         try:
             async with self.app.opened():
@@ -147,10 +147,10 @@ class Runner:
                 beat.cancel()
                 await asyncio.gather(beat, return_exceptions=True)
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await wire.aclose()
+            await sdk_instrumentation.aclose()
             self.pool.shutdown(wait=not self._stuck, cancel_futures=True)
             if carries:  # the process may be somebody's notebook
-                threads.stop_carrying()
+                context_propagation.stop_carrying()
 
     def work_for(self, run_ids: Sequence[str]) -> None:
         """Claim the rollouts of these runs only, from now on; none: claim nothing."""

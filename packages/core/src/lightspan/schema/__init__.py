@@ -1,13 +1,12 @@
-"""What both planes say to each other, as pure data. Nothing here reads a file, writes or waits.
+"""The data that apps, stores and learners exchange. Pure: no files, no waiting.
 
-`records` holds tasks, rollouts, attempts and the state machine that they follow, `tokens` what a
-model call sampled, `reward` what an app returned. `spans` holds OpenTelemetry's spans,
-`conventions` the names of their attributes, `call_attributes` the attributes of a model call's
-request and answer. `messages`, `response_items` and `message_blocks` translate OpenAI's chat
-messages and Responses items, and Anthropic's messages. `llm`, `routing`, `prompts`, `instructions`
-and `resources` are what an algorithm hands to apps; `common_text` finds the template of an agent's
-texts, by the `variable_parts` that one alone shows. `origins` are requests past the
-SDKs. `prices` says what a model's tokens cost. `checks` refuses an option by its name, `texts`
-makes fit to be kept what an app wrote: of `media` a reference, of a span's `content` what is no
-key. `clock` tells the time, whatever the app makes of it; `randomness` gives the digits of ids.
+`records` holds tasks, rollouts, attempts and their state machine, `token_records` what a model call
+sampled, `reward` what an app returned, `spans` OpenTelemetry's spans, `semconv` the names of their
+attributes, `genai_attributes` those of a model call. `genai_messages`, `openai_responses` and
+`anthropic_messages` translate messages. `llm`, `routing`, `prompts` and `resources` are what an
+algorithm gives to apps; `system_prompts` finds and replaces a system prompt, `template_inference`
+infers a template from rendered prompts (`template_variables`). `provenance` records frameworks and
+uncaptured requests, `pricing` the cost of tokens. `validation` checks options, `redaction`
+sanitises text, `content` removes keys from a span, `media` replaces images by references, `clock`
+reads the time, `ids` makes ids.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
+from lightspan.schema.redaction import values_without_keys
 from lightspan.schema.spans import Attributes, Span
-from lightspan.schema.texts import values_without_keys
 
 CONTENT: Final = frozenset(
     {

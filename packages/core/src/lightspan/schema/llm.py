@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lightspan.errors import ConfigError
-from lightspan.schema.texts import add_key_variable
+from lightspan.schema.redaction import add_key_variable
 
 
 class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from lightspan.schema.texts import kept_text
+from lightspan.schema.redaction import kept_text
 
 Part = dict[str, Any]
 

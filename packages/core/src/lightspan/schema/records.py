@@ -35,7 +35,7 @@ import msgspec
 
 from lightspan.errors import IllegalMoveError
 from lightspan.schema import clock
-from lightspan.schema.randomness import random_digits
+from lightspan.schema.ids import random_digits
 from lightspan.schema.reward import Reward
 
 Json = Any
@@ -305,7 +305,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     app: str
     """`module:name`: what a trainer asks for, or a runner runs."""
     protocol: int
-    """`conventions.PROTOCOL_VERSION` of its lightspan."""
+    """`semconv.PROTOCOL_VERSION` of its lightspan."""
     lightspan: str
     """The version of its lightspan."""
     python: str = ""

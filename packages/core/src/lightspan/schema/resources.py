@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from lightspan.schema.instructions import Instructions
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.routing import Routing
+from lightspan.schema.system_prompts import Instructions
 
 Resource = LLM | PromptTemplate | Routing | Instructions
 NamedResources = dict[str, Resource]

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from lightspan.errors import RewardError
-from lightspan.schema.texts import clean_text
+from lightspan.schema.redaction import clean_text
 
 LONGEST_NAME: Final = 1_024
 """Characters of a dimension's name."""

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from lightspan.schema.conventions import UNNAMED_AGENT
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode
-from lightspan.schema.tokens import Sampling
+from lightspan.schema.semconv import UNNAMED_AGENT
+from lightspan.schema.token_records import Sampling
 
 BASE_POLICY: Final = "base"
 """The policy name of the starting weights, for agents frozen as `"base"`."""

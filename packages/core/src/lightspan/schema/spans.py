@@ -3,7 +3,7 @@
 A span is frozen and carries OpenTelemetry's fields plus three of ours: the rollout and attempt that
 it belongs to, and the per-attempt sequence numbers that order model calls (design: never by
 clocks). Spans travel and rest as MessagePack (`encode_spans`, `decode_spans`); token ids and
-log-probabilities never live in a span, they are in `lightspan.schema.tokens.TokenRecord`.
+log-probabilities never live in a span, they are in `lightspan.schema.token_records.TokenRecord`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgspec
 
 from lightspan.errors import DataError
 from lightspan.schema import clock
-from lightspan.schema.randomness import random_digits
-from lightspan.schema.texts import clean_text, kept_text
+from lightspan.schema.ids import random_digits
+from lightspan.schema.redaction import clean_text, kept_text
 
 SCHEMA_VERSION = 1
 

@@ -1,15 +1,12 @@
-"""The stores: what joins the agents' world and the learner's.
+"""Stores hold rollouts, attempts, spans, token records and resources, between agents and learner.
 
-In go rollouts to run and, from runners and the gateway, attempts with their spans, token records
-and rewards; out come claims and, for the learner, what was recorded. `protocol` says what a store
-does. `memory` is for one process, `sqlite` a file for every process of one machine, `postgres` a
-database for those of many, `remote` one of these that another process serves over HTTP. What all
-share: `_state_machine` moves rollouts and attempts, `_leases` gives, extends and loses an attempt's
-lease, `_requests` lets a claim be repeated, `_arguments` refuses what no store can keep,
-`_encoding` turns records into bytes, `_signal` wakes who waits for a change, `_opened` is what a
-process has open; what those in SQL share is in `_sql`. `known_secrets` has what belongs to a URL
-and is shown nowhere. `event_loop` uses a store from plain code, `sockets` notice when a machine is
-gone. Most code needs only `open_store`, which imports a store when it is opened.
+`protocol` defines a store. `memory` is for one process, `sqlite` a file for every process of one
+machine; plugins add others by URL scheme (PostgreSQL, HTTP). `_state_machine` moves rollouts and
+attempts, `_leases` grants, extends and ends leases, `_idempotency` lets a claim be repeated,
+`_validation` checks arguments, `_encoding` serialises records, `_signal` wakes who waits for a
+change, `_process_local` keeps connections per process, `_sql` is shared by stores in SQL.
+`credentials` keeps passwords out of URLs, `aio` runs a store from plain code, `keepalive`
+configures sockets. Most code needs only `open_store`.
 """
 
 from __future__ import annotations

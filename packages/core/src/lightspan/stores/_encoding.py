@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.schema.conventions import CALL_ID, CALL_OUTCOME
 from lightspan.schema.records import AttemptRef, Peer, Rollout
+from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME
 from lightspan.schema.spans import Span, decode_span, encode_span
-from lightspan.schema.tokens import CallOutcome, TokenRecord
-from lightspan.stores._arguments import check_integer
+from lightspan.schema.token_records import CallOutcome, TokenRecord
+from lightspan.stores._validation import check_integer
 from lightspan.stores.protocol import StoredCall
 
 _replace = msgspec.structs.replace

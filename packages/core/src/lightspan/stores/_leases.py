@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from lightspan.errors import ConflictError
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Claim, Outcome, new_id
-from lightspan.stores._arguments import LARGEST_INTEGER, check_integer, check_lease
 from lightspan.stores._encoding import unpack_rollout
-from lightspan.stores._requests import check_id, derived_id
+from lightspan.stores._idempotency import check_id, derived_id
 from lightspan.stores._state_machine import Ledger, Progress, Tables, started
+from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_lease
 
 ALONE: Final = "alone"
 """The place in its claim of a rollout that is to be run alone, and so the only one."""

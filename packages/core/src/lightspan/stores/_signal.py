@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from lightspan.stores.event_loop import within
+from lightspan.stores.aio import within
 
 
 class Signal:

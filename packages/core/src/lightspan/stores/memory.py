@@ -32,15 +32,8 @@ from lightspan.schema.resources import (
     resources_id,
 )
 from lightspan.schema.spans import Span
-from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores import _leases, _state_machine
-from lightspan.stores._arguments import (
-    check_integer,
-    check_lease,
-    check_pruning,
-    check_rewards,
-    check_timeout,
-)
 from lightspan.stores._encoding import (
     PackedCall,
     PackedRecord,
@@ -56,9 +49,16 @@ from lightspan.stores._encoding import (
     unpack_rollout,
     unpack_span,
 )
-from lightspan.stores._requests import check_id
+from lightspan.stores._idempotency import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._state_machine import Begun, Progress
+from lightspan.stores._validation import (
+    check_integer,
+    check_lease,
+    check_pruning,
+    check_rewards,
+    check_timeout,
+)
 from lightspan.stores.protocol import (
     PEER_KEPT_S,
     PRUNED_AT_ONCE,

@@ -26,7 +26,7 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.resources import NamedResources
 from lightspan.schema.spans import Span
-from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, TokenRecord
 
 PAUSES_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
 """Between the tries to write to a store that is out of reach, in whoever goes on without it."""

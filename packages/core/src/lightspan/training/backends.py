@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.engines.protocol import EngineRequest, TokenEngine
 from lightspan.errors import UnsupportedError
-from lightspan.learners.protocol import Learner, LearnerRequest
+from lightspan.protocols.engine import EngineRequest, TokenEngine
+from lightspan.protocols.learner import Learner, LearnerRequest
 from lightspan.schema.routing import BASE_POLICY, Route, Routing
 from lightspan.training.settings import TrainerSettings
 

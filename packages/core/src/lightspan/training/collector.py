@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.progress import Reporter
+from lightspan.protocols.engine import TokenEngine
 from lightspan.runners.protocol import Runners
 from lightspan.schema.records import (
     Attempt,
@@ -24,7 +24,7 @@ from lightspan.schema.records import (
     RolloutStatus,
 )
 from lightspan.stores import open_existing
-from lightspan.stores.event_loop import run_sync
+from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
 from lightspan.training.in_flight import InFlight

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.jsonl import read_jsonl
-from lightspan.algorithms.traces import Query, Time, read_attempts, reward_bound
+from lightspan.algorithms.recorded_attempts import Query, Time, read_attempts, reward_bound
+from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import DataError
 from lightspan.schema.records import Json, fingerprint, task_id
 from lightspan.stores import open_existing, public_url
-from lightspan.stores.event_loop import run_sync
+from lightspan.stores.aio import run_sync
 
 
 def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:

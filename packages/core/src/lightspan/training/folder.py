@@ -17,7 +17,7 @@ import msgspec
 from lightspan.errors import ConfigError, StoreError
 from lightspan.lightning.advantages import Explanation
 from lightspan.schema.prompts import LearnedPrompt
-from lightspan.training.lines import append, read
+from lightspan.training.jsonl_log import append, read
 from lightspan.training.results import Evaluation
 from lightspan.training.rewards import Kept, Scored
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightspan.errors import ConfigError
-from lightspan.schema.checks import check_whole
 from lightspan.schema.records import Rollout, RolloutState
+from lightspan.schema.validation import check_whole
 
 
 class InFlight:

@@ -13,12 +13,12 @@ from lightspan.progress import duration
 from lightspan.schema.records import Json
 from lightspan.training import checkpoints
 from lightspan.training.alerts import Alert, AlertMonitor
-from lightspan.training.best_step import Standing
 from lightspan.training.checkpoints import Life
+from lightspan.training.cpu_meter import Meter, last_seconds
 from lightspan.training.folder import EvaluationKind
 from lightspan.training.listeners import Listeners, RunEvent
 from lightspan.training.manifest import Served, fit_result, write_result
-from lightspan.training.meter import Meter, last_seconds
+from lightspan.training.model_selection import Standing
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 from lightspan.training.session import Session
 from lightspan.training.sinks import SinkRun, Sinks

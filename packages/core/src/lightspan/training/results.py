@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.health import app_failed
+from lightspan.lightning.rollout_checks import app_failed
 from lightspan.progress import many
-from lightspan.schema import conventions as c
-from lightspan.schema.checks import is_number
+from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
+from lightspan.schema.validation import is_number
 from lightspan.training.statistics import Interval, clustered_interval, paired_gain
 
 

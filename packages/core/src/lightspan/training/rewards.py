@@ -22,7 +22,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.health import app_failed
+from lightspan.lightning.rollout_checks import app_failed
 from lightspan.lightning.transcript import answer_of
 from lightspan.runners.app import find
 from lightspan.schema.records import Json

@@ -14,24 +14,24 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from lightspan.engines.protocol import ProbedEngine, TokenEngine
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
-from lightspan.learners.protocol import Learner
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.health import Health
+from lightspan.lightning.rollout_checks import Health
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import load_plugin
 from lightspan.production import span_exporter
+from lightspan.protocols.engine import ProbedEngine, TokenEngine
+from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
+from lightspan.runners.discovery import Presence, here
 from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
-from lightspan.runners.peers import Presence, here
 from lightspan.runners.protocol import RunnerPlan, Runners
-from lightspan.schema.checks import check_whole
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id
 from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
+from lightspan.schema.validation import check_whole
 from lightspan.stores import open_store, take_credentials
 from lightspan.stores.protocol import Store
 from lightspan.training import checkpoints
@@ -41,18 +41,18 @@ from lightspan.training.backends import (
     make_engine,
     make_learner,
 )
-from lightspan.training.best_step import Standing
-from lightspan.training.budget import CallBudget
+from lightspan.training.call_budget import CallBudget
 from lightspan.training.checkpoints import TrainerState, rollout_stem
 from lightspan.training.collector import Collector
 from lightspan.training.data import Epochs, clusters_of, task_id
-from lightspan.training.likeness import check_probes
 from lightspan.training.manifest import data_config, finished_result
+from lightspan.training.model_selection import Standing
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
 from lightspan.training.rewards import Place, Rewards, Scorer, own_reward
 from lightspan.training.settings import TrainerSettings
 from lightspan.training.span_export import SpanExport
+from lightspan.training.weight_sync_check import check_probes
 
 T = TypeVar("T")
 

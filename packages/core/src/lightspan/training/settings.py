@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.engines.protocol import EngineSpec, TokenEngine
 from lightspan.errors import ConfigError
-from lightspan.learners.protocol import Learner, LearnerSpec
 from lightspan.plugins import load_plugin
 from lightspan.progress import Reporter, default_reporter, many
+from lightspan.protocols.engine import EngineSpec, TokenEngine
+from lightspan.protocols.learner import Learner, LearnerSpec
 from lightspan.runners.protocol import Runners
-from lightspan.schema.checks import (
+from lightspan.schema.records import Json
+from lightspan.schema.routing import Route
+from lightspan.schema.validation import (
     LONGEST_S,
     check_choice,
     check_device_name,
@@ -28,8 +30,6 @@ from lightspan.schema.checks import (
     check_whole,
     parse_gateway_address,
 )
-from lightspan.schema.records import Json
-from lightspan.schema.routing import Route
 from lightspan.stores import public_url
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import Scorer, as_scorer

@@ -20,7 +20,7 @@ from lightspan.production import span_exporter
 from lightspan.production.options import SERVICE_NAME, service_of_environment
 from lightspan.production.span_exporter import ExportHandle
 from lightspan.progress import many
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, clean_attributes
 
 EXPORT_TIMEOUT_S: Final = 30.0

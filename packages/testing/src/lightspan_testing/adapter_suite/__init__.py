@@ -25,10 +25,11 @@ subject: `table_tests`, `concurrency_tests`, `service_tests`, `install_tests`, `
 
 from __future__ import annotations
 
+from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.checks import Tally
-from lightspan_testing.adapter_suite.company_tests import CompanyTests
 from lightspan_testing.adapter_suite.concurrency_tests import ConcurrencyTests
 from lightspan_testing.adapter_suite.install_tests import InstallTests
+from lightspan_testing.adapter_suite.interop_tests import CompanyTests
 from lightspan_testing.adapter_suite.prompt_tests import PromptTests
 from lightspan_testing.adapter_suite.scenarios import (
     BYPASSED,
@@ -49,7 +50,6 @@ from lightspan_testing.adapter_suite.scenarios import (
 from lightspan_testing.adapter_suite.service_tests import ServiceTests
 from lightspan_testing.adapter_suite.table_tests import TableTests
 from lightspan_testing.attempts import tree
-from lightspan_testing.stage import Turn
 
 
 class AdapterSuite(

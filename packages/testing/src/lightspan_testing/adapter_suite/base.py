@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
+from lightspan_testing.adapter_harness import Played, Stage
 from lightspan_testing.adapter_suite.checks import (
     Tally,
     check_attributes,
@@ -21,8 +22,8 @@ from lightspan_testing.adapter_suite.checks import (
     check_names,
     check_tokens,
 )
-from lightspan_testing.adapter_suite.plays import inside_root, part_of, play
 from lightspan_testing.adapter_suite.process import NO_WAY_OUT
+from lightspan_testing.adapter_suite.scenario_runner import inside_root, part_of, play
 from lightspan_testing.adapter_suite.scenarios import (
     CONCURRENT,
     IMPOSSIBLE,
@@ -33,7 +34,6 @@ from lightspan_testing.adapter_suite.scenarios import (
 )
 from lightspan_testing.adapter_suite.trees import ordered, without_call_status
 from lightspan_testing.attempts import read_recorded, tree
-from lightspan_testing.stage import Played, Stage
 
 WAYS_TO_FAIL: Final = (Impossible, AssertionError, RuntimeError)
 """What a test raises that a framework cannot pass."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightspan.lightning import Rejection, build_episode, cover
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import Route, agent_name, split_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan_testing.adapter_harness import POLICY, Part, Played, Stage, sampled_text
 from lightspan_testing.adapter_suite.scenarios import BYPASSED, App, Impossible
 from lightspan_testing.adapter_suite.trees import calls_of
 from lightspan_testing.attempts import Captured, path_of
-from lightspan_testing.stage import POLICY, Part, Played, Stage, sampled_text
 
 
 @dataclass(slots=True)

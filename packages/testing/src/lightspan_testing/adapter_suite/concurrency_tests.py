@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lightspan.capture import threads, wire
+from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Played, Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
-from lightspan_testing.adapter_suite.plays import close_clients, part_of, play, run_sync
+from lightspan_testing.adapter_suite.scenario_runner import close_clients, part_of, play, run_sync
 from lightspan_testing.adapter_suite.scenarios import CONCURRENT, ROUTES, App
-from lightspan_testing.stage import Played, Stage
 
 
 class ConcurrencyTests(AdapterTests):
@@ -28,7 +28,7 @@ class ConcurrencyTests(AdapterTests):
         app = self.app(stage, scenario, "sync")
         part = part_of(app, scenario)
         played = stage.open(part, through_gateway=True)
-        threads.carry()
+        context_propagation.carry()
         try:
             with (
                 self.adapter.instrument(),
@@ -37,7 +37,7 @@ class ConcurrencyTests(AdapterTests):
             ):
                 pool.submit(run_sync, app, played).result()
         finally:
-            threads.stop_carrying()
+            context_propagation.stop_carrying()
         stage.close(played)
         self.check(played, scenario, app, stage)
 
@@ -81,7 +81,7 @@ class ConcurrencyTests(AdapterTests):
         with self.adapter.instrument(), ThreadPoolExecutor(CONCURRENT) as pool:
             for future in [pool.submit(one, *pair) for pair in zip(apps, played, strict=True)]:
                 future.result()
-        wire.close()
+        sdk_instrumentation.close()
         self._check_all(stage, scenario, apps, played)
 
     def _check_all(

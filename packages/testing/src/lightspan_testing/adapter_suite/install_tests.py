@@ -15,13 +15,13 @@ from types import ModuleType
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
+from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
 from lightspan_testing.adapter_suite.checks import assert_unchanged, changed, check_calls
-from lightspan_testing.adapter_suite.plays import part_of, play, run_sync
+from lightspan_testing.adapter_suite.scenario_runner import part_of, play, run_sync
 from lightspan_testing.adapter_suite.trees import calls_of
 from lightspan_testing.attempts import tree
-from lightspan_testing.stage import Stage
 
 
 def _version_of(found: str | None) -> Callable[[str], str]:

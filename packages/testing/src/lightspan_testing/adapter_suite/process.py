@@ -8,13 +8,13 @@ import json
 import sys
 from typing import Final
 
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import AttemptContext
 from lightspan.schema.spans import encode_spans
+from lightspan_testing.adapter_harness import POLICY, Played
 from lightspan_testing.adapter_suite.scenarios import Model
 from lightspan_testing.attempts import ROOT_ID
-from lightspan_testing.stage import POLICY, Played
 
 NO_WAY_OUT: Final = {
     **dict.fromkeys(
@@ -62,7 +62,7 @@ def child() -> None:
                 await apps[name].run(text)
             assert scope.recorder.capture_errors() == []
             print("spans:" + encode_spans(scope.recorder.drain()).hex())
-        await wire.aclose()
+        await sdk_instrumentation.aclose()
 
     asyncio.run(attempts())
     suite.check_telemetry(told["telemetry"])

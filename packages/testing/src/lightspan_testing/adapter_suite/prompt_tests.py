@@ -8,20 +8,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lightspan.algorithms.prompts.survey import survey
 from lightspan.lightning import Episode, build_episode
 from lightspan.production.apply_prompts import apply_prompts
-from lightspan.schema import conventions as c
-from lightspan.schema.instructions import Instructions, Slot, find
+from lightspan.schema import semconv as c
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import agent_name
+from lightspan.schema.system_prompts import Instructions, Slot, find
+from lightspan_prompts.search.prompt_discovery import survey
+from lightspan_testing.adapter_harness import Part, Played, Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
-from lightspan_testing.adapter_suite.plays import part_of, play_opened, play_outside
+from lightspan_testing.adapter_suite.scenario_runner import part_of, play_opened, play_outside
 from lightspan_testing.adapter_suite.scenarios import MODES, App
 from lightspan_testing.attempts import path_of
 from lightspan_testing.scripted import Request
-from lightspan_testing.stage import Part, Played, Stage
 
 FINELY = "Write finely."
 """What a candidate adds, and the writer does then."""

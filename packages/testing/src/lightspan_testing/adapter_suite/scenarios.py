@@ -10,7 +10,7 @@ from typing import Any, Final
 import openai
 
 from lightspan.capture.emit import current_attempt_id, emit_message, operation
-from lightspan_testing.stage import Says, Turn
+from lightspan_testing.adapter_harness import Says, Turn
 
 MODES: Final = ("async", "sync", "stream")
 ROUTES: Final = ("app", "gateway")

@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 
 import lightspan
-from lightspan.capture import wire
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.emit import operation
 from lightspan.capture.recorder import Recorder
 from lightspan.production import record
-from lightspan.production.attempt import sampled
+from lightspan.production.auto_attempts import sampled
 from lightspan.schema.routing import agent_name
+from lightspan_testing.adapter_harness import Played, Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
 from lightspan_testing.adapter_suite.checks import check_names
-from lightspan_testing.adapter_suite.plays import (
+from lightspan_testing.adapter_suite.scenario_runner import (
     close_clients,
     in_trace,
     inside_root,
@@ -45,7 +46,6 @@ from lightspan_testing.adapter_suite.scenarios import (
 )
 from lightspan_testing.adapter_suite.trees import calls_of
 from lightspan_testing.attempts import read_recorded, tree
-from lightspan_testing.stage import Played, Stage
 
 
 def _recorders() -> int:
@@ -222,7 +222,7 @@ class ServiceTests(AdapterTests):
             lightspan.connect(served.url),
         ):
             played = play_outside(stage, app, scenario, mode)
-            wire.close()
+            sdk_instrumentation.close()
         assert served.usage.failed == 0
         assert served.usage.summary() == {path: {path: n} for path, n in Counter(paths).items()}
         for asked, policy in stage.answered[before:]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
-from lightspan_testing.adapter_suite.plays import play
+from lightspan_testing.adapter_suite.scenario_runner import play
 from lightspan_testing.adapter_suite.scenarios import MODES, ROUTES, SCENARIOS
 from lightspan_testing.adapter_suite.trees import calls_of
-from lightspan_testing.stage import Stage
 
 
 class TableTests(AdapterTests):

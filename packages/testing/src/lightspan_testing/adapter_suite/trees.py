@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 
 
 def ordered(lines: Sequence[str], is_ordered: bool) -> list[str]:

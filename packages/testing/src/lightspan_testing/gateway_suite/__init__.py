@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanStatus
-from lightspan.schema.tokens import CallOutcome, FinishReason
+from lightspan.schema.token_records import CallOutcome, FinishReason
 from lightspan.stores.protocol import Store
-from lightspan_testing.conditions import until
-from lightspan_testing.gateway_suite.cells import (
+from lightspan_testing.gateway_suite.cases import (
     CELLS,
     HELD,
     HELD_ENDINGS,
@@ -35,7 +34,7 @@ from lightspan_testing.gateway_suite.cells import (
     TextCell,
     gated,
 )
-from lightspan_testing.gateway_suite.rig import (
+from lightspan_testing.gateway_suite.harness import (
     MESSAGES,
     PARENT,
     POLICY,
@@ -49,6 +48,7 @@ from lightspan_testing.gateway_suite.rig import (
     shared_tokenizer,
 )
 from lightspan_testing.scripted_engine import Gate, Say, logprob_of
+from lightspan_testing.wait import until
 
 
 class GatewaySuite:

@@ -36,7 +36,7 @@ from lightspan_testing.learner_suite.value_tests import ValueTests
 
 
 class LearnerSuite(ScoreTests, LossTests, UpdateTests, StateTests, ValueTests):
-    """The protocol of `lightspan.learners.protocol.Learner`, stated once. See the module."""
+    """The protocol of `lightspan.protocols.learner.Learner`, stated once. See the module."""
 
 
 __all__ = [

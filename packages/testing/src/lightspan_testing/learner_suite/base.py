@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.engines.weights import load_model
 from lightspan.errors import (
     UnsupportedError,
 )
-from lightspan.learners.protocol import Learner, Optimizer, PolicyLoss
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Learner, Optimizer, PolicyLoss
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
 
 SGD_LIKE = Optimizer(learning_rate=1e-3, max_grad_norm=None)
 

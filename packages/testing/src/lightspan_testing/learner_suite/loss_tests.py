@@ -12,13 +12,12 @@ import msgspec
 import pytest
 import torch
 
-from lightspan.engines.weights import load_model
 from lightspan.errors import (
     ConfigError,
     DataError,
 )
-from lightspan.learners.protocol import Loss, PolicyLoss, SFTLoss
 from lightspan.lightning.rows import Response
+from lightspan.protocols.learner import Loss, PolicyLoss, SFTLoss
 from lightspan_testing.learner_suite.base import (
     BOTH_CLIPS,
     FORM_NAMES,
@@ -41,6 +40,7 @@ from lightspan_testing.learner_suite.rows import (
     split_rows,
     token_logprobs,
 )
+from lightspan_torch.engine.weights import load_model
 
 
 class LossTests(LearnerTests):

@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightspan.engines.protocol import (
+from lightspan.errors import (
+    NotFoundError,
+)
+from lightspan.lightning.rows import Row
+from lightspan.protocols.engine import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
@@ -18,11 +22,7 @@ from lightspan.engines.protocol import (
     TokenChunk,
     TokenEngine,
 )
-from lightspan.errors import (
-    NotFoundError,
-)
-from lightspan.learners.protocol import Learner, Loss, Optimizer, PolicyLoss, SFTLoss
-from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Learner, Loss, Optimizer, PolicyLoss, SFTLoss
 
 
 def reference_loss(
@@ -33,7 +33,7 @@ def reference_loss(
     base: Any = None,
     old: Sequence[Sequence[float]] | None = None,
 ) -> Tensor:
-    """Σ weight · loss, token by token, as the formulas read (`lightspan.learners.losses`)."""
+    """Σ weight · loss, token by token, as the formulas read (`lightspan_torch.learner.losses`)."""
     total = torch.zeros(())
     for number, row in enumerate(rows):
         logits = model(torch.tensor([row.ids])).logits[0]

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.errors import (
     DataError,
 )
-from lightspan.learners.protocol import Learner
 from lightspan.lightning.rows import Constraint
+from lightspan.protocols.learner import Learner
 from lightspan_testing.learner_suite.base import (
     LearnerTests,
 )
@@ -24,6 +23,7 @@ from lightspan_testing.learner_suite.rows import (
     random_row,
     token_logprobs,
 )
+from lightspan_torch.engine.tokenizer import load_tokenizer
 
 
 class ScoreTests(LearnerTests):

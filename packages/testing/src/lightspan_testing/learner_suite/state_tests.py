@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.engines.weights import load_model
 from lightspan.errors import (
     CheckpointError,
     NotFoundError,
 )
-from lightspan.learners.protocol import LoRA, Optimizer
+from lightspan.protocols.learner import LoRA, Optimizer
 from lightspan_testing.learner_suite.base import (
     BOTH_CLIPS,
     LearnerTests,
@@ -27,6 +26,7 @@ from lightspan_testing.learner_suite.rows import (
     make_rows,
     token_logprobs,
 )
+from lightspan_torch.engine.weights import load_model
 
 
 class StateTests(LearnerTests):

@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightspan.engines.weights import load_model
 from lightspan.errors import (
     DataError,
     NotFoundError,
 )
-from lightspan.learners.protocol import Optimizer, PolicyLoss, SFTLoss
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Optimizer, PolicyLoss, SFTLoss
 from lightspan_testing.learner_suite.base import (
     BOTH_CLIPS,
     SGD_LIKE,
@@ -33,6 +32,7 @@ from lightspan_testing.learner_suite.reference import (
 from lightspan_testing.learner_suite.rows import (
     make_rows,
 )
+from lightspan_torch.engine.weights import load_model
 
 
 class UpdateTests(LearnerTests):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lightspan.errors import CheckpointError, ConfigError, DataError
-from lightspan.learners.protocol import Critic, Learner, LoRA, Optimizer, PolicyLoss
 from lightspan.lightning.rows import Response, Row
+from lightspan.protocols.learner import Critic, Learner, LoRA, Optimizer, PolicyLoss
 from lightspan_testing.learner_suite.base import LearnerTests
 
 LOSS = PolicyLoss()

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from lightspan.schema.conventions import CALL_ID, CALL_OUTCOME, PROTOCOL_VERSION
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -25,8 +24,9 @@ from lightspan.schema.records import (
     RolloutState,
     RolloutStatus,
 )
+from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME, PROTOCOL_VERSION
 from lightspan.schema.spans import Span, SpanKind
-from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores.protocol import Store, StoredCall
 
 UNICODE = "naïve 日本語 🙂 'quote\" %s ; -- \\ \t\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lightspan.errors import DataError, NotFoundError
-from lightspan.schema.conventions import CALL_OUTCOME
 from lightspan.schema.records import Attempt
-from lightspan.schema.tokens import CallOutcome, FinishReason, Sampling
+from lightspan.schema.semconv import CALL_OUTCOME
+from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling
 from lightspan.stores.protocol import Store, StoredCall
 from lightspan_testing.store_suite.base import (
     LEASE_S,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from lightspan.errors import NotFoundError
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout, RolloutStatus, new_id
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores._state_machine import MAX_BAD_NEIGHBOURS, MAX_UNCOUNTED_LOSSES
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store

@@ -9,7 +9,7 @@ import pytest
 from lightspan.errors import DataError, NotFoundError
 from lightspan.schema.records import AttemptStatus, RolloutStatus
 from lightspan.schema.reward import Reward
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
     LEASE_S,

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from lightspan.errors import NotFoundError
-from lightspan.schema.instructions import Instructions, Rewrite
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import PeerRole
 from lightspan.schema.resources import INSTRUCTIONS, NamedResources
+from lightspan.schema.system_prompts import Instructions, Rewrite
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import UNICODE, Clock, StoreTests, make_peer
 

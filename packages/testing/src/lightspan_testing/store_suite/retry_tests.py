@@ -12,7 +12,7 @@ from lightspan.errors import ConflictError, DataError
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import AttemptStatus, RolloutStatus, new_id
 from lightspan.schema.reward import Reward
-from lightspan.schema.tokens import CallOutcome
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
     LEASE_S,

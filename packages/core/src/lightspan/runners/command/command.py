@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 import msgspec
 
-from lightspan.capture.scope import AgentContext, current_agent, make_span
+from lightspan.capture.context import AgentContext, current_agent, make_span
 from lightspan.errors import AppError, ConfigError
 from lightspan.runners.command.environment import (
     OURS,
@@ -34,12 +34,12 @@ from lightspan.runners.command.reward import (
     reward_by_last_line,
     shown,
 )
-from lightspan.schema import conventions as c
+from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json, Outcome, new_id
+from lightspan.schema.redaction import is_secret
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns
-from lightspan.schema.texts import is_secret
 
 TaskIn = Literal["file", "environment"]
 RewardBy = Literal["last_line", "exit"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from lightspan.capture.scope import AttemptContext
+from lightspan.capture.context import AttemptContext
 from lightspan.schema.routing import Routing
 
 TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightspan.stores.event_loop import within
+from lightspan.stores.aio import within
 
 KEPT_BYTES: Final = 8_192
 """Of each output stream, counted from its end."""

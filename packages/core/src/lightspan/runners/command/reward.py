@@ -10,8 +10,8 @@ from typing import Any, Final
 from lightspan.errors import AppError, RewardError
 from lightspan.runners.command.process import KEPT_BYTES, Ended, Tail
 from lightspan.schema.records import Outcome
+from lightspan.schema.redaction import without_keys
 from lightspan.schema.reward import parse_reward
-from lightspan.schema.texts import without_keys
 
 _NUMBER: Final = re.compile(
     r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE

@@ -1,7 +1,6 @@
-"""What the stores that keep SQL tables share: everything but the tables' place and its ways.
+"""What the SQL stores share: all but connections and dialect.
 
-`store` is such a store as callers see it. `database` is what an open one has: the moves bound to
-its tables, and who writes and reads. `tables` asks what `queries.sql` says, in words that SQLite
-and PostgreSQL both take; `statements` gives each its own. `rows` are what goes in and out, and
-`jobs` commits together what arrives together.
+`store` is the store, `connections` its writer and readers with the state machine bound to its
+tables. `tables` runs the queries of `queries.sql`, which `queries` loads for a dialect, `rows`
+converts records, `group_commit` commits together what arrives together.
 """

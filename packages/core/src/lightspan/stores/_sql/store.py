@@ -25,22 +25,22 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.resources import NamedResources, encode_resources, resources_id
 from lightspan.schema.spans import Span
-from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores import _leases
-from lightspan.stores._arguments import (
+from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
+from lightspan.stores._idempotency import check_id
+from lightspan.stores._process_local import OpenedStore
+from lightspan.stores._signal import Signal
+from lightspan.stores._sql.connections import CHUNK, OpenDatabase, cost_of, in_chunks
+from lightspan.stores._sql.group_commit import GROUP_COST, Work
+from lightspan.stores._state_machine import Begun, check_begun
+from lightspan.stores._validation import (
     check_integer,
     check_lease,
     check_pruning,
     check_rewards,
     check_timeout,
 )
-from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
-from lightspan.stores._opened import OpenedStore
-from lightspan.stores._requests import check_id
-from lightspan.stores._signal import Signal
-from lightspan.stores._sql.database import CHUNK, OpenDatabase, cost_of, in_chunks
-from lightspan.stores._sql.jobs import GROUP_COST, Work
-from lightspan.stores._state_machine import Begun, check_begun
 from lightspan.stores.protocol import PRUNED_AT_ONCE, Changes, PolicyVersion, StoredCall
 
 P = ParamSpec("P")

@@ -24,7 +24,7 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.resources import NamedResources, decode_resources
 from lightspan.schema.spans import Span
-from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores import _state_machine
 from lightspan.stores._encoding import (
     PackedCall,

@@ -1,8 +1,7 @@
-"""A store in one SQLite file, for every process of one machine. The embedded default.
+"""A store in one SQLite file, for every process of one machine: the default.
 
-`store` is the store as callers see it. `database` is what an open one has: it commits together
-what arrives together, and reads; `tables` holds what it asks of `queries.sql`. `file` creates,
-recognises and opens the file by `schema.sql`, and says what SQLite's errors mean.
+`store` is the store, `database` its connections, `tables` runs the queries, `file` creates, checks
+and opens the file by `schema.sql` and translates SQLite's errors.
 """
 
 from lightspan.stores.sqlite.store import SQLiteStore

@@ -25,8 +25,16 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from lightspan.errors import StoreClosedError
-from lightspan.stores._sql.database import OpenDatabase
-from lightspan.stores._sql.jobs import Committer, Job, Work, Write, answers_of, first_jobs, tell
+from lightspan.stores._sql.connections import OpenDatabase
+from lightspan.stores._sql.group_commit import (
+    Committer,
+    Job,
+    Work,
+    Write,
+    answers_of,
+    first_jobs,
+    tell,
+)
 from lightspan.stores.sqlite import file
 from lightspan.stores.sqlite.tables import SQLiteReadTables, SQLiteWriteTables
 

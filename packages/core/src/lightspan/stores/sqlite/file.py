@@ -24,7 +24,7 @@ import msgspec
 from lightspan import __version__
 from lightspan.errors import DataError, LightspanError, StoreError, StoreFormatError
 from lightspan.schema import clock
-from lightspan.stores._sql.statements import read_text, statements_of
+from lightspan.stores._sql.queries import read_text, statements_of
 
 APPLICATION_ID: Final = 0x6C737061
 """'lspa': how a store is told from any other SQLite file."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from lightspan.schema.records import Attempt
-from lightspan.stores._sql import statements
+from lightspan.stores._sql.queries import named_queries, queries_of_one
 from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTables
 
 _ROWS_PER_STATEMENT: Final = 64
@@ -114,12 +114,12 @@ class SQLiteReadTables(_Connection, ReadTables):
 @cache
 def queries() -> Mapping[str, str]:
     """The queries by name. Read once: an upgrade may replace the files while we run."""
-    return statements.named_queries(_PACKAGE, _translate)
+    return named_queries(_PACKAGE, _translate)
 
 
 @cache
 def _queries_of_one() -> Mapping[str, str]:
-    return statements.queries_of_one(_PACKAGE, _translate)
+    return queries_of_one(_PACKAGE, _translate)
 
 
 def _translate(query: str) -> str:

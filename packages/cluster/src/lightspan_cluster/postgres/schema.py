@@ -1,0 +1,93 @@
+"""The tables of a schema, made where there are none; `lightspan_versions` holds their version."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from lightspan import __version__
+from lightspan.errors import NotFoundError, StoreFormatError
+from lightspan.stores._sql.queries import read_text, statements_of
+from lightspan_cluster.postgres.dsn import Address
+
+VERSION: Final = 4
+"""The one that this lightspan reads and writes."""
+_LOCK: Final = 0x6C737061
+"""'lspa': the first half of the advisory lock under which a schema's tables are made."""
+
+Connection = psycopg.Connection[Any]
+
+
+@cache
+def statements() -> list[str]:
+    """Return what makes the tables. Read once: an upgrade may replace the file."""
+    return statements_of(read_text("lightspan_cluster.postgres", "schema.sql"))
+
+
+def prepare(db: Connection, address: Address, *, create: bool) -> None:
+    """Make the tables where there are none, in one transaction.
+
+    Args:
+        db: committing by itself, with the schema as its search path.
+        address: of the store.
+        create: make the tables; else a store that is not there is an error.
+
+    Raises:
+        NotFoundError: there is no store, and none is to be made.
+        StoreFormatError: the schema is another program's, or of another version.
+    """
+    version = _version(db, address)
+    if version == 0:
+        if not create:
+            raise NotFoundError(f"there is no store {address.url}: nothing was recorded there")
+        with db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, address.schema))
+            version = _version(db, address) or _create(db, address)
+    if version != VERSION:
+        age, remedy = (
+            ("a newer", "upgrade lightspan there")
+            if version > VERSION
+            else ("an older", "read it, or finish its run, with that lightspan")
+        )
+        raise StoreFormatError(
+            f"store {address.url}: written by {age} lightspan (schema version {version}, this one, "
+            f"{__version__} of {sys.executable}, reads {VERSION}); {remedy}, or name another schema"
+        )
+
+
+def _create(db: Connection, address: Address) -> int:
+    if not _has_schema(db, address):
+        db.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(address.schema)))
+    for statement in statements():
+        db.execute(statement.encode())
+    query = "INSERT INTO lightspan_versions (version, lightspan) VALUES (%s, %s)"
+    db.execute(query, (VERSION, __version__))
+    return VERSION
+
+
+def _version(db: Connection, address: Address) -> int:
+    """Return the schema's version; 0 if there is nothing in it."""
+    query = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s)::oid"
+    names = {name for (name,) in db.execute(query, (_quoted(db, address),))}
+    if "lightspan_versions" in names:
+        row = db.execute("SELECT max(version) FROM lightspan_versions").fetchone()
+        return int(row[0] or 0) if row else 0
+    if names:
+        raise StoreFormatError(
+            f"store {address.url}: the schema {address.schema!r} belongs to another program "
+            f"({len(names)} relations, such as {min(names)!r}); name another one with ?schema="
+        )
+    return 0
+
+
+def _has_schema(db: Connection, address: Address) -> bool:
+    row = db.execute("SELECT to_regnamespace(%s)", (_quoted(db, address),)).fetchone()
+    return row is not None and row[0] is not None
+
+
+def _quoted(db: Connection, address: Address) -> str:
+    return sql.Identifier(address.schema).as_string(db)

@@ -1,0 +1,79 @@
+"""PostgresStore: one schema of a database, any number of processes on any number of machines.
+
+What was acknowledged survives `kill -9` of the server and a power loss: a server that is set up
+otherwise is refused. Leases run by the server's clock. A connection that is lost is made again, for
+half a minute if need be, and what was under way with it is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from lightspan.errors import ConfigError, how_to_install
+from lightspan.stores._sql.store import SQLStore
+from lightspan.stores._validation import check_timeout
+from lightspan.stores.protocol import Changes, StoreCapabilities
+from lightspan_cluster.postgres.dsn import read_address
+
+try:
+    from lightspan_cluster.postgres.database import PostgresDatabase
+    from lightspan_cluster.postgres.server import Server
+except ImportError as error:
+    raise ConfigError(
+        f"a PostgreSQL store needs psycopg ({error}): {how_to_install('postgres')}; where the "
+        "system has no libpq, also `pip install 'psycopg[binary]'`"
+    ) from error
+
+_POLLS_S: Final = (0.5, 0.5)
+"""Between two looks of `watch`, which is woken by what is heard."""
+
+
+class PostgresStore(SQLStore[PostgresDatabase]):
+    """A store in a PostgreSQL database. Open it in each process that uses it; after a fork, again.
+
+    Args:
+        url: `postgresql://user@host:port/database?sslmode=…&schema=…`; what it leaves out libpq
+            finds as always. The schema is `lightspan` unless it says another.
+        create: make the tables where there are none.
+        clock: for tests; None for the server's.
+
+    Raises:
+        ConfigError: the URL cannot be read.
+    """
+
+    def __init__(
+        self, url: str, *, create: bool = True, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._server = Server(read_address(url))
+        self._create = create
+        self._clock = clock
+        super().__init__(self.url, _POLLS_S)
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return StoreCapabilities(durable=True, multi_process=True, power_loss=True)
+
+    @property
+    def url(self) -> str:
+        """Without a password, which this process remembers."""
+        return self._server.address.url
+
+    def _start(self) -> PostgresDatabase:
+        return PostgresDatabase(self._server, self._clock, self._signal.notify, create=self._create)
+
+    async def watch(
+        self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
+    ) -> Changes:
+        check_timeout(timeout_s)
+        if timeout_s > 0:
+            self._opened.listen()
+        return await super().watch(cursor, run_id=run_id, timeout_s=timeout_s)
+
+    async def await_work(
+        self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
+    ) -> bool:
+        check_timeout(timeout_s)
+        if timeout_s > 0:
+            self._opened.listen()
+        return await super().await_work(run_ids, timeout_s=timeout_s)

@@ -1,0 +1,78 @@
+"""Our spans as OpenTelemetry's SDK has them, ready for any exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    Link,
+    SpanContext,
+    SpanKind as OtelKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
+
+from lightspan.schema import semconv as c
+from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes
+
+_SCOPE: Final = InstrumentationScope("lightspan")
+STATUS_CODES: Final = {
+    SpanStatus.UNSET: StatusCode.UNSET,
+    SpanStatus.OK: StatusCode.OK,
+    SpanStatus.ERROR: StatusCode.ERROR,
+}
+
+
+def to_otel(span: Span) -> ReadableSpan:
+    """Our span as an OpenTelemetry span, ready for any exporter."""
+    trace_id = int(span.trace_id, 16)
+    resource = Resource(dict(span.resource)) if span.resource else Resource({})
+    return ReadableSpan(
+        name=span.name,
+        context=_context(trace_id, span.span_id),
+        parent=_context(trace_id, span.parent_id) if span.parent_id else None,
+        resource=resource,
+        attributes=_sequences({**span.attributes, **_own_attributes(span)}),
+        events=[Event(e.name, _sequences(e.attributes), e.time_ns) for e in span.events],
+        links=[
+            Link(_context(int(link.trace_id, 16), link.span_id), _sequences(link.attributes))
+            for link in span.links
+        ],
+        kind=OtelKind.CLIENT if span.kind is SpanKind.LLM else OtelKind.INTERNAL,
+        status=_status(span),
+        start_time=span.start_ns,
+        end_time=span.end_ns,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def _status(span: Span) -> Status:
+    described = span.status is SpanStatus.ERROR and bool(span.status_message)
+    return Status(STATUS_CODES[span.status], span.status_message if described else None)
+
+
+def _own_attributes(span: Span) -> Attributes:
+    fields: dict[str, Any] = {
+        c.ROLLOUT_ID: span.rollout_id or None,
+        c.ATTEMPT_ID: span.attempt_id or None,
+        c.SPAN_KIND: span.kind.value,
+        c.SEQUENCE_START: span.sequence_start,
+        c.SEQUENCE_END: span.sequence_end,
+        c.SPAN_LATE: span.late or None,
+        c.SPAN_SCHEMA: span.schema,
+    }
+    return clean_attributes(fields)
+
+
+def _sequences(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in attributes.items()}
+
+
+def _context(trace_id: int, span_id: str) -> SpanContext:
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    return SpanContext(trace_id, int(span_id, 16), is_remote=False, trace_flags=flags)

@@ -1,0 +1,213 @@
+"""The GenAI attributes of a model call: of its request, and of its answer, streamed or whole.
+
+The wire shim and the gateway record the same call alike, because both take its attributes from
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightspan.schema import anthropic_messages, genai_messages, openai_responses, semconv as c
+from lightspan.schema.spans import Attributes
+
+
+class StreamedAnswer:
+    """Puts the chunks of a streamed completion, or the events of a response or a message, together
+    again.
+
+    Args:
+        choices: how many answers were asked for.
+    """
+
+    def __init__(self, choices: int = 1) -> None:
+        self._asked = choices
+        self._events: (
+            openai_responses.StreamedResponse | anthropic_messages.StreamedMessage | None
+        ) = None
+        self._top: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def add(self, chunk: Any) -> None:
+        """Add one chunk: a pydantic model of the SDK or a mapping."""
+        data = chunk if isinstance(chunk, Mapping) else chunk.model_dump(exclude_unset=True)
+        if not isinstance(data, Mapping):
+            return
+        kind = str(data.get("type", ""))
+        if kind.startswith("response."):
+            self._events = self._events or openai_responses.StreamedResponse()
+        elif kind.startswith(("message_", "content_block_")):
+            self._events = self._events or anthropic_messages.StreamedMessage()
+        if self._events is not None:
+            self._events.add(data)
+            return
+        for key in ("id", "model", "usage"):
+            if data.get(key) is not None:
+                self._top[key] = data[key]
+        for choice in data.get("choices") or ():
+            self._add_choice(choice)
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> None:
+        index = choice.get("index", 0)
+        whole = self._choices.setdefault(index, {"message": {"role": "assistant"}, "calls": {}})
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or choice.get("text")  # of a chat, of a text completion
+        for name, said in (("content", text), ("refusal", delta.get("refusal"))):
+            if said:
+                whole["message"][name] = whole["message"].get(name, "") + said
+        for call in delta.get("tool_calls") or ():
+            _add_tool_call(whole["calls"], call)
+        if choice.get("finish_reason"):
+            whole["finish_reason"] = choice["finish_reason"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every answer has come to its end: nothing follows but usage."""
+        if self._events is not None:
+            return self._events.ended
+        ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
+        return len(ended) >= max(self._asked, len(self._choices))
+
+    def answer(self) -> dict[str, Any]:
+        """The completion as if it had not been streamed, as far as it came."""
+        if self._events is not None:
+            return self._events.answer()
+        choices = []
+        for index, whole in sorted(self._choices.items()):
+            calls = [call for _, call in sorted(whole["calls"].items())]
+            message = {**whole["message"], **({"tool_calls": calls} if calls else {})}
+            choice = {"index": index, "message": message}
+            choices.append({**choice, "finish_reason": whole.get("finish_reason")})
+        return {**self._top, "choices": choices}
+
+
+def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
+    empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+    call = calls.setdefault(_number_of(calls, delta), empty)
+    call["id"] = delta.get("id") or call["id"]
+    function = delta.get("function") or {}
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def has_content(answer: Mapping[str, Any]) -> bool:
+    """Whether anything of an answer has come."""
+    return any(answer.get(key) for key in ("choices", "output", "content"))
+
+
+def _number_of(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]) -> int:
+    """Which call a delta belongs to. Some servers leave `index` out: then another id begins a call,
+    or without one another name, and the rest is of the latest."""
+    index, call_id = delta.get("index"), delta.get("id")
+    if isinstance(index, int):
+        return index
+    if not calls:
+        return 0
+    latest = max(calls)
+    if call_id:
+        same = (number for number, call in calls.items() if call["id"] == call_id)
+        return next(same, latest + 1)
+    begins = (delta.get("function") or {}).get("name") and calls[latest]["function"]["name"]
+    return latest + 1 if begins else latest
+
+
+def choices_asked(body: Mapping[str, Any]) -> int:
+    """How many answers a request asks for: `n` for each of its prompts."""
+    several = body.get("n")
+    prompts = _prompts_of(body["prompt"]) if "prompt" in body else [None]
+    return (several if isinstance(several, int) else 1) * len(prompts)
+
+
+def request_attributes(body: Mapping[str, Any]) -> Attributes:
+    """GenAI attributes of a request for a chat or text completion, a response or a message."""
+    is_response = openai_responses.is_response(body)
+    is_message = anthropic_messages.is_message_request(body)
+    completes_text = "prompt" in body and "messages" not in body and not is_response
+    plain = {
+        c.OPERATION_NAME: "text_completion" if completes_text else "chat",
+        c.REQUEST_MODEL: body.get("model"),
+        c.REQUEST_STREAM: body.get("stream"),
+        c.REQUEST_TEMPERATURE: body.get("temperature"),
+        c.REQUEST_TOP_P: body.get("top_p"),
+        c.REQUEST_MAX_TOKENS: body.get("max_completion_tokens")
+        or body.get("max_tokens")
+        or body.get("max_output_tokens"),
+        c.REQUEST_SEED: body.get("seed"),
+        c.REQUEST_CHOICES: body.get("n"),
+        c.OPENINFERENCE_KIND: "LLM",
+    }
+    attributes: Attributes = {key: value for key, value in plain.items() if value is not None}
+    prompt = _prompts_of(body["prompt"]) if completes_text else body.get("messages")
+    if is_response:
+        prompt = openai_responses.messages_of(body, openai_responses.as_it_is)
+    elif is_message:
+        prompt = anthropic_messages.messages_of(body, openai_responses.as_it_is)
+    # A body is recorded before anybody has checked it: what should be a list may be anything.
+    if prompt is not None:
+        several = prompt if isinstance(prompt, list | tuple) else [prompt]
+        attributes[c.INPUT_MESSAGES] = genai_messages.dump(several)
+    tools = body.get("tools")
+    if tools:
+        if is_response and isinstance(tools, list | tuple):
+            tools = openai_responses.tools_to_chat(tools)
+        elif is_message and isinstance(tools, list | tuple):
+            tools = anthropic_messages.tools_to_chat(tools)
+        attributes[c.TOOL_DEFINITIONS] = genai_messages.dump_json(tools)
+    return attributes
+
+
+def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
+    """The prompts of a text completion as messages; token ids as JSON."""
+    is_single = not isinstance(prompt, list | tuple) or all(isinstance(i, int) for i in prompt)
+    return [
+        {
+            "role": "user",
+            "content": text if isinstance(text, str) else genai_messages.dump_json(text),
+        }
+        for text in ([prompt] if is_single else prompt)
+    ]
+
+
+ANSWER_FIELDS: Final[dict[str, Any]] = {
+    "id": True,
+    "model": True,
+    "usage": True,
+    "choices": {"__all__": {"index", "message", "text", "finish_reason"}},  # of a completion
+    **dict.fromkeys(("output", "status", "incomplete_details"), True),  # of a response
+    **dict.fromkeys(("type", "content", "stop_reason"), True),  # of a message
+}
+"""What `answer_attributes` reads of an answer, as pydantic's `include`: log-probabilities, or all
+that was asked, may be many times as long."""
+
+
+def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
+    """GenAI attributes of a chat or text completion, a response or a message."""
+    if anthropic_messages.is_message(answer):
+        answer = anthropic_messages.completion_of(answer)
+    elif "output" in answer and "choices" not in answer:
+        answer = openai_responses.completion_of(answer)
+    choices = answer.get("choices") or ()
+    reasons = [str(choice.get("finish_reason") or "") for choice in choices]
+    usage = answer.get("usage") or {}
+    plain = {
+        c.RESPONSE_ID: answer.get("id"),
+        c.RESPONSE_MODEL: answer.get("model"),
+        c.INPUT_TOKENS: usage.get("prompt_tokens"),
+        c.OUTPUT_TOKENS: usage.get("completion_tokens"),
+    }
+    attributes: Attributes = {key: value for key, value in plain.items() if value is not None}
+    if choices:
+        if any(reasons):
+            attributes[c.FINISH_REASONS] = [*reasons]
+        attributes[c.OUTPUT_MESSAGES] = genai_messages.dump(
+            {**_message_of(choice), "finish_reason": choice.get("finish_reason")}
+            for choice in choices
+        )
+    return attributes
+
+
+def _message_of(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "text" in choice:
+        return {"role": "assistant", "content": choice["text"]}
+    return choice.get("message") or {}

@@ -1,0 +1,43 @@
+"""Requests to models that no SDK made, as the root span of a dry run's attempt holds them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from lightspan.schema import semconv as c
+from lightspan.schema.spans import Attributes, Span
+
+
+class Request(NamedTuple):
+    """A request to a model by a client that is not captured."""
+
+    agent: str
+    """The path of the agent that asked."""
+    client: str
+    """The package that called the HTTP client, such as `litellm` or the app's own."""
+    model: str
+    """Empty if the request names none."""
+    url: str
+    """Without query and credentials."""
+
+
+def uncaptured_attributes(requests: Mapping[Request, int]) -> Attributes:
+    """Return the attribute of an attempt's root span that counts its uncaptured requests."""
+    if not requests:
+        return {}
+    return {c.REQUESTS_PAST: json.dumps([(*request, n) for request, n in requests.items()])}
+
+
+def requests_of(spans: Iterable[Span]) -> Counter[Request]:
+    """Count the uncaptured requests of attempts."""
+    requests: Counter[Request] = Counter()
+    for span in spans:
+        for *request, count in json.loads(str(span.attributes.get(c.REQUESTS_PAST, "[]"))):
+            requests[Request(*request)] += count
+    return requests
+
+
+__all__ = ["Request", "requests_of", "uncaptured_attributes"]

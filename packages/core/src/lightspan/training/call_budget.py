@@ -1,0 +1,71 @@
+"""The budget of calls that cost money: those of frozen agents to endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from lightspan.errors import BudgetError
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Mode, Rollout
+from lightspan.schema.routing import Route
+from lightspan.schema.spans import SpanKind
+from lightspan.stores.protocol import Store
+
+READ_AT_ONCE: Final = 500
+"""Rollouts whose spans are read together."""
+_ELSEWHERE: Final = (Route.APP.value, Route.ENDPOINT.value)
+
+
+class CallBudget:
+    """Counts the calls over all lives of a run. Without a limit nothing is counted.
+
+    Args:
+        limit: `max_frozen_calls`; None for none.
+        folder: of the run.
+    """
+
+    def __init__(self, limit: int | None, folder: Path) -> None:
+        self._limit = limit
+        self._folder = folder
+        self._calls = 0
+
+    async def recall(self, store: Store, run_id: str) -> None:
+        """Count the calls of earlier lives."""
+        if self._limit is not None:
+            states = await store.rollouts(run_id=run_id)
+            await self.count(store, [state.rollout for state in states])
+
+    async def count(self, store: Store, rollouts: Sequence[Rollout]) -> None:
+        """Count the calls of these rollouts, if they are of no dry run."""
+        if self._limit is not None:
+            ids = [rollout.rollout_id for rollout in rollouts if rollout.mode is not Mode.DEV]
+            self._calls += await endpoint_calls(store, ids)
+
+    @property
+    def is_overspent(self) -> bool:
+        return self._limit is not None and self._calls > self._limit
+
+    def check(self, step: int) -> None:
+        """Raise `BudgetError` if the run has made more calls than it may after this step."""
+        if self.is_overspent:
+            raise BudgetError(
+                f"after step {step} the run's frozen agents have made {self._calls} calls to "
+                f"endpoints, and max_frozen_calls is {self._limit}; {self._folder} keeps what was "
+                "learned: go on with resume=True (--resume) and a larger max_frozen_calls, or with "
+                'None for no limit. Calls to our own engine (frozen="base", "shared") are free'
+            )
+
+
+async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
+    """How many model calls of these rollouts went to endpoints that are not ours: where the app
+    points, or to an `LLM`. Calls of every attempt count, those of lost ones and late ones too."""
+    count = 0
+    for start in range(0, len(rollout_ids), READ_AT_ONCE):
+        attempts = await store.attempts(rollout_ids[start : start + READ_AT_ONCE])
+        spans = await store.spans([attempt.attempt_id for attempt in attempts])
+        for of_attempt in spans.values():
+            calls = (span for span in of_attempt if span.kind is SpanKind.LLM)
+            count += sum(str(span.attributes.get(c.ROUTE)) in _ELSEWHERE for span in calls)
+    return count

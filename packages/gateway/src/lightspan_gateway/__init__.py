@@ -1,0 +1,14 @@
+"""The gateway: an OpenAI- and Anthropic-compatible endpoint that records exact tokens.
+
+It answers model calls of apps, and writes a span and token records of each call to the store. The
+path of a request: `http_server`, `server` (routes), `request_handler` (authentication, routing,
+the prompt), `calls` with `generated_call` and `proxied_call` (the life of a call), `call_recorder`
+(the store) and `response_writer`. `access_policy` says who may call, `training_access` for a
+training. `request_body` reads bodies, `dialects` parses requests and formats answers, `grammars`
+compiles structured output, `tools` parses tool calls, `token_collector` gathers the exact tokens,
+`api_errors` holds the error responses.
+"""
+
+from lightspan_gateway.training_access import Gateway
+
+__all__ = ["Gateway"]

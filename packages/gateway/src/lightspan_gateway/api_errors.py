@@ -1,0 +1,71 @@
+"""Error responses, and OpenAI's format of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from lightspan.errors import (
+    ContextOverflowError,
+    EngineClosedError,
+    LightspanError,
+    NotFoundError,
+    UnsupportedError,
+)
+from lightspan.protocols.engine import PromptRefused
+from lightspan.schema import semconv as c
+
+CLIENT_LEFT: Final = 499
+"""Status of a request whose client disconnected (nginx's 499)."""
+
+MAX_MESSAGE_LENGTH: Final = 4_000
+
+
+class ApiError(Exception):
+    """An error response: HTTP status, message, and OpenAI's `param` and `code`."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        if len(message) > MAX_MESSAGE_LENGTH:  # it may quote a field of any size
+            message = f"{message[:MAX_MESSAGE_LENGTH]}…"
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+def openai_refusal(error: ApiError, request_id: str | None = None) -> bytes:
+    """Return the JSON body of an error; the format has no request id."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": told})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """Return HTTP 400 that names the field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def no_model(message: str) -> ApiError:
+    """Return HTTP 404 for an unknown model."""
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def refusal_of(error: LightspanError) -> ApiError:
+    """Return the error response of a failed call."""
+    match error:
+        case ContextOverflowError():
+            return bad_request(str(error), "messages", c.CONTEXT_OVERFLOW)
+        case PromptRefused():
+            return bad_request(str(error), "prompt")
+        case UnsupportedError():
+            return bad_request(str(error))
+        case NotFoundError():
+            return ApiError(404, str(error), code="model_not_found")
+        case EngineClosedError():
+            return ApiError(503, str(error))
+        case _:
+            return ApiError(500, str(error))

@@ -1,0 +1,173 @@
+"""Calls that are forwarded to an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+
+from lightspan.errors import EngineError
+from lightspan.protocols.engine import ChatEngine, EndpointRefused
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
+from lightspan.schema.spans import Attributes, Span
+from lightspan.schema.token_records import Sampling
+from lightspan_gateway.api_errors import ApiError
+from lightspan_gateway.calls import CallInfo, CallLog, ServedCall
+from lightspan_gateway.dialects.chat import as_in_training
+from lightspan_gateway.dialects.sse import DONE, event_of
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ProxiedCall(ServedCall):
+    """A call that is forwarded to an endpoint.
+
+    Args:
+        info: the call.
+        engine: the endpoint.
+        name: of the endpoint, for error messages.
+        log: records the call.
+        forced: the sampling of training, which a dry run asks of the endpoint.
+
+    Raises:
+        ApiError: 400, `forced` is given and the request cannot be understood.
+    """
+
+    def __init__(
+        self,
+        info: CallInfo,
+        engine: ChatEngine,
+        name: str,
+        log: CallLog,
+        *,
+        forced: Sampling | None = None,
+    ) -> None:
+        super().__init__(info, log)
+        self._sent: Mapping[str, Any] = info.body
+        if forced is not None:
+            self._sent, self.overrides = as_in_training(info.body, forced)
+        self._engine = engine
+        self._name = name
+        self._body = b""
+        """The unstreamed answer."""
+        self._payloads: list[bytes] = []
+        self._answer: Mapping[str, Any] = {}
+
+    def forget_request(self) -> None:
+        super().forget_request()
+        self._sent = {}
+
+    def restore(self, span: Span) -> None:
+        """Restore the answer of a recorded call."""
+        completion = _completion(span)
+        self._body, self._answer = _encode(completion), completion
+        options = self.info.body.get("stream_options") or {}
+        usage = bool(options.get("include_usage"))
+        self._payloads = [_encode(chunk) for chunk in _chunks(completion, include_usage=usage)]
+        self.answered = True
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        await self._begun()
+        async for payload in self._follow(lambda: self._payloads):
+            yield event_of(payload)
+        yield DONE
+
+    async def body(self) -> bytes:
+        await self._begun()
+        await self._wait()
+        return self._body
+
+    async def _begun(self) -> None:
+        """Wait while an earlier try is being recorded: its payloads are not this try's."""
+        while self.active and not self._cancellable:
+            await self._pulse.wait()
+
+    async def _work(self) -> None:
+        self._payloads, self._answer = [], {}
+        if self.streamed:
+            await self._work_streamed()
+            return
+        answer = await self._engine.chat(self._sent)
+        if answer.status != 200:
+            raise self._refusal(answer.status, answer.body)
+        self._answer = self._decoded(answer.body)
+        self._body = answer.body
+
+    async def _work_streamed(self) -> None:
+        gathered = StreamedAnswer()
+        try:
+            async for payload in self._engine.stream(self._sent):
+                chunk = self._decoded(payload)
+                if "error" in chunk:
+                    raise EngineError(f"{self._name} broke off: {_error_text(payload)}")
+                gathered.add(chunk)
+                self._payloads.append(payload)
+                self._beat()
+        except EndpointRefused as error:
+            raise self._refusal(error.status, str(error).encode()) from error
+        finally:
+            self._answer = gathered.answer()
+
+    def _refusal(self, status: int, body: bytes) -> ApiError:
+        return ApiError(status, f"{self._name} answered {status}: {_error_text(body)}")
+
+    def _decoded(self, body: bytes) -> Mapping[str, Any]:
+        try:
+            decoded = msgspec.json.decode(body)
+        except msgspec.DecodeError as error:
+            raise EngineError(f"{self._name} answered no JSON: {body[:200]!r}") from error
+        if not isinstance(decoded, dict):
+            raise EngineError(f"{self._name} answered no JSON object: {body[:200]!r}")
+        return decoded
+
+    def attributes(self) -> Attributes:
+        return answer_attributes(self._answer)
+
+
+def _completion(span: Span) -> dict[str, Any]:
+    """Return the chat completion that a span records."""
+    known: Mapping[str, Any] = span.attributes
+    answers = genai_messages.answers_of(known)
+    reasons = known.get(c.FINISH_REASONS, ())
+    choices = [
+        {"index": index, "message": message, "finish_reason": reason or None}
+        for index, (message, reason) in enumerate(
+            zip_longest(answers, reasons[: len(answers)], fillvalue=None)
+        )
+    ]
+    prompt, answer = known.get(c.INPUT_TOKENS, 0), known.get(c.OUTPUT_TOKENS, 0)
+    return {
+        "id": known.get(c.RESPONSE_ID, ""),
+        "object": "chat.completion",
+        "created": span.start_ns // 1_000_000_000,
+        "model": known.get(c.RESPONSE_MODEL, ""),
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": answer,
+            "total_tokens": prompt + answer,
+        },
+    }
+
+
+def _chunks(completion: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
+    head = {**completion, "object": "chat.completion.chunk"}
+    usage = head.pop("usage")
+    for choice in completion["choices"]:
+        message = choice["message"]
+        calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls") or ())]
+        delta = {**message, **({"tool_calls": calls} if calls else {})}
+        chunk = {"index": choice["index"], "delta": delta, "finish_reason": choice["finish_reason"]}
+        yield {**head, "choices": [chunk]}
+    if include_usage:
+        yield {**head, "choices": [], "usage": usage}
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body[:300].decode(errors="replace")

@@ -1,0 +1,56 @@
+"""Operations that are asked in one turn of the event loop share a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from lightspan_gateway.remote_store.rpc import MAX_BATCH
+
+R = TypeVar("R")
+Item = tuple[str, bytes]
+"""The name of an operation and its encoded arguments."""
+
+
+class RequestBatcher(Generic[R]):
+    """Send items, several in one request.
+
+    Args:
+        send: sends a batch and returns the answer of each item.
+    """
+
+    def __init__(self, send: Callable[[Sequence[Item]], Awaitable[Sequence[R]]]) -> None:
+        self._send = send
+        self._queue: list[tuple[Item, asyncio.Future[R]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def send(self, item: Item) -> R:
+        """Return the item's answer, or raise what its batch raised."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._queue.append((item, future))
+        if len(self._queue) == 1:
+            loop.call_soon(self._flush)
+        return await future
+
+    def _flush(self) -> None:
+        queue = [entry for entry in self._queue if not entry[1].done()]
+        self._queue = []
+        for start in range(0, len(queue), MAX_BATCH):
+            task = asyncio.create_task(self._send_batch(queue[start : start + MAX_BATCH]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _send_batch(self, batch: Sequence[tuple[Item, asyncio.Future[R]]]) -> None:
+        try:
+            answers = await self._send([item for item, _ in batch])
+            pairs = list(zip(batch, answers, strict=True))
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():  # else its caller was cancelled
+                    future.set_exception(error)
+            return
+        for (_, future), answer in pairs:
+            if not future.done():
+                future.set_result(answer)

@@ -1,0 +1,91 @@
+"""Request bodies with a limit, and the status and body of each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from lightspan import __version__
+from lightspan.errors import (
+    DataError,
+    LightspanError,
+    StoreClosedError,
+    StoreError,
+    StoreUnreachableError,
+)
+from lightspan.schema.semconv import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
+from lightspan_gateway.api_errors import ApiError
+from lightspan_gateway.remote_store.errors import Failure
+from lightspan_gateway.remote_store.rpc import CONTENT_TYPE
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S: Final = 60.0
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Reply(NamedTuple):
+    """A status and what goes with it."""
+
+    status: int
+    body: bytes
+
+    def response(self) -> web.Response:
+        headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), HEADER_VERSION: __version__}
+        return web.Response(
+            body=self.body, status=self.status, content_type=CONTENT_TYPE, headers=headers
+        )
+
+
+async def replied(work: Awaitable[bytes]) -> Reply:
+    """What the work returns, or what it raises."""
+    try:
+        return Reply(200, await work)
+    except ApiError as error:
+        return _failed(error.status, Failure(kind="StoreError", message=error.message))
+    except LightspanError as error:
+        return _failed(_status_of(error), Failure.of(error))
+    except (ConnectionError, web.HTTPException):
+        raise
+    except Exception as error:
+        log.exception("the store server failed")
+        message = f"the server failed: {type(error).__name__}; its log says more"
+        return _failed(500, Failure(kind="StoreError", message=message))
+
+
+def _status_of(error: LightspanError) -> int:
+    """400: what was asked cannot be read. 409: it cannot be done. 503: perhaps it can, later."""
+    if isinstance(error, DataError):
+        return 400
+    later = (StoreError, StoreClosedError, StoreUnreachableError)  # and no kind of them
+    return 503 if type(error) in later else 409
+
+
+def _failed(status: int, failure: Failure) -> Reply:
+    return Reply(status, _encoder.encode(failure))
+
+
+async def read_body(request: web.Request, max_bytes: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: 4xx, it is too large, too slow or malformed.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while len(body) <= max_bytes >= (request.content_length or 0):
+                if not (chunk := await request.content.readany()):
+                    return bytes(body)
+                body += chunk
+    except TimeoutError as error:
+        text = f"the request body took more than {BODY_TIMEOUT_S:g} s to arrive"
+        raise ApiError(408, text) from error
+    except web.RequestPayloadError as error:  # such as a malformed chunk
+        raise ApiError(400, f"the request body cannot be read: {error}") from error
+    raise ApiError(413, f"the request body is too large: at most {max_bytes:,} bytes are read")

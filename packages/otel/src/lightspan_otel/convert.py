@@ -1,0 +1,264 @@
+"""OpenTelemetry in and out.
+
+In: `LightspanSpanProcessor`, added to an app's own tracer provider, keeps the spans that end inside
+a scope, whichever library made them. Out: `export` hands stored spans to any OpenTelemetry span
+exporter, and `encode_otlp`/`decode_otlp` are OTLP's protobuf form, which loses nothing.
+
+lightspan never writes to the app's tracer provider: no prompt text reaches it unasked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import StatusCode
+
+from lightspan.capture.context import AgentContext, current_agent, current_context
+from lightspan.capture.to_otel import STATUS_CODES, to_otel
+from lightspan.errors import DataError, LightspanError
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import dump_json
+from lightspan.schema.spans import (
+    SCHEMA_VERSION,
+    Attributes,
+    Span,
+    SpanEvent,
+    SpanLink,
+    clean_attributes,
+)
+from lightspan_otel.open_spans import kept_whole, note_by_ids
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import Span as LiveSpan
+
+_STATUS_IN: Final = {code: status for status, code in STATUS_CODES.items()}
+_OURS: Final = (
+    c.ROLLOUT_ID,
+    c.ATTEMPT_ID,
+    c.SPAN_KIND,
+    c.SEQUENCE_START,
+    c.SEQUENCE_END,
+    c.SPAN_LATE,
+    c.SPAN_SCHEMA,
+)
+"""Attributes that carry the fields which OpenTelemetry's spans do not have."""
+
+
+class LightspanSpanProcessor(SpanProcessor):
+    """Keeps the spans that an app's own instrumentation makes while it runs in a scope.
+
+    Add it to the app's provider: `provider.add_span_processor(LightspanSpanProcessor())`. Outside a
+    scope it does nothing. A span without a parent becomes a child of the innermost open span.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int], AgentContext] = {}
+
+    def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
+        if current_context() is None:
+            return
+        current = current_agent()
+        context = span.get_span_context()
+        if current is not None and context is not None and current.scope.recorder.keeps:
+            key = (context.trace_id, context.span_id)
+            self._open[key] = current
+            kept_whole.add(key)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        if context is None:
+            return
+        key = (context.trace_id, context.span_id)
+        current = self._open.pop(key, None)
+        if current is None:
+            return
+        scope, note = current.scope, note_by_ids(*key)
+        kept_whole.discard(key)
+        try:
+            kept = from_otel(span)
+            # an agent that is read from this very span is told of once: here, with all it says
+            identity = {} if note is None else note.told_elsewhere()
+            attributes = {c.AGENT_PATH: current.path, **kept.attributes, **identity}
+            scope.recorder.add(
+                kept.replace(
+                    rollout_id=scope.rollout_id,
+                    attempt_id=scope.attempt_id,
+                    parent_id=kept.parent_id or current.parent_span_id,
+                    attributes=attributes,
+                )
+            )
+        except Exception as error:  # never into the app
+            scope.recorder.add_capture_error(f"a span could not be kept: {error!r}")
+
+    def shutdown(self) -> None:
+        kept_whole.difference_update(self._open)
+        self._open.clear()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return True
+
+
+# --- one span -------------------------------------------------------------------------------
+def from_otel(span: ReadableSpan) -> Span:
+    """An OpenTelemetry span as ours.
+
+    Raises:
+        DataError: it has no context.
+    """
+    context = span.get_span_context()
+    if context is None:
+        raise DataError(f"the OpenTelemetry span {span.name!r} has no context")
+    attributes = clean_attributes(dict(span.attributes or {}))
+    return span_of(
+        attributes,
+        span_id=f"{context.span_id:016x}",
+        trace_id=f"{context.trace_id:032x}",
+        parent_id=f"{span.parent.span_id:016x}" if span.parent is not None else None,
+        name=span.name,
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        status=_STATUS_IN[span.status.status_code],
+        status_message=span.status.description or "",
+        events=[
+            SpanEvent(event.name, event.timestamp, clean_attributes(dict(event.attributes or {})))
+            for event in span.events
+        ],
+        links=[
+            SpanLink(
+                f"{link.context.trace_id:032x}",
+                f"{link.context.span_id:016x}",
+                clean_attributes(dict(link.attributes or {})),
+            )
+            for link in span.links
+        ],
+        resource=clean_attributes(dict(span.resource.attributes)) if span.resource else {},
+    )
+
+
+def span_of(attributes: Attributes, **fields: Any) -> Span:
+    """A span whose own fields travelled as attributes, which are taken out of the mapping.
+
+    Args:
+        attributes: clean ones, in any dialect.
+        fields: what OpenTelemetry's spans have, as `Span` calls it.
+    """
+    kind = c.kind_of(attributes)
+    ours = {key: attributes.pop(key) for key in _OURS if key in attributes}
+    return Span(
+        kind=kind,
+        rollout_id=str(ours.get(c.ROLLOUT_ID, "")),
+        attempt_id=str(ours.get(c.ATTEMPT_ID, "")),
+        sequence_start=_optional_int(ours.get(c.SEQUENCE_START)),
+        sequence_end=_optional_int(ours.get(c.SEQUENCE_END)),
+        late=bool(ours.get(c.SPAN_LATE, False)),
+        schema=int(str(ours.get(c.SPAN_SCHEMA, SCHEMA_VERSION))),
+        attributes=attributes,
+        **fields,
+    )
+
+
+def _optional_int(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+# --- many spans -----------------------------------------------------------------------------
+def export(spans: Iterable[Span], exporter: SpanExporter, *, batch_size: int = 512) -> int:
+    """Hand spans to an OpenTelemetry exporter; returns how many.
+
+    Raises:
+        LightspanError: the exporter reports a failure; the message says how many had gone out.
+    """
+    waiting = [to_otel(span) for span in spans]
+    for begin in range(0, len(waiting), batch_size):
+        result = exporter.export(waiting[begin : begin + batch_size])
+        if result is not SpanExportResult.SUCCESS:
+            raise LightspanError(f"the exporter failed after {begin} spans; is its endpoint up?")
+    return len(waiting)
+
+
+def encode_otlp(spans: Sequence[Span]) -> bytes:
+    """OTLP protobuf (`ExportTraceServiceRequest`). Needs `lightspan[otlp]`."""
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    data: bytes = encode_spans([to_otel(span) for span in spans]).SerializeToString()
+    return data
+
+
+def decode_otlp(data: bytes) -> list[Span]:
+    """The spans of OTLP protobuf, in any of the dialects of `lightspan.schema.semconv`.
+
+    Raises:
+        DataError: the bytes are no OTLP traces.
+    """
+    from lightspan_otel.otlp import decode_protobuf
+
+    decoded = decode_protobuf(data)
+    if decoded.refused:
+        raise DataError(f"not OTLP traces: {decoded.refused[0]}")
+    return [arrival.span for arrival in decoded.arrivals]
+
+
+def decode_span(span: Any, resource: Attributes) -> Span:
+    """One span of OTLP's protobuf as ours, with the attributes of what made it."""
+    status = _STATUS_IN[StatusCode(span.status.code)]
+    return span_of(
+        decode_attributes(span.attributes),
+        span_id=span.span_id.hex(),
+        trace_id=span.trace_id.hex(),
+        parent_id=span.parent_span_id.hex() or None,
+        name=span.name,
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        status=status,
+        status_message=span.status.message,
+        events=[
+            SpanEvent(event.name, event.time_unix_nano, decode_attributes(event.attributes))
+            for event in span.events
+        ],
+        links=[
+            SpanLink(link.trace_id.hex(), link.span_id.hex(), decode_attributes(link.attributes))
+            for link in span.links
+        ],
+        resource=dict(resource),
+    )
+
+
+def decode_attributes(pairs: Any) -> Attributes:
+    """Attributes of OTLP's protobuf. What is nested becomes JSON."""
+    return clean_attributes({pair.key: _flat(decode_value(pair.value)) for pair in pairs})
+
+
+def _flat(value: Any) -> Any:
+    items = value if isinstance(value, list) else [value]
+    nested = any(isinstance(item, dict | list) for item in items)
+    return dump_json(value) if nested else value
+
+
+def decode_value(value: Any) -> Any:
+    """An `AnyValue` of OTLP's protobuf."""
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind == "array_value":
+        return [decode_value(item) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return {pair.key: decode_value(pair.value) for pair in value.kvlist_value.values}
+    return getattr(value, kind)
+
+
+__all__ = [
+    "LightspanSpanProcessor",
+    "decode_attributes",
+    "decode_otlp",
+    "decode_span",
+    "decode_value",
+    "encode_otlp",
+    "export",
+    "from_otel",
+    "span_of",
+    "to_otel",
+]

@@ -1,0 +1,140 @@
+"""`lightspan import`: traces that lie in files, into a store of production."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightspan.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from lightspan.progress import Reporter
+    from lightspan_otel.import_traces import Imported
+
+STDIN: Final = "-"
+_MOST_TOLD: Final = 20
+"""Errors of a file that are told one by one."""
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "import",
+        help="keep traces of files (OTLP, Phoenix, Langfuse) as attempts of production",
+        description="Keep the traces of files as attempts of production, to be inspected, rated, "
+        "exported, fine-tuned on and replayed: OTLP as JSON lines or protobuf, as a collector's "
+        "file exporter writes it, and what Phoenix and Langfuse export as JSON; packed by gzip "
+        "too. They have no tokens. To import a file again adds nothing twice. Exit status 1 if "
+        "anything was left out.",
+    )
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="with traces; - for standard input"
+    )
+    parser.add_argument("--store", metavar="URL", help="LIGHTSPAN_STORE if absent")
+    parser.add_argument(
+        "--service", metavar="NAME", help="whose traces these are, where they do not say so"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from lightspan.production.options import STORE_VARIABLE
+    from lightspan.progress import PlainReporter
+    from lightspan.stores.aio import run_sync
+
+    url = options.store or os.environ.get(STORE_VARIABLE)
+    if not url:
+        raise ConfigError(f"import needs a store: give --store, or set {STORE_VARIABLE}")
+    for path in options.files:
+        _check(path)
+    left_out = run_sync(_import(url, options.files, options.service, PlainReporter(sys.stderr)))
+    if left_out:
+        raise DataError(
+            f"{left_out:,} of what the files hold could not be kept (see above); the rest was"
+        )
+
+
+def _check(path: Path) -> None:
+    if str(path) == STDIN:
+        return
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name the files in it")
+    if not path.exists():
+        raise DataError(f"there is no file {path}")
+
+
+def _named(path: Path) -> str:
+    return "standard input" if str(path) == STDIN else str(path)
+
+
+async def _import(url: str, files: list[Path], service: str | None, reporter: Reporter) -> int:
+    """How much was left out."""
+    from lightspan.progress import say
+    from lightspan.stores import open_store, public_url
+    from lightspan_otel.import_traces import import_file
+
+    left_out = 0
+    opened = open_store(url)
+    if not opened.capabilities.multi_process:
+        raise ConfigError(f"store {url!r} lives in one process: nobody could read it afterwards")
+    async with opened as store:
+        for path in files:
+            errors = _Errors(path, reporter)
+            if path.is_file():  # how much comes out of a pipe nobody knows
+                reporter.start(f"importing {path}, bytes", path.stat().st_size)
+            else:
+                reporter.line(f"reading {_named(path)} to its end")
+            try:
+                done = await import_file(
+                    store, path, service=service, refuse=errors.add, advance=reporter.advance
+                )
+            except DataError as error:
+                if len(files) == 1:
+                    raise
+                errors.add(str(error))
+                left_out += 1
+                continue
+            finally:
+                reporter.finish()
+            errors.finish()
+            left_out += done.errors
+            say(f"{_named(path)}: {_summary(done, public_url(url))}")
+    return left_out
+
+
+class _Errors:
+    """Tells of the first errors of a file, and how many more there were."""
+
+    def __init__(self, path: Path, reporter: Reporter) -> None:
+        self._path = path
+        self._reporter = reporter
+        self._count = 0
+
+    def add(self, text: str) -> None:
+        self._count += 1
+        if self._count <= _MOST_TOLD:
+            self._reporter.line(f"{_named(self._path)}: {text}")
+
+    def finish(self) -> None:
+        if self._count > _MOST_TOLD:
+            self._reporter.line(
+                f"{_named(self._path)}: and {self._count - _MOST_TOLD:,} more errors"
+            )
+
+
+def _summary(done: Imported, place: str) -> str:
+    from lightspan.progress import many
+
+    parts = [f"{many(done.spans, 'span')} of {many(done.attempts, 'attempt')} in {place}"]
+    if done.unfinished:
+        parts.append(
+            f"{many(done.unfinished, 'attempt')} without the span that began it: still running"
+        )
+    if done.refused:
+        parts.append(f"{many(done.refused, 'span')} refused")
+    if done.scores:
+        parts.append(f"{many(done.scores, 'score')} left out: lightspan feedback puts them on")
+    return "; ".join(parts)

@@ -1,0 +1,394 @@
+"""Traces that lie in a file, into a store: `lightspan import`.
+
+A file is read piece by piece: a line, or a message of OTLP. What a piece says becomes what it would
+have become by `POST /v1/traces`: attempts of production whose ids come from the traces, so that to
+import a file again, after it was cut short too, adds nothing twice. A bad line is told of with its
+number, and the others are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, Final, NamedTuple, cast
+
+from lightspan.errors import DataError
+from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
+from lightspan.schema.redaction import kept_text
+from lightspan.stores.protocol import Store
+from lightspan_otel import export_formats
+from lightspan_otel.ingest import keep, running, trace_of
+from lightspan_otel.normalize import translated
+from lightspan_otel.otlp import Arrival, Decoded, decode_object, decode_protobuf
+
+AT_ONCE: Final = 512
+"""Spans that are written together, about: those of one trace often lie side by side."""
+STDIN: Final = "-"
+"""In place of a path."""
+LONGEST_ERROR: Final = 500
+"""Characters of one: it may quote what the file holds."""
+_GZIP: Final = b"\x1f\x8b"
+_OTHERS: Final = {
+    b"PAR1": "Parquet: write JSON lines of the data frame, "
+    "`frame.reset_index().to_json(path, orient='records', lines=True, date_format='iso')`",
+    b"\x28\xb5\x2f\xfd": "packed by zstd: unpack it first, `zstd -d`",
+    b"PK\x03\x04": "a zip file: unpack it first",
+}
+"""How files begin that cannot be read, and what to do."""
+_PREFIX: Final = 4
+"""Bytes that say how long a message is, big-endian, before each message of a collector's file."""
+_TRACES_DATA: Final = b"\x0a"
+"""How a message begins that no length stands before."""
+_LOOKED_AT: Final = 4096
+_BINARY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""What text has none of, and OTLP's protobuf within its first bytes."""
+_NOT_TRACES: Final = (
+    "no spans are in it: neither OTLP JSON (resourceSpans), nor a span of Phoenix's (context), nor "
+    "a trace or an observation of Langfuse's (observations; traceId, type)"
+)
+
+
+class Portion(NamedTuple):
+    """What one piece of a file says."""
+
+    place: str
+    """For people: `line 7`."""
+    arrivals: list[Arrival]
+    errors: list[str]
+    """Why, of each span that is none, or of the whole piece."""
+    scores: int
+    """Langfuse's, which are left out."""
+    size: int = 0
+    """Bytes of the file that were read for it."""
+
+
+class Imported(NamedTuple):
+    """What became of a file."""
+
+    spans: int
+    """Those that are in the store now, whether this import has written them or an earlier one."""
+    attempts: int
+    """That these are of."""
+    unfinished: int
+    """Attempts of which the span that began them is not in the store: they are `running`."""
+    errors: int
+    """All that was left out and told of."""
+    scores: int
+    refused: int = 0
+    """Spans among the errors that could be read, and that the store does not take."""
+
+
+# --- into a store ---------------------------------------------------------------------------
+async def import_file(
+    store: Store,
+    path: str | os.PathLike[str],
+    *,
+    service: str | None = None,
+    refuse: Callable[[str], None],
+    advance: Callable[[int], None] = lambda size: None,
+) -> Imported:
+    """Keep the traces of a file as attempts of production; to repeat it is a no-op. Needs
+    `opentelemetry-proto` for OTLP.
+
+    Args:
+        store: an open one.
+        path: of the file: OTLP's JSON or protobuf, or what Phoenix or Langfuse export as JSON;
+            gzip too. `-` is the standard input; that, and a pipe, is read to its end first.
+        service: whose traces these are, where they do not say so.
+        refuse: is told of each piece and each span that is left out, and where it stands; no key
+            stands in it.
+        advance: is told how many bytes of the file were read.
+
+    Raises:
+        DataError: nothing of the file can be read.
+        StoreError: the store cannot be written; what was kept before stays.
+    """
+
+    def told(text: str) -> None:
+        refuse(kept_text(text, LONGEST_ERROR))
+
+    writer = _Writer(store, told)
+    errors = scores = read = 0
+    try:
+        for portion in read_file(path, service=service):
+            read += 1
+            for error in portion.errors:
+                told(f"{portion.place}: {error}")
+            errors += len(portion.errors)
+            scores += portion.scores
+            await writer.add(portion)
+            advance(portion.size)
+    except DataError as broken:  # such as the end of a file that was cut while it was packed
+        if not read:
+            raise DataError(kept_text(str(broken), LONGEST_ERROR)) from broken
+        told(str(broken))
+        errors += 1
+    await writer.write()
+    return Imported(
+        spans=writer.spans,
+        attempts=len(writer.traces) + len(writer.named),
+        unfinished=await running(
+            store, [trace for trace, is_whole in writer.traces.items() if not is_whole]
+        ),
+        errors=errors + writer.refused,
+        scores=scores,
+        refused=writer.refused,
+    )
+
+
+class _Writer:
+    """Writes spans in batches."""
+
+    def __init__(self, store: Store, refuse: Callable[[str], None]) -> None:
+        self.spans = self.refused = 0
+        self.traces: dict[tuple[str, str], bool] = {}
+        """Service and trace → whether the span that began it was there."""
+        self.named: set[str] = set()
+        """Attempts of lightspan's own, which spans name."""
+        self._store = store
+        self._refuse = refuse
+        self._waiting: list[Arrival] = []
+        self._places: list[str] = []
+
+    async def add(self, portion: Portion) -> None:
+        if portion.arrivals:
+            self._waiting += portion.arrivals
+            self._places.append(portion.place)
+        if len(self._waiting) >= AT_ONCE:
+            await self.write()
+
+    async def write(self) -> None:
+        waiting, places = self._waiting, self._places
+        self._waiting, self._places = [], []
+        if not waiting:
+            return
+        where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
+        refused = await keep(self._store, waiting, may_reward=True)
+        for refusal in refused:
+            self._refuse(f"{where}: {refusal.reason}")
+        left_out = {id(refusal.span) for refusal in refused}
+        self.refused += len(refused)
+        for arrival in waiting:
+            if id(arrival.span) not in left_out:
+                self._count(arrival)
+
+    def _count(self, arrival: Arrival) -> None:
+        self.spans += 1
+        trace = trace_of(arrival.span)
+        if trace is None:
+            self.named.add(arrival.span.attempt_id)
+        else:
+            self.traces[trace] = self.traces.get(trace, False) or arrival.is_entry
+
+
+# --- out of a file --------------------------------------------------------------------------
+def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> Iterator[Portion]:
+    """What a file says, piece by piece, in our words (`vocabulary.translated`).
+
+    Args:
+        path: see `import_file`.
+        service: likewise.
+
+    Raises:
+        DataError: nothing of it can be read; the message says what it is, if that is known.
+    """
+    try:
+        with _opened(path) as raw:
+            begin = raw.read(_PREFIX)
+            raw.seek(0)
+            if begin in _OTHERS:
+                raise DataError(f"{_named(path)} is {_OTHERS[begin]}")
+            is_packed = begin[:2] == _GZIP
+            read = 0
+            with gzip.GzipFile(fileobj=raw) if is_packed else raw as file:
+                pieces = _pieces(cast("IO[bytes]", file), path, service or UNNAMED_SERVICE)
+                for portion in pieces:
+                    at = raw.tell()  # of the packed file too
+                    yield portion._replace(size=at - read)
+                    read = at
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{_named(path)} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """The file; of a pipe a copy, for a file's beginning is looked at before it is read."""
+    source: Any = sys.stdin.buffer if os.fspath(path) == STDIN else path
+    with contextlib.nullcontext(source) if source is not path else open(path, "rb") as raw:
+        if raw.seekable():
+            yield raw
+            return
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(raw, copy)
+            copy.seek(0)
+            yield copy
+
+
+def _named(path: str | os.PathLike[str]) -> str:
+    return "the standard input" if os.fspath(path) == STDIN else os.fspath(path)
+
+
+def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iterator[Portion]:
+    begin = file.read(_LOOKED_AT)
+    file.seek(0)
+    is_binary = _BINARY.search(begin) is not None
+    if is_binary and begin.startswith((_TRACES_DATA, b"\x00", b"\x01")):
+        yield from _messages(file, service)
+        return
+    if not begin.strip():
+        raise DataError(f"{_named(path)} is empty: there are no traces in it")
+    if is_binary or begin.lstrip()[:1] not in (b"{", b"["):
+        raise DataError(
+            f"{_named(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
+            f"{begin[:20]!r}; see docs/otel.md for what can be imported"
+        )
+    if _loads(file.readline()) is None:  # one document that goes over several lines, or a bad line
+        file.seek(0)
+        document = _loads(file.read())
+        if document is not None:
+            yield _portion("the file", document, service)
+            return
+    file.seek(0)
+    yield from _lines(file, service)
+
+
+def _lines(file: IO[bytes], service: str) -> Iterator[Portion]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line.strip())
+        except (ValueError, RecursionError) as error:
+            why = str(error).replace(": line 1 column ", ": column ")  # it is not the file's first
+            yield Portion(f"line {number}", [], [f"no JSON: {why}"], 0)
+            continue
+        yield _portion(f"line {number}", value, service)
+
+
+def _loads(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
+    """Read OTLP's protobuf: one message, or many with their lengths before them."""
+    prefix = file.read(_PREFIX)
+    if prefix.startswith(_TRACES_DATA):
+        yield _message("the file", prefix + file.read(), service)
+        return
+    number = 0
+    while prefix:
+        number += 1
+        place, size = f"message {number}", int.from_bytes(prefix, "big")
+        message = file.read(size)
+        if len(message) < size or len(prefix) < _PREFIX:
+            yield Portion(place, [], [f"the file ends in it: {size:,} bytes were to come"], 0)
+            return
+        yield _message(place, message, service)
+        prefix = file.read(_PREFIX)
+
+
+def _message(place: str, data: bytes, service: str) -> Portion:
+    try:
+        return _in_our_words(place, decode_protobuf(data), service)
+    except DataError as error:
+        return Portion(place, [], [str(error)], 0)
+
+
+def _portion(place: str, value: Any, service: str) -> Portion:
+    arrivals: list[Arrival] = []
+    errors: list[str] = []
+    scores = 0
+    for record in _records(value):
+        try:
+            if isinstance(record, dict):
+                scores += _scores(record)
+            decoded = _decoded(record, service)
+        except (DataError, ValueError) as error:
+            errors.append(str(error))
+            continue
+        arrivals += decoded.arrivals
+        errors += decoded.refused
+    return _in_our_words(place, Decoded(arrivals, errors), service)._replace(scores=scores)
+
+
+def _records(value: Any) -> Iterator[Any]:
+    """What a piece holds: a list, a page of an API's, or itself."""
+    inner = value
+    if isinstance(value, dict) and not export_formats.is_phoenix_span(value):
+        inner = next((value[key] for key in ("data", "spans") if key in value), value)
+    if isinstance(inner, list):
+        for each in inner:
+            yield from _records(each) if isinstance(each, list) else _plain_records(each)
+    else:
+        yield inner
+
+
+def _plain_records(value: Any) -> Iterator[Any]:
+    """A trace of Phoenix's in a list of them has its spans in it; the rest is itself."""
+    spans = value.get("spans") if isinstance(value, dict) else None
+    if isinstance(spans, list):
+        yield from spans
+    else:
+        yield value
+
+
+def _scores(record: Mapping[str, Any]) -> int:
+    scores = record.get("scores")
+    return (
+        len(scores) if export_formats.is_langfuse_trace(record) and isinstance(scores, list) else 0
+    )
+
+
+def _decoded(record: Any, service: str) -> Decoded:
+    """Raises `DataError`: it is no trace."""
+    if not isinstance(record, dict):
+        raise DataError(f"{_NOT_TRACES}; it is of {type(record).__name__}")
+    if "resourceSpans" in record or "resource_spans" in record:
+        return decode_object(record)
+    if export_formats.is_phoenix_span(record):
+        return _each([record], export_formats.phoenix_span, service)
+    if export_formats.is_langfuse_trace(record):
+        found = [*export_formats.langfuse_observations(record)]
+        return _each(found, export_formats.langfuse_span, service)
+    if export_formats.is_langfuse_observation(record):
+        return _each([record], export_formats.langfuse_span, service)
+    if "spanId" in record or "span_id" in record:  # a span of OTLP's by itself
+        return decode_object({"resourceSpans": [{"scopeSpans": [{"spans": [record]}]}]})
+    raise DataError(f"{_NOT_TRACES}; it has {', '.join(map(str, list(record)[:8])) or 'nothing'}")
+
+
+def _each(
+    records: list[Any], read: Callable[[Mapping[str, Any], str], Arrival], service: str
+) -> Decoded:
+    decoded = Decoded([], [])
+    for record in records:
+        try:
+            if read is export_formats.langfuse_span and not export_formats.is_langfuse_observation(
+                record
+            ):
+                raise DataError(f"its type is {record.get('type')!r:.40}, which is not known")
+            decoded.arrivals.append(read(record, service))
+        except (DataError, ValueError) as error:
+            decoded.refused.append(f"span {str(record.get('name'))[:80]!r}: {error}")
+    return decoded
+
+
+def _in_our_words(place: str, decoded: Decoded, service: str) -> Portion:
+    arrivals = []
+    for arrival in decoded.arrivals:
+        span = translated(arrival.span)
+        if not span.resource.get(SERVICE_NAME):
+            span = span.replace(resource={**span.resource, SERVICE_NAME: service})
+        arrivals.append(arrival._replace(span=span))
+    return Portion(place, arrivals, decoded.refused, 0)

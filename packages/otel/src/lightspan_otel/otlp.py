@@ -1,0 +1,236 @@
+"""OTLP as it comes over HTTP: the body of a request, protobuf or JSON, as spans.
+
+What is no OTLP is refused whole. A span that is none, in a request that is one, is left out by
+itself, and why is told: the sender's other spans are good.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from lightspan.errors import DataError
+from lightspan.schema.spans import SCHEMA_VERSION, Span
+from lightspan_otel.convert import decode_attributes, decode_span
+
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+CONTENT_TYPES: Final = (PROTOBUF, JSON)
+
+_REMOTE: Final = 0x300
+"""Flags of a span that knows of its parent whether another process made it, and it did."""
+_IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+_NEVER: Final = 2**63
+"""Nanoseconds: no time is so late."""
+MOST_SPANS: Final = 50_000
+"""Of one request."""
+MOST_KEPT: Final = 64 * 2**20
+"""Bytes that the spans of one request may come to: what made them, which a request says once for
+all of them, is kept with each."""
+_TRACE_DIGITS: Final = 32
+_SPAN_DIGITS: Final = 16
+
+
+class Arrival(NamedTuple):
+    """A span that somebody sent."""
+
+    span: Span
+    is_entry: bool
+    """Whether what its process did began with it: nothing is around it, or what is around it is
+    another process's."""
+
+
+class Decoded(NamedTuple):
+    """What a request says."""
+
+    arrivals: list[Arrival]
+    refused: list[str]
+    """Why, of each span that is none."""
+
+
+def decode_request(body: bytes, content_type: str) -> Decoded:
+    """The spans of an `ExportTraceServiceRequest`. Needs `opentelemetry-proto`.
+
+    Args:
+        body: unpacked.
+        content_type: one of `CONTENT_TYPES`.
+
+    Raises:
+        DataError: it is no OTLP; the message says where.
+    """
+    is_json = content_type == JSON
+    message = _from_object(_json_of(body)) if is_json else _from_protobuf(body)
+    _check_size(message, len(body))
+    return _decoded(message)
+
+
+def decode_protobuf(body: bytes) -> Decoded:
+    """The spans of a `TracesData` of any size. Needs `opentelemetry-proto`.
+
+    Raises:
+        DataError: it is no OTLP.
+    """
+    return _decoded(_from_protobuf(body))
+
+
+def decode_object(value: dict[str, Any]) -> Decoded:
+    """The spans of OTLP's JSON that is loaded, of any size; it may be changed. Needs
+    `opentelemetry-proto`.
+
+    Raises:
+        DataError: it is no OTLP; the message says where.
+    """
+    return _decoded(_from_object(value))
+
+
+def _decoded(message: Any) -> Decoded:
+    decoded = Decoded([], [])
+    for resource_spans in message.resource_spans:
+        resource = decode_attributes(resource_spans.resource.attributes)
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                try:
+                    decoded.arrivals.append(_arrival(span, resource))
+                except (DataError, ValueError) as error:
+                    decoded.refused.append(f"span {span.name[:80]!r}: {error}")
+    return decoded
+
+
+def _check_size(message: Any, size: int) -> None:
+    spans = 0
+    for resource_spans in message.resource_spans:
+        own = sum(len(scope_spans.spans) for scope_spans in resource_spans.scope_spans)
+        spans += own
+        size += own * int(resource_spans.resource.ByteSize())
+    if spans > MOST_SPANS:
+        raise DataError(f"the request has {spans:,} spans: send at most {MOST_SPANS:,} at once")
+    if size > MOST_KEPT:
+        raise DataError(
+            f"the request's spans, each with its resource's attributes, come to {size:,} bytes: "
+            f"send at most {MOST_KEPT:,} at once"
+        )
+
+
+def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:
+    _check_ids(sent)
+    if sent.parent_span_id and len(sent.parent_span_id) * 2 != _SPAN_DIGITS:
+        raise DataError(f"its parentSpanId is {sent.parent_span_id.hex()[:40]!r}")
+    span = decode_span(sent, resource)
+    check_schema(span)
+    times = [span.start_ns, span.end_ns, *(event.time_ns for event in span.events)]
+    if max(times) >= _NEVER:
+        raise DataError(f"its time {max(times)} is beyond what 63 bits hold")
+    return Arrival(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
+
+
+def _check_ids(sent: Any) -> None:
+    """Raise `DataError` for ids of the wrong length, or of zeros alone."""
+    for value, digits, what in (
+        (sent.trace_id, _TRACE_DIGITS, "traceId"),
+        (sent.span_id, _SPAN_DIGITS, "spanId"),
+    ):
+        if len(value) * 2 != digits or not any(value):
+            raise DataError(f"its {what} is {value.hex()[:40]!r}, not {digits} hex digits")
+
+
+def check_schema(span: Span) -> None:
+    """Raise `DataError` for a span of a newer lightspan: who reads its store could not read on."""
+    if span.schema > SCHEMA_VERSION:
+        raise DataError(f"it has schema {span.schema}; this lightspan reads up to {SCHEMA_VERSION}")
+
+
+def _from_protobuf(body: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+    try:
+        return TracesData.FromString(body)
+    except DecodeError as error:
+        raise DataError(f"the body is no OTLP protobuf: {error}") from error
+
+
+def _json_of(body: bytes) -> dict[str, Any]:
+    """Return the JSON of a request. Raises `DataError`."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"the body is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"the body is no OTLP JSON: an object, not {type(value).__name__}")
+    return value
+
+
+def _from_object(value: dict[str, Any]) -> Any:
+    from google.protobuf.json_format import ParseDict, ParseError
+    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+    for span in _spans_in(value):
+        for link in _list_in(span, "links", "links"):
+            decode_ids(link)
+        decode_ids(span)
+    try:
+        return ParseDict(value, TracesData(), ignore_unknown_fields=True)
+    except (ParseError, RecursionError, ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"the body is no OTLP JSON: {error}") from error
+
+
+def _spans_in(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for resource_spans in _list_in(value, "resourceSpans", "resource_spans"):
+        for scope_spans in _list_in(resource_spans, "scopeSpans", "scope_spans"):
+            yield from _list_in(scope_spans, "spans", "spans")
+
+
+def _list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """Return the objects of a list that has one of these names. Raises `DataError`."""
+    found = next((value[name] for name in names if name in value), None)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise DataError(f"the body is no OTLP JSON: {names[0]} is no list of objects")
+    return found
+
+
+def decode_ids(value: dict[str, Any]) -> None:
+    """Ids are hexadecimal in OTLP's JSON, where protobuf's JSON has base64."""
+    for name in _IDS:
+        text = value.get(name)
+        if text is None:
+            continue
+        try:
+            value[name] = base64.b64encode(binascii.unhexlify(text)).decode()
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"the body is no OTLP JSON: {name} is {text!r:.60}, not hexadecimal"
+            ) from error
+
+
+def encode_answer(content_type: str, refused: list[str]) -> bytes:
+    """An `ExportTraceServiceResponse`: all is kept, or all but some, and why."""
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+    answer = trace_service_pb2.ExportTraceServiceResponse()
+    if refused:
+        answer.partial_success.rejected_spans = len(refused)
+        more = f" (and {len(refused) - 3} more)" if len(refused) > 3 else ""
+        answer.partial_success.error_message = "; ".join(refused[:3]) + more
+    return _encoded(answer, content_type)
+
+
+def encode_failure(content_type: str, text: str) -> bytes:
+    """A `google.rpc.Status`, which every answer but 200 has as its body."""
+    from google.rpc.status_pb2 import Status
+
+    return _encoded(Status(message=text), content_type)
+
+
+def _encoded(message: Any, content_type: str) -> bytes:
+    from google.protobuf.json_format import MessageToJson
+
+    if content_type == JSON:
+        return str(MessageToJson(message, indent=None)).encode()
+    data: bytes = message.SerializeToString()
+    return data

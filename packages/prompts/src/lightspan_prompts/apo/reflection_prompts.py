@@ -1,0 +1,98 @@
+"""What the reflection models are asked: what is wrong with a prompt, and to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lightspan.schema.prompts import PromptTemplate
+from lightspan_prompts.search.feedback import Evidence, examples, shortened
+
+LONGEST_CRITIQUE: Final = 8_000
+"""Characters of a critique that are passed on; the middle of a longer one is left out."""
+
+_CRITIQUE: Final = """\
+An application fills in the text below, called "{name}", and sends it to a language model.
+
+The text, between the marks:
+<prompt>
+{text}
+</prompt>
+{rules}
+The runs that follow used it. Each shows the task, what was asked and answered, what went wrong, \
+and the reward, of which more is better:
+
+{runs}
+
+{angle} Say in a short list what is to be changed in the text and why, each point with the runs \
+that show it. Speak of the text alone: the model, the tasks and the application stay as they are. \
+Do not write the new text yet."""
+
+ANGLES: Final = (
+    "Look for what the text leaves out: rules, facts and conditions that the runs with little "
+    "reward needed and that the model was not told.",
+    "Look for what the text says badly: where the model could read it in two ways, did something "
+    "that was not wanted, or answered in another form than the application can use.",
+    "Compare the runs with much reward with those with little, and look for what in the text makes "
+    "the difference: what should it insist on, and what should it leave out?",
+)
+"""Ways to look at the runs. Which one is asked for is drawn for each critique, so that those of one
+prompt differ."""
+
+_EDIT: Final = """\
+A text called "{name}" tells a language model what to do. Somebody has looked at what came of it \
+and says what is to be changed.
+
+The text, between the marks:
+<prompt>
+{text}
+</prompt>
+{rules}
+What is to be changed, between the marks:
+<critique>
+{critique}
+</critique>
+
+{way} Where the critique contradicts itself, follow the point that does most; where it asks for \
+the answers of single tasks, put down the rule behind them instead.
+
+Answer with the whole new text between <prompt> and </prompt>, and nothing after it."""
+
+WAYS: Final = (
+    "Mend the text: change what the critique names, and keep all else as it stands.",
+    "Write the text anew, such that it does what the old one was for and all that the critique "
+    "asks, as clearly and briefly as you can.",
+)
+"""Ways to edit, one of which is drawn for each."""
+
+_RULES: Final = """\
+It has placeholders that the application fills: {fields}. A new text must have each of them, \
+written in exactly this way; other text in braces is not filled.
+"""
+
+
+def critique(name: str, template: PromptTemplate, seen: Sequence[Evidence], angle: str) -> str:
+    """The question what is wrong with a prompt: its textual gradient."""
+    return _CRITIQUE.format(
+        name=name,
+        text=template.text,
+        rules=_rules(template),
+        runs=examples(seen),
+        angle=angle,
+    )
+
+
+def edit(name: str, template: PromptTemplate, critique: str, way: str) -> str:
+    """The question for another text, by what is wrong with this one."""
+    return _EDIT.format(
+        name=name,
+        text=template.text,
+        rules=_rules(template),
+        critique=shortened(critique.strip(), LONGEST_CRITIQUE),
+        way=way,
+    )
+
+
+def _rules(template: PromptTemplate) -> str:
+    fields = template.fields
+    return _RULES.format(fields=", ".join(fields)) if fields else ""

@@ -1,0 +1,165 @@
+"""What a rollout showed: its reward and why, as a reflection model reads it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.rollout_checks import app_failed
+from lightspan.lightning.transcript import without_keys
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.records import Json
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan_prompts.search.prompt_discovery import Text, texts_of
+
+LONGEST_TEXT: Final = 1_500
+"""Characters of one message; the middle of a longer one is left out."""
+MOST_CALLS: Final = 8
+"""Calls of a rollout that are shown: the last ones."""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rollout of a candidate."""
+
+    rollout_id: str
+    task_id: str
+    reward: float | None
+    """None: unscored, which is not zero."""
+    failed: bool = False
+    """The app failed."""
+    tokens: int = 0
+    """Of its model calls, as far as their endpoints count them."""
+    usage: dict[str, tuple[int, int]] | None = None
+    """Model → tokens that were sent, and answered. Calls of policies, which are ours, have no part
+    in it. None: an older journal does not say."""
+    calls: int = 0
+    text: str = ""
+    """What it was asked, what was said, and what came of it."""
+    asked: list[str] = msgspec.field(default_factory=list)
+    """Of the agents and prompts whose texts are found in the app: those that were asked."""
+    applied: int = 0
+    """Texts of these that were sent as the candidate has them."""
+    kept: dict[str, int] = msgspec.field(default_factory=dict)
+    """Which texts were sent as the app has them, and why → how many."""
+
+
+def _none(text: Text) -> bool:
+    return False
+
+
+def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] = _none) -> Evidence:
+    """What an episode showed.
+
+    Args:
+        episode: of the rollout.
+        task: what it was given.
+        concerns: whether a text is one that was found.
+    """
+    texts = [text for text in texts_of(episode) if concerns(text)]
+    kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
+    # choices of one call share its span
+    spans = {call.span_id: call.span for call in episode.calls if call.span is not None}
+    usage = _usage(spans.values())
+    return Evidence(
+        rollout_id=episode.rollout_id,
+        task_id=episode.task_id,
+        reward=episode.reward,
+        failed=app_failed(episode),
+        tokens=sum(map(sum, usage.values())),
+        usage={model: used for (model, policy), used in usage.items() if not policy},
+        calls=len(episode.calls),
+        text="\n".join(_lines(episode, task)),
+        asked=sorted({text.name or text.agent for text in texts}),
+        applied=sum(text.applied for text in texts),
+        kept=dict(kept),
+    )
+
+
+def _usage(spans: Iterable[Span]) -> dict[tuple[str, bool], tuple[int, int]]:
+    """(model, whether it was asked as a policy) → tokens that were sent, and answered. The span
+    says which: a policy's call that sampled nothing has no record."""
+    found: dict[tuple[str, bool], tuple[int, int]] = {}
+    for span in spans:
+        counts = [count or 0 for count in c.usage_of(span.attributes)]
+        if any(counts):
+            key = c.model_of(span.attributes) or "", c.POLICY in span.attributes
+            asked, answered = found.get(key, (0, 0))
+            found[key] = (asked + counts[0], answered + counts[1])
+    return found
+
+
+def _lines(episode: Episode, task: Json) -> Iterator[str]:
+    yield f"Task: {shortened(without_keys(json.dumps(task, ensure_ascii=False)))}"
+    left_out = len(episode.calls) - MOST_CALLS
+    if left_out > 0:
+        yield f"({left_out} earlier model calls are left out)"
+    for call in episode.calls[-MOST_CALLS:]:
+        yield from _call_lines(call)
+    for span in episode.spans:
+        yield from _span_lines(span)
+    if episode.message:
+        yield f"The run ended with: {shortened(episode.message)}"
+    reward = "none could be given" if episode.reward is None else f"{episode.reward:g}"
+    yield f"Reward: {reward}"
+    for name, value in episode.dimensions.items():
+        if name != "reward":  # said already
+            yield f"  {name}: {value:g}"
+    if episode.reasons:
+        yield f"Why, in the words of who gave it: {shortened(episode.reasons)}"
+
+
+def _call_lines(call: Call) -> Iterator[str]:
+    attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
+    yield f"Model call of the agent {call.agent_path!r}:"
+    for message in genai_messages.asked_of(attributes):
+        yield f"  {message.get('role')}: {_said(message)}"
+    answers = genai_messages.answers_of(attributes)
+    for answer in answers[call.choice : call.choice + 1]:
+        yield f"  answer: {_said(answer)}"
+    if call.span is not None and call.span.status is SpanStatus.ERROR:
+        yield f"  the call failed: {shortened(call.span.status_message)}"
+    for reward in call.rewards:
+        yield f"  reward of this call: {'none' if reward.value is None else f'{reward.value:g}'}"
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """The content of a message, and the tools that it calls."""
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else _json(content)
+    calls = [each.get("function", {}) for each in message.get("tool_calls", ())]
+    tools = [f"calls {each.get('name')}({each.get('arguments')})" for each in calls]
+    return shortened(" ".join(part for part in (text, *tools) if part))
+
+
+def _span_lines(span: Span) -> Iterator[str]:
+    if span.kind is SpanKind.MESSAGE:
+        yield f"The app says: {shortened(str(span.attributes.get(c.MESSAGE_BODY, '')))}"
+    elif span.kind is SpanKind.EXCEPTION:
+        what = span.attributes.get(c.EXCEPTION_TYPE, "an error")
+        why = shortened(str(span.attributes.get(c.EXCEPTION_MESSAGE, span.status_message)))
+        yield f"The app raised {what}: {why}"
+    elif span.kind is SpanKind.TOOL and span.status is SpanStatus.ERROR:
+        name = span.attributes.get(c.TOOL_NAME, span.name)
+        yield f"The tool {name} failed: {shortened(span.status_message)}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+    """The text without the middle of one that is too long."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} […{len(text) - 2 * half} characters left out…] {text[-half:]}"
+
+
+def examples(seen: Sequence[Evidence]) -> str:
+    """Several rollouts, numbered."""
+    return "\n\n".join(f"### Run {number}\n{each.text}" for number, each in enumerate(seen, 1))

@@ -1,0 +1,357 @@
+"""Where an adapter's tests play: a scripted endpoint and a scripted gateway that say the same.
+
+A *tag* (`task-7`) stands in every prompt of an attempt, and `You are writer.` in every prompt of
+the agent `writer`. So what is really asked, by whom and in which attempt, is known from the prompt
+alone, whatever the adapter under test says. Needs `lightspan-gateway`, neither
+torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from lightspan.capture.context import AttemptContext
+from lightspan.errors import EngineError
+from lightspan.protocols.engine import EngineCapabilities, GenerationRequest, ToolParserName
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Rollout
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.spans import new_trace_id
+from lightspan.schema.system_prompts import Instructions
+from lightspan.schema.token_records import TokenRecord
+from lightspan.stores.memory import MemoryStore
+from lightspan_gateway import Gateway
+from lightspan_gateway.serving.public_access import ServingGateway
+from lightspan_testing.attempts import ROOT_ID, Captured
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
+
+POLICY: Final = Routing(default=Target(route=Route.POLICY, policy="policy"))
+"""Every agent is trained."""
+
+CAPABILITIES: Final = EngineCapabilities(exact_tokens=True, seed=True, grammars="the script")
+"""What apps of frameworks ask for, strict tools among others; a script answers as it is told."""
+
+_TAG: Final = re.compile(r"task-\d+")
+_NAME: Final = re.compile(r"You are ([^\s.]+)\.")
+_numbers = itertools.count(1)
+
+
+# --- what the model says --------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the model says once. `{task}` stands for the attempt's tag, in arguments too."""
+
+    text: str = ""
+    calls: Sequence[tuple[str, str]] = ()
+    """Tool name and arguments (JSON text) of each tool call."""
+    status: int = 200
+    """Other than 200: the endpoint fails; the gateway's engine fails."""
+    delay_s: float = 0.0
+
+
+Says = Mapping[str, Sequence[Turn | str]]
+"""Agent → what it says, turn by turn; the last is repeated."""
+
+
+class Asked(NamedTuple):
+    """One request that reached a model."""
+
+    tag: str
+    agent: str
+    """By the prompt."""
+    turn: Turn
+    prompt_ids: list[int]
+    """Of a request through the gateway."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What the agents of one attempt say."""
+
+    says: Says
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Text in a prompt → the agent that asks, where the prompt does not say `You are …`."""
+
+    def who(self, prompt: str) -> str | None:
+        """The agent that asks."""
+        for mark, name in self.marks.items():
+            if mark in prompt:
+                return name
+        found = _NAME.search(prompt)
+        return found[1] if found else None
+
+
+class Brain:
+    """Answers every prompt by the attempt and the agent that it shows. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.problems: list[str] = []
+        """Prompts that mix attempts, or that show no agent."""
+        self.parts: dict[str, Part] = {}
+        self._turns: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def says(self, prompt: str, prompt_ids: Sequence[int] = ()) -> tuple[Asked, int]:
+        """What is said now, and how many turns this agent had before."""
+        with self._lock:
+            tags = sorted(set(_TAG.findall(prompt)))
+            part = self.parts.get(tags[0]) if len(tags) == 1 else None
+            agent = part.who(prompt) if part is not None else None
+            if part is None or agent is None or agent not in part.says:
+                self.problems.append(f"attempts {tags}, agent {agent!r} in the prompt {prompt}")
+                return Asked(",".join(tags), str(agent), Turn(text="?"), [*prompt_ids]), 0
+            number = self._turns[tags[0], agent]
+            self._turns[tags[0], agent] += 1
+            turns = part.says[agent]
+            turn = _filled(turns[min(number, len(turns) - 1)], tags[0])
+            self.asked.append(Asked(tags[0], agent, turn, [*prompt_ids]))
+            return self.asked[-1], number
+
+    def of(self, tag: str) -> list[Asked]:
+        """What was asked in one attempt, in order."""
+        with self._lock:
+            return [asked for asked in self.asked if asked.tag == tag]
+
+
+def _filled(turn: Turn | str, tag: str) -> Turn:
+    if isinstance(turn, str):
+        turn = Turn(text=turn)
+    calls = tuple((name, text.replace("{task}", tag)) for name, text in turn.calls)
+    return Turn(
+        text=turn.text.replace("{task}", tag),
+        calls=calls,
+        status=turn.status,
+        delay_s=turn.delay_s,
+    )
+
+
+def sampled_text(turn: Turn) -> str:
+    """The turn as a model writes it that calls tools in the Hermes format."""
+    calls = [
+        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in turn.calls
+    ]
+    return "\n".join([*([turn.text] if turn.text else []), *calls])
+
+
+# --- a tokenizer that needs nothing ---------------------------------------------------------
+class ByteTokenizer:
+    """One token per UTF-8 byte, and one that ends a turn; messages are rendered as JSON lines."""
+
+    END: Final = 256
+    eos_ids: Final = frozenset({END})
+    context_length: Final = 1_000_000
+    tool_parser: Final[ToolParserName] = "hermes"
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        most: int | None = None,
+    ) -> list[int]:
+        head = [{"tools": tools}] if tools else []
+        ids: list[int] = []
+        for part in (*head, *messages):
+            ids += [*self.encode(json.dumps(part, ensure_ascii=False)), self.END]
+        return ids + (self.encode("assistant:") if add_generation_prompt else [])
+
+    def encode(self, text: str, *, most: int | None = None) -> list[int]:
+        return list(text.encode(errors="replace"))
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        end = b"" if skip_special_tokens else b"<end>"
+        data = b"".join(end if token == self.END else bytes([token]) for token in ids)
+        return data.decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id], skip_special_tokens=False)
+
+
+# --- the stage ------------------------------------------------------------------------------
+@dataclass(slots=True, eq=False, kw_only=True)
+class Played(Captured):
+    """One attempt on the stage."""
+
+    tag: str
+    through_gateway: bool = False
+    records: list[TokenRecord] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What the app is asked."""
+        return f"Please do {self.tag}"
+
+
+class Stage:
+    """A scripted endpoint (`url`), and a gateway in a thread of its own, both one `Brain`."""
+
+    def __init__(self) -> None:
+        self.brain = Brain()
+        self.tokenizer = ByteTokenizer()
+        self.store = MemoryStore()
+        self.engine = ScriptedEngine(
+            self.tokenizer,
+            self._say,
+            chunk=16,
+            capabilities=CAPABILITIES,
+        )
+        self.answered: list[tuple[str, str]] = []
+        """The agent that the prompt shows, and the policy that was asked."""
+        self._gateway = Gateway(self.store, self.engine)
+        self._server = ScriptedServer(self._reply)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gateway")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._server.__enter__()
+        self.wait(self.store.open())
+        self.wait(self._gateway.start())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.wait(self._gateway.close())
+        self.wait(self.store.close())
+        self._server.__exit__(kind, error, trace)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def url(self) -> str:
+        """What the app's own client has as its base URL."""
+        return self._server.url
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the gateway's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    @contextmanager
+    def serving(self, paths: Iterable[str]) -> Iterator[ServingGateway]:
+        """A server for apps that connect, such as `lightspan serve` starts.
+
+        Args:
+            paths: of the agents; each has a policy of its own, which is called like it.
+        """
+        policies = dict.fromkeys(paths, 1)
+        rules = [Rule(path, Target(route=Route.POLICY, policy=path)) for path in policies]
+        engine = ScriptedEngine(
+            self.tokenizer, self._say, chunk=16, policies=policies, capabilities=CAPABILITIES
+        )
+        served = ServingGateway(engine, Routing(rules=rules))
+        self.wait(served.start())
+        try:
+            yield served
+        finally:
+            self.wait(served.close())
+
+    def requests_of(self, tag: str) -> list[Request]:
+        """What the app's own endpoint was asked in one attempt, in order."""
+        return [request for request in self._server.requests if tag in json.dumps(request.body)]
+
+    def open(
+        self, part: Part, *, through_gateway: bool, instructions: Instructions | None = None
+    ) -> Played:
+        """A new attempt whose agents say what `part` says.
+
+        Args:
+            instructions: what agents are told, at the app's own endpoint.
+        """
+        tag = f"task-{next(_numbers)}"
+        self.brain.parts[tag] = part
+        if not through_gateway:
+            scope = AttemptContext(
+                rollout_id=f"ro-{tag}",
+                attempt_id=f"at-{tag}",
+                root_span_id=ROOT_ID,
+                instructions=instructions,
+            )
+            return Played(tag=tag, scope=scope)
+        return self.wait(self._claim(tag))  # type: ignore[no-any-return]
+
+    async def _claim(self, tag: str) -> Played:
+        resources = await self.store.put_resources({"routing": POLICY})
+        rollout = Rollout(rollout_id=f"ro-{tag}", task={}, task_id=tag, resources_id=resources)
+        await self.store.enqueue([rollout])
+        [claim] = await self.store.claim("runner", 1, 600)
+        scope = AttemptContext(
+            rollout_id=claim.rollout.rollout_id,
+            attempt_id=claim.attempt.attempt_id,
+            gateway_url=self._gateway.url,
+            call_token=claim.attempt.call_token,
+            routing=POLICY,
+            trace_id=new_trace_id(),
+            root_span_id=ROOT_ID,
+        )
+        return Played(tag=tag, scope=scope, through_gateway=True)
+
+    def close(self, played: Played) -> None:
+        """Gather what was recorded; an attempt that was damaged fails the test."""
+        played.close()
+        if played.through_gateway:
+            name = played.scope.attempt_id
+            written = self.wait(self.store.spans([name]))[name]
+            known = {span.attributes[c.CALL_ID] for span in written}
+            # of a call whose answer did not arrive, the shim says so beside what the gateway wrote
+            own = [span for span in played.spans if span.attributes.get(c.CALL_ID) not in known]
+            played.spans = [*own, *written]
+            played.records = self.wait(self.store.token_records([name]))[name]
+
+    def _reply(self, request: Request) -> Reply:
+        asked, number = self.brain.says(json.dumps(request.body, ensure_ascii=False))
+        calls = [
+            ToolCall(name=name, arguments=text, call_id=f"call_{asked.agent}_{number}_{index}")
+            for index, (name, text) in enumerate(asked.turn.calls)
+        ]
+        return Reply(
+            text=asked.turn.text or None,
+            tool_calls=calls,
+            status=asked.turn.status,
+            delay_s=asked.turn.delay_s,
+        )
+
+    def _say(self, request: GenerationRequest) -> Say:
+        prompt = self.tokenizer.decode(request.prompt_ids)
+        asked, _ = self.brain.says(prompt, request.prompt_ids)
+        self.answered.append((asked.agent, request.policy))
+        turn = asked.turn
+        gates: dict[int, Gate] = {}
+        if turn.delay_s:
+            gates[0] = Gate()
+            asyncio.get_running_loop().call_later(turn.delay_s, gates[0].open)
+        errors = {0: EngineError(turn.text or "scripted error")} if turn.status != 200 else {}
+        return Say(text=sampled_text(turn), gates=gates, errors=errors)
+
+
+__all__ = [
+    "POLICY",
+    "Asked",
+    "Brain",
+    "ByteTokenizer",
+    "Part",
+    "Played",
+    "Says",
+    "Stage",
+    "Turn",
+    "sampled_text",
+]

@@ -1,0 +1,151 @@
+"""How an app is played: one attempt, from its beginning to whatever end it has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext
+from lightspan.capture.entry import open_scope
+from lightspan.schema import semconv as c
+from lightspan.schema.spans import SpanKind
+from lightspan_testing.adapter_harness import Part, Played, Stage
+from lightspan_testing.adapter_suite.scenarios import SCENARIOS, App
+from lightspan_testing.attempts import ROOT_ID, Recorded
+
+
+def in_trace(trace_id: int) -> AbstractContextManager[Any]:
+    """A trace of the app's own is under way."""
+    from opentelemetry import trace
+
+    context = trace.SpanContext(trace_id, 1, is_remote=True)
+    return trace.use_span(trace.NonRecordingSpan(context))
+
+
+def part_of(app: App, scenario: str) -> Part:
+    """What the agents say in an attempt of this app."""
+    return Part({**SCENARIOS[scenario].says, **app.says}, app.marks)
+
+
+def play(stage: Stage, app: App, scenario: str, mode: str, *, through_gateway: bool) -> Played:
+    """Run one attempt to its end, whatever end the scenario has."""
+    played = stage.open(part_of(app, scenario), through_gateway=through_gateway)
+    return play_opened(stage, app, played, scenario, mode)
+
+
+def play_opened(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> Played:
+    """The same of an attempt that is open."""
+    with open_scope(played.scope):
+        _run(stage, app, played, scenario, mode)
+    sdk_instrumentation.close()
+    _settle(stage, played)
+    stage.close(played)
+    return played
+
+
+def play_outside(
+    stage: Stage, app: App, scenario: str, mode: str, part: Part | None = None
+) -> Played:
+    """Run the app once outside every scope, as in production.
+
+    Args:
+        part: what the agents say; None for what the scenario has.
+    """
+    played = stage.open(part or part_of(app, scenario), through_gateway=False)
+    _run(stage, app, played, scenario, mode)
+    return played
+
+
+def inside_root(found: Recorded, played: Played) -> Played:
+    """What production recorded, without the span of the attempt itself."""
+    roots = [span for span in found.spans if span.parent_id is None]
+    assert [root.kind for root in roots] == [SpanKind.CHAIN], found.tree()
+    [root] = roots
+    around = [root, *(span for span in found.spans if span.kind is SpanKind.OPERATION)]
+    scope = AttemptContext(
+        rollout_id=found.rollout.rollout_id,
+        attempt_id=found.attempt.attempt_id,
+        trace_id=root.trace_id,
+        root_span_id=ROOT_ID,
+    )
+    spans = [
+        span.replace(parent_id=ROOT_ID) if span.parent_id == around[-1].span_id else span
+        for span in found.spans
+        if span not in around
+    ]
+    return Played(tag=played.tag, scope=scope, spans=spans)
+
+
+def _run(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> None:
+    """Run the app, and see it end as the scenario has it."""
+    is_cancelled = SCENARIOS[scenario].cancelled
+    expected: Any = nullcontext()
+    if is_cancelled or app.raises is not None:
+        expected = pytest.raises(asyncio.CancelledError if is_cancelled else app.raises or ())
+    with expected:
+        if mode == "sync":
+            run_sync(app, played)
+        else:
+            asyncio.run(_attempt(stage, app, played, is_cancelled=is_cancelled))
+
+
+async def _attempt(stage: Stage, app: App, played: Played, *, is_cancelled: bool) -> None:
+    task = asyncio.ensure_future(_awaited(app.run(played.text)))
+    try:
+        if is_cancelled:
+            while not stage.brain.of(played.tag) and not task.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+            task.cancel()
+        await task
+    finally:
+        await asyncio.sleep(0.02)  # what was cancelled gets a turn to say so
+        await close_clients([app], played)
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def run_sync(app: App, played: Played) -> Any:
+    """The app's synchronous way."""
+    if app.run_sync is not None:
+        return app.run_sync(played.text)
+
+    async def work() -> Any:
+        try:
+            return await app.run(played.text)
+        finally:
+            await close_clients([app], played)
+
+    return asyncio.run(work())
+
+
+async def close_clients(apps: Sequence[App], played: Played) -> None:
+    """Leave no connection of this loop open."""
+    await sdk_instrumentation.aclose()
+    for app in apps:
+        if app.close is not None and not played.through_gateway:
+            await app.close()
+
+
+def _settle(stage: Stage, played: Played) -> None:
+    """The gateway writes of a call that the app left when it has noticed it."""
+    if not played.through_gateway:
+        return
+    name, until = played.scope.attempt_id, time.monotonic() + 5
+    asked = len(stage.brain.of(played.tag))
+    while time.monotonic() < until:
+        spans = stage.wait(stage.store.spans([name]))[name]
+        if len({span.attributes[c.CALL_ID] for span in spans}) >= min(asked, 1) and all(
+            request.request_id in {*stage.engine.finished, *stage.engine.cancelled}
+            for request in stage.engine.requests
+        ):
+            return
+        time.sleep(0.01)

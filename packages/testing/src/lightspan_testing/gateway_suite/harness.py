@@ -1,0 +1,253 @@
+"""A gateway with a scripted engine, and one attempt that may call it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import openai
+
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Attempt, Mode, Rollout
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.spans import Span
+from lightspan.schema.token_records import TokenRecord
+from lightspan.stores.protocol import Store
+from lightspan_gateway import Gateway
+from lightspan_gateway.calls import CallerSession
+from lightspan_testing.scripted_engine import ScriptedEngine, TokenScript, tiny_chat_tokenizer
+from lightspan_torch.engine.tokenizer import TransformersTokenizer
+
+MESSAGES: Final[list[Any]] = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is 12 + 7 * 3?"},
+]
+TOOLS: Final[list[Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calculator",
+            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+        },
+    }
+]
+POLICY: Final = Target(route=Route.POLICY, policy="policy")
+TRACE: Final = "0123456789abcdef0123456789abcdef"
+PARENT: Final = "00000000000000aa"
+
+
+@dataclass(slots=True)
+class Answered:
+    """What a client got for one choice."""
+
+    content: str | None = None
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    call_ids: list[str] = field(default_factory=list)
+    reason: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    """Of a text completion."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a client got."""
+
+    response_id: str = ""
+    content_of: str = ""
+    """A text completion's `object`."""
+    choices: dict[int, Answered] = field(default_factory=dict)
+    usage: tuple[int, int] = (0, 0)
+    prompt_ids: list[int] = field(default_factory=list)
+
+    def choice(self, index: int) -> Answered:
+        return self.choices.setdefault(index, Answered())
+
+
+class Rig:
+    """A gateway with a scripted engine, and one attempt that may call it."""
+
+    def __init__(
+        self, store: Store, engine: ScriptedEngine, tokenizer: TransformersTokenizer
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.gateway = Gateway(store, engine)
+        self.attempt = Attempt(attempt_id="", rollout_id="", number=0, epoch=0)
+
+    async def start(self, routing: Routing | None = None, mode: Mode = Mode.VAL) -> None:
+        """Listen, and claim an attempt."""
+        await self.gateway.start()
+        self.attempt = await self.claim(routing or Routing(default=POLICY), mode)
+
+    async def claim(self, routing: Routing, mode: Mode = Mode.VAL) -> Attempt:
+        """An attempt of a fresh rollout."""
+        resources = await self.store.put_resources({"routing": routing})
+        name = f"ro-{id(routing)}-{len(await self.store.rollouts())}"
+        rollout = Rollout(rollout_id=name, task={}, task_id="t", resources_id=resources, mode=mode)
+        await self.store.enqueue([rollout])
+        [claim] = await self.store.claim("runner", 1, 600)
+        return claim.attempt
+
+    async def restart(self) -> None:
+        """A new gateway on the same store and engine, which remembers nothing."""
+        await self.gateway.close()
+        self.gateway = Gateway(self.store, self.engine)
+        await self.gateway.start()
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+        """The official client, as the shim would make it."""
+        defaults = {
+            "api_key": self.attempt.call_token,
+            "base_url": f"{self.gateway.url}/v1",
+            "max_retries": 0,
+        }
+        async with openai.AsyncOpenAI(**{**defaults, **options}) as client:
+            yield client
+
+    def headers(self, call_id: str, agent: str = "team/writer") -> dict[str, str]:
+        """What the shim sends."""
+        return {
+            c.HEADER_CALL_ID: call_id,
+            c.HEADER_ATTEMPT: self.attempt.attempt_id,
+            c.HEADER_AGENT: agent,
+            c.HEADER_PARENT: f"00-{TRACE}-{PARENT}-01",
+            c.HEADER_PROTOCOL: str(c.PROTOCOL_VERSION),
+        }
+
+    async def ask(self, call_id: str = "call-a", **body: Any) -> Reading:
+        """Ask, and read all of the answer."""
+        request = {
+            "model": "m",
+            "messages": MESSAGES,
+            "extra_headers": self.headers(call_id),
+            **body,
+        }
+        async with self.client() as client:
+            answer = await client.chat.completions.create(**request)
+            if body.get("stream"):
+                async with answer:
+                    return await _read_stream(answer)
+            return _read(answer)
+
+    async def ask_text(self, call_id: str = "call-a", **body: Any) -> Reading:
+        """Ask for a text completion, and read all of the answer."""
+        request = {"model": "m", "extra_headers": self.headers(call_id), **body}
+        async with self.client() as client:
+            answer = await client.completions.create(**request)
+            if not body.get("stream"):
+                return _read_texts([answer])
+            async with answer:
+                return _read_texts([chunk async for chunk in answer])
+
+    async def records(self) -> list[TokenRecord]:
+        """The attempt's token records."""
+        attempt_id = self.attempt.attempt_id
+        return (await self.store.token_records([attempt_id]))[attempt_id]
+
+    async def spans(self) -> list[Span]:
+        """The attempt's spans."""
+        attempt_id = self.attempt.attempt_id
+        return (await self.store.spans([attempt_id]))[attempt_id]
+
+    def session(self) -> CallerSession:
+        """The only session of the gateway."""
+        [session] = self.gateway.access.sessions()
+        return session
+
+    def prompt(self, tools: Sequence[Any] | None = TOOLS) -> list[int]:
+        """The ids of the prompt."""
+        return self.tokenizer.render(MESSAGES, tools)
+
+
+@asynccontextmanager
+async def make_rig(
+    store: Store,
+    script: TokenScript,
+    *,
+    routing: Routing | None = None,
+    mode: Mode = Mode.VAL,
+    **options: Any,
+) -> AsyncIterator[Rig]:
+    """A started rig."""
+    tokenizer = shared_tokenizer()
+    rig = Rig(store, ScriptedEngine(tokenizer, script, **options), tokenizer)
+    await rig.start(routing, mode)
+    try:
+        yield rig
+    finally:
+        await rig.gateway.close()
+
+
+@functools.cache
+def shared_tokenizer() -> TransformersTokenizer:
+    """Made once: it is only read."""
+    return tiny_chat_tokenizer()
+
+
+def rules(**targets: Target) -> Routing:
+    """A routing table by agent name."""
+    return Routing(rules=[Rule(pattern, target) for pattern, target in targets.items()])
+
+
+# --- what a client got ----------------------------------------------------------------------
+def _read(answer: Any) -> Reading:
+    reading = Reading(answer.id, usage=(answer.usage.prompt_tokens, answer.usage.completion_tokens))
+    reading.prompt_ids = answer.model_extra.get("prompt_token_ids", [])
+    for choice in answer.choices:
+        got = reading.choice(choice.index)
+        got.content, got.reason = choice.message.content, choice.finish_reason
+        for call in choice.message.tool_calls or ():
+            got.calls.append((call.function.name, call.function.arguments))
+            got.call_ids.append(call.id)
+        _read_tokens(got, choice)
+    return reading
+
+
+async def _read_stream(stream: Any) -> Reading:
+    reading = Reading()
+    async for chunk in stream:
+        reading.response_id = chunk.id
+        reading.prompt_ids = chunk.model_extra.get("prompt_token_ids", reading.prompt_ids)
+        if chunk.usage is not None:
+            reading.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+        for choice in chunk.choices:
+            got = reading.choice(choice.index)
+            if choice.delta.content:
+                got.content = (got.content or "") + choice.delta.content
+            for call in choice.delta.tool_calls or ():
+                got.calls.append((call.function.name, call.function.arguments))
+                got.call_ids.append(call.id)
+            got.reason = choice.finish_reason or got.reason
+            _read_tokens(got, choice)
+    return reading
+
+
+def _read_texts(parts: Sequence[Any]) -> Reading:
+    """Of a text completion, or of its chunks."""
+    reading = Reading(content_of=parts[0].object)
+    for part in parts:
+        reading.response_id = part.id
+        if part.usage is not None:
+            reading.usage = (part.usage.prompt_tokens, part.usage.completion_tokens)
+        for choice in part.choices:
+            got = reading.choice(choice.index)
+            got.content = (got.content or "") + choice.text
+            got.reason = choice.finish_reason or got.reason
+            got.token_ids += choice.model_extra.get("token_ids", [])
+            got.prompt_ids += choice.model_extra.get("prompt_token_ids", [])
+            if choice.logprobs is not None:
+                got.logprobs += choice.logprobs.token_logprobs
+    return reading
+
+
+def _read_tokens(got: Answered, choice: Any) -> None:
+    got.token_ids += choice.model_extra.get("token_ids", [])
+    if choice.logprobs is not None:
+        got.logprobs += [token.logprob for token in choice.logprobs.content]

@@ -1,0 +1,1 @@
+"""Subcommands of `lightspan`: each module has `add(subparsers)`, and imports when it runs."""

@@ -1,0 +1,178 @@
+"""`lightspan dev`: a dry run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightspan_tools.dry_run.report_model import DevReport
+
+DESCRIPTION = """\
+Run an app on a few tasks and report what training it would do: every agent and its calls, what
+would be trained, frozen or rejected and why, rewards, rows, calls to tools and endpoints, memory
+and time. Nothing is trained.
+
+The agents' calls are answered by --model in this process, which shows everything down to the token,
+or without it by the endpoint of --base-url, or of OPENAI_BASE_URL and OPENAI_API_KEY.
+
+Exit status: 1 if all rollouts failed, or all calls of the agents that would be trained, or nothing
+could be run; 2 wrong arguments.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "dev",
+        help="look before training: run a few tasks and report",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "app", metavar="MODULE:APP", help="such as my_app:answer, or a command line with --command"
+    )
+    parser.add_argument(
+        "--command", action="store_true", help='the app is a program, such as "node app.js"'
+    )
+    parser.add_argument("tasks", type=Path, metavar="TASKS.jsonl", help="one JSON value per line")
+    parser.add_argument("--model", metavar="NAME_OR_FOLDER", help="the model to train")
+    parser.add_argument(
+        "--optimize",
+        action="append",
+        metavar="PATTERN",
+        help="an agent that would be trained; may be repeated (every agent)",
+    )
+    parser.add_argument(
+        "--frozen",
+        choices=["base", "shared"],
+        help="who answers for the other agents: the starting weights, or the moving ones (whoever "
+        "the app points at)",
+    )
+    parser.add_argument("--val", type=Path, metavar="TASKS.jsonl", help="held-out tasks of fit")
+    parser.add_argument("--count", type=int, default=4, help="tasks to run (4)")
+    parser.add_argument("--group-size", type=int, metavar="N", help="rollouts per task (4)")
+    parser.add_argument("--steps", type=int, help="iterations of fit (one epoch)")
+    parser.add_argument("--runners", type=int, default=8, help="attempts at once (8)")
+    parser.add_argument(
+        "--python", metavar="PATH", help="the interpreter of the app's own environment (this one)"
+    )
+    parser.add_argument(
+        "--lora", type=int, nargs="?", const=16, metavar="RANK", help="train adapters (of rank 16)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="SECONDS", help="of one rollout (120)"
+    )
+    parser.add_argument("--device", default="cpu", help='"cpu" or "cuda" (cpu)')
+    parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint")
+    parser.add_argument("--endpoint-model", metavar="NAME", help="the model to ask it for")
+    parser.add_argument("--max-frozen-calls", type=int, metavar="N", help="as fit is given it")
+    parser.add_argument("--folder", type=Path, help="keep the rollouts here for lightspan inspect")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=Path("-"),
+        type=Path,
+        metavar="PATH",
+        help="the report as JSON, to a file or in place of the text",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> str:
+    from lightspan.errors import LightspanError
+    from lightspan.progress import say
+
+    try:
+        report = _report(options)
+    except KeyboardInterrupt:
+        print("lightspan: stopped; nothing was trained", file=sys.stderr)
+        raise
+    text = report.write(options.json)
+    if not report.failure:
+        return text
+    say(text)
+    raise LightspanError(report.failure)
+
+
+def _report(options: argparse.Namespace) -> DevReport:
+    from lightspan import LightningRL, LocalRunners, LoRA, Trainer
+    from lightspan.errors import ConfigError, DataError
+    from lightspan.progress import PlainReporter
+    from lightspan.runners.app import load_app
+    from lightspan_tools.dry_run.run import NO_MODEL
+
+    if os.path.isdir(options.tasks) or not os.path.exists(options.tasks):  # it may be a pipe
+        raise DataError(f"there is no tasks file {options.tasks}: give one with a JSON per line")
+    if not options.timeout > 0:
+        raise ConfigError(f"--timeout {options.timeout:g} must be above 0")
+    endpoint = _endpoint(options)
+    if os.getcwd() not in sys.path:  # as `python -m` has it: the app lies there
+        sys.path.insert(0, os.getcwd())
+    app: Any = _app(options)
+    runners: Any = options.runners
+    if options.python is None:
+        app = load_app(app)
+    else:
+        runners = LocalRunners(runners, python=options.python, app_dirs=[os.getcwd()])
+    algorithm = LightningRL(
+        options.model or NO_MODEL,
+        optimize=options.optimize or "*",
+        frozen=options.frozen,
+        lora=None if options.lora is None else LoRA(rank=options.lora),
+        timeout_s=options.timeout,
+    )
+    trainer = Trainer(
+        algorithm,
+        runners=runners,
+        steps=options.steps,
+        device=options.device,
+        max_frozen_calls=options.max_frozen_calls,
+        reporter=PlainReporter(sys.stderr),
+    )
+    return trainer.dev(
+        app,
+        options.tasks,
+        options.val,
+        count=options.count,
+        group_size=options.group_size,
+        endpoint=endpoint,
+        folder=options.folder,
+    )
+
+
+def _app(options: argparse.Namespace) -> str:
+    """Return the reference of the app."""
+    from lightspan.errors import ConfigError
+    from lightspan.runners.command import Command
+
+    if not options.command:
+        return str(options.app)
+    try:
+        return Command(shlex.split(options.app)).reference
+    except ValueError as error:
+        raise ConfigError(f"the command line {options.app!r} cannot be read: {error}") from error
+
+
+def _endpoint(options: argparse.Namespace) -> Any:
+    """The endpoint that answers in place of the model; None where the model answers.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    from lightspan.errors import ConfigError
+    from lightspan_tools.dry_run.endpoints import environment_endpoint, named_endpoint
+
+    endpoint = named_endpoint(options.base_url, options.endpoint_model)
+    if endpoint is None and options.model is None:
+        endpoint = environment_endpoint()
+        if endpoint is None:
+            raise ConfigError(
+                "nobody would answer the app's model calls: give --model (a folder or a name on "
+                "the Hugging Face hub), or --base-url, or set OPENAI_BASE_URL or OPENAI_API_KEY"
+            )
+    return endpoint

@@ -1,0 +1,11 @@
+"""The dry run: run a few tasks, train nothing, and report what `fit` would do.
+
+`run` runs the tasks, with the algorithm's own model in this process or with an OpenAI-compatible
+endpoint in its place (`endpoints`). `analysis` reads the episodes, `token_estimates` times and
+sizes the models, and both fill the `report_model`, which `rendering` prints.
+"""
+
+from lightspan_tools.dry_run.report_model import DevReport
+from lightspan_tools.dry_run.run import DryRun
+
+__all__ = ["DevReport", "DryRun"]

@@ -1,0 +1,431 @@
+"""Read the episodes of a dry run: each `read_…` is a pure function to one section of the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from lightspan.lightning.advantages import groups_without_variance
+from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.merge_diagnostics import Break, Decode, Exchange, Merging, read_merging
+from lightspan.lightning.returns import group_rewards
+from lightspan.lightning.rollout_checks import (
+    FAILURE_WARNING,
+    LONGEST_DAMAGE,
+    LONGEST_REASON,
+    app_failed,
+    client_of,
+    is_unseen,
+    refusal_of,
+)
+from lightspan.lightning.rows import merge
+from lightspan.lightning.selection import CallCoverage, Coverage, Rejection, Verdict
+from lightspan.lightning.transitions import Transition, trained_transitions
+from lightspan.lightning.uncaptured_advice import asked, fix_of, host_of
+from lightspan.progress import many
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.provenance import requests_of
+from lightspan.schema.records import Outcome
+from lightspan.schema.routing import Route, Routing
+from lightspan.schema.semconv import UNNAMED_AGENT
+from lightspan.schema.spans import Span, SpanKind
+from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
+from lightspan_tools.dry_run.report_model import (
+    AgentReport,
+    CostReport,
+    EndpointReport,
+    GroupReport,
+    MemoryReport,
+    OverrideReport,
+    Reason,
+    RewardReport,
+    RowReport,
+    Spread,
+    ToolReport,
+    UncapturedReport,
+)
+
+MAX_EXAMPLES: Final = 2
+"""Breaks of one cause in the report."""
+_MAX_MESSAGE_LENGTH: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """The episodes of a dry run, judged."""
+
+    episodes: Sequence[Episode]
+    coverages: Sequence[Coverage]
+    """One per episode."""
+    routing: Routing
+    """The algorithm's, whoever answered."""
+
+    @property
+    def entries(self) -> list[CallCoverage]:
+        """Every call."""
+        return [entry for coverage in self.coverages for entry in coverage.entries]
+
+    def transitions(self) -> list[Transition]:
+        """Return the calls that would be trained and whose tokens are known."""
+        pairs = zip(self.episodes, self.coverages, strict=True)
+        return [t for episode, coverage in pairs for t in trained_transitions(episode, coverage)]
+
+    def spans(self, *kinds: SpanKind) -> list[Span]:
+        """Return the spans of these kinds; of every kind where none is named."""
+        spans = [span for episode in self.episodes for span in episode.spans]
+        return [span for span in spans if not kinds or span.kind in kinds]
+
+
+# --- agents -----------------------------------------------------------------------------------
+def read_agents(findings: Findings, declared: Iterable[str] | None = None) -> list[AgentReport]:
+    """Return every agent that acted or called, and those that the app declares, by path."""
+    calls: dict[str, list[CallCoverage]] = {path: [] for path in declared or ()}
+    acted = {str(span.attributes.get(c.AGENT_PATH)) for span in findings.spans(SpanKind.AGENT)}
+    for path in acted:
+        calls.setdefault(path, [])
+    for entry in findings.entries:
+        calls.setdefault(entry.call.agent_path, []).append(entry)
+    return [
+        _agent(path, entries, findings, acted=bool(entries) or path in acted)
+        for path, entries in sorted(calls.items())
+    ]
+
+
+def _agent(
+    path: str, entries: Sequence[CallCoverage], findings: Findings, *, acted: bool
+) -> AgentReport:
+    target = findings.routing.target(path)
+    tokens = [token_counts(entry.call) for entry in entries]
+    rejected = Counter(e.rejection for e in entries if e.rejection is not None)
+    texts = {entry.rejection: _rejection_text(entry) for entry in reversed(entries)}
+    unseen = Counter(
+        client_of(entry.call.span)
+        for entry in entries
+        if entry.call.span is not None and is_unseen(entry.call)
+    )
+    return AgentReport(
+        path=path,
+        policy=target.policy if target.selected else None,
+        route=target.route.value,
+        goes_to=sorted({destination(entry.call, target) for entry in entries}),
+        calls=len(entries),
+        calls_per_rollout=len(entries) / len(findings.episodes),
+        prompt_tokens=_spread(prompt for prompt, _ in tokens),
+        response_tokens=_spread(answer for _, answer in tokens),
+        trained=sum(entry.verdict is Verdict.TRAINED for entry in entries),
+        frozen=sum(entry.verdict is Verdict.FROZEN for entry in entries),
+        rejected=[
+            Reason(code=reason.value, text=texts[reason], calls=number)
+            for reason, number in rejected.most_common()
+        ],
+        unseen=[f"{many(count, 'call')} {client}" for client, count in unseen.most_common()],
+        acted=acted,
+    )
+
+
+def _spread(values: Iterable[int | None]) -> Spread | None:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None
+    return Spread(mean=math.fsum(numbers) / len(numbers), max=max(numbers))
+
+
+def _rejection_text(entry: CallCoverage) -> str:
+    """Return why the call would be rejected; of a failed call also its error."""
+    span = entry.call.span
+    if span is None or not span.status_message:
+        return entry.reason
+    if entry.rejection is Rejection.REFUSED:
+        return f"{entry.reason}: {refusal_of(span)}"
+    if entry.rejection is Rejection.ERROR:
+        return f"{entry.reason}: {span.status_message[:LONGEST_REASON]}"
+    return entry.reason
+
+
+def token_counts(call: Call) -> tuple[int | None, int | None]:
+    """Return (tokens of the prompt, of the answer), as recorded or as the endpoint counted them."""
+    if call.record is not None:
+        return len(call.record.prompt) // 4, len(call.record.response) // 4
+    if call.span is None or call.choice:  # an endpoint counts all choices together
+        return None, None
+    return c.usage_of(call.span.attributes)
+
+
+def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
+    """Return the requests that bypassed the SDKs, but those that an adapter recorded as calls."""
+    spans = findings.spans()
+    recorded = {
+        (entry.call.agent_path, client_of(entry.call.span).host)
+        for entry in findings.entries
+        if entry.call.span is not None and is_unseen(entry.call)
+    }
+    return [
+        UncapturedReport(
+            agent=request.agent,
+            request=asked(request),
+            requests=count,
+            selected=findings.routing.target(request.agent).selected,
+            fix=fix_of(request),
+        )
+        for request, count in sorted(requests_of(spans).items())
+        if recorded.isdisjoint({(request.agent, ""), (request.agent, host_of(request))})
+    ]
+
+
+def read_overrides(findings: Findings) -> list[OverrideReport]:
+    """Return what training sets otherwise, by agent and field; each call once."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for call in (entry.call for entry in findings.entries):
+        if call.span is not None and not call.choice:
+            for field, pair in genai_messages.overrides_of(call.span.attributes).items():
+                counts[call.agent_path, field, json.dumps(pair, sort_keys=True)] += 1
+    return [
+        OverrideReport(agent=agent, field=field, asked=asked, used=used, calls=calls)
+        for (agent, field, pair), calls in sorted(counts.items())
+        for asked, used in [json.loads(pair)]
+    ]
+
+
+# --- rewards ----------------------------------------------------------------------------------
+def read_rewards(findings: Findings, *, by_batch: bool) -> RewardReport:
+    """Return the rewards, by group."""
+    episodes = findings.episodes
+    rewards = group_rewards(episodes, findings.coverages)
+    flat = set(groups_without_variance(rewards))
+    tasks = {episode.group_id: episode.task_id for episode in episodes}
+    scored = [value for values in rewards.values() for value in values if value is not None]
+    return RewardReport(
+        rollouts=len(episodes),
+        scored=len(scored),
+        failed=sum(map(app_failed, episodes)),
+        lost=sum(not episode.finished for episode in episodes),
+        damaged=sum(bool(episode.damage) for episode in episodes),
+        mean=_mean(scored),
+        groups=[
+            GroupReport(
+                task_id=tasks[group],
+                rewards=list(values),
+                mean=_mean(values),
+                varies=group not in flat,
+            )
+            for group, values in rewards.items()
+        ],
+        by_batch=by_batch,
+        failures=_failures(episodes),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def _failures(episodes: Sequence[Episode]) -> list[str]:
+    failures: Counter[str] = Counter()
+    for episode in episodes:
+        if episode.outcome is not Outcome.OK:
+            message = episode.message[:_MAX_MESSAGE_LENGTH]
+            failures[f"{episode.outcome}: {message}".rstrip(": ")] += 1
+        failures.update(f"damaged: {reason[:LONGEST_DAMAGE]}" for reason in episode.damage)
+    total = len(episodes)
+    return [f"{text} ({count} of {total} rollouts)" for text, count in failures.most_common()]
+
+
+# --- rows -------------------------------------------------------------------------------------
+def read_rows(findings: Findings, transitions: Sequence[Transition], decode: Decode) -> RowReport:
+    """Return how the calls merge, and why some do not."""
+    exchanges = {
+        (coverage.attempt_id, *entry.call.key): Exchange.of(entry.call)
+        for coverage in findings.coverages
+        for entry in coverage.entries
+        if entry.verdict is Verdict.TRAINED
+    }
+    merging = read_merging(transitions, exchanges, decode)
+    counts = merging.counts()
+    return RowReport(
+        calls=len(transitions),
+        rows=merging.rows,
+        merged=counts["merged"],
+        new=counts["new"],
+        branch=counts["branch"],
+        broken=counts["broken"],
+        causes=merging.causes(),
+        row_tokens=merging.row_tokens,
+        call_tokens=merging.call_tokens,
+        longest_row=max((chain[-1].length for chain in merge(transitions)), default=0),
+        breaks=list(_breaks(merging, transitions)),
+    )
+
+
+def _breaks(merging: Merging, transitions: Sequence[Transition]) -> Iterator[str]:
+    rollouts = {transition.attempt_id: transition.rollout_id for transition in transitions}
+    by_cause: dict[str, list[Break]] = defaultdict(list)
+    for each in merging.breaks:
+        by_cause[each.cause].append(each)
+    for each in (each for breaks in by_cause.values() for each in breaks[:MAX_EXAMPLES]):
+        attempt_id, call_id, _ = each.following
+        got = "the end" if each.got is None else f"{each.got_text!r} ({each.got})"
+        yield (
+            f"{each.agent_path}, token {each.place} ({each.where}), after {each.before!r}: "
+            f"{each.expected_text!r} ({each.expected}) became {got}: {each.detail} "
+            f"(rollout {rollouts[attempt_id]}, call {call_id})"
+        )
+
+
+# --- costs ------------------------------------------------------------------------------------
+def read_costs(
+    findings: Findings, rollouts: int, plan: str, max_frozen_calls: int | None
+) -> CostReport:
+    """Return what a `fit` of so many rollouts like these would call outside."""
+    scale = rollouts / len(findings.episodes)
+    tools: dict[str, list[Span]] = defaultdict(list)
+    for span in findings.spans(SpanKind.TOOL):
+        tools[str(span.attributes.get(c.TOOL_NAME) or span.name)].append(span)
+    endpoints: dict[str, list[Call]] = defaultdict(list)
+    for call in (entry.call for entry in findings.entries):
+        target = findings.routing.target(call.agent_path)
+        if target.route in PAID and not call.choice:
+            endpoints[endpoint_of(call, target)].append(call)
+    return CostReport(
+        rollouts=rollouts,
+        plan=plan,
+        tools=[
+            ToolReport(
+                name=name,
+                calls=len(spans),
+                expected_calls=len(spans) * scale,
+            )
+            for name, spans in sorted(tools.items())
+        ],
+        endpoints=[_endpoint(name, calls, scale) for name, calls in sorted(endpoints.items())],
+        max_frozen_calls=max_frozen_calls,
+    )
+
+
+def _endpoint(name: str, calls: Sequence[Call], scale: float) -> EndpointReport:
+    prompts, answers = zip(*map(token_counts, calls), strict=True)
+    return EndpointReport(
+        name=name,
+        agents=sorted({call.agent_path for call in calls}),
+        calls=len(calls),
+        expected_calls=len(calls) * scale,
+        expected_prompt_tokens=_scaled(prompts, scale),
+        expected_response_tokens=_scaled(answers, scale),
+    )
+
+
+def _scaled(values: Iterable[int | None], scale: float) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) * scale if numbers else None
+
+
+# --- an endpoint in the model's place ---------------------------------------------------------
+def assume_tokens(coverage: Coverage, episode: Episode, step_rewards: bool) -> Coverage:
+    """Return the coverage with the endpoint's calls judged as if their token ids were known: `fit`
+    asks a model of ours."""
+
+    def judged(entry: CallCoverage) -> CallCoverage:
+        if entry.rejection is not Rejection.NO_TOKENS or entry.call.route is not Route.ENDPOINT:
+            return entry
+        if not episode.scored(step_rewards):
+            return msgspec.structs.replace(entry, rejection=Rejection.UNSCORED)
+        return msgspec.structs.replace(entry, verdict=Verdict.TRAINED, rejection=None)
+
+    return Coverage(
+        attempt_id=coverage.attempt_id,
+        entries=tuple(map(judged, coverage.entries)),
+        step_rewards=coverage.step_rewards,
+    )
+
+
+# --- warnings ---------------------------------------------------------------------------------
+def reward_warnings(rewards: RewardReport, *, trains: bool) -> Iterator[str]:
+    """Warn of failures, missing rewards, and groups that teach nothing.
+
+    Args:
+        rewards: what the rollouts earned.
+        trains: whether weights are trained. If not, no group has to vary.
+    """
+    ends = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
+    for what, count in ends.items():
+        if count > FAILURE_WARNING * rewards.rollouts:
+            why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
+            yield f"{count} of {rewards.rollouts} rollouts {what}{why}"
+    if rewards.unscored:
+        yield (
+            f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
+            "left out, which is not a reward of zero"
+        )
+    groups = len(rewards.groups)
+    if rewards.by_batch or not trains or not groups:
+        return
+    if max(len(group.rewards) for group in rewards.groups) == 1:
+        yield "one rollout per task compares nothing: use group_size=2 or more"
+    elif not rewards.varying:
+        yield (
+            f"no reward varies inside a group ({groups} groups): there is nothing to learn from. "
+            "The tasks may be too easy or too hard, or the reward too coarse"
+        )
+    elif rewards.varying < groups / 2:
+        yield f"rewards vary inside {rewards.varying} of {groups} groups only"
+
+
+def call_warnings(
+    agents: Sequence[AgentReport], uncaptured: Sequence[UncapturedReport]
+) -> Iterator[str]:
+    """Warn of calls of selected agents that would not be trained."""
+    selected = [agent for agent in agents if agent.policy is not None]
+    trained = sum(agent.trained for agent in selected)
+    rejected: Counter[str] = Counter()
+    for agent in selected:
+        for reason in agent.rejected:
+            rejected[f"{reason.code}: {reason.text}"] += reason.calls
+    why = "; ".join(f"{count} {text}" for text, count in rejected.most_common(3))
+    if not trained:
+        yield f"no call would be trained ({why or 'no selected agent called a model'})"
+    elif why:
+        yield f"{rejected.total()} of {trained + rejected.total()} calls would be rejected ({why})"
+    if past := [each for each in uncaptured if each.selected]:
+        names = ", ".join(dict.fromkeys(each.agent for each in past))
+        yield (
+            f"{many(sum(each.requests for each in past), 'request')} of agents that would be "
+            f"trained ({names}) went past the OpenAI and Anthropic SDKs, and cannot be trained: "
+            "see below for what to change"
+        )
+
+
+def other_warnings(
+    agents: Sequence[AgentReport],
+    rows: RowReport | None,
+    costs: CostReport,
+    memory: MemoryReport | None,
+) -> Iterator[str]:
+    """Warn of unnamed agents, broken conversations, limits and memory."""
+    unnamed = sum(agent.calls for agent in agents if agent.path == UNNAMED_AGENT)
+    total = sum(agent.calls for agent in agents)
+    if unnamed not in (0, total):
+        yield (
+            f"{unnamed} of {total} calls were made outside every agent (their path is "
+            f'`{UNNAMED_AGENT}`): if one is an agent\'s, name it by `with lightspan.agent("name"):`'
+            " around the call, or as the README of your framework's adapter says"
+        )
+    if rows is not None and rows.broken:
+        causes = ", ".join(f"{count} {cause}" for cause, count in rows.causes.items() if count)
+        yield (
+            f"{rows.broken} of {rows.broken + rows.merged} calls that go on with a conversation "
+            f"begin a new row ({causes}): the learner computes their history again"
+        )
+    limit, expected = costs.max_frozen_calls, costs.expected_frozen_calls
+    if limit is not None and expected > limit:
+        yield (
+            f"fit would make about {expected:,.0f} calls to endpoints and stop at "
+            f"max_frozen_calls={limit:,}"
+        )
+    if memory is not None and memory.fits is False:
+        yield "the memory that fit would need is more than is free: see below"

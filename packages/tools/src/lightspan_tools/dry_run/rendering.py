@@ -1,0 +1,280 @@
+"""Render a report as text; a section without content has no line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from lightspan.lightning.rollout_checks import WAY_OUT
+from lightspan.progress import duration, many
+
+if TYPE_CHECKING:
+    from lightspan_tools.dry_run.report_model import (
+        AgentReport,
+        CostReport,
+        DevReport,
+        GroupReport,
+        MemoryReport,
+        RewardReport,
+        RowReport,
+        Spread,
+        TimeReport,
+    )
+
+MAX_ITEMS: Final = 8
+"""Groups, rewards of a group and failures that are shown; the rest is counted."""
+MAX_VALUE_LENGTH: Final = 40
+"""Characters of a value in a request, which may be a whole JSON schema."""
+
+
+def render(report: DevReport) -> str:
+    """Return the report for people."""
+    sections = [
+        _head(report),
+        [f"! {warning}" for warning in report.warnings],
+        _agents(report.agents),
+        _uncaptured(report),
+        _overrides(report),
+        _rewards(report.rewards),
+        _rows(report.rows),
+        _costs(report.costs, report.rollouts),
+        _memory(report.memory),
+        _time(report.time),
+        _missing(report.missing),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
+
+
+def _head(report: DevReport) -> Iterator[str]:
+    models = " and ".join(sorted(set(report.models.values()))) or "no model (none was given)"
+    on = "" if report.answered_by == "app" else f" on {models}"
+    yield (
+        f"dry run of {report.app}: {report.algorithm}{on}, "
+        f"{many(report.tasks, 'task')} x {many(report.group_size, 'rollout')}, "
+        f"{duration(report.seconds)}; nothing was trained"
+    )
+    if report.endpoint is not None:
+        yield f"answered by {report.endpoint}, whose token ids are unknown"
+    yield from report.choices
+    if report.folder is not None:
+        yield f"rollouts: lightspan inspect {report.folder}"
+
+
+def _agents(agents: Sequence[AgentReport]) -> Iterator[str]:
+    yield "AGENTS"
+    if not agents:
+        yield "  none was seen"
+        return
+    header = ["agent", "trains", "calls", "/rollout", "prompt", "answer"]
+    header += ["trained", "frozen", "rejected"]
+    rows = [
+        [
+            agent.path,
+            agent.policy or "-",
+            str(agent.calls),
+            _rate(agent.calls_per_rollout),
+            _spread(agent.prompt_tokens),
+            _spread(agent.response_tokens),
+            str(agent.trained),
+            str(agent.frozen),
+            str(sum(reason.calls for reason in agent.rejected)),
+        ]
+        for agent in agents
+    ]
+    yield from _table([header, *rows], left=2)
+    yield "  (prompt, answer: tokens, mean / largest)"
+    for agent in agents:
+        yield from (f"  {agent.path}: {note}" for note in _agent_notes(agent))
+
+
+def _agent_notes(agent: AgentReport) -> Iterator[str]:
+    if not agent.calls and agent.acted and agent.policy is not None:
+        yield (
+            "made no call of the OpenAI SDK, of a client that an adapter knows, or to the "
+            "attempt's endpoint. If it calls a model by another client, give that one "
+            f"{WAY_OUT}"
+        )
+    elif not agent.calls:
+        yield "called no model"
+    elif agent.policy is None:
+        yield f"frozen, it is not selected; answered by {', '.join(agent.goes_to)}"
+    for reason in agent.rejected:
+        yield f"{reason.calls} rejected ({reason.code}): {reason.text}"
+    if agent.policy is not None:
+        yield from agent.unseen
+
+
+def _rate(calls_per_rollout: float) -> str:
+    return "<0.1" if 0 < calls_per_rollout < 0.1 else f"{calls_per_rollout:.1f}"
+
+
+def _spread(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.mean:.0f} / {spread.max}"
+
+
+def _uncaptured(report: DevReport) -> Iterator[str]:
+    if report.uncaptured:
+        yield "PAST THE OPENAI AND ANTHROPIC SDKS"
+    for each in report.uncaptured:
+        unchanged = "it is not selected, so nothing has to change; max_frozen_calls counts none"
+        fix = each.fix if each.selected else unchanged
+        yield f"  {each.agent}: {many(each.requests, 'request')} to {each.request}: {fix}"
+
+
+def _overrides(report: DevReport) -> Iterator[str]:
+    if report.overrides:
+        yield "SAMPLING SET BY TRAINING"
+        rows = [
+            [
+                each.agent,
+                each.field,
+                "nothing" if each.asked is None else _json(each.asked),
+                "left out" if each.used is None else _json(each.used),
+                many(each.calls, "call"),
+            ]
+            for each in report.overrides
+        ]
+        yield from _table([["agent", "field", "asked", "used", ""], *rows], left=5)
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
+
+
+def _rewards(rewards: RewardReport) -> Iterator[str]:
+    yield "REWARDS"
+    counts = {"unscored": rewards.unscored, "failed": rewards.failed, "lost": rewards.lost}
+    counts |= {"damaged": rewards.damaged}
+    others = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    groups = many(len(rewards.groups), "group")
+    varying = f"{rewards.varying} of {groups} vary"
+    groups = f"{groups}, not compared inside" if rewards.by_batch else varying
+    yield (
+        f"  mean {_number(rewards.mean)}; {rewards.scored} of {rewards.rollouts} rollouts scored"
+        f"{others}; {groups}"
+    )
+    rows = [_group(group, by_batch=rewards.by_batch) for group in rewards.groups[:MAX_ITEMS]]
+    yield from _table([["task", "mean", "", "rewards"], *rows], left=1, last=2)
+    if len(rewards.groups) > MAX_ITEMS:
+        yield f"  and {len(rewards.groups) - MAX_ITEMS} more groups"
+    yield from (f"  {failure}" for failure in rewards.failures[:MAX_ITEMS])
+    if len(rewards.failures) > MAX_ITEMS:
+        yield f"  and {len(rewards.failures) - MAX_ITEMS} other failures"
+
+
+def _group(group: GroupReport, *, by_batch: bool) -> list[str]:
+    rewards = " ".join(_number(value) for value in group.rewards[:MAX_ITEMS])
+    more = " …" if len(group.rewards) > MAX_ITEMS else ""
+    flat = "" if group.varies or by_batch else "teaches nothing"
+    return [group.task_id, _number(group.mean), flat, rewards + more]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _rows(report: RowReport | None) -> Iterator[str]:
+    if report is None:
+        return
+    yield "ROWS"
+    saved = f" instead of {report.call_tokens:,}" if report.merged else ""
+    yield (
+        f"  {many(report.calls, 'call')} make {many(report.rows, 'row')}: {report.merged} go on "
+        f"in a row, {report.new} begin a conversation, {report.branch} branch off, "
+        f"{report.broken} break; "
+        f"{report.row_tokens:,} tokens{saved}, longest row {report.longest_row:,}"
+    )
+    yield from (f"  {many(n, 'break')} by {cause}" for cause, n in report.causes.items() if n)
+    yield from (f"    {example}" for example in report.breaks)
+
+
+def _costs(costs: CostReport, rollouts: int) -> Iterator[str]:
+    yield "WHAT FIT WOULD CALL"
+    yield f"  {costs.rollouts:,} rollouts: {costs.plan}"
+    rows = [
+        [f"tool {each.name}", f"{each.calls / rollouts:.2f}", _about(each.expected_calls), ""]
+        for each in costs.tools
+    ]
+    for each in costs.endpoints:
+        prompt, answer = each.expected_prompt_tokens, each.expected_response_tokens
+        is_known = prompt is not None and answer is not None
+        tokens = f"{_about(prompt)} tokens in, {_about(answer)} out" if is_known else ""
+        name = f"{each.name} ({', '.join(each.agents)})"
+        rows.append([name, f"{each.calls / rollouts:.2f}", _about(each.expected_calls), tokens])
+    if rows:
+        yield from _table([["", "/rollout", "in all", ""], *rows], left=1, last=1)
+    else:
+        yield "  no tool and no endpoint: every call is answered by models of this run"
+    for search in costs.reflections:
+        cost = "" if search.most_cost is None else f"; {search.most_cost:.2g} in all by prices="
+        yield (
+            f"  at most {many(search.most, 'reflection')} by {search.model}: about "
+            f"{_about(search.tokens_in)} tokens in, {_about(search.tokens_out)} or more out each"
+            f"{cost}"
+        )
+    if costs.endpoints:
+        limit = costs.max_frozen_calls
+        most = "no limit (max_frozen_calls)" if limit is None else f"max_frozen_calls={limit:,}"
+        yield f"  calls to endpoints: about {_about(costs.expected_frozen_calls)}; {most}"
+
+
+def _about(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
+
+
+def _memory(memory: MemoryReport | None) -> Iterator[str]:
+    if memory is None:
+        return
+    yield "MEMORY (estimate)"
+    yield from _table([[name, _bytes(size)] for name, size in memory.parts.items()], left=1)
+    yield (
+        f"  {_bytes(memory.total_bytes)} in all; activations and logits of the longest pass come "
+        "on top"
+    )
+    if memory.free_bytes is not None:
+        yield f"  free now: {_bytes(memory.free_bytes)}"
+    if memory.peak_bytes is not None:
+        yield f"  measured here: {_bytes(memory.peak_bytes)} by this process at its peak"
+    if memory.runner_bytes is not None:
+        yield f"  measured here: {_bytes(memory.runner_bytes)} by the runner processes"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def _time(time: TimeReport | None) -> Iterator[str]:
+    if time is None:
+        return
+    yield "TIME (estimate)"
+    yield (
+        f"  {_seconds(time.total_s)} in all: rollouts {_seconds(time.rollouts_s)}, updates "
+        f"{_seconds(time.updates_s)}; start, checkpoints and new weights come on top"
+    )
+    speed = f"{1 / time.token_s:,.0f} tokens/s" if time.token_s else "no measurable cost"
+    yield f"  measured here: {time.rollout_s:.2g} s a rollout, updates at {speed}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def _missing(reasons: Sequence[str]) -> Iterator[str]:
+    if reasons:
+        yield "NOT KNOWN"
+        yield from (f"  {reason}" for reason in reasons)
+
+
+def _table(rows: Sequence[Sequence[str]], *, left: int, last: int = 0) -> Iterator[str]:
+    """Align the columns: the first `left` and the last `last` to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place < left or place >= len(row) - last else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  " + "  ".join(cells).rstrip()

@@ -1,0 +1,352 @@
+"""DryRun: run the tasks, with our own models or at an endpoint, and put the report together."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from lightspan.algorithms.grammar_check import without_mismatches
+from lightspan.errors import (
+    ConfigError,
+    DataError,
+    OutOfMemoryError,
+    UnknownAgentError,
+    UnsupportedError,
+)
+from lightspan.lightning.advantages import OF_THE_BATCH
+from lightspan.lightning.episode import Episode
+from lightspan.lightning.rollout_checks import check_computed, check_seen, check_trainable
+from lightspan.lightning.selection import Coverage
+from lightspan.progress import many
+from lightspan.runners.app import App
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Json, Mode
+from lightspan.schema.validation import check_url
+from lightspan.training.folder import RunFolder
+from lightspan.training.session import Session
+from lightspan.training.settings import TrainerSettings
+from lightspan_tools.dry_run import analysis, token_estimates
+from lightspan_tools.dry_run.analysis import Findings
+from lightspan_tools.dry_run.endpoints import (
+    check_reachable,
+    described,
+    endpoint_routing,
+)
+from lightspan_tools.dry_run.report_model import (
+    AgentReport,
+    DevReport,
+    MemoryReport,
+    RowReport,
+    TimeReport,
+)
+
+GROUP_SIZE: Final = 4
+"""Rollouts per task at most, unless more are asked for."""
+NO_MODEL: Final = "no-model-given"
+"""Stands for the model to train where none is known and an endpoint answers."""
+MODES: Final = (Mode.TRAIN, Mode.DEV)
+"""Rollouts of a dry run are judged as those of training would be."""
+
+
+class _Models(NamedTuple):
+    """What only a dry run with the algorithm's own models knows."""
+
+    rows: RowReport
+    token_s: float | None
+    peak_bytes: int
+    runner_bytes: int | None
+
+
+@dataclass(eq=False)
+class DryRun:
+    """One dry run; see `Trainer.dev` for the options.
+
+    Raises:
+        ConfigError: options that contradict each other.
+    """
+
+    settings: TrainerSettings
+    app: App
+    tasks: Sequence[Json]
+    val: Sequence[Json] | None
+    _: KW_ONLY
+    agents: Sequence[str] | None
+    count: int
+    group_size: int | None
+    endpoint: LLM | None
+    """Who answers; None: the algorithm's own models."""
+    folder: Path | None
+    selection: Sequence[Json] | None = None
+
+    def __post_init__(self) -> None:
+        endpoint, folder, algorithm = self.endpoint, self.folder, self.settings.algorithm
+        if self.count < 1 or (self.group_size is not None and self.group_size < 1):
+            raise ConfigError(
+                f"count={self.count}, group_size={self.group_size}: both must be at least 1"
+            )
+        if folder is not None and folder.resolve() == self.settings.run_folder.path.resolve():
+            raise ConfigError(f"{folder} is the trainer's own folder: give the dry run another")
+        if folder is not None and RunFolder(folder).is_used:
+            raise ConfigError(
+                f"{folder} holds a run already, whose rollouts nothing would lead to any more: "
+                "give the dry run another folder, or delete this one"
+            )
+        if endpoint is not None and not self.settings.has_policies:
+            raise ConfigError(
+                f"endpoint= says who answers in place of a model to train, and {algorithm.name} "
+                "trains none: leave it out, the app's calls go where it points them"
+            )
+        self._algorithm = algorithm
+        self._group_size = self.group_size or min(algorithm.group_size, GROUP_SIZE)
+        if endpoint is not None:
+            check_url(endpoint.base_url, "the endpoint's base URL")
+        self._missing: list[str] = []
+        self._problems: list[str] = []
+        """What would keep `fit` from working, beside what the report's sections show."""
+
+    async def report(self) -> DevReport:
+        """Run the tasks and return the report."""
+        folder = self.folder or Path(tempfile.mkdtemp(prefix="lightspan-dev-"))
+        try:
+            return await self._report(folder)
+        finally:
+            if self.folder is None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def _report(self, folder: Path) -> DevReport:
+        models: _Models | None = None
+        if self.endpoint is not None:
+            await check_reachable(self.endpoint.base_url)
+        async with self._session(folder) as session:
+            session.prepare(resume=False, training=False)
+            if self.endpoint is None:
+                await session.open()
+            else:
+                routing = endpoint_routing(self._algorithm.routing(), self.endpoint)
+                await session.open_without_models(routing)
+            episodes, seconds = await self._rollouts(session)
+            findings = await self._judged(session, episodes)
+            if self.settings.has_policies and self.endpoint is None:
+                models = await self._measure(session, findings)
+        memory = await asyncio.to_thread(self._memory, models)
+        if self.endpoint is not None:
+            self._missing += [
+                "rows: the token ids of an endpoint's answers",
+                "time: an endpoint's speed says nothing of a model trained here",
+            ]
+        return self._put_together(findings, models, memory, seconds)
+
+    def _session(self, folder: Path) -> Session:
+        """Return a session like that of `fit`, in a folder and a store of its own.
+
+        Without sinks, where a team would take it for a training; and without the limit on frozen
+        calls, which is for `fit` to keep.
+        """
+        settings = replace(
+            self.settings,
+            folder=folder,
+            store=None,
+            sinks=(),
+            max_frozen_calls=None,
+            reporter=self.settings.progress,
+        )
+        return Session(settings, self.app, self.tasks)
+
+    async def _rollouts(self, session: Session) -> tuple[list[Episode], float]:
+        """Return the episodes and the wall time that they took."""
+        started = time.monotonic()
+        tasks = session.next_tasks(min(self.count, len(self.tasks)))
+        limit = self._algorithm.timeout_s
+        at_most = "" if limit is None else f", {limit:g} s each at most"
+        runners = self.settings.runners
+        slots = runners if isinstance(runners, int) else int(getattr(runners, "slots", 1))
+        session.reporter.line(
+            f"dry run: {len(tasks) * self._group_size} rollouts, {slots} at once{at_most}"
+        )
+        episodes = await session.rollouts(tasks, self._group_size, Mode.DEV)
+        session.reporter.finish()
+        return episodes, time.monotonic() - started
+
+    async def _judged(self, session: Session, episodes: Sequence[Episode]) -> Findings:
+        coverages: Sequence[Coverage] = self._algorithm.coverages(episodes, modes=MODES)
+        if self.endpoint is not None:
+            step_rewards = self._algorithm.batch_config.credit.step_rewards
+            pairs = zip(coverages, episodes, strict=True)
+            coverages = [analysis.assume_tokens(c, e, step_rewards) for c, e in pairs]
+        elif self.settings.has_policies:
+            coverages = await without_mismatches(session, coverages)
+        routing = self._algorithm.routing()
+        return Findings(episodes=episodes, coverages=coverages, routing=routing)
+
+    async def _measure(self, session: Session, findings: Findings) -> _Models:
+        """Read the rows, and train on them to time an update."""
+        tokenizers = {name: session.engine.tokenizer(name) for name in session.engine.policies()}
+
+        def decode(policy: str, ids: Sequence[int]) -> str:
+            return tokenizers[policy].decode(ids, skip_special_tokens=False)
+
+        transitions = findings.transitions()
+        rows = analysis.read_rows(findings, transitions, decode)
+        runner_bytes = token_estimates.runner_bytes(session.runners)
+        practice = token_estimates.practice_rows(
+            transitions, self._algorithm.batch_config.max_length
+        )
+        token_s = None
+        if not self.settings.learner_spec is not None:
+            self._missing.append("time: learner= is your own, and a dry run does not train it")
+        elif not practice:
+            self._missing.append("time: no call could be trained, so the learner was not measured")
+        else:
+            session.reporter.start("dry run: timing updates", 1)
+            try:
+                token_s = await token_estimates.seconds_per_token(session, practice)
+            except OutOfMemoryError as error:
+                self._problems.append(f"fit would stop: {error}")
+                self._missing.append("time: the learner ran out of memory")
+            finally:
+                session.reporter.finish()
+        return _Models(rows, token_s, token_estimates.peak_bytes(), runner_bytes)
+
+    # --- the sections ---------------------------------------------------------------------
+    @property
+    def _models(self) -> dict[str, str]:
+        """Policy → its model; none where it is not known."""
+        specs = self._algorithm.policies()
+        return {name: spec.model for name, spec in specs.items() if spec.model != NO_MODEL}
+
+    def _memory(self, models: _Models | None) -> MemoryReport | None:
+        if not self.settings.has_policies:
+            return None
+        if not self._models:
+            self._missing.append("memory: the model to train is needed (--model)")
+            return None
+        memory, missing = token_estimates.estimate_memory(self.settings)
+        self._missing += [missing] if missing else []
+        if memory is None or models is None:
+            return memory
+        return msgspec.structs.replace(
+            memory, peak_bytes=models.peak_bytes, runner_bytes=models.runner_bytes
+        )
+
+    def _plan(self) -> tuple[int, int, str]:
+        """Return (rollouts of `fit`, its updates, how the rollouts come about)."""
+        settings, algorithm = self.settings, self._algorithm
+        steps = settings.planned_steps(len(self.tasks))
+        updates = steps - algorithm.searches
+        rollouts = updates * algorithm.tasks_per_step * algorithm.group_size
+        text = (
+            f"{many(updates, 'step')} x {algorithm.tasks_per_step} tasks x {algorithm.group_size}"
+        )
+        if algorithm.searches:
+            searched = algorithm.search_rollouts
+            rollouts += searched
+            phases = many(algorithm.searches, "search phase")
+            text = f"{searched:,} at most in {phases} + {text}"
+        apart = self.selection is not None
+        for split, verb, is_run in (
+            (self.val, "evaluated", settings.evaluates),
+            (self.selection, "compared", settings.compares),
+        ):
+            times = sum(is_run(step, steps, selection=apart) for step in range(steps + 1))
+            if split is not None and times:
+                rollouts += times * len(split)
+                text += f" + {times} x {len(split)} {verb}"
+        return rollouts, updates, text
+
+    def _put_together(
+        self,
+        findings: Findings,
+        models: _Models | None,
+        memory: MemoryReport | None,
+        seconds: float,
+    ) -> DevReport:
+        rollouts, updates, plan = self._plan()
+        agents = analysis.read_agents(findings, self.agents)
+        uncaptured = analysis.read_uncaptured(findings)
+        by_batch = self._algorithm.batch_config.estimator in OF_THE_BATCH
+        rewards = analysis.read_rewards(findings, by_batch=by_batch)
+        costs = analysis.read_costs(findings, rollouts, plan, self.settings.max_frozen_calls)
+        is_ours = self._models and self.settings.learner_spec is not None
+        choices = self._algorithm.choices() if is_ours else []
+        try:
+            choices += self._algorithm.look(findings.episodes)
+            asked = self._algorithm.reflections(self.tasks, findings.episodes)
+            costs = msgspec.structs.replace(costs, reflections=asked)
+        except (ConfigError, DataError) as error:
+            self._problems.append(f"fit would stop: {error}")
+        stops = list(self._stops(findings))
+        rows, trains = None if models is None else models.rows, self.settings.has_policies
+        warnings = [
+            *self._problems,
+            *stops,
+            *self._names(findings, agents),
+            *analysis.reward_warnings(rewards, trains=trains),
+            *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
+            *analysis.other_warnings(agents, rows, costs, memory),
+        ]
+        time_report = None
+        if models is not None and models.token_s is not None:
+            rollout_s = seconds / len(findings.episodes)
+            learned = rewards.teaching / len(rewards.groups) or 1.0
+            tokens = models.rows.row_tokens / len(findings.episodes) * learned
+            step_rollouts = self._algorithm.tasks_per_step * self._algorithm.group_size
+            time_report = TimeReport(
+                rollout_s=rollout_s,
+                token_s=models.token_s,
+                rollouts_s=rollouts * rollout_s,
+                updates_s=updates * step_rollouts * tokens * models.token_s,
+            )
+        endpoint = self.endpoint
+        return DevReport(
+            lightspan=version("lightspan"),
+            app=self.app.reference,
+            algorithm=self._algorithm.name,
+            models=self._models,
+            answered_by=("local" if endpoint is None else "endpoint") if trains else "app",
+            endpoint=None if endpoint is None else described(endpoint),
+            tasks=min(self.count, len(self.tasks)),
+            group_size=self._group_size,
+            rollouts=len(findings.episodes),
+            seconds=seconds,
+            warnings=list(dict.fromkeys(warnings)),
+            choices=choices,
+            agents=agents,
+            uncaptured=uncaptured,
+            overrides=analysis.read_overrides(findings),
+            rewards=rewards,
+            rows=rows,
+            costs=costs,
+            memory=memory,
+            time=time_report,
+            missing=self._missing,
+            folder=None if self.folder is None else str(self.folder),
+        )
+
+    def _stops(self, findings: Findings) -> Iterator[str]:
+        """Say why `fit` would stop over the calls that it saw, if it would."""
+        try:
+            check_trainable(findings.routing, findings.episodes)
+            check_computed(findings.coverages)
+        except UnsupportedError as error:
+            yield f"fit would stop: {error}"
+
+    def _names(self, findings: Findings, agents: Sequence[AgentReport]) -> Iterator[str]:
+        """Name patterns that `fit` would refuse, or else agents that did nothing."""
+        seen = [agent.path for agent in agents]
+        try:
+            check_seen(self._algorithm.routing(), self.agents or seen, findings.episodes)
+        except UnknownAgentError as error:
+            yield f"fit would stop: {error}"
+            return
+        idle = [agent.path for agent in agents if agent.policy is not None and not agent.calls]
+        if idle:
+            yield f"never called, so not trained: {', '.join(idle)}"

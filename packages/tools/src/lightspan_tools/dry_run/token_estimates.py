@@ -1,0 +1,142 @@
+"""Time the learner on the rows of a dry run, measure memory, and estimate what `fit` holds."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from lightspan.errors import ModelError
+from lightspan.lightning.rows import Row, build_rows
+from lightspan.lightning.transitions import Transition
+from lightspan.protocols.learner import PolicyLoss
+from lightspan.runners.protocol import Runners
+from lightspan.training.backends import engine_request
+from lightspan.training.session import Session
+from lightspan.training.settings import TrainerSettings
+from lightspan_tools.dry_run.report_model import MemoryReport
+from lightspan_torch.engine.parameter_count import model_size
+
+MAX_UPDATE_TOKENS: Final = 16_384
+"""Tokens of a timed update (one row at least)."""
+_MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+
+
+# --- time -------------------------------------------------------------------------------------
+def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> list[Row]:
+    """Return rows of the dry run's calls to time an update with.
+
+    Their advantages are made up, good and bad in turn: the real ones may all be zero, and then
+    there is nothing to compute.
+    """
+    advantages = [1.0 if number % 2 else -1.0 for number in range(len(transitions))]
+    weights = [1.0 / max(1, len(transitions) * t.tokens) for t in transitions]
+    built = build_rows(
+        transitions, advantages=advantages, token_weights=weights, max_length=max_length
+    )
+    rows: list[Row] = []
+    tokens = 0
+    for row in built.rows:
+        tokens += len(row.ids)
+        if rows and tokens > MAX_UPDATE_TOKENS:
+            break
+        rows.append(row)
+    return rows
+
+
+async def seconds_per_token(session: Session, rows: Sequence[Row]) -> float:
+    """Train on the rows twice and return the second's time per token: the first one allocates.
+
+    The session's learner is of no use afterwards.
+    """
+    learner, loss = session.learner, session.algorithm.loss
+
+    def update() -> float:
+        started = time.monotonic()
+        scored = isinstance(loss, PolicyLoss) and loss.importance_cap is not None
+        learner.update(rows, loss, old_logprobs=learner.score(rows) if scored else None)
+        return time.monotonic() - started
+
+    await session.learn(update)
+    return float(await session.learn(update)) / sum(len(row.ids) for row in rows)
+
+
+# --- memory -----------------------------------------------------------------------------------
+def peak_bytes() -> int:
+    """Return the peak memory of this process."""
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux: `ru_maxrss` survives exec, so a larger parent would be measured
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES
+
+
+def runner_bytes(runners: Runners) -> int | None:
+    """Return what all runner processes hold now; None where they are not on this machine."""
+    import psutil
+
+    total = 0
+    for pid in getattr(runners, "pids", None) or ():
+        with contextlib.suppress(psutil.Error):  # it has just died and is replaced
+            total += int(psutil.Process(pid).memory_info().rss)
+    return total or None
+
+
+def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str]:
+    """Return (the estimate, what is not in it and why).
+
+    One formula: the bytes of the engine's weights and key-value cache, and of the learner's
+    weights, gradients, optimiser states and reference copy. Policies that are LoRA beside the same
+    weights share these.
+    """
+    learner, engine = settings.learner_spec, settings.engine_spec
+    if learner is None or engine is None:
+        return None, "memory: engine= or learner= is your own"
+    parts: Counter[str] = Counter()
+    specs, loss = settings.algorithm.policies(), settings.algorithm.loss
+    reference = isinstance(loss, PolicyLoss) and loss.kl != 0
+    try:
+        for policies in engine.copies(engine_request(settings)):
+            trained_specs = [specs[name] for name in policies if name in specs]
+            model = trained_specs[0].model if trained_specs else settings.algorithm.base_model
+            size = model_size(model)
+            parts += Counter(engine.memory(size, settings.device))
+            if trained_specs:
+                ranks = sum(spec.lora.rank for spec in trained_specs if spec.lora is not None)
+                parts += Counter(
+                    learner.memory(
+                        size.parameters,
+                        ranks * size.lora_values,
+                        device=settings.device,
+                        reference=reference,
+                    )
+                )
+    except ModelError as error:
+        return None, f"memory: {error}"
+    is_here = settings.device == "cpu" or (settings.engine is None and settings.learner is None)
+    report = MemoryReport(
+        parts=dict(parts), free_bytes=free_bytes(settings.device) if is_here else None
+    )
+    if "key-value cache" in parts:
+        return report, ""
+    return report, "memory: the key-value cache, whose size the engine's servers choose themselves"
+
+
+def free_bytes(device: str) -> int | None:
+    """Return the free memory of a device; None where this process does not see it."""
+    if device == "cpu":
+        import psutil
+
+        # what this process holds is free to a `fit` that starts in its place
+        return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
+    import torch
+
+    number = int(device.partition(":")[2] or 0)
+    if number >= torch.cuda.device_count():
+        return None
+    return int(torch.cuda.mem_get_info(number)[0])

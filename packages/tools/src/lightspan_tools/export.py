@@ -1,0 +1,503 @@
+"""Export: what a run recorded, as files that other programs read.
+
+| what | one line or row per | for |
+|---|---|---|
+| `spans` | span, in the order of the attempt's time | tracing and analysis |
+| `transitions` | call of a selected agent, trained or rejected | trainers that take token ids |
+| `messages` | call, as chat messages with the answer last | fine-tuning, reading |
+| `tasks` | task of production: what an attempt was asked | `Trainer.fit`, `lightspan dev` |
+
+JSONL says everything in JSON. Parquet has a fixed schema, in which values whose shape varies
+(attributes of spans, messages, tools) are JSON text. Rollouts are read and written in portions, so
+that a run may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Literal
+
+import msgspec
+
+from lightspan.algorithms.recorded_attempts import Query, read_attempts, reward_bound, score_of
+from lightspan.errors import ConfigError, DataError
+from lightspan.lightning.episode import Call
+from lightspan.lightning.selection import CallCoverage, Verdict
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.records import Json, Mode, fingerprint
+from lightspan.schema.routing import matches
+from lightspan.stores import open_existing
+from lightspan.stores.protocol import Store
+from lightspan.training.folder import RunFolder
+from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
+
+What = Literal["spans", "transitions", "messages", "tasks"]
+Format = Literal["jsonl", "parquet"]
+FORMATS: Final[tuple[Format, ...]] = ("jsonl", "parquet")
+
+PORTION: Final = 128
+"""Rollouts that are in memory at once."""
+
+Row = dict[str, Json]
+Write = Callable[[Sequence[Json]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Chooses the rollouts and calls that are exported."""
+
+    mode: Mode | None = None
+    """None takes every mode."""
+    agents: tuple[str, ...] = ()
+    """Names or globs on agent paths; none takes every agent. Applies to calls only: spans are
+    exported whole."""
+    min_reward: float | None = None
+    """The least reward of a rollout; an unscored one never reaches it. Chats of production are
+    chosen call by call instead: by the call's own feedback, else by the attempt's."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for a `min_reward` that is no finite number."""
+        reward_bound("min_reward", self.min_reward)
+
+    def takes(self, view: RolloutView, what: What) -> bool:
+        """Whether a rollout is exported."""
+        mode = view.state.rollout.mode
+        if self.mode is not None and mode is not self.mode:
+            return False
+        by_call = mode is Mode.PRODUCTION and what == "messages"
+        return by_call or self._reaches(view.episode.reward)
+
+    def takes_call(self, call: Call) -> bool:
+        """Whether the calls of its agent are exported."""
+        return not self.agents or any(matches(name, call.agent_path) for name in self.agents)
+
+    def takes_score(self, view: RolloutView, call: Call) -> bool:
+        """Whether a call scored enough, in a rollout that is exported."""
+        in_production = view.state.rollout.mode is Mode.PRODUCTION
+        return not in_production or self._reaches(score_of(view.episode, call))
+
+    def _reaches(self, reward: float | None) -> bool:
+        return self.min_reward is None or (reward is not None and reward >= self.min_reward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    rows: int
+    rollouts: int
+    left_out: Mapping[str, int]
+    """Reason → how many calls or rollouts have no row."""
+
+    def text(self, what: What, out: Path | None) -> str:
+        """The outcome in one line, for people."""
+        where = "" if out is None else f" to {out}"
+        text = f"{self.rows} {what} of {self.rollouts} rollouts{where}"
+        if not self.left_out:
+            return text
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
+        return f"{text}; left out: {reasons}"
+
+
+def export_run(
+    folder: Path,
+    what: What,
+    out: Path | IO[bytes],
+    *,
+    format: Format | None = None,
+    only: Filter | None = None,
+) -> Exported:
+    """Write what a run recorded.
+
+    Args:
+        folder: the run's.
+        what: see the module.
+        out: a file, which is replaced once it is whole, or an open stream for JSONL.
+        format: None: by the file's name, else JSONL.
+        only: None for everything.
+
+    Raises:
+        ConfigError: no run, an unknown format, or one that needs a file or a package.
+        DataError: the file cannot be written.
+    """
+    run = RunFolder(folder)
+    config = run.read_config()
+    if what == "tasks":
+        raise ConfigError(f"tasks come from a store that production wrote; {folder} is a run")
+    url = config.get("store") or run.store_url
+    return asyncio.run(
+        _export(
+            url,
+            lambda store: _views(run, store, config),
+            what,
+            out,
+            _format(format, out),
+            only or Filter(),
+        )
+    )
+
+
+def export_store(
+    url: str,
+    what: What,
+    out: Path | IO[bytes],
+    *,
+    format: Format | None = None,
+    only: Filter | None = None,
+    query: Query | None = None,
+) -> Exported:
+    """Write what production recorded in a store.
+
+    Args:
+        url: the store's.
+        what: see the module; tasks are written once each, and only as JSONL.
+        out: as in `export_run`.
+        format: likewise.
+        only: likewise.
+        query: which attempts.
+
+    Raises:
+        ConfigError: an unknown format, or one that needs a file or a package; transitions, which
+            production has none of.
+        DataError: the file cannot be written.
+    """
+    if what == "transitions":
+        raise ConfigError("production has no token ids, and so no transitions: export messages")
+    chosen = _format(format, out)
+    if what == "tasks" and chosen != "jsonl":
+        raise ConfigError("tasks are JSONL: -o FILE.jsonl")
+
+    async def views(store: Store) -> AsyncIterator[RolloutView]:
+        async for recorded in read_attempts(store, query or Query()):
+            yield view_of(recorded)
+
+    return asyncio.run(_export(url, views, what, out, chosen, only or Filter()))
+
+
+async def _export(
+    url: str,
+    views: Callable[[Store], AsyncIterator[RolloutView]],
+    what: What,
+    out: Path | IO[bytes],
+    format: Format,
+    only: Filter,
+) -> Exported:
+    rows = rollouts = 0
+    written_tasks: set[str] = set()
+    left_out: Counter[str] = Counter()
+    async with open_existing(url) as store:
+        with ExitStack() as stack:
+            write = stack.enter_context(_writer(what, format, out))
+            async for view in views(store):
+                if not only.takes(view, what):
+                    left_out["rollouts of another mode or reward"] += 1
+                    continue
+                portion = list(_ROWS[what](view, only, left_out))
+                if what == "tasks":
+                    portion = [t for t in portion if _is_new(t, written_tasks, left_out)]
+                write(portion)
+                rows += len(portion)
+                rollouts += 1
+    return Exported(rows=rows, rollouts=rollouts, left_out=dict(left_out))
+
+
+def _is_new(task: Json, written_tasks: set[str], left_out: Counter[str]) -> bool:
+    """Whether the task was not written yet; it counts as written from now on."""
+    name = fingerprint(task)
+    if name in written_tasks:
+        left_out["tasks that were there already"] += 1
+        return False
+    written_tasks.add(name)
+    return True
+
+
+async def _views(
+    run: RunFolder, store: Store, config: Mapping[str, Any]
+) -> AsyncIterator[RolloutView]:
+    states = await store.rollouts(run_id=config.get("run_id"))
+    rewards = trained_rewards(run, config)
+    for start in range(0, len(states), PORTION):
+        portion = states[start : start + PORTION]
+        for view in await read_views(run, store, config, portion, rewards):
+            yield view
+
+
+# --- rows -----------------------------------------------------------------------------------
+def _rollout_fields(view: RolloutView) -> Row:
+    rollout, episode = view.state.rollout, view.episode
+    return {
+        "rollout_id": rollout.rollout_id,
+        "attempt_id": episode.attempt_id,
+        "task_id": rollout.task_id,
+        "group_id": rollout.group_id,
+        "mode": str(rollout.mode),
+        "step": view.step,
+        "status": str(view.state.status),
+        "rollout_reward": episode.reward,
+    }
+
+
+def _span_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Row]:
+    fields = _rollout_fields(view)
+    if view.episode.late:
+        left_out["late spans or records"] += view.episode.late
+    for span in sorted(view.episode.spans, key=lambda span: (span.start_ns, span.span_id)):
+        yield {
+            **fields,
+            "trace_id": span.trace_id,
+            "span_id": span.span_id,
+            "parent_id": span.parent_id,
+            "name": span.name,
+            "kind": str(span.kind),
+            "start_ns": span.start_ns,
+            "end_ns": span.end_ns,
+            "span_status": str(span.status),
+            "status_message": span.status_message,
+            "sequence_start": span.sequence_start,
+            "sequence_end": span.sequence_end,
+            "late": span.late,
+            "attributes": dict(span.attributes),
+            "resource": dict(span.resource),
+            "events": msgspec.to_builtins(span.events),
+            "links": msgspec.to_builtins(span.links),
+        }
+
+
+def _transition_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Row]:
+    for entry in _entries(view, only, left_out):
+        call, record = entry.call, entry.call.record
+        if entry.verdict is Verdict.FROZEN:
+            left_out["calls of frozen agents"] += 1
+        elif record is None:
+            left_out["calls without token ids"] += 1
+        else:
+            explanation = view.explanation(call)
+            yield {
+                **_rollout_fields(view),
+                **_call_fields(entry),
+                "prompt_ids": record.prompt_ids,
+                "response_ids": record.response_ids,
+                "logprobs": record.logprobs,
+                "versions": _each_version(record.versions),
+                "temperature": record.sampling.temperature,
+                "top_p": record.sampling.top_p,
+                "top_k": record.sampling.top_k,
+                "finish_reason": str(record.finish_reason),
+                "credit": None if explanation is None else explanation.credit,
+                "advantage": None if explanation is None else explanation.advantage,
+                "token_weight": None if explanation is None else explanation.token_weight,
+            }
+
+
+def _task_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Json]:
+    if view.state.rollout.task is None:
+        left_out["attempts whose input is not known"] += 1
+    else:
+        yield view.state.rollout.task
+
+
+def _message_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Row]:
+    for entry in _entries(view, only, left_out):
+        if not only.takes_score(view, entry.call):
+            left_out["calls that scored too low, or not at all"] += 1
+            continue
+        span = entry.call.span
+        attributes: Mapping[str, Any] = {} if span is None else span.attributes
+        answers = genai_messages.answers_of(attributes)
+        if entry.call.choice >= len(answers):
+            left_out["calls without an answer"] += 1
+            continue
+        asked = genai_messages.asked_of(attributes)
+        tools = attributes.get(c.TOOL_DEFINITIONS)
+        yield {
+            **_rollout_fields(view),
+            **_call_fields(entry),
+            "messages": [*asked, answers[entry.call.choice]],
+            "tools": None if tools is None else json.loads(str(tools)),
+        }
+
+
+def _entries(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[CallCoverage]:
+    for entry in view.coverage.entries:
+        if only.takes_call(entry.call):
+            yield entry
+        else:
+            left_out["calls of other agents"] += 1
+
+
+def _call_fields(entry: CallCoverage) -> Row:
+    call = entry.call
+    return {
+        "call_id": call.call_id,
+        "choice": call.choice,
+        "agent": call.agent,
+        "agent_path": call.agent_path,
+        "policy": call.policy,
+        "verdict": str(entry.verdict),
+        "reason": entry.reason,
+        "call_reward": call.reward,
+    }
+
+
+def _each_version(runs: Sequence[tuple[int, int]]) -> list[int]:
+    return [version for version, count in runs for _ in range(count)]
+
+
+_ROWS: Final[Mapping[What, Callable[[RolloutView, Filter, Counter[str]], Iterator[Json]]]] = {
+    "spans": _span_rows,
+    "transitions": _transition_rows,
+    "messages": _message_rows,
+    "tasks": _task_rows,
+}
+
+
+# --- files ----------------------------------------------------------------------------------
+def _format(format: Format | None, out: Path | IO[bytes]) -> Format:
+    if format is None:
+        named = isinstance(out, Path) and out.suffix.lower() == ".parquet"
+        return "parquet" if named else "jsonl"
+    if format not in FORMATS:
+        raise ConfigError(f"format={format!r}: use one of {', '.join(FORMATS)}")
+    if format == "parquet" and not isinstance(out, Path):
+        raise ConfigError("Parquet needs a file: -o FILE.parquet")
+    return format
+
+
+def _writer(what: What, format: Format, out: Path | IO[bytes]) -> AbstractContextManager[Write]:
+    if not isinstance(out, Path):
+        return _jsonl(out)
+    return _whole(out, lambda path: _parquet(path, what) if format == "parquet" else _lines(path))
+
+
+@contextmanager
+def _whole(out: Path, opened: Callable[[Path], AbstractContextManager[Write]]) -> Iterator[Write]:
+    """Write beside the file and replace it at the end: an export that fails leaves the earlier one.
+    The file is its owner's to read alone: it holds what people asked.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    if out.is_dir():
+        raise DataError(f"{out} cannot be written: it is a folder")
+    beside = out.with_name(f".{out.name}.part")
+    try:
+        try:
+            beside.unlink(missing_ok=True)  # of a process that was killed
+            os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            with opened(beside) as write:
+                yield write
+            beside.replace(out)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Write]:
+    with path.open("wb") as stream, _jsonl(stream) as write:
+        yield write
+
+
+@contextmanager
+def _jsonl(stream: IO[bytes]) -> Iterator[Write]:
+    encoder = msgspec.json.Encoder()
+
+    def write(rows: Sequence[Json]) -> None:
+        for row in rows:
+            stream.write(encoder.encode(_finite(row)) + b"\n")
+
+    yield write
+
+
+def _finite(row: Json) -> Json:
+    """JSON has no NaN and no infinity; they become null."""
+    if not isinstance(row, dict):
+        return row
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
+@contextmanager
+def _parquet(path: Path, what: What) -> Iterator[Write]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise ConfigError("Parquet needs pyarrow: pip install pyarrow, or export JSONL") from error
+    schema = pyarrow.schema([(name, _type(pyarrow, kind)) for name, kind in _COLUMNS[what].items()])
+    as_text = [name for name, kind in _COLUMNS[what].items() if kind == "json"]
+
+    def write(rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        flat = [
+            {**row, **{name: genai_messages.dump_json(row[name]) for name in as_text}}
+            for row in rows
+        ]
+        writer.write_table(pyarrow.Table.from_pylist(flat, schema=schema))
+
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        yield write
+
+
+def _type(pyarrow: Any, kind: str) -> Any:
+    named = {
+        "text": pyarrow.string(),
+        "json": pyarrow.string(),
+        "int": pyarrow.int64(),
+        "float": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+        "ids": pyarrow.list_(pyarrow.int32()),
+        "floats": pyarrow.list_(pyarrow.float32()),
+    }
+    return named[kind]
+
+
+_ROLLOUT_COLUMNS: Final = {
+    **dict.fromkeys(("rollout_id", "attempt_id", "task_id", "group_id", "mode"), "text"),
+    "step": "int",
+    "status": "text",
+    "rollout_reward": "float",
+}
+_CALL_COLUMNS: Final = {
+    "call_id": "text",
+    "choice": "int",
+    **dict.fromkeys(("agent", "agent_path", "policy", "verdict", "reason"), "text"),
+    "call_reward": "float",
+}
+_COLUMNS: Final[Mapping[What, Mapping[str, str]]] = {
+    "spans": {
+        **_ROLLOUT_COLUMNS,
+        **dict.fromkeys(("trace_id", "span_id", "parent_id", "name", "kind"), "text"),
+        **dict.fromkeys(("start_ns", "end_ns"), "int"),
+        **dict.fromkeys(("span_status", "status_message"), "text"),
+        **dict.fromkeys(("sequence_start", "sequence_end"), "int"),
+        "late": "bool",
+        **dict.fromkeys(("attributes", "resource", "events", "links"), "json"),
+    },
+    "transitions": {
+        **_ROLLOUT_COLUMNS,
+        **_CALL_COLUMNS,
+        **dict.fromkeys(("prompt_ids", "response_ids"), "ids"),
+        "logprobs": "floats",
+        "versions": "ids",
+        **dict.fromkeys(("temperature", "top_p"), "float"),
+        "top_k": "int",
+        "finish_reason": "text",
+        **dict.fromkeys(("credit", "advantage", "token_weight"), "float"),
+    },
+    "messages": {
+        **_ROLLOUT_COLUMNS,
+        **_CALL_COLUMNS,
+        **dict.fromkeys(("messages", "tools"), "json"),
+    },
+}
+"""Parquet's columns; `_ROWS` gives exactly these keys."""

@@ -1,0 +1,1 @@
+"""The embedded backend: `engine` samples, `learner` updates weights, `sft` imitates chats."""

@@ -1,0 +1,107 @@
+"""The settings of the embedded engine, `engine=Transformers(…)`. Loads no torch."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from lightspan.errors import ConfigError
+from lightspan.protocols.engine import EngineRequest, ModelSize, ToolParserName
+from lightspan.schema.validation import check_choice, check_date, check_whole
+
+if TYPE_CHECKING:
+    from lightspan_torch.engine.transformers import TransformersEngine
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+
+
+class Transformers(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine in the trainer's process, by transformers: the default of `Trainer(engine=)`.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Of the weights; None keeps the model's."""
+    context_length: int | None = None
+    """A shorter context than the model's; it bounds the key-value cache."""
+    num_blocks: int | None = None
+    """Size of a policy's key-value cache in blocks of 64 tokens; None: by the memory there is."""
+    batch_requests: int | None = None
+    """Requests in one forward pass."""
+    batch_tokens: int | None = None
+    """Tokens in one forward pass."""
+    prefix_sharing: bool = True
+    """Whether prompts that begin alike share that beginning's keys and values."""
+    merge_lora: bool = False
+    """Whether policies with LoRA that start from one model have whole weights each."""
+    tool_parser: ToolParserName | None = None
+    """Which parser reads the models' tool calls; None for the one that fits each chat template."""
+    template_date: datetime.date | None = None
+    """The date in chat templates that ask for today's; None for 26 July 2024."""
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            check_choice("Transformers: dtype", self.dtype, DTYPES)
+        for name in ("num_blocks", "batch_requests", "batch_tokens"):
+            if (value := getattr(self, name)) is not None:
+                check_whole(f"Transformers: {name}", value, 1)
+        if self.context_length is not None:
+            check_whole("Transformers: context_length", self.context_length, 2)
+        for name in ("prefix_sharing", "merge_lora"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"Transformers: {name}={value!r} must be True or False")
+        if self.template_date is not None:
+            check_date("Transformers: template_date", self.template_date)
+
+    def build(self, request: EngineRequest) -> TransformersEngine:
+        """See `EngineSpec.build`."""
+        from lightspan_torch.engine.transformers import TransformersEngine
+
+        options = self.options()
+        # merged, a single LoRA costs less computation per token and no more memory
+        lora = {
+            policy: rank
+            for policy, rank in request.lora.items()
+            if not self.merge_lora and request.shares_model(policy)
+        }
+        return TransformersEngine(
+            request.models, lora=lora, device=request.device, seed=request.seed, **options
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `TransformersEngine` that these settings stand for."""
+        import torch
+
+        names = ("context_length", "num_blocks", "batch_requests", "batch_tokens")
+        options = {name: getattr(self, name) for name in (*names, "prefix_sharing", "tool_parser")}
+        if self.dtype is not None:
+            options["dtype"] = getattr(torch, self.dtype)
+        if self.template_date is not None:
+            options["template_date"] = self.template_date
+        return options
+
+    def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
+        """See `EngineSpec.copies`."""
+        return [(name,) for name in request.models] if self.merge_lora else request.copies()
+
+    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+        """See `EngineSpec.memory`."""
+        from lightspan_torch.engine.transformers import cache_tokens
+
+        context = min(size.context, self.context_length or size.context)
+        tokens = cache_tokens(device, context, self.num_blocks)
+        width = size.weight_bytes if self.dtype is None else 4 if self.dtype == "float32" else 2
+        return {
+            "engine weights": size.parameters * width,
+            "key-value cache": tokens * size.cache_values * width,
+        }
+
+    def describe(self, folder: Path) -> str:
+        """See `EngineSpec.describe`."""
+        del folder
+        return ""

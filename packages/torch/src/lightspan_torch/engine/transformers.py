@@ -1,0 +1,694 @@
+"""The embedded engine: transformers' continuous batching, on a CPU or one GPU.
+
+Each policy has weights, a key-value cache and a generation thread of its own; a thread starts with
+the first request for its policy, and sleeps while there is none.
+
+**Log-probabilities** are of the distribution sampled from, after temperature, top-p and top-k.
+Temperature 0 is greedy: it samples from a point mass, so its log-probabilities are 0.0 (the log of
+1/k among k equal logits).
+
+**Weight updates.** `update` stops the thread between two steps, takes all requests out with what
+they have, drops their keys and values, replaces the weights, and submits prompt + partial ids
+again. No value of old weights is used again, and each token's version is that of the weights that
+sampled it.
+
+**Prefixes.** Calls of one policy whose prompts begin alike share the keys and values of that
+beginning, in whole pages: among calls in flight, and with calls before them until the cache is
+full or the weights change. A computed log-probability may differ in its last bits by what was
+shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import itertools
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Final
+
+import msgspec
+import torch
+from transformers.generation.continuous_batching.requests import GenerationOutput
+
+from lightspan.errors import (
+    ConfigError,
+    ContextOverflowError,
+    EngineClosedError,
+    EngineError,
+    EngineMemoryError,
+    ModelError,
+    NotFoundError,
+    UnsupportedError,
+)
+from lightspan.protocols.decoding import StopWatcher
+from lightspan.protocols.engine import (
+    ChatTokenizer,
+    EngineCapabilities,
+    GenerationRequest,
+    LoRAWeights,
+    PromptRefused,
+    TokenChunk,
+    TokenEngine,
+    ToolParserName,
+)
+from lightspan.schema.token_records import FinishReason, Sampling
+from lightspan_torch.engine import _cpu_attention
+from lightspan_torch.engine._batcher import Batcher, BatchSettings
+from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, Walk
+from lightspan_torch.engine.lora import LowRank, Shared, check_ranks, is_low_rank
+from lightspan_torch.engine.oom import is_out_of_memory, wanted
+from lightspan_torch.engine.tokenizer import (
+    TEMPLATE_DATE,
+    TransformersTokenizer,
+    context_length,
+    load_tokenizer,
+)
+from lightspan_torch.engine.weights import check_device, hash_weights, load_model, weight_change
+
+BLOCK_TOKENS: Final = 64
+"""Tokens of one block as `num_blocks` counts them."""
+CPU_PAGE: Final = 8
+"""Tokens of keys and values that are given out and shared together on a CPU. Of a prompt
+that others have computed, at most so many are computed again; 4, 8 and 16 took equally long."""
+GPU_PAGE: Final = 64
+CPU_BATCH: Final = (48, 512)
+"""Requests and tokens in one forward pass on a CPU, as measured by `benchmarks/engine.py`."""
+MASKED_CPU_BATCH: Final = (12, 256)
+"""The same for models that need transformers' own attention, whose cost is quadratic in these."""
+CPU_CACHE_TOKENS: Final = 16_384
+"""Least size of the key-value cache on a CPU, in tokens."""
+GPU_CACHE_TOKENS: Final = 131_072
+"""Size of the key-value cache on a GPU, in tokens: not all that is free, because the learner needs
+its memory later. Not yet run on a GPU."""
+
+CAPABILITIES: Final = EngineCapabilities(
+    exact_tokens=True,
+    stop_strings=True,
+    top_p=True,
+    top_k=True,
+    seed=False,
+    in_place_update=True,
+    grammars=LIBRARY,
+    trainable_grammar=True,
+)
+
+
+class TransformersEngine(TokenEngine):
+    """Generates with one or several models in this process.
+
+    Args:
+        models: policy name → folder, hub name, or a loaded model. A loaded model is copied: the
+            engine's weights are its own, and two policies share none that change.
+        lora: policy name → rank of its LoRA, for policies whose updates are `LoRAWeights`; 0 for
+            one whose weights never change. Those of one model have its weights once, and each its
+            own cache; they compute more per token than one that LoRA is merged into.
+        device: `"cpu"`, `"cuda"` or `"cuda:0"`.
+        dtype: of the weights; None keeps the model's.
+        tokenizers: policy name → tokenizer, where it is not in the model's folder.
+        tool_parser: which parser reads the models' tool calls: `"hermes"`, `"llama"` or `"json"`;
+            None for the one that fits each chat template.
+        template_date: what chat templates that ask for today's date are told.
+        versions: policy name → version of the weights given; 0 by default.
+        context_length: a shorter context than the model's; it bounds the key-value cache.
+        batch_requests: requests in one forward pass.
+        batch_tokens: tokens in one forward pass.
+        num_blocks: size of a policy's key-value cache in blocks of 64 tokens; None for
+            `default_cache_tokens`. No call may be longer.
+        prefix_sharing: whether prompts that begin alike share that beginning's keys and values.
+        seed: of torch's global random generator, set when a generation thread starts.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Any],
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        tokenizers: Mapping[str, ChatTokenizer] | None = None,
+        tool_parser: ToolParserName | None = None,
+        template_date: datetime.date = TEMPLATE_DATE,
+        lora: Mapping[str, int] | None = None,
+        versions: Mapping[str, int] | None = None,
+        context_length: int | None = None,
+        batch_requests: int | None = None,
+        batch_tokens: int | None = None,
+        num_blocks: int | None = None,
+        prefix_sharing: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        if not models:
+            raise ConfigError("an engine needs at least one policy: models={'name': folder}")
+        if tool_parser is not None and tokenizers:
+            raise ConfigError("tokenizers= bring tool parsers of their own: leave tool_parser= out")
+        check_device(device)
+        ranks = dict(lora or {})
+        check_ranks(ranks, models)
+        self._capabilities = msgspec.structs.replace(
+            CAPABILITIES, lora=tuple(policy for policy, rank in ranks.items() if rank)
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._requests = 0
+        self._tokens = 0
+        self._lanes: dict[str, _Lane] = {}
+        sizes = BatchSettings(
+            max_requests=batch_requests,
+            max_tokens=batch_tokens,
+            cache_tokens=None if num_blocks is None else num_blocks * BLOCK_TOKENS,
+            page_size=GPU_PAGE,
+            prefix_sharing=prefix_sharing,
+            seed=seed,
+        )
+        load = partial(load_model, device=device, dtype=dtype)
+        shared = Shared(load)
+        for policy, source in models.items():
+            model = shared.load(source) if policy in ranks else load(source)
+            tokenizer = (tokenizers or {}).get(policy) or _tokenizer_of(
+                source, tool_parser=tool_parser, date=template_date
+            )
+            context = _context(model, context_length)
+            settings = _settings(model, context, sizes)
+            self._lanes[policy] = _Lane(
+                policy,
+                model,
+                tokenizer,
+                version=(versions or {}).get(policy, 0),
+                rank=ranks.get(policy),
+                context=context,
+                settings=settings,
+            )
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._capabilities
+
+    async def start(self) -> None:
+        if self._closed:
+            raise EngineClosedError
+        self._loop = asyncio.get_running_loop()
+        for lane in self._lanes.values():
+            lane.begin()  # now, before anybody waits: all of Python stands still meanwhile
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for lane in self._lanes.values():
+            await lane.close()
+
+    def policies(self) -> dict[str, int]:
+        return {policy: lane.version for policy, lane in self._lanes.items()}
+
+    def tokenizer(self, policy: str) -> ChatTokenizer:
+        return self._lane(policy).tokenizer
+
+    def check_grammar(self, policy: str, grammar: str) -> None:
+        self._lane(policy).grammars.check(grammar)
+
+    async def generate(
+        self, request: GenerationRequest, *, stream: bool
+    ) -> AsyncIterator[TokenChunk]:
+        self._check_usable()
+        lane = self._lane(request.policy)
+        walk = await lane.walk(request.grammar) if request.grammar else None
+        job = lane.admit(request, walk, stream=stream)
+        self._requests += 1
+        try:
+            await lane.submit(job)
+            while True:
+                chunk = await job.next_chunk()
+                self._tokens += len(chunk.ids)
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            lane.drop(job)
+
+    async def update(
+        self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+    ) -> None:
+        self._check_usable()
+        lane = self._lane(policy)
+        # The update goes on when the caller is cancelled: half of one would lose requests.
+        await asyncio.shield(asyncio.ensure_future(lane.update(weights, version)))
+
+    def weight_hash(self, policy: str) -> str:
+        """SHA-256 over the weights that a policy is served with."""
+        return self._lane(policy).weight_hash()
+
+    def usage(self) -> dict[str, float]:
+        for lane in self._lanes.values():
+            lane.check_alive()
+        cpu_s = sum(lane.cpu_s for lane in self._lanes.values())
+        return {"tokens": self._tokens, "requests": self._requests, "cpu_s": cpu_s}
+
+    def _lane(self, policy: str) -> _Lane:
+        try:
+            return self._lanes[policy]
+        except KeyError:
+            policies = ", ".join(sorted(self._lanes))
+            raise NotFoundError(
+                f"the engine has no policy {policy!r}; it has: {policies}"
+            ) from None
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise EngineClosedError
+        if self._loop is None:
+            raise EngineError("the engine is not started: `await engine.start()`")
+        if self._loop is not asyncio.get_running_loop():
+            raise EngineError("the engine belongs to another event loop, the one that started it")
+
+
+class _Lane:
+    """One policy with its model and the jobs that it is working on. Lives on the event loop."""
+
+    def __init__(
+        self,
+        policy: str,
+        model: Any,
+        tokenizer: ChatTokenizer,
+        *,
+        version: int,
+        rank: int | None,
+        context: int,
+        settings: BatchSettings,
+    ) -> None:
+        self.policy = policy
+        self._rank = rank
+        self._low_rank = LowRank(model, rank) if rank else None
+        self.tokenizer = tokenizer
+        self.version = version
+        self._model: Any = model
+        cached = settings.cache_tokens or 0
+        self._context = min(context, tokenizer.context_length, cached)
+        self._vocabulary = int(model.config.get_text_config().vocab_size)
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._batcher: Batcher | None = None
+        self._spent_cpu_s = 0.0
+        self._failure: EngineError | None = None
+        self._jobs: dict[str, _Job] = {}
+        """By the id that the job has in the batcher at present."""
+        self._open = asyncio.Event()
+        self._open.set()
+        self._lock = asyncio.Lock()
+        self._ids = map(str, itertools.count())
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Of the lane's tokenizer.
+
+        Raises:
+            UnsupportedError: grammars cannot be compiled for it.
+        """
+        tokenizer = getattr(self.tokenizer, "tokenizer", self.tokenizer)
+        eos_ids = self.tokenizer.eos_ids
+        return Grammars(tokenizer, vocabulary=self._vocabulary, eos_ids=eos_ids)
+
+    def begin(self) -> None:
+        """Make what calls would wait for."""
+        with contextlib.suppress(UnsupportedError):  # a call that needs it is told
+            _ = self.grammars
+
+    @property
+    def cpu_s(self) -> float:
+        return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
+
+    def check_alive(self) -> None:
+        """Raise what ended the generation thread, unless it was closed."""
+        if not isinstance(self._failure, EngineClosedError):
+            self._check_going()
+
+    def _check_going(self) -> None:
+        if self._failure is not None:
+            raise _another(self._failure) from self._failure
+
+    def weight_hash(self) -> str:
+        low_rank = {} if self._low_rank is None else self._low_rank.tensors()
+        return hash_weights({**self._model.state_dict(), **low_rank})
+
+    async def walk(self, grammar: str) -> Walk:
+        """The beginning of a grammar, which is compiled beside the loop.
+
+        Raises:
+            UnsupportedError: it cannot be followed.
+        """
+        known = self.grammars.known(grammar)
+        return await asyncio.to_thread(self.grammars.walk, grammar) if known is None else known
+
+    def admit(self, request: GenerationRequest, walk: Walk | None, *, stream: bool) -> _Job:
+        """Check a request; `walk` is at the beginning of its grammar.
+
+        Raises:
+            ContextOverflowError, PromptRefused, UnsupportedError, EngineError
+        """
+        prompt = request.prompt_ids
+        if not prompt:
+            raise EngineError(f"request {request.request_id} has an empty prompt")
+        if len(prompt) + 1 > self._context:
+            raise ContextOverflowError(
+                f"the prompt has {len(prompt)} tokens; the context of policy {self.policy} holds "
+                f"{self._context}, one for the answer included (the model's context, or less by "
+                "the engine's options context_length and num_blocks)"
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocabulary:
+            raise PromptRefused(
+                f"prompt ids must be from 0 to {self._vocabulary - 1}; got {min(prompt)} to "
+                f"{max(prompt)}"
+            )
+        _check_sampling(request.sampling)
+        room = self._context - len(prompt)
+        limit = min(request.sampling.max_tokens or room, room)
+        return _Job(request, walk, self.tokenizer, limit=limit, stream=stream)
+
+    async def submit(self, job: _Job) -> None:
+        """Give a job to the thread, after an update that is under way."""
+        while not self._open.is_set():  # another update may begin before this task goes on
+            await self._open.wait()
+        self._submit(job)
+
+    def _submit(self, job: _Job) -> None:
+        self._check_going()
+        if self._batcher is None:
+            self._batcher = self._start()
+        key = next(self._ids)
+        job.begin(key, self.version)
+        self._jobs[key] = job
+        # It is refused if the thread is ending: `_fail`, on its way, will tell the job why.
+        with contextlib.suppress(EngineError):
+            self._batcher.submit(
+                key,
+                job.context_ids,
+                job.sampling,
+                job.remaining,
+                streaming=job.needs_stream,
+                walk=None if job.walk is None else job.walk.copy(),
+                answer_start=job.answer_start,
+            )
+
+    def drop(self, job: _Job) -> None:
+        """Forget a job; if it is still running, cancel it."""
+        if self._jobs.pop(job.key, None) is not None and self._batcher is not None:
+            self._batcher.cancel(job.key)
+
+    def _change(self, weights: Mapping[str, Any] | LoRAWeights) -> Callable[[], None]:
+        """What replaces the weights.
+
+        Raises:
+            ModelError: these do not fit.
+        """
+        if is_low_rank(weights, self.policy, self._rank):
+            assert self._low_rank is not None
+            return self._low_rank.change(weights, self.policy)
+        assert not isinstance(weights, LoRAWeights)
+        return weight_change(self._model, weights, self.policy)
+
+    async def update(self, weights: Mapping[str, Any] | LoRAWeights, version: int) -> None:
+        """Replace the weights; see the module's docstring."""
+        async with self._lock:
+            self._check_going()
+            change = self._change(weights)
+            self._open.clear()
+            try:
+                partial = await asyncio.to_thread(self._interrupt, change)
+                self.version = version
+                self._resume(partial)
+            except Exception as error:  # requests or weights may be half gone: nothing can go on
+                self._fail(EngineError(f"an update of policy {self.policy} failed: {error}"))
+                raise
+            finally:
+                self._open.set()
+
+    def _interrupt(self, change: Callable[[], None]) -> dict[str, GenerationOutput]:
+        if self._batcher is None:
+            change()
+            return {}
+        return self._batcher.interrupt(list(self._jobs), change)
+
+    def _resume(self, partial: Mapping[str, GenerationOutput]) -> None:
+        for key, output in partial.items():
+            job = self._jobs.pop(key, None)
+            if job is None:  # dropped in the meantime
+                continue
+            job.receive(output)
+            if not job.done:
+                job.settle()  # what it has is of the old version: a chunk has one version
+                try:
+                    self._submit(job)
+                except EngineError as error:
+                    job.fail(error)
+
+    async def close(self) -> None:
+        async with self._lock:
+            self._fail(EngineClosedError())
+            if self._batcher is not None:
+                await asyncio.to_thread(self._batcher.stop)
+                self._spent_cpu_s = self._batcher.cpu_s
+            self._batcher = self._model = self._low_rank = None
+
+    def _start(self) -> Batcher:
+        self._loop = asyncio.get_running_loop()
+        batcher = Batcher(
+            self._model,
+            eos_ids=self.tokenizer.eos_ids,
+            settings=self._settings,
+            on_outputs=partial(self._to_loop, self._receive),
+            on_stop=self._stop_from_thread,
+            on_mismatch=partial(self._to_loop, self._mismatch),
+        )
+        batcher.start()
+        return batcher
+
+    def _stop_from_thread(self, error: BaseException | None) -> None:
+        failure = EngineError(f"the generation thread of policy {self.policy} stopped")
+        if error is not None:
+            failure = self._explain(error, f"{failure}: {error}")
+            failure.__cause__ = error
+        self._to_loop(self._fail, failure)
+
+    def _explain(self, error: BaseException | str, message: str) -> EngineError:
+        """An error with this message, or if memory ran out one that says what to lower."""
+        if not is_out_of_memory(error):
+            return EngineError(message)
+        return EngineMemoryError(
+            f"the engine ran out of memory{wanted(error)} while generating for policy "
+            f"{self.policy}. {_lower_engine(self._settings, self._context)}"
+        )
+
+    def _to_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _receive(self, outputs: Sequence[GenerationOutput]) -> None:
+        if self._batcher is None:  # closed
+            return
+        for output in outputs:
+            key = output.request_id
+            if output.is_finished():
+                self._batcher.settle(key)
+            job = self._jobs.get(key)
+            if job is None:
+                continue
+            if output.error is not None:
+                job.fail(self._explain(output.error, f"generation failed: {output.error}"))
+            else:
+                job.receive(output)
+            if job.done:
+                del self._jobs[key]
+                if not output.is_finished():  # a stop string
+                    self._batcher.cancel(key)
+
+    def _mismatch(self, key: str, reason: str) -> None:
+        """One job cannot follow its grammar."""
+        job = self._jobs.get(key)
+        if job is not None:
+            job.fail(GrammarMismatchError(f"the answer cannot follow its grammar: {reason}"))
+            self.drop(job)
+
+    def _fail(self, error: EngineError) -> None:
+        """The lane is over: every job gets the error."""
+        if self._failure is None:
+            self._failure = error
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            job.fail(error)
+
+
+class _Job:
+    """A request on its way, with its tokens so far and the chunks that nobody has fetched yet."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        walk: Walk | None,
+        tokenizer: ChatTokenizer,
+        *,
+        limit: int,
+        stream: bool,
+    ) -> None:
+        self.key = ""
+        self.done = False
+        self.sampling = request.sampling
+        self.walk = walk
+        """At the beginning of the answer: each submission follows a copy."""
+        self.answer_start = len(request.prompt_ids) - request.answered
+        self._prompt = request.prompt_ids
+        self._limit = limit
+        self._stream = stream
+        self._eos_ids = tokenizer.eos_ids
+        stops = tuple(stop for stop in request.sampling.stop if stop)
+        self._stop = StopWatcher(tokenizer, stops) if stops else None
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._sent = 0
+        """Tokens that are in chunks."""
+        self._begun = 0
+        """Tokens from before the present submission."""
+        self._version = 0
+        self._chunks: asyncio.Queue[TokenChunk | EngineError] = asyncio.Queue()
+
+    @property
+    def needs_stream(self) -> bool:
+        return self._stream or self._stop is not None
+
+    @property
+    def context_ids(self) -> list[int]:
+        return [*self._prompt, *self._ids]
+
+    @property
+    def remaining(self) -> int:
+        return self._limit - len(self._ids)
+
+    async def next_chunk(self) -> TokenChunk:
+        item = await self._chunks.get()
+        if isinstance(item, EngineError):
+            raise _another(item) from item
+        return item
+
+    def begin(self, key: str, version: int) -> None:
+        """The job is submitted, or submitted again."""
+        self.key, self._version, self._begun = key, version, len(self._ids)
+
+    def receive(self, output: GenerationOutput) -> None:
+        """Take what the thread has produced: all of it since the submission, each time."""
+        if output.error is not None:
+            self.fail(EngineError(f"generation failed: {output.error}"))
+            return
+        new = len(self._ids) - self._begun
+        for token, logprob in zip(
+            output.generated_tokens[new:], output.logprobs[new:], strict=True
+        ):
+            self._ids.append(token)
+            self._logprobs.append(min(logprob, 0.0))  # rounding may leave a little above 0
+            if self._stop is not None and self._stop.complete([token]):
+                self._finish(FinishReason.STOP)
+                return
+        if output.is_finished():
+            ended = bool(self._ids) and self._ids[-1] in self._eos_ids
+            self._finish(FinishReason.STOP if ended else FinishReason.LENGTH)
+        elif self._stream:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put what was not sent yet into a chunk."""
+        if len(self._ids) > self._sent:
+            self._send(None)
+
+    def fail(self, error: EngineError) -> None:
+        self.done = True
+        self._chunks.put_nowait(error)
+
+    def _finish(self, reason: FinishReason) -> None:
+        self.done = True
+        self._send(reason)
+
+    def _send(self, reason: FinishReason | None) -> None:
+        chunk = TokenChunk(
+            ids=self._ids[self._sent :],
+            logprobs=self._logprobs[self._sent :],
+            version=self._version,
+            finish_reason=reason,
+        )
+        self._sent = len(self._ids)
+        self._chunks.put_nowait(chunk)
+
+
+def _tokenizer_of(source: Any, **options: Any) -> TransformersTokenizer:
+    if not isinstance(source, torch.nn.Module):
+        return load_tokenizer(source, **options)
+    path = str(getattr(source, "name_or_path", "") or "")
+    if not path:
+        raise ModelError("a model that was not loaded from a folder needs `tokenizers={policy: …}`")
+    return load_tokenizer(path, **options)
+
+
+def _context(model: Any, asked: int | None) -> int:
+    own = context_length(model.config)
+    return own if asked is None else min(own, asked)
+
+
+def _another(error: EngineError) -> EngineError:
+    """The error once more: several callers raise it, and each adds its own traceback to its own."""
+    return type(error)(str(error))
+
+
+def default_cache_tokens(device: str, context: int) -> int:
+    """Size of one policy's key-value cache in tokens, unless `num_blocks` is given."""
+    if not device.startswith("cpu"):
+        return GPU_CACHE_TOKENS
+    return max(CPU_CACHE_TOKENS, 2 * context)
+
+
+def cache_tokens(device: str, context: int, num_blocks: int | None) -> int:
+    """Size of one policy's key-value cache in tokens: a whole number of blocks."""
+    blocks = num_blocks or math.ceil(default_cache_tokens(device, context) / BLOCK_TOKENS)
+    return blocks * BLOCK_TOKENS
+
+
+def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
+    """Defaults by device: the cache is sized here, a GPU's batches by transformers."""
+    tokens = sizes.cache_tokens or cache_tokens(model.device.type, context, None)
+    if model.device.type != "cpu":
+        return msgspec.structs.replace(sizes, cache_tokens=tokens)
+    requests, batch = CPU_BATCH if _cpu_attention.supported(model) else MASKED_CPU_BATCH
+    return msgspec.structs.replace(
+        sizes,
+        max_requests=sizes.max_requests or requests,
+        max_tokens=sizes.max_tokens or batch,
+        cache_tokens=tokens,
+        page_size=CPU_PAGE,
+    )
+
+
+def _lower_engine(settings: BatchSettings, context: int) -> str:
+    """The engine's settings that memory depends on, as they are and halved."""
+    tokens = settings.cache_tokens or 0
+    blocks = tokens // BLOCK_TOKENS
+    now = f"num_blocks, now {blocks} ({tokens:,} tokens of keys and values)"
+    halved = {"num_blocks": max(1, blocks // 2)}
+    if settings.max_tokens is not None:
+        halved["batch_tokens"] = max(1, settings.max_tokens // 2)
+        now += f", and batch_tokens, now {settings.max_tokens}"
+    fewer = ", ".join(f"{name}={value}" for name, value in halved.items())
+    return (
+        f"Lower {now}: engine=Transformers({fewer}). If that is not enough: a shorter "
+        f"context_length, now {context}, in the same place, a smaller model, or lora=LoRA() to "
+        "leave the learner less to hold"
+    )
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    limits = {
+        "temperature": math.isfinite(sampling.temperature) and sampling.temperature >= 0,
+        "top_p": 0 < sampling.top_p <= 1,
+        "top_k": sampling.top_k >= 0,
+        "max_tokens": sampling.max_tokens is None or sampling.max_tokens >= 1,
+    }
+    for name, fine in limits.items():
+        if not fine:
+            raise UnsupportedError(f"{name}={getattr(sampling, name)} cannot be sampled with")

@@ -1,0 +1,153 @@
+"""A model's weights: loaded, told from their aliases, hashed, and replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from lightspan.errors import ConfigError, ModelError, OutOfMemoryError
+from lightspan.schema.validation import check_device_name
+from lightspan_torch.engine.hub import cannot_load, locate
+from lightspan_torch.engine.oom import is_out_of_memory, wanted
+
+
+def without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with tied ones once, under their first name."""
+    places: set[int] = set()
+    kept = {}
+    for name, tensor in state.items():
+        if tensor.data_ptr() not in places or tensor.numel() == 0:  # all empty ones are at 0
+            places.add(tensor.data_ptr())
+            kept[name] = tensor
+    return kept
+
+
+def hash_weights(state: dict[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values; tied weights count once."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(without_aliases(state).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        octets = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(octets.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_model(
+    source: Any, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> Any:
+    """A model from a folder or the hub, or a copy of a loaded one; in evaluation mode.
+
+    Runs no remote code and reads no pickle (safetensors only).
+
+    Raises:
+        ConfigError: the device is unknown, or a GPU where there is none.
+        ModelError: it is not there, cannot be fetched or cannot be read.
+        OutOfMemoryError: it does not fit.
+    """
+    check_device(device)
+    if isinstance(source, torch.nn.Module):
+        return _moved(copy.deepcopy(source), device, dtype, "the model").eval()
+    from transformers import AutoModelForCausalLM
+
+    origin = locate(source, "weights")
+    try:
+        with without_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                origin.folder, dtype=dtype or "auto", trust_remote_code=False, use_safetensors=True
+            )
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(_too_large(origin.name, "cpu", error)) from error
+        raise cannot_load("weights", origin, error) from error
+    model.name_or_path = model.config._name_or_path = origin.name
+    return _moved(model, device, None, origin.name).eval()
+
+
+def beside(model: Any) -> Any:
+    """Another model of modules of its own around the same tensors."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise `ConfigError` if models cannot be there."""
+    check_device_name(str(device))
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device={str(device)!r}: torch {torch.__version__} sees no CUDA GPU on this machine; "
+            'use device="cpu", or a build of torch with CUDA where there is one'
+        )
+
+
+def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, name: str) -> Any:
+    """The model on its device.
+
+    Raises:
+        OutOfMemoryError: it does not fit.
+    """
+    try:
+        return model.to(device=device, dtype=dtype)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(_too_large(name, device, error)) from error
+
+
+def _too_large(name: str, device: str | torch.device, error: BaseException) -> str:
+    return (
+        f"the weights of {name} do not fit into the memory of {device}{wanted(error)}: use a "
+        "smaller model, another device, or lora=LoRA() so that the learner holds less "
+        "(docs/real-models.md says what fits where)"
+    )
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """Switches off transformers' progress bars, which would stand among the lines of ours."""
+    if not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def weight_change(model: Any, weights: Mapping[str, Any], policy: str) -> Callable[[], None]:
+    """A function that copies the weights into the model. All is checked before it is called.
+
+    Raises:
+        ModelError: names or shapes differ from the model's.
+    """
+    own = model.state_dict()
+    unknown = sorted(set(weights) - set(own))
+    if unknown:
+        raise ModelError(f"weights for policy {policy} have unknown names: {unknown[:5]}")
+    written = {own[name].data_ptr() for name in weights}
+    missing = [name for name, tensor in own.items() if tensor.data_ptr() not in written]
+    if missing:
+        raise ModelError(f"weights for policy {policy} lack {len(missing)} names: {missing[:5]}")
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape:
+            raise ModelError(
+                f"weight {name} of policy {policy} has shape {tuple(tensor.shape)}; the model's "
+                f"is {tuple(own[name].shape)}"
+            )
+
+    def change() -> None:
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+
+    return change

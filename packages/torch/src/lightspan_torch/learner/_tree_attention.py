@@ -1,0 +1,119 @@
+"""Attention within trees, through transformers' `AttentionInterface`. Private to this package.
+
+A model's attention is replaced once; it goes on as before unless a forward pass brings a `tree`.
+The embedded engine replaces its own model's too, for another purpose: requests of different lengths
+over a paged cache (`lightspan_torch.engine._cpu_attention`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+NAME: Final = "lightspan_tree"
+
+_LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
+"""Rotary embeddings that depend on the longest position in the batch."""
+
+
+class Attends(Protocol):
+    """What a forward pass brings as `tree`. A protocol, because `passes`, which has the only one,
+    imports this module."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+    ) -> Tensor:
+        """[B, T, heads, size], of arguments as `attention` has them."""
+        ...
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    tree: Attends | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend within the tree; without one, as `sdpa` does.
+
+    Args:
+        query: [B, heads, T, size]; key and value: [B, key heads, T, size].
+
+    Returns:
+        [B, T, heads, size]
+    """
+    if tree is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return tree.attend(layer, query, key, value, scaling).contiguous(), None
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
+    """[B, heads, T, size]; causal without a mask. Key heads may be fewer than heads."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and mask is not None and query.device.type != "cpu":
+        # with a mask, grouped heads would take CUDA's slowest kernel
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        groups = 1
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=groups > 1,
+    )
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is visible, minus infinity elsewhere."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, float("-inf"))
+
+
+def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[queries, keys] additive mask under which the last query sees the last key, the one before it
+    all but the last, and so on. Its last rows and columns are again such a mask."""
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
+    return additive(visible, dtype)
+
+
+def install(model: Any) -> None:
+    """Let the model attend with this module's function; repeating it does no harm."""
+    if model.config._attn_implementation != NAME:
+        AttentionInterface.register(NAME, attention)
+        model.set_attn_implementation(NAME)
+
+
+def refusal(model: Any) -> str:
+    """Why the model's attention cannot be replaced by attention within trees; empty if it can."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    window = getattr(config, "sliding_window", None)
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its attention cannot be replaced"
+    if model.config._attn_implementation not in ("sdpa", NAME):
+        return f"its attention is {model.config._attn_implementation}, not sdpa"
+    if kinds != {"full_attention"}:
+        return f"it has layers of the kinds {', '.join(sorted(kinds))}"
+    if window and not getattr(config, "layer_types", None):
+        return "it attends within a sliding window"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "its attention logits are capped"
+    if isinstance(rope, dict) and rope.get("rope_type") in _LENGTH_DEPENDENT:
+        return f"its rotary embeddings are of the kind {rope['rope_type']}"
+    return ""

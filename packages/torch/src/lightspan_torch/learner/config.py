@@ -1,0 +1,95 @@
+"""The settings of the torch learner, `learner=Torch(…)`. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from lightspan.errors import ConfigError
+from lightspan.protocols.learner import LearnerRequest
+from lightspan.schema.validation import check_choice, check_device_name, check_whole
+from lightspan_torch.learner.memory import training_memory
+
+if TYPE_CHECKING:
+    from lightspan_torch.learner.torch import TorchLearner
+
+DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+class Torch(msgspec.Struct, frozen=True, kw_only=True):
+    """The learner in the trainer's process, by torch: the default of `Trainer(learner=)`.
+
+    Raises:
+        ConfigError: an unknown device or type; a value out of range.
+    """
+
+    device: str | None = None
+    """Such as `"cuda:1"`; None for the trainer's."""
+    token_budget: int | None = None
+    """Padded tokens in one forward pass; lower it when memory runs out."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
+    """Of the weights while training; None: float32, and bfloat16 under adapters on a GPU."""
+    share_prefixes: bool = True
+    """Compute what rows share once."""
+
+    def __post_init__(self) -> None:
+        if self.device is not None:
+            check_device_name(self.device)
+        if self.token_budget is not None:
+            check_whole("Torch: token_budget", self.token_budget, 1)
+        if self.dtype is not None:
+            check_choice("Torch: dtype", self.dtype, DTYPES)
+        if not isinstance(self.share_prefixes, bool):
+            raise ConfigError(f"Torch: share_prefixes={self.share_prefixes!r}: use True or False")
+
+    def check(self, device: str) -> None:
+        """See `LearnerSpec.check`."""
+
+    def build(self, request: LearnerRequest) -> TorchLearner:
+        """See `LearnerSpec.build`."""
+        from lightspan_torch.learner.torch import TorchLearner
+
+        return TorchLearner(
+            request.models,
+            optimizer=request.optimizer,
+            lora=request.lora,
+            critic=request.critic,
+            seed=request.seed,
+            device=self.device or request.device,
+            **self.options(),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `TorchLearner` that these settings stand for, but the device."""
+        import torch
+
+        dtype = None if self.dtype is None else getattr(torch, self.dtype)
+        return {
+            "dtype": dtype,
+            "token_budget": self.token_budget,
+            "share_prefixes": self.share_prefixes,
+        }
+
+    def describe(self, device: str) -> str:
+        """See `LearnerSpec.describe`."""
+        del device
+        return ""
+
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
+        """Return part → bytes of the learner.
+
+        Args:
+            parameters: of a policy's model.
+            lora: parameters of LoRA beside them; 0: the model's own are trained.
+            device: the trainer's.
+            reference: whether there is a KL term.
+        """
+        narrow = lora and (self.device or device) != "cpu"  # as `models.default_dtype`
+        return training_memory(
+            parameters,
+            lora,
+            weight_bytes=_BYTES[self.dtype or ("bfloat16" if narrow else "float32")],
+            reference=reference,
+        )

@@ -1,0 +1,85 @@
+"""Whether a learner can compute with what it is handed, and in which order it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lightspan.errors import ConfigError, DataError
+from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Loss, PolicyLoss
+
+
+def ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
+    """The indices in an order that follows from the rows alone. Float sums depend on their order:
+    this way the result does not depend on how the rows were handed in."""
+
+    def key(index: int) -> tuple[Any, ...]:
+        row = rows[index]
+        return (
+            row.ids,
+            row.rollout_id,
+            row.call_ids,
+            row.logprobs,
+            row.advantages,
+            row.weights,
+            row.constraints,
+            row.responses,
+        )
+
+    return sorted(indices, key=key)
+
+
+def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a policy that there is not."""
+    unknown = sorted(set(by_policy) - set(models))
+    if unknown:
+        raise ConfigError(
+            f"{option}= names unknown policies: {unknown}; there are {sorted(models)}"
+        )
+
+
+def check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> None:
+    """Raise `ConfigError` for a loss that needs earlier scores, where there are none."""
+    if isinstance(loss, PolicyLoss) and loss.importance_cap is not None and old_logprobs is None:
+        raise ConfigError(
+            f"importance_cap={loss.importance_cap} acts on the learner's own earlier scores: give "
+            "old_logprobs, or importance_cap=None"
+        )
+
+
+def check_rows(rows: Iterable[Row], *, trained: bool) -> None:
+    """Raise `DataError` for a row that cannot be computed with."""
+    for row in rows:
+        size = len(row.ids)
+        fields = ("mask", "advantages", "weights", "logprobs", "versions", "temperatures")
+        for name in fields:
+            if len(getattr(row, name)) != size:
+                raise DataError(
+                    f"a row of rollout {row.rollout_id} has {size} ids but "
+                    f"{len(getattr(row, name))} {name}"
+                )
+        if size == 0:
+            raise DataError(f"a row of rollout {row.rollout_id} has no tokens")
+        if trained and row.mask[0]:
+            raise DataError(f"the first token of a row of rollout {row.rollout_id} is masked True")
+        if min(row.temperatures) <= 0:
+            raise DataError(
+                f"a row of rollout {row.rollout_id} has temperature {min(row.temperatures)}: "
+                "greedily decoded tokens have no log-probabilities to train on"
+            )
+        _check_constraints(row)
+
+
+def _check_constraints(row: Row) -> None:
+    """Raise `DataError` unless each is within the row, after its first token, and after the one
+    before it."""
+    end = 1
+    for constraint in row.constraints:
+        start, count = constraint.start, constraint.length
+        if start < end or count < 1 or start + count > len(row.ids):
+            raise DataError(
+                f"a row of rollout {row.rollout_id} has {len(row.ids)} ids and a grammar for "
+                f"{count} of them from place {start}: not within it, or another's"
+            )
+        end = start + count

@@ -1,0 +1,456 @@
+"""SFT: supervised fine-tuning, for a warm start, or on what went well in episodes or production."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from lightspan.algorithms.jsonl import read_jsonl
+from lightspan.algorithms.protocol import local_model
+from lightspan.algorithms.recorded_attempts import Query, Time, reward_bound
+from lightspan.errors import ConfigError, DataError
+from lightspan.lightning.episode import Episode
+from lightspan.lightning.rows import Row
+from lightspan.progress import Reporter, default_reporter
+from lightspan.protocols.engine import ChatTokenizer
+from lightspan.protocols.learner import Learner, LoRA, Optimizer, SFTLoss, check_lora
+from lightspan.schema.records import Json
+from lightspan.schema.routing import matches
+from lightspan.schema.token_records import CallOutcome
+from lightspan.schema.validation import check_kind, check_number, check_whole
+from lightspan.stores import open_store, public_url
+from lightspan_torch.learner.config import Torch
+from lightspan_torch.sft.chat_dataset import load_chats
+from lightspan_torch.sft.checkpoint import Done, Unfinished, interrupts
+
+POLICY = "policy"
+
+Turns: TypeAlias = Literal["last", "all"]
+"""Which of a chat's assistant messages are imitated."""
+
+
+class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and the answer to imitate, as token ids."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    earlier: list[tuple[int, int]] = []
+    """Answers within the prompt that are imitated too, as [start, end) of its ids; whatever `turns`
+    is."""
+
+
+class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What fine-tuning gave."""
+
+    model: Path
+    losses: list[float]
+    """Mean loss of each update."""
+    seconds: float
+    """CPU-seconds of the learner."""
+    demonstrations: int = 0
+    """How many were imitated."""
+    left_out: dict[str, int] = {}
+    """With `from_store`: reason → how many calls were not imitated."""
+
+
+@dataclass(kw_only=True, eq=False)
+class SFT:
+    """Imitates demonstrations: those given to `fit`, or what production recorded (`from_store`).
+
+    Answers are imitated as they stand: one that was sampled under a grammar too, so that the model
+    learns to keep to the form by itself.
+
+    Of a store (`lightspan.record`) it imitates, one by one, the calls whose score is at least
+    `min_reward`: prompt and tools as they were sent, and the answer. The score of a call is the
+    last feedback or reward on the call itself, else that of its attempt; what has none is left out.
+    So are calls of damaged attempts, late ones, those that failed, that were cut off or that gave
+    several answers, and chats that the model cannot take (too long); `SFTResult.left_out` counts
+    them.
+
+    Args:
+        model: starting weights: a folder or a hub name.
+        learning_rate: AdamW's; give `optimizer` for anything else.
+        batch_size: demonstrations per update.
+        epochs: passes over the demonstrations.
+        prompt_weight: weight of the prompt's tokens in the loss; the answer's is 1.
+        turns: which assistant messages of a chat are answers: the last one, or all, each with the
+            messages before it as its prompt. A run with many calls is then computed once. All needs
+            a chat template that leaves what was said as it was.
+        max_cpu_seconds: stop after this many CPU-seconds of the learner. optimizer: see
+        `lightspan.Optimizer`. lora: adapters instead of full weights. device: such as `"cuda"`.
+        seed: for the order of the demonstrations. learner: settings of the torch learner,
+        `Torch(…)`. from_store: the URL of a store that production wrote. min_reward: the least
+        score of a call that is imitated; None takes unscored ones too. service: only calls of this
+        service. agents: only calls of these agents: names, or globs on agent paths. since: only
+        attempts that began then or later (see `lightspan.algorithms.recorded_attempts.Time`).
+        until: only attempts that began before.
+
+    Raises:
+        ConfigError: a value that its option does not take, or an option that applies only to
+            `from_store`.
+    """
+
+    model: str | Path = field(kw_only=False)
+    learning_rate: float | None = None
+    batch_size: int = 16
+    epochs: float = 1.0
+    prompt_weight: float = 0.0
+    turns: Turns = "last"
+    max_cpu_seconds: float | None = None
+    optimizer: Optimizer | None = None
+    lora: LoRA | None = None
+    device: str = "cpu"
+    seed: int = 0
+    learner: Torch | None = None
+    from_store: str | os.PathLike[str] | None = None
+    min_reward: float | None = None
+    service: str | None = None
+    agents: str | Sequence[str] = ()
+    since: Time | None = None
+    until: Time | None = None
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        if self.optimizer is not None and rate is not None:
+            raise ConfigError("give learning_rate or optimizer, not both")
+        check_kind("optimizer", self.optimizer, Optimizer)
+        check_lora(self.lora)
+        if rate is not None:
+            check_number("learning_rate", rate, above=0)
+        self.min_reward = reward_bound("min_reward", self.min_reward)
+        chosen = _given(self._choice())
+        if self.from_store is not None:
+            Query.of(self.service, self.since, self.until)
+            open_store(self.from_store)
+            self.from_store = public_url(self.from_store)
+        elif chosen:
+            raise ConfigError(f"{chosen} chooses from a store: give from_store= too")
+        if self.turns not in get_args(Turns):
+            raise ConfigError(f"turns={self.turns!r} must be one of {', '.join(get_args(Turns))}")
+        if self.turns == "all" and self.from_store is not None:
+            raise ConfigError('a store\'s calls are imitated one by one: leave turns="all" out')
+        check_whole("batch_size", self.batch_size, 1)
+        check_number("epochs", self.epochs, above=0)
+        check_number("prompt_weight", self.prompt_weight, low=0, high=1)
+        self.model = local_model(self.model)
+        self.optimizer = self.optimizer or Optimizer(learning_rate=1e-5 if rate is None else rate)
+
+    def _choice(self) -> dict[str, Any]:
+        """The options that choose from a store."""
+        names = ("min_reward", "service", "agents", "since", "until")
+        return {name: getattr(self, name) for name in names}
+
+    def fit(
+        self,
+        demonstrations: Sequence[Json | Demonstration] | str | Path | None = None,
+        folder: str | Path | None = None,
+        *,
+        reporter: Reporter | None = None,
+        resume: bool = False,
+    ) -> SFTResult:
+        """Fine-tune and write the model to `folder`: `fit(chats, folder)`, or with `from_store`
+        `fit(folder=folder)`. After a Ctrl-C what was learned is beside it (`FOLDER.unfinished`).
+
+        Args:
+            demonstrations: chats (`{"messages": […], "tools": […]}` or a list of messages) whose
+                last message is the assistant's, to be imitated as `turns` says, or token ids; or
+                the path of a `.jsonl` file with a chat on each line.
+            folder: where the model goes; it is made.
+            reporter: None for the terminal.
+            resume: go on from what a Ctrl-C left, exactly; begin anew if it left nothing.
+
+        Raises:
+            CheckpointError: what it left cannot be read.
+            ConfigError: no folder, demonstrations and `from_store` both or neither, or what a
+                Ctrl-C left was made with other settings or demonstrations.
+            DataError: a file that cannot be read, no demonstration, or one that does not end with
+                the assistant, answers or says nothing, is longer than the model's context, whose
+                earlier messages the chat template renders differently once an answer is there, or
+                whose `earlier` is not within its prompt.
+            ModelError: the model or its tokenizer cannot be used.
+        """
+        if folder is None:
+            raise ConfigError("SFT.fit needs a folder for the model: fit(…, folder=)")
+        if (demonstrations is None) is (self.from_store is None):
+            raise ConfigError("SFT imitates the demonstrations of fit(), or from_store=: give one")
+        reporter = reporter or default_reporter()
+        from lightspan_torch.engine.tokenizer import load_tokenizer
+        from lightspan_torch.learner.torch import TorchLearner
+
+        if isinstance(demonstrations, str | Path):
+            demonstrations = read_jsonl(Path(demonstrations), "demonstrations", "chat")
+        tokenizer = load_tokenizer(self.model)
+        left_out: Counter[str] = Counter()
+        if demonstrations is None:
+            prepared = self._stored(tokenizer, left_out, reporter)
+        else:
+            prepared = [
+                _prepared(demo, tokenizer, index, self.turns)
+                for index, demo in enumerate(demonstrations)
+            ]
+        if not prepared:
+            raise DataError("there is no demonstration to imitate; give at least one")
+        learner = TorchLearner(
+            {POLICY: self.model},
+            optimizer=self.optimizer,
+            lora=self.lora,
+            device=self.device,
+            seed=self.seed,
+            **(self.learner or Torch()).options(),
+        )
+        target = Path(folder)
+        unfinished = Unfinished(target)
+        done = Done(work=self._work(prepared), losses=[], seconds=0.0)
+        if resume:
+            done = unfinished.read(learner, done.work) or done
+        self._imitate(learner, prepared, reporter, done, unfinished)
+        learner.export(POLICY, target, merge=True)  # plain weights, which training can start from
+        unfinished.remove()
+        return SFTResult(
+            model=target,
+            losses=done.losses,
+            seconds=done.seconds,
+            demonstrations=len(prepared),
+            left_out=dict(left_out),
+        )
+
+    def _stored(
+        self, tokenizer: ChatTokenizer, left_out: Counter[str], reporter: Reporter
+    ) -> list[Demonstration]:
+        """What the store holds to imitate; counts what it holds beside that.
+
+        Raises:
+            DataError: there is nothing to imitate.
+        """
+        stored = load_chats(str(self.from_store), **self._choice())
+        left_out.update(stored.left_out)
+        prepared = []
+        why = ""
+        for index, chat in enumerate(stored.chats):
+            try:
+                prepared.append(_prepared(chat, tokenizer, index))
+            except DataError as error:
+                left_out["not for this model"] += 1
+                why = f" ({error})"
+        counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
+        if not prepared:
+            raise DataError(
+                f"store {self.from_store} has no call to imitate with "
+                f"{_given(self._choice()) or 'these settings'}; left out: {counted}{why}"
+            )
+        reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{why}")
+        return prepared
+
+    def _work(self, demonstrations: Sequence[Demonstration]) -> str:
+        """A hash of all that decides what is learned."""
+        settings = {
+            "model": str(self.model),
+            "optimizer": self.optimizer,
+            "lora": self.lora,
+            "order": [self.seed, self.batch_size, self.epochs],
+            "weights": [self.prompt_weight, self.turns],
+        }
+        return hashlib.sha256(msgspec.json.encode([settings, demonstrations])).hexdigest()
+
+    def _imitate(
+        self,
+        learner: Learner,
+        demonstrations: Sequence[Demonstration],
+        reporter: Reporter,
+        done: Done,
+        unfinished: Unfinished,
+    ) -> None:
+        """Make the updates that are left, and note each in `done`.
+
+        Raises:
+            KeyboardInterrupt: what was done is kept.
+        """
+        batches = list(self._batches(len(demonstrations)))
+        reporter.start("imitating", len(batches))
+        reporter.advance(len(done.losses))
+        before_s, started = done.seconds, time.monotonic()
+        with interrupts() as interrupted:
+            for batch in batches[len(done.losses) :]:
+                if self.max_cpu_seconds is not None and done.seconds >= self.max_cpu_seconds:
+                    break
+                rows = self._rows([demonstrations[index] for index in batch])
+                metrics = learner.update(rows, SFTLoss())
+                done.losses.append(metrics["loss"])
+                used = learner.usage()
+                done.seconds = before_s + used["cpu_s"]
+                speed = used["tokens"] / max(1e-3, time.monotonic() - started)
+                reporter.advance(1, loss=done.losses[-1], tokens_per_s=speed)
+                if interrupted():
+                    unfinished.keep(learner, done)
+                    reporter.finish(
+                        f"interrupted after {len(done.losses)} of {len(batches)} updates, kept in "
+                        f"{unfinished.path}: go on with fit(…, resume=True)"
+                    )
+                    raise KeyboardInterrupt
+        reporter.finish(
+            f"imitated {len(demonstrations)} demonstrations, loss {done.losses[-1]:.3f}"
+        )
+
+    def _batches(self, count: int) -> list[list[int]]:
+        rng = random.Random(self.seed)
+        order: list[int] = []
+        while len(order) < self.epochs * count:
+            epoch = list(range(count))
+            rng.shuffle(epoch)
+            order += epoch
+        order = order[: max(1, round(self.epochs * count))]
+        size = self.batch_size
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def _rows(self, demonstrations: Sequence[Demonstration]) -> list[Row]:
+        """Rows whose weights sum to 1 over the batch."""
+        weights = [_weights(demo, self.prompt_weight) for demo in demonstrations]
+        total = sum(map(sum, weights))
+        return [
+            _row(demo, [weight / total for weight in each], f"demonstration-{index}")
+            for index, (demo, each) in enumerate(zip(demonstrations, weights, strict=True))
+        ]
+
+
+def demonstrations_from(
+    episodes: Sequence[Episode],
+    *,
+    min_reward: float,
+    optimize: str | Sequence[str] = "*",
+    keep: Callable[[Episode], bool] | None = None,
+) -> list[Demonstration]:
+    """The calls of chosen agents in episodes whose reward is at least `min_reward`, by their exact
+    token ids; calls without ids, and those that failed or were not delivered, are left out.
+
+    They are ids of the tokenizer that sampled them: imitate them with a model of the same one.
+    """
+    patterns = [optimize] if isinstance(optimize, str) else list(optimize)
+    demonstrations = []
+    for episode in episodes:
+        if episode.damage or episode.reward is None or episode.reward < min_reward:
+            continue
+        if keep is not None and not keep(episode):
+            continue
+        for call in episode.calls:
+            record = call.record
+            chosen = any(matches(pattern, call.agent_path) for pattern in patterns)
+            if not chosen or record is None or call.outcome is not CallOutcome.OK:
+                continue
+            if record.prompt and record.response:
+                demonstrations.append(
+                    Demonstration(prompt_ids=record.prompt_ids, response_ids=record.response_ids)
+                )
+    return demonstrations
+
+
+def _given(options: Mapping[str, Any]) -> str:
+    """The options that are not at their default, as they were written."""
+    return ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not None and v != ())
+
+
+def _prepared(
+    demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns = "last"
+) -> Demonstration:
+    """The demonstration as token ids that the learner can take."""
+    ids = _tokenise(demo, tokenizer, index, turns)
+    if not ids.prompt_ids or not ids.response_ids:
+        raise DataError(f"demonstrations[{index}] needs a prompt and an answer that are not empty")
+    for start, end in ids.earlier:
+        if not 0 < start <= end <= len(ids.prompt_ids):
+            raise DataError(
+                f"demonstrations[{index}].earlier: [{start}, {end}) is not within its prompt of "
+                f"{len(ids.prompt_ids)} tokens, or begins with the first, which nothing predicts"
+            )
+    size = len(ids.prompt_ids) + len(ids.response_ids)
+    if size > tokenizer.context_length:
+        raise DataError(
+            f"demonstrations[{index}] has {size} tokens, but the model's context holds "
+            f"{tokenizer.context_length}: leave it out, or shorten it"
+        )
+    return ids
+
+
+def _tokenise(
+    demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns
+) -> Demonstration:
+    if isinstance(demo, Demonstration):
+        return demo
+    messages, tools = (demo, None) if isinstance(demo, list) else _chat(demo, index)
+    if not messages or messages[-1].get("role") != "assistant":
+        raise DataError(f"demonstrations[{index}] must end with a message of the assistant")
+    if len(messages) == 1:
+        raise DataError(f"demonstrations[{index}] answers nothing: a message has to come before")
+    prompt, response = _turn(messages, tools, tokenizer, index)
+    if turns == "last":
+        return Demonstration(prompt_ids=prompt, response_ids=response)
+    earlier = []
+    for end, message in enumerate(messages[:-1], start=1):
+        if message.get("role") == "assistant" and end > 1:  # what nobody asked for has no prompt
+            asked, said = _turn(messages[:end], tools, tokenizer, index)
+            if prompt[: len(asked) + len(said)] != asked + said:
+                raise DataError(
+                    f"demonstrations[{index}]: the chat template renders messages[{end - 1}] "
+                    'differently once more messages follow; give turns="last", and each turn as a '
+                    "chat of its own"
+                )
+            earlier.append((len(asked), len(asked) + len(said)))
+    return Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+
+
+def _turn(
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    tokenizer: ChatTokenizer,
+    index: int,
+) -> tuple[list[int], list[int]]:
+    """The prompt and the answer of a chat's last message."""
+    prompt = tokenizer.render(messages[:-1], tools)
+    whole = tokenizer.render(messages, tools, add_generation_prompt=False)
+    if whole[: len(prompt)] != prompt:
+        raise DataError(
+            f"demonstrations[{index}]: the chat template renders the prompt differently once the "
+            "answer is there; give token ids (Demonstration) instead"
+        )
+    response = whole[len(prompt) :]
+    ends = [place for place, token in enumerate(response) if token in tokenizer.eos_ids]
+    if ends:  # sampling ends there: what the template writes after it is not the model's to say
+        response = response[: ends[0] + 1]
+    return prompt, response
+
+
+def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    if not isinstance(demo, Mapping) or not isinstance(demo.get("messages"), list):
+        raise DataError(f'demonstrations[{index}] must be {{"messages": […]}}, not {demo!r:.200}')
+    return demo["messages"], demo.get("tools")
+
+
+def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
+    """One per token: nothing can predict the first, an answer's weigh 1, the prompt's less."""
+    weights = [0.0, *[prompt_weight] * (len(demo.prompt_ids) - 1), *[1.0] * len(demo.response_ids)]
+    for start, end in demo.earlier:
+        weights[start:end] = [1.0] * (end - start)
+    return weights
+
+
+def _row(demo: Demonstration, weights: list[float], name: str) -> Row:
+    size = len(weights)
+    return Row(
+        rollout_id=name,
+        policy=POLICY,
+        ids=[*demo.prompt_ids, *demo.response_ids],
+        mask=[weight > 0 for weight in weights],
+        advantages=[0.0] * size,
+        weights=weights,
+        logprobs=[0.0] * size,
+        versions=[0] * size,
+        temperatures=[1.0] * size,
+    )

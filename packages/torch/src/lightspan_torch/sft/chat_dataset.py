@@ -1,0 +1,138 @@
+"""Chats to imitate, from what production recorded: calls that ended well and scored well."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lightspan.algorithms.recorded_attempts import (
+    Query,
+    Time,
+    read_attempts,
+    reward_bound,
+    score_of,
+)
+from lightspan.lightning.episode import Call, Episode
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.media import is_reference
+from lightspan.schema.records import Json
+from lightspan.schema.routing import matches
+from lightspan.schema.token_records import CallOutcome
+from lightspan.stores import open_existing
+from lightspan.stores.aio import run_sync
+from lightspan.stores.protocol import Store
+
+
+@dataclass(slots=True)
+class Chats:
+    """Chats to imitate, and why the other calls are none."""
+
+    chats: list[dict[str, Json]] = field(default_factory=list)
+    """`{"messages": […], "tools": […]}`, the answer last."""
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+async def read_chats(
+    store: Store, query: Query, min_reward: float | None, agents: Sequence[str]
+) -> Chats:
+    """The chats of calls whose score is at least `min_reward`; see `chat_of` for what else counts.
+
+    Args:
+        store: an opened one.
+        query: which attempts.
+        min_reward: None takes unscored calls too.
+        agents: names or globs on agent paths; none for all.
+    """
+    result = Chats()
+    async for _, _, episode in read_attempts(store, query):
+        for call in episode.calls:
+            reason = _not_chosen(episode, call, min_reward, agents)
+            chat = None if reason else chat_of(call)
+            if isinstance(chat, dict):
+                result.chats.append(chat)
+            else:
+                result.left_out[reason or str(chat)] += 1
+        if episode.late_calls:
+            result.left_out["late"] += len(episode.late_calls)
+    return result
+
+
+def _not_chosen(
+    episode: Episode, call: Call, min_reward: float | None, agents: Sequence[str]
+) -> str:
+    """Why a call is left out; empty if it is taken."""
+    if agents and not any(matches(pattern, call.agent_path) for pattern in agents):
+        return "of other agents"
+    if episode.damage:
+        return "of damaged attempts"
+    score = score_of(episode, call)
+    if min_reward is None or (score is not None and score >= min_reward):
+        return ""
+    return "unscored" if score is None else "scored too low"
+
+
+_WHOLE: Final = ("stop", "tool_calls", "function_call", "None")
+"""Finish reasons of whole answers; None is that of servers which give none."""
+
+
+def chat_of(call: Call) -> dict[str, Json] | str:
+    """The call as a chat that ends with its answer; else why it is none.
+
+    It has to have ended well, with one answer (feedback does not say which of several is meant)
+    that was not cut off.
+    """
+    attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
+    if call.outcome is not CallOutcome.OK:
+        return f"ended with {call.outcome}"
+    if attributes.get(c.KEYS_REPLACED):
+        return "with keys in them, which are not kept"
+    try:
+        asked, answers = genai_messages.asked_of(attributes), genai_messages.answers_of(attributes)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "unreadable"
+    if not asked or not answers:
+        return "without messages"
+    if any(map(_holds_media, (*asked, *answers))):
+        return "with images, sounds or files, of which references are kept"
+    if len(answers) > 1:
+        return "with several answers"
+    if str(call.finish) not in _WHOLE:
+        return "cut off"
+    if not answers[0].get("content") and not answers[0].get("tool_calls"):
+        return "without an answer"
+    tools = attributes.get(c.TOOL_DEFINITIONS)
+    with_tools = {} if tools is None else {"tools": json.loads(str(tools))}
+    return {"messages": [*asked, answers[0]], **with_tools}
+
+
+def _holds_media(message: Mapping[str, Any]) -> bool:
+    parts = message.get("content")
+    return isinstance(parts, list) and any(is_reference(part) for part in parts)
+
+
+def load_chats(
+    store: str | os.PathLike[str],
+    *,
+    min_reward: float | None = None,
+    service: str | None = None,
+    agents: str | Sequence[str] = (),
+    since: Time | None = None,
+    until: Time | None = None,
+) -> Chats:
+    """`read_chats` of a store's URL.
+
+    Raises:
+        ConfigError: a value that its argument does not take.
+    """
+    query, least = Query.of(service, since, until), reward_bound("min_reward", min_reward)
+    patterns = [agents] if isinstance(agents, str) else list(agents)
+
+    async def read() -> Chats:
+        async with open_existing(store) as opened:
+            return await read_chats(opened, query, least, patterns)
+
+    return run_sync(read())

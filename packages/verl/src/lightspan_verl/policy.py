@@ -1,0 +1,311 @@
+"""One policy on one rank, in verl's environment: scores, steps, weights, its shard of a checkpoint.
+
+Every rank does the same in the same order: passes are computed by all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightspan.errors import CheckpointError, UnsupportedError
+from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import PolicyLoss, Which
+from lightspan_torch.learner import losses
+from lightspan_torch.learner.call_index import number_calls
+from lightspan_torch.learner.metrics import Tally
+from lightspan_torch.learner.objective import TokenValues, policy_losses
+from lightspan_verl.rpc import Kind, Score, Setup, Update
+from lightspan_verl.shards import Saved, Shard, shard_of, write
+from lightspan_verl.verl_adapter import Batch, Model
+
+ADAPTER = "default"
+"""PEFT's name of the adapters."""
+
+
+class Policy:
+    """A policy's weights and optimiser: this rank's shard of them."""
+
+    def __init__(self, setup: Setup, policy: str, *, rank: int, ranks: int) -> None:
+        self._rank = rank
+        self._ranks = ranks
+        self._path = setup.models[policy]
+        self._lora = setup.lora[policy]
+        self._setup = setup
+        self._model = self._loaded()
+
+    def _loaded(self, *, adapters: bool = True) -> Model:
+        return Model(
+            self._path,
+            optimizer=self._setup.optimizer,
+            lora=self._lora if adapters else None,
+            dtype=self._setup.dtype,
+            token_budget=self._setup.token_budget,
+            gradient_checkpointing=self._setup.gradient_checkpointing,
+            param_offload=self._setup.param_offload,
+            optimizer_offload=self._setup.optimizer_offload,
+            seed=self._setup.seed,
+        )
+
+    @cached_property
+    def _base(self) -> Model:
+        """The starting weights; as large as the model: loaded only if they are asked for."""
+        return self._loaded(adapters=False)
+
+    # --- computing ------------------------------------------------------------------------
+    def score(self, order: Score) -> list[list[float]]:
+        """Of each row's tokens but the first."""
+        masks = [[False, *[True] * (len(row.ids) - 1)] for row in order.rows]
+        return [each.tolist() for each in self._scores(order.rows, masks, order.which)]
+
+    def _scores(
+        self, rows: Sequence[Row], masks: Sequence[Sequence[bool]], which: Which
+    ) -> list[Tensor]:
+        if which == "policy":
+            return self._model.score(rows, masks)
+        if self._lora is not None:
+            return self._model.score(rows, masks, adapters=False)
+        return self._base.score(rows, masks)
+
+    def update(self, order: Update) -> tuple[Tally, float]:
+        """Take part in a step; (the sums over this rank's tokens, the gradient's norm)."""
+        loss, rows = order.loss, order.rows
+        of_policy = isinstance(loss, PolicyLoss)
+        tally = Tally(of_policy, rows=sum(any(row.mask) for row in rows))
+        values = self._values(order)
+
+        def function(logprobs: Tensor, spread: Tensor, batch: Batch) -> Tensor:
+            tally.count(logprobs.numel())
+            if isinstance(loss, PolicyLoss):
+                per_token = policy_losses(loss, _values_of(batch), logprobs, spread, tally)
+            else:
+                per_token = losses.negative_log_likelihood(logprobs)
+                tally.add("entropy", spread)
+            total = (batch["weights"] * per_token).sum()
+            tally.add("loss", total)
+            return total
+
+        trained = isinstance(loss, PolicyLoss) and loss.entropy != 0
+        norm = self._model.step(
+            rows,
+            values,
+            function,
+            learning_rate=order.learning_rate,
+            entropy_trained=trained,
+        )
+        return tally, norm
+
+    def _values(self, order: Update) -> dict[str, Sequence[Tensor]]:
+        """What the loss reads of each token of each row."""
+        rows, loss = order.rows, order.loss
+        values: dict[str, Sequence[Tensor]] = {
+            "weights": [torch.tensor(row.weights) for row in rows]
+        }
+        if not isinstance(loss, PolicyLoss):
+            return values
+        fresh = -1 if order.fresh_version is None else order.fresh_version
+        values["behaviour"] = [torch.tensor(row.logprobs) for row in rows]
+        values["advantages"] = [torch.tensor(row.advantages) for row in rows]
+        values["fresh"] = [(torch.tensor(row.versions) == fresh).long() for row in rows]
+        if order.old_logprobs is not None:
+            values["old"] = [torch.tensor(each) for each in order.old_logprobs]
+        masks = [row.mask for row in rows]
+        if loss.kl:
+            values["base"] = self._scores(rows, masks, "base")
+        if loss.of_calls:
+            values.update(self._call_values(rows, loss, values))
+        return values
+
+    def _call_values(
+        self, rows: Sequence[Row], loss: PolicyLoss, values: dict[str, Sequence[Tensor]]
+    ) -> dict[str, Sequence[Tensor]]:
+        """What the loss needs of whole calls, at each of their tokens."""
+        masks = [torch.tensor(row.mask) for row in rows]
+        looked = [mask.nonzero()[:, 0].tolist() for mask in masks]
+        calls = torch.tensor(number_calls(rows, looked, loss.of_calls), dtype=torch.int64)
+
+        def flat(name: str) -> Tensor:
+            return torch.cat([v[m] for v, m in zip(values[name], masks, strict=True)])
+
+        behaviour = flat("behaviour")
+        old = flat("old") if "old" in values else behaviour
+        found = {}
+        if loss.form == "gspo":
+            scores = self._scores(rows, [row.mask for row in rows], "policy")
+            own = torch.cat([v[m] for v, m in zip(scores, masks, strict=True)])
+            found["call_ratios"] = losses.call_ratios(own, old, calls)
+        if loss.importance_level == "sequence" and loss.importance_cap is not None:
+            found["call_importance"] = losses.call_importance_weight(
+                old, behaviour, calls, loss.importance_cap
+            )
+        return {name: _spread(each, masks) for name, each in found.items()}
+
+    # --- weights --------------------------------------------------------------------------
+    def weights(self, kind: Kind, path: Path | None) -> dict[str, str]:
+        """Write the weights whole, on the rank that has a path; what was left out, as it is tied
+        to what was written."""
+        from safetensors.torch import save_file
+
+        if kind == "trained" and self._lora is not None:
+            parts: Iterator[tuple[str, Tensor]] = self._whole(self._trainable())
+            aliases: dict[str, str] = {}
+        else:
+            state, aliases = _without_aliases(self._plain())
+            parts = self._whole(state) if self._lora is None else self._merged(state)
+        kept = {name: tensor for name, tensor in parts if path is not None}
+        if path is not None:
+            save_file(kept, path)
+        return aliases
+
+    def hash(self, *, frozen: bool) -> str:
+        """Of the weights, as other learners have it; the first rank's."""
+        from lightspan_torch.engine.weights import hash_weights
+
+        state, _ = _without_aliases(self._plain())
+        if frozen:
+            state = {name: each for name, each in state.items() if ".lora_" not in name}
+        whole = {name: each for name, each in self._whole(state) if self._rank == 0}
+        return hash_weights(whole) if self._rank == 0 else ""
+
+    def _plain(self) -> dict[str, Any]:
+        """The state of the transformers model, adapters inside its layers."""
+        module = self._model.module
+        plain = module if self._lora is None else module.get_base_model()
+        self._model.settle()
+        found: dict[str, Any] = plain.state_dict(keep_vars=True)
+        return found
+
+    def _trainable(self) -> dict[str, Any]:
+        self._model.settle()
+        return {
+            name: each for name, each in self._model.module.named_parameters() if each.requires_grad
+        }
+
+    @torch.no_grad()
+    def _whole(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """Each as all ranks have it together, on the CPU; a copy."""
+        for name, each in state.items():
+            whole = each.full_tensor() if hasattr(each, "full_tensor") else each
+            yield name, whole.detach().to("cpu", copy=True)
+
+    def _check_mergeable(self, state: dict[str, Any]) -> None:
+        """Adapters of other layers are added in other ways, and would be served without."""
+        linear = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
+        other = [name for name in state if ".lora_" in name and not name.endswith(linear)]
+        turned = [
+            name
+            for name, module in self._model.module.named_modules()
+            if getattr(module, "fan_in_fan_out", False)
+        ]
+        if other or turned:
+            raise UnsupportedError(
+                "the verl learner merges LoRA of linear layers alone, and "
+                f"{(other or turned)[0]!r} is of another kind: leave it out of "
+                "LoRA(target_modules=…), or use the torch learner (learner=Torch(…))"
+            )
+
+    @torch.no_grad()
+    def _merged(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """The plain model's names and weights, adapters added in."""
+        assert self._lora is not None
+        self._check_mergeable(state)
+        scale = self._lora.alpha / self._lora.rank
+        for name, tensor in self._whole(
+            {name: each for name, each in state.items() if ".lora_" not in name}
+        ):
+            layer = name.removesuffix(".base_layer.weight")
+            first = f"{layer}.lora_A.{ADAPTER}.weight"
+            if layer != name and first in state:
+                second = f"{layer}.lora_B.{ADAPTER}.weight"
+                pair = dict(self._whole({"A": state[first], "B": state[second]}))
+                tensor += scale * (pair["B"] @ pair["A"])
+            yield name.replace(".base_layer.", "."), tensor
+
+    # --- checkpoints ----------------------------------------------------------------------
+    def save(self, folder: Path, number: int) -> None:
+        """Write this rank's shards."""
+        path = folder / f"policy-{number}-rank-{self._rank:03}.safetensors"
+        write(path, {**self._weight_shards(), **self._optimizer_shards()})
+
+    def load(self, folder: Path, number: int, steps: int) -> None:
+        """Take the weights and the optimiser's state from a checkpoint."""
+        saved = Saved(folder, number)
+        weights = self._weight_shards()
+        own = set(weights)
+        if steps:
+            self._make_optimizer_state()
+            own |= set(self._optimizer_shards())
+        if own != saved.names:
+            raise CheckpointError(
+                f"the checkpoint {folder} belongs to another model: it differs in "
+                f"{sorted(own ^ saved.names)[:5]}"
+            )
+        for name, shard in weights.items():
+            saved.read(name, shard)
+        if not steps:
+            self._model.optimizer.state.clear()
+        else:
+            for name, shard in self._optimizer_shards().items():
+                saved.read(name, shard)
+
+    def _weight_shards(self) -> dict[str, Shard]:
+        state = self._trainable() if self._lora is not None else _without_aliases(self._plain())[0]
+        return {f"weights/{name}": self._shard(each.detach()) for name, each in state.items()}
+
+    def _optimizer_shards(self) -> dict[str, Shard]:
+        states = self._model.optimizer.state
+        return {
+            f"optimizer/{name}/{key}": self._shard(value)
+            for name, parameter in self._trainable().items()
+            for key, value in states.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def _make_optimizer_state(self) -> None:
+        """Of AdamW, as its first step makes it."""
+        for parameter in self._trainable().values():
+            state = self._model.optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(parameter).detach()
+                state["exp_avg_sq"] = torch.zeros_like(parameter).detach()
+
+    def _shard(self, tensor: Any) -> Shard:
+        return shard_of(tensor, self._rank, self._ranks)
+
+
+def _values_of(batch: Batch) -> TokenValues:
+    return TokenValues(
+        behaviour=batch["behaviour"],
+        advantages=batch["advantages"],
+        fresh=batch["fresh"].bool(),
+        old=batch.get("old"),
+        base=batch.get("base"),
+        call_ratios=batch.get("call_ratios"),
+        call_importance=batch.get("call_importance"),
+    )
+
+
+def _spread(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
+    """[N] values of trained tokens, as [len(row.ids)] for each row."""
+    counts = [int(mask.sum()) for mask in masks]
+    spread = []
+    parts = values.split(counts)  # type: ignore[no-untyped-call]
+    for mask, part in zip(masks, parts, strict=True):
+        row = torch.zeros(len(mask))
+        row[mask] = part
+        spread.append(row)
+    return spread
+
+
+def _without_aliases(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the weights with tied ones once, name of each other → the name that is kept)."""
+    first: dict[int, str] = {}
+    aliases = {name: first.setdefault(id(each), name) for name, each in state.items()}
+    kept = {name: state[name] for name in state if aliases[name] == name}
+    return kept, {name: other for name, other in aliases.items() if name != other}

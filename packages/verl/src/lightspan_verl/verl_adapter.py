@@ -1,0 +1,318 @@
+"""verl 0.9.1 from within: all names of verl's that it does not promise are in this file.
+
+Imported in verl's environment alone. A version of verl is supported by what this file says of it,
+and by the tests that run it (`nox -s tests_verl`).
+
+What is ours beside `TrainingWorker`'s own: log-probabilities are taken at each token's temperature,
+of looked-at tokens alone; AdamW decays matrices alone; a step whose loss is not finite is not
+taken, though its gradient may be; the model's own dropout stays off. All by verl's registry of
+engines, nothing of verl is replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.config.checkpoint import CheckpointConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+
+from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import LoRA, Optimizer
+from lightspan_torch.learner import losses
+
+KIND: Final = "lightspan"
+"""Of models, in verl's registry of engines."""
+
+LossFunction = Callable[[Tensor, Tensor, "Batch"], Tensor]
+"""([n] log-probabilities, [n] entropies, the batch) → the loss that is summed over ranks."""
+
+
+@EngineRegistry.register(model_type=KIND, backend=["fsdp2"], device=["cpu", "cuda"])
+class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """verl's FSDP2 engine, with what the module says."""
+
+    loss_sum: Callable[[], float] = staticmethod(lambda: 0.0)
+    """This rank's sum of the loss of the step that is being taken."""
+    entropy_trained: bool = False
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.model_config.model_type = "language_model"
+
+    def initialize(self) -> None:
+        super().initialize()
+        for module in self.module.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            for name, value in list(vars(module).items()):  # what some hand to functions
+                if isinstance(value, float) and ("dropout" in name or name == "layerdrop"):
+                    setattr(module, name, 0.0)
+
+    def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
+        trained = [each for each in module.parameters() if each.requires_grad]
+        decay = self.optimizer_config.weight_decay
+        groups = [
+            {"params": [each for each in trained if each.ndim >= 2], "weight_decay": decay},
+            {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
+        ]
+        betas = tuple(self.optimizer_config.betas)
+        kept = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(kept, lr=self.optimizer_config.lr, betas=betas)
+
+    def optimizer_step(self) -> float:
+        total = torch.tensor([self.loss_sum()], dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total)
+        if not math.isfinite(float(total)):
+            self.optimizer_zero_grad()
+            return math.nan
+        return float(super().optimizer_step())
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's shard is."""
+        device: torch.device = next(iter(self.module.parameters())).device
+        return device
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any
+    ) -> dict[str, Tensor]:
+        """Of the looked-at tokens alone, each at its own temperature. While training: [n], with
+        their entropies; else as rows, 0 elsewhere."""
+        batch = Batch(micro_batch)
+        logits = output.logits
+        padded = torch.nested.to_padded_tensor(
+            micro_batch["loss_mask"], 0, output_size=logits.shape[:2]
+        ).bool()
+        distributions = logits[:, :-1][padded[:, 1:]].float()
+        distributions = (distributions / batch["temperatures"][:, None]).log_softmax(-1)
+        logprobs = distributions.gather(1, batch["input_ids"][:, None])[:, 0]
+        if logits_processor_func is None:
+            rows = micro_batch["input_ids"]
+            flat = torch.zeros(rows.values().shape, device=logprobs.device)
+            flat[batch.looked] = logprobs
+            return {"log_probs": torch.nested.nested_tensor_from_jagged(flat, rows.offsets())}
+        with torch.set_grad_enabled(self.entropy_trained):
+            kept = distributions if self.entropy_trained else distributions.detach()
+            spread = losses.entropy(kept)
+        return {"log_probs": logprobs, "entropy": spread}
+
+
+class Batch:
+    """Rows in one forward pass, as their looked-at tokens see them: `batch[name]` is [n]."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self.looked = data["loss_mask"].values().bool()
+
+    def __getitem__(self, name: str) -> Tensor:
+        values: Tensor = self._data[name].values()[self.looked]
+        return values
+
+    def get(self, name: str) -> Tensor | None:
+        return None if self._data.get(name, None) is None else self[name]
+
+    @property
+    def ranks(self) -> int:
+        return int(self._data["dp_size"])
+
+
+class Model:
+    """A model in verl's hands, with its optimiser.
+
+    Args:
+        dtype: what passes are computed in.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        optimizer: Optimizer,
+        lora: LoRA | None,
+        dtype: str,
+        token_budget: int,
+        gradient_checkpointing: bool,
+        param_offload: bool,
+        optimizer_offload: bool,
+        seed: int,
+    ) -> None:
+        self._budget = token_budget
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)  # adapters' initial weights; the first rank's are everyone's
+            self._worker = TrainingWorker(
+                TrainingWorkerConfig(
+                    model_type=KIND,
+                    model_config=_model_config(path, lora, gradient_checkpointing),
+                    engine_config=_engine_config(
+                        dtype,
+                        token_budget,
+                        param_offload=param_offload,
+                        optimizer_offload=optimizer_offload,
+                    ),
+                    optimizer_config=_optimizer_config(optimizer),
+                    checkpoint_config=CheckpointConfig(),
+                )
+            )
+            self._worker.reset()
+        self._engine: Engine = self._worker.engine
+
+    @property
+    def module(self) -> Any:
+        """The plain transformers model, sharded, with adapters inside its layers."""
+        return self._engine.module
+
+    def settle(self) -> None:
+        """Wait until all that was sent to the host is there: verl does not, and what is read before
+        would be half of it."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        found: torch.optim.Optimizer = self._engine.optimizer
+        return found
+
+    def score(
+        self, rows: Sequence[Row], masks: Sequence[Sequence[bool]], *, adapters: bool = True
+    ) -> list[Tensor]:
+        """[len(row.ids)] of each row: log-probabilities of the tokens that its mask looks at."""
+        data = _batch(rows, masks)
+        tensordict_utils.assign_non_tensor(
+            data,
+            calculate_entropy=False,
+            compute_loss=False,
+            global_batch_size=len(rows),
+            max_token_len_per_gpu=self._tokens(rows),
+            no_lora_adapter=not adapters,
+        )
+        return list(self._worker.infer_batch(data)["log_probs"].unbind())
+
+    def step(
+        self,
+        rows: Sequence[Row],
+        values: dict[str, Sequence[Tensor]],
+        loss: LossFunction,
+        *,
+        learning_rate: float,
+        entropy_trained: bool,
+    ) -> float:
+        """Take a step on these rows and those of other ranks; returns the gradient's norm of
+        before it was bounded. NaN or infinite: no step was taken.
+
+        Args:
+            values: what the loss reads, [len(row.ids)] for each row.
+        """
+        total = 0.0
+
+        def function(*, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+            nonlocal total
+            batch = Batch(data)
+            own = loss(model_output["log_probs"], model_output["entropy"], batch)
+            total += float(own.detach())
+            return own * batch.ranks, {}  # FSDP takes the mean over ranks, and losses are sums
+
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.loss_sum = lambda: total
+        self._engine.entropy_trained = entropy_trained
+        self._worker.set_loss_fn(function)
+        data = _batch(rows, [row.mask for row in rows], values)
+        tensordict_utils.assign_non_tensor(
+            data, global_batch_size=len(rows), max_token_len_per_gpu=self._tokens(rows)
+        )
+        output = self._worker.train_batch(data)
+        metrics = tensordict_utils.get(output, "metrics")
+        return float(metrics["grad_norm"])
+
+    def _tokens(self, rows: Sequence[Row]) -> int:
+        """Of a forward pass. The longest row of any rank is one by itself, where it is longer than
+        the budget: verl refuses to make it so, and wants one number on all ranks."""
+        longest = torch.tensor([len(row.ids) for row in rows], device=self._engine.device).max()
+        torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX)
+        return max(self._budget, int(longest))
+
+
+def _model_config(path: str, lora: LoRA | None, gradient_checkpointing: bool) -> Any:
+    adapters = {}
+    if lora is not None:
+        targets = lora.target_modules
+        adapters = {
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "target_modules": targets if isinstance(targets, str) else list(targets),
+        }
+    return HFModelConfig(
+        path=path,
+        load_tokenizer=False,
+        use_remove_padding=False,
+        enable_gradient_checkpointing=gradient_checkpointing,
+        override_config={"attn_implementation": "sdpa"},
+        **adapters,
+    )
+
+
+def _engine_config(
+    dtype: str, token_budget: int, *, param_offload: bool, optimizer_offload: bool
+) -> Any:
+    return FSDPEngineConfig(
+        strategy="fsdp2",
+        use_torch_compile=False,
+        param_offload=param_offload,
+        optimizer_offload=optimizer_offload,
+        use_dynamic_bsz=True,
+        max_token_len_per_gpu=token_budget,
+        infer_max_token_len_per_gpu=token_budget,
+        # Otherwise every rank holds the whole model's gradients from the first pass to the last.
+        use_no_sync_for_gradient_accumulation=False,
+        model_dtype="fp32",
+        mixed_precision={
+            "param_dtype": {"float32": "fp32", "bfloat16": "bf16"}[dtype],
+            "reduce_dtype": "fp32",
+            "buffer_dtype": "fp32",
+        },
+    )
+
+
+def _optimizer_config(optimizer: Optimizer) -> Any:
+    return FSDPOptimizerConfig(
+        lr=optimizer.learning_rate,  # of each step: `Model.step`
+        betas=tuple(optimizer.betas),
+        weight_decay=optimizer.weight_decay,
+        clip_grad=math.inf if optimizer.max_grad_norm is None else optimizer.max_grad_norm,
+        total_training_steps=10**9,
+        lr_warmup_steps=0,
+    )
+
+
+def _batch(
+    rows: Sequence[Row],
+    masks: Sequence[Sequence[bool]],
+    values: dict[str, Sequence[Tensor]] | None = None,
+) -> Any:
+    """Rows as verl takes them."""
+    ids = [torch.tensor(row.ids) for row in rows]
+    fields = {
+        "input_ids": ids,
+        "position_ids": [torch.arange(len(each)) for each in ids],
+        "prompts": [each[:1] for each in ids],
+        "responses": [each[1:] for each in ids],
+        "response_mask": [torch.tensor(mask[1:]).long() for mask in masks],
+        "loss_mask": [torch.tensor(mask).long() for mask in masks],
+        "temperatures": [torch.tensor(row.temperatures) for row in rows],
+        **(values or {}),
+    }
+    nested = {
+        name: torch.nested.as_nested_tensor(list(each), layout=torch.jagged)
+        for name, each in fields.items()
+    }
+    # of verl's own temperature nothing is made: `Engine.prepare_model_outputs`
+    return TensorDict({**nested, "temperature": torch.ones(len(rows))}, batch_size=len(rows))
