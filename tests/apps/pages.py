@@ -18,6 +18,9 @@ PORT = "8000"
 """What pages serve at; followed, it is a free port."""
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+TRAIN = "'./packages/core[train]' ./packages/gateway ./packages/tools ./packages/torch"
+"""What pages install for training."""
+
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
     """(language, file name or "", text) of each block of code on a page."""

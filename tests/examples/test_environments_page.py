@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import blocks  # type: ignore[import-not-found]
+from pages import TRAIN, blocks  # type: ignore[import-not-found]
 
 PROGRAMS = {
     ".venv-train/bin/python": [sys.executable],
@@ -92,7 +92,7 @@ def printed(followed: Follower, part: str) -> str:
 def test_the_page_can_be_followed(followed: Follower) -> None:
     assert followed.installed == [
         "python3 -m venv .venv-app && .venv-app/bin/pip install ./packages/core openai",
-        "python3 -m venv .venv-train && .venv-train/bin/pip install './packages/core[train]'",
+        f"python3 -m venv .venv-train && .venv-train/bin/pip install {TRAIN}",
     ]
     report = printed(followed, "lightspan dev")
     assert re.search(r"^  headline +policy +16 .* 16 +0 +0$", report, re.MULTILINE), report

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from pages import Follower, blocks, printed  # type: ignore[import-not-found]
+from pages import TRAIN, Follower, blocks, printed  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 
@@ -22,7 +22,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
             assert kind == "sh"
             commands += text.splitlines()
     try:
-        assert commands.pop(0) == "pip install './packages/core[train]' openai"
+        assert commands.pop(0) == f"pip install {TRAIN} openai"
         for command in commands:
             follower.run(command)
         yield follower

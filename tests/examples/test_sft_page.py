@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import blocks  # type: ignore[import-not-found]
+from pages import TRAIN, blocks  # type: ignore[import-not-found]
 
 pytest.importorskip("torch")
 
@@ -92,7 +92,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
 
 
 def test_the_page_can_be_followed(followed: Follower) -> None:
-    assert followed.installed == ["pip install './packages/core[train]' openai"]
+    assert followed.installed == [f"pip install {TRAIN} openai"]
     assert list(followed.printed) == [
         "python prepare.py",
         "python tune.py --resume",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from pages import PORT, Follower, blocks, printed  # type: ignore[import-not-found]
+from pages import PORT, TRAIN, Follower, blocks, printed  # type: ignore[import-not-found]
 from pyarrow import parquet
 
 
@@ -24,9 +24,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
             else:
                 for line in text.splitlines():
                     follower.run(line)
-        assert installed == [
-            "pip install './packages/core[train]' ./packages/langgraph langchain-openai\n"
-        ]
+        assert installed == [f"pip install {TRAIN} ./packages/langgraph langchain-openai\n"]
         yield follower
     finally:
         follower.stop()

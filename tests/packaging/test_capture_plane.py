@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from lightspan.errors import how_to_install
+
 CORE = Path(__file__).parents[2] / "packages/core/src/lightspan"
 HEAVY = frozenset(
     {
@@ -253,8 +255,7 @@ except ModuleNotFoundError as error:
     found = run(code, tmp_path, without=HEAVY)
     if "error" in found:
         assert f"lightspan.{name} needs" in found["error"]
-        remedy = "`pip install './packages/core[train]'`, from a checkout of lightspan"
-        assert found["error"].endswith(remedy)
+        assert found["error"].endswith(how_to_install("train"))
 
 
 @pytest.mark.parametrize("command", ["dev json:dumps {tasks} --model nowhere/model", "serve run"])

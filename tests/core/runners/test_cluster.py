@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from lightspan.errors import AppError, ConfigError, UnsupportedError
+from lightspan.errors import AppError, ConfigError, UnsupportedError, how_to_install
 from lightspan.runners.protocol import RunnerPlan, Runners
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores.protocol import Store
@@ -25,7 +26,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"needs Ray .*`pip install './packages/core\[ray\]'`"):
+    remedy = re.escape(how_to_install("ray"))
+    with pytest.raises(ConfigError, match=f"needs Ray .*{remedy}"):
         RayRunners(8)
 
 

@@ -165,7 +165,7 @@ def __getattr__(name: str) -> Any:
     try:
         value = _find(name)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("lightspan"):
+        if error.name is None or error.name.partition(".")[0] == "lightspan":
             raise
         from lightspan.errors import how_to_install
 

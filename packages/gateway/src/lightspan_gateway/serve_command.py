@@ -79,7 +79,7 @@ def add(commands: Any) -> None:
         "variable (repeatable)",
     )
     _add_store(parser)
-    parser.set_defaults(run=_run, extra="serve")
+    parser.set_defaults(run=_run)
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:

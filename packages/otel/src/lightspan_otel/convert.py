@@ -181,7 +181,7 @@ def export(spans: Iterable[Span], exporter: SpanExporter, *, batch_size: int = 5
 
 
 def encode_otlp(spans: Sequence[Span]) -> bytes:
-    """OTLP protobuf (`ExportTraceServiceRequest`). Needs `lightspan[otlp]`."""
+    """OTLP protobuf (`ExportTraceServiceRequest`)."""
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
     data: bytes = encode_spans([to_otel(span) for span in spans]).SerializeToString()

@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
         from lightspan.errors import how_to_install
 
         raise ModuleNotFoundError(
-            f"lightspan_testing.{name} needs {error.name!r}: {how_to_install('serve')}",
+            f"lightspan_testing.{name} needs {error.name!r}: {how_to_install('http')}",
             name=error.name,
         ) from error
 

@@ -25,10 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"lightspan: {without_keys(str(error))}", sys.stderr)
         return 1
     except ModuleNotFoundError as error:  # what an app lacks is an `AppError`
-        if error.name is None or error.name.startswith("lightspan"):
+        if error.name is None or error.name.partition(".")[0] == "lightspan":
             raise
-        extra = getattr(options, "extra", "train")  # a store is served without torch
-        say(f"lightspan: this needs {error.name!r}: {how_to_install(extra)}", sys.stderr)
+        say(f"lightspan: this needs {error.name!r}: {how_to_install('train')}", sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
