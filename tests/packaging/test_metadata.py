@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lightspan.errors import EXTRAS
 from lightspan_otel.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +31,21 @@ CORE_NEEDS = {"msgspec", "opentelemetry-api", "opentelemetry-sdk"}
 """All that core asks of an app's environment."""
 
 
+VERSION_FILE = PACKAGES["core"] / "src/lightspan/__init__.py"
+[VERSION] = re.findall('^__version__ = "(.*)"$', VERSION_FILE.read_text(), re.MULTILINE)
+
+
+def metadata_of(path: Path) -> dict[str, Any]:
+    return tomllib.loads((path / "pyproject.toml").read_text())
+
+
 def project(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((path / "pyproject.toml").read_text())["project"]
-    return found
+    declared: dict[str, Any] = metadata_of(path)["project"]
+    return declared
+
+
+FOLDERS = {project(path)["name"]: path for path in PACKAGES.values()}
+"""Distribution → its folder."""
 
 
 def name_of(requirement: str) -> str:
@@ -48,16 +61,15 @@ def requirements(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_versions_are_in_lockstep(package: str) -> None:
-    version = project(PACKAGES["core"])["version"]
-    assert project(PACKAGES[package])["version"] == version
-    assert (
-        f'__version__ = "{version}"' in (PACKAGES["core"] / "src/lightspan/__init__.py").read_text()
-    )
+def test_the_version_is_read_from_one_file(package: str) -> None:
+    declared = metadata_of(PACKAGES[package])
+    assert declared["project"]["dynamic"] == ["version"]
+    path = PACKAGES[package] / declared["tool"]["hatch"]["version"]["path"]
+    assert path.resolve() == VERSION_FILE
 
 
 def test_the_changelog_begins_with_this_version() -> None:
-    version = project(PACKAGES["core"])["version"]
+    version = VERSION
     [heading, *_] = re.findall("^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     day = r"\d{4}-\d\d-\d\d"
     assert heading == f"Unreleased ({version})" or re.fullmatch(
@@ -67,9 +79,23 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_plugins_need_this_core(plugin: str) -> None:
-    declared = {name_of(each): each for each in project(PLUGINS[plugin])["dependencies"]}
-    major, minor = project(PACKAGES["core"])["version"].split(".")[:2]
-    assert re.fullmatch(rf"lightspan~={major}\.{minor}(\.\d+)?", declared["lightspan"])
+    major, minor = VERSION.split(".")[:2]
+    ours = [each for each in requirements(PLUGINS[plugin]) if each.startswith("lightspan")]
+    assert "lightspan" in map(name_of, project(PLUGINS[plugin])["dependencies"])
+    for each in ours:
+        assert re.fullmatch(rf"lightspan[a-z-]*(\[\w+\])?~={major}\.{minor}\.0", each)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_extras_are_the_packages_that_errors_name(extra: str) -> None:
+    """`how_to_install` names every folder that pip needs for an extra."""
+    extras = project(PACKAGES["core"])["optional-dependencies"]
+    assert extras.keys() == EXTRAS.keys()
+    needed = {name_of(each) for each in extras[extra]}
+    assert {FOLDERS[name].name for name in needed} == set(EXTRAS[extra])
+    for name in needed:  # nothing else of ours that pip would look for on an index
+        beside = {name_of(each) for each in project(FOLDERS[name])["dependencies"]}
+        assert {each for each in beside if each.startswith("lightspan-")} <= needed
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -118,7 +144,8 @@ def test_core_asks_little_of_an_app() -> None:
 
 def test_the_learning_plane_needs_no_framework() -> None:
     frameworks = {"langgraph", "langchain", "langchain-core", "autogen-agentchat", "crewai"}
-    assert frameworks.isdisjoint(map(name_of, requirements(PACKAGES["core"])))
+    for name in PACKAGES.keys() - ADAPTERS.keys():
+        assert frameworks.isdisjoint(map(name_of, requirements(PACKAGES[name])))
 
 
 # --- constraints ----------------------------------------------------------------------------
@@ -159,8 +186,11 @@ def test_latest_constraints_agree() -> None:
 
 
 def test_core_constraints_cover_what_core_declares() -> None:
-    declared = {name_of(each) for each in requirements(PACKAGES["core"])} - {"lightspan"}
-    assert set(pins("core-latest.txt")) == declared
+    ours = PACKAGES.keys() - ADAPTERS.keys() - {"testing"}
+    declared = {name_of(each) for name in ours for each in requirements(PACKAGES[name])}
+    assert set(pins("core-latest.txt")) == {
+        each for each in declared if not each.startswith("lightspan")
+    }
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -197,7 +227,7 @@ def metadata(archive: zipfile.ZipFile) -> email.message.Message:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_wheels_say_what_the_sources_say(package: str) -> None:
     found, declared = metadata(wheel(package)), project(PACKAGES[package])
-    assert (found["Name"], found["Version"]) == (declared["name"], declared["version"])
+    assert (found["Name"], found["Version"]) == (declared["name"], VERSION)
     torch = [each for each in found.get_all("Requires-Dist") or [] if name_of(each) == "torch"]
     assert not any("==" in each.partition(";")[0] or "<" in each for each in torch)
 
@@ -211,7 +241,7 @@ def test_wheels_hold_the_whole_source_and_nothing_else(package: str) -> None:
     held = {each for each in wheel(package).namelist() if ".dist-info/" not in each}
     assert held == ours
     assert any(each.endswith("/py.typed") for each in held)
-    assert any(each.endswith(".sql") for each in held) is (package == "core")
+    assert any(each.endswith(".sql") for each in held) is (package in ("cluster", "core"))
     [license_name] = [each for each in wheel(package).namelist() if each.endswith("/LICENSE")]
     assert wheel(package).read(license_name) == (ROOT / "LICENSE").read_bytes()
 

@@ -15,9 +15,9 @@ RELEASED = "# Changelog\n\n## 1.2.3 (2026-11-23)\n\n## 1.2.2 (2026-11-01)\n"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A repository of version 1.2.3, whose release is tagged."""
-    core = tmp_path / noxfile.CORE
-    core.mkdir(parents=True)
-    (core / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
+    package = tmp_path / noxfile.CORE / "src/lightspan"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text(RELEASED)
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)

@@ -176,7 +176,7 @@ def test_an_sdk_is_wrapped_when_the_app_imports_it(name: str) -> None:
         "print(sdk_instrumentation.installed(), *loaded)\n"
         f"import {name}\n{wrapped(name)}"
         f"sdk_instrumentation.uninstall()\nprint(sdk_instrumentation.installed())\n{wrapped(name)}"
-        f"sdk_instrumentation.install()\nwire.install()\n{wrapped(name)}"
+        f"sdk_instrumentation.install()\nsdk_instrumentation.install()\n{wrapped(name)}"
     )
     expected = ["True False False", "True True", "False", "False False", "True True"]
     assert run(code) == expected

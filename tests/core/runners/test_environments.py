@@ -93,8 +93,8 @@ def _fake(folder: Path, version: str, protocol: int) -> Path:
     [packages] = (folder / "lib").glob("python*/site-packages")
     (packages / "lightspan" / "schema").mkdir(parents=True)
     (packages / "lightspan" / "__init__.py").write_text(f'__version__ = "{version}"\n')
-    conventions = packages / "lightspan" / "schema" / "conventions.py"
-    conventions.write_text(f"PROTOCOL_VERSION = {protocol}\n")
+    semconv = packages / "lightspan" / "schema" / "semconv.py"
+    semconv.write_text(f"PROTOCOL_VERSION = {protocol}\n")
     return python
 
 

@@ -22,6 +22,7 @@ from opentelemetry.semconv.attributes import (
 )
 
 import lightspan
+import lightspan_otel
 from lightspan.schema import semconv as c
 from lightspan_otel import agent_names, normalize
 
@@ -106,7 +107,8 @@ ELSEWHERE = {
 INSTRUMENTATIONS = "openinference.instrumentation"
 """Modules, no attributes."""
 CORE = Path(lightspan.__file__).parent
-READERS = [*CORE.glob("otel/*.py"), *CORE.glob("schema/*.py"), *CORE.glob("capture/*.py")]
+OTEL = Path(str(lightspan_otel.__file__)).parent
+READERS = [*OTEL.glob("*.py"), *CORE.glob("schema/*.py"), *CORE.glob("capture/*.py")]
 
 
 def names_in(path: Path) -> set[str]:

@@ -25,6 +25,8 @@ implementation. Kinds:
 from __future__ import annotations
 
 import functools
+import importlib
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -75,3 +77,19 @@ def load_plugin(kind: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         remedy = how_to_install(extra) if extra else f"install {error.name}"
         raise ConfigError(f"{kind} {name!r} needs {error.name!r}: {remedy}") from error
+
+
+def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`, so that importing it does not import its modules.
+
+    Args:
+        package: its `__name__`.
+        modules: public name → the module that has it.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return get

@@ -60,7 +60,7 @@ class Trainer:
             a plugin (entry point of `lightspan.engines`), or an engine of your own.
         learner: None for torch in this process, `Torch(…)` for its settings; `Verl(python=…)` for
             verl's FSDP2, in an environment of its own, on several devices (`docs/verl.md`); the
-            name of a plugin (entry point of `lightspan.protocols.learner`), or a learner of your
+            name of a plugin (entry point of `lightspan.learners`), or a learner of your
             own.
         store: URL; None for a SQLite file in the folder.
         device: of engine and learner, such as `"cuda"`; `Torch(device=…)` has its own.

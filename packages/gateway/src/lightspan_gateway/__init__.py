@@ -9,6 +9,24 @@ compiles structured output, `tools` parses tool calls, `token_collector` gathers
 `api_errors` holds the error responses.
 """
 
-from lightspan_gateway.training_access import Gateway
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightspan.plugins import lazy_exports
+
+if TYPE_CHECKING:
+    from lightspan_gateway.training_access import Gateway
 
 __all__ = ["Gateway"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Gateway": "lightspan_gateway.training_access",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -18,15 +18,15 @@ of Phoenix and Langfuse.
 
 from __future__ import annotations
 
-from lightspan.production.span_exporter import send
-from lightspan_otel.convert import (
-    LightspanSpanProcessor,
-    decode_otlp,
-    encode_otlp,
-    export,
-)
-from lightspan_otel.instrumentation import instrument, uninstrument
-from lightspan_otel.resolver import agents
+from typing import TYPE_CHECKING
+
+from lightspan.plugins import lazy_exports
+
+if TYPE_CHECKING:
+    from lightspan.production.span_exporter import send
+    from lightspan_otel.convert import LightspanSpanProcessor, decode_otlp, encode_otlp, export
+    from lightspan_otel.instrumentation import instrument, uninstrument
+    from lightspan_otel.resolver import agents
 
 __all__ = [
     "LightspanSpanProcessor",
@@ -38,3 +38,21 @@ __all__ = [
     "send",
     "uninstrument",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "LightspanSpanProcessor": "lightspan_otel.convert",
+        "agents": "lightspan_otel.resolver",
+        "decode_otlp": "lightspan_otel.convert",
+        "encode_otlp": "lightspan_otel.convert",
+        "export": "lightspan_otel.convert",
+        "instrument": "lightspan_otel.instrumentation",
+        "uninstrument": "lightspan_otel.instrumentation",
+        "send": "lightspan.production.span_exporter",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

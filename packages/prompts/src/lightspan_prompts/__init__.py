@@ -4,3 +4,31 @@
 weights and prompts in turns. `judge` scores attempts by a language model, with the prompts of
 `judge_prompts`; `endpoint_client` calls such a model.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightspan.plugins import lazy_exports
+
+if TYPE_CHECKING:
+    from lightspan_prompts.alternate import Alternate
+    from lightspan_prompts.apo.algorithm import APO
+    from lightspan_prompts.gepa.algorithm import GEPA
+    from lightspan_prompts.judge import Judge
+
+__all__ = ["APO", "GEPA", "Alternate", "Judge"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "APO": "lightspan_prompts.apo.algorithm",
+        "Alternate": "lightspan_prompts.alternate",
+        "GEPA": "lightspan_prompts.gepa.algorithm",
+        "Judge": "lightspan_prompts.judge",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,7 +2,7 @@
 
 Subclass `RunnersSuite` in a test module and override the fixture `runners` with a set of two slots
 at least, not started, and `store` with an open store that it reaches. They have to be able to read
-files of this machine, where the apps of `errands` and the suite meet.
+files of this machine, where the apps of `sample_apps` and the suite meet.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RunnersSuite:
         assert other.status is RolloutStatus.QUEUED
 
     async def test_an_app_that_is_not_there(self, runners: Runners, store: Store) -> None:
-        with pytest.raises(AppError, match="errands"):
+        with pytest.raises(AppError, match="sample_apps"):
             await runners.start(_plan(store, "no_such_app"))
         await runners.stop()
 

@@ -5,3 +5,27 @@ writes files, `rescore` compares another reward, `plots` draws learning curves, 
 to TensorBoard, W&B, MLflow and Trackio. `rollout_view` joins a rollout with its episode and
 coverage, `pagination` lists many. `commands` are the subcommands of `lightspan`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightspan.plugins import lazy_exports
+
+if TYPE_CHECKING:
+    from lightspan_tools.dry_run.report_model import DevReport
+    from lightspan_tools.dry_run.run import DryRun
+
+__all__ = ["DevReport", "DryRun"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "DevReport": "lightspan_tools.dry_run.report_model",
+        "DryRun": "lightspan_tools.dry_run.run",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

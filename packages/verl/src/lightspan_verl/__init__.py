@@ -7,3 +7,25 @@ processes, `ray_workers` in a Ray cluster. In verl's processes: `rank_main` is w
 verl's `ray_group`. `verl_adapter` alone uses verl's private API. `rpc` has the messages, `framing`
 their length prefix.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightspan.plugins import lazy_exports
+
+if TYPE_CHECKING:
+    from lightspan_verl.config import Verl
+
+__all__ = ["Verl"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Verl": "lightspan_verl.config",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,3 +8,25 @@ read it, `broadcast` sends it to those that do not. vLLM's own process loads
 `vllm_plugin/lightspan_vllm_plugin` and `vllm_plugin/lightspan_broadcast`; nothing here imports the
 former.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightspan.plugins import lazy_exports
+
+if TYPE_CHECKING:
+    from lightspan_vllm.config import VLLM
+
+__all__ = ["VLLM"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "VLLM": "lightspan_vllm.config",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

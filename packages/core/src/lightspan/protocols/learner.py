@@ -437,7 +437,7 @@ class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class LearnerSpec(Protocol):
-    """A learner in words, which a trainer builds (entry points of `lightspan.protocols.learner`).
+    """A learner in words, which a trainer builds (entry points of `lightspan.learners`).
 
     A learner with a method `close` has it called when the run ends.
     """
