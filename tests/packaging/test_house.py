@@ -19,7 +19,7 @@ def test_the_files_that_contributing_names_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text))
     assert named
-    places = (CORE, ROOT, ROOT / "packages")
+    places = [CORE, ROOT, *ROOT.glob("packages/*/src/*")]
     missing = [name for name in named if not any((place / name).exists() for place in places)]
     assert missing == []
 
