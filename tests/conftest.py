@@ -1,126 +1,150 @@
-"""Test processes reach nothing but this machine."""
+"""What tests of training share: a tiny model, small apps, and trainers for them."""
 
 from __future__ import annotations
 
-import gc
 import importlib
-import os
-import random
-import signal
-import socket
-import ssl
-import tempfile
-import warnings
-from collections.abc import Callable, Generator, Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from hypothesis import settings
-from tests.core import forked
 
-# no test asserts a time
-settings.register_profile("lightspan", deadline=None)
-settings.load_profile("lightspan")
+from tests.forked import is_forked
 
-# CrewAI keeps the outputs of its latest tasks in a file per user and name of the working folder,
-# and its versions misread one another's. Programs that tests start share this one.
-_crewai = tempfile.TemporaryDirectory(prefix="lightspan-tests-")
-os.environ["CREWAI_STORAGE_DIR"] = _crewai.name
-
-# Before CrewAI and litellm are imported: they ask and report to the internet otherwise.
-os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
-os.environ["CREWAI_DISABLE_TRACKING"] = "true"
-os.environ["CREWAI_TRACING_ENABLED"] = "false"
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"
-
-# No test speaks TLS, but each client that a test or a program of its makes, and aiohttp when it is
-# imported, would read all certificates of the system, for 25 ms: here is a single one. Clients of
-# ours read no environment.
-os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "nobody.pem")
-
-
-def _load_none(context: ssl.SSLContext, *where: Any, **more: Any) -> None: ...
-
-
-vars(ssl)["SSLContext"].load_verify_locations = _load_none
-
-# Scripts that start something in their background have it ignore Ctrl-C, nohup that its terminal is
-# closed, and whatever it starts inherits that. The tests press Ctrl-C and close terminals anyway.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-def pytest_sessionstart() -> None:
-    """What the nox session installed for these tests is there: a file that misses it is skipped."""
-    for name in filter(None, os.environ.get("LIGHTSPAN_EXPECTED", "").split(",")):
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                importlib.import_module(name)
-        except ImportError as error:
-            raise pytest.UsageError(f"this session's tests need {name}: {error}") from error
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, Any, Any]:
-    """Nothing of what is imported can be freed: to look through it again and again would be a sixth
-    of what collecting takes."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-
-
-def pytest_collection_finish() -> None:
-    """The garbage collector passes over what was imported. Each engine that closes has transformers
-    collect garbage, twice, and half a second went each time into looking at torch's modules."""
-    gc.collect()
-    gc.freeze()
-
-
-def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
-    def connect(self: socket.socket, address: Any) -> Any:
-        if isinstance(address, tuple) and address[0] not in LOOPBACK:
-            raise AssertionError(f"a test wants to reach {address[0]}: only loopback is allowed")
-        return original(self, address)
-
-    return connect
-
-
-@pytest.fixture(autouse=True)
-def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection to any other machine fails the test."""
-    monkeypatch.setattr(socket.socket, "connect", _guarded(socket.socket.connect))
-    monkeypatch.setattr(socket.socket, "connect_ex", _guarded(socket.socket.connect_ex))
-
-
-@pytest.fixture(scope="session")
-def forking() -> Iterator[None]:
-    """The process that runners are forked from."""
-    forked.prepare()
-    yield
-    forked.end()
+APPS = Path(__file__).parent / "apps"
+PAINTED = {"test_plots", "test_trainer"}
+"""Files of tests that are about learning curves."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def runners_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where that makes no difference but the time it takes."""
-    if not forked.is_forked(request.path):
+def curves_are_not_painted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Learning curves are put together, but not laid out and painted, which would take as long as
+    all else that a step of the tiny model does, at each evaluation."""
+    if not is_forked(request.path) or request.path.stem in PAINTED:
         yield
         return
-    request.getfixturevalue("forking")
-    with forked.forked_runners():
+    from matplotlib.figure import Figure
+
+    with patch.object(Figure, "savefig", _save_unpainted):
         yield
+
+
+def _save_unpainted(figure: Any, path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model."""
+    import torch
+
+    from lightspan_testing.tiny import tiny_model
+
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model", seed=0)
+
+
+@pytest.fixture(scope="session")
+def apps() -> Any:
+    """The module `toy_apps`, importable in runner processes too."""
+    if str(APPS) not in sys.path:
+        sys.path.insert(0, str(APPS))
+    return importlib.import_module("toy_apps")
+
+
+@pytest.fixture(scope="session")
+def dry_apps() -> Any:
+    """The module `dry_apps`, likewise."""
+    if str(APPS) not in sys.path:
+        sys.path.insert(0, str(APPS))
+    return importlib.import_module("dry_apps")
+
+
+@pytest.fixture(scope="session")
+def one_step(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """The folder of a run of one step in two minibatches (two writer calls a rollout, a frozen
+    checker), and the rows that its learner was given. Only to be read."""
+    from lightspan import LightningRL, Trainer
+    from lightspan.progress import SilentReporter
+    from lightspan.protocols.learner import Optimizer
+    from lightspan_torch.learner.torch import TorchLearner
+
+    rows: list[Any] = []
+
+    class Recording(TorchLearner):
+        def update(self, given: Any, *args: Any, **more: Any) -> dict[str, float]:
+            rows.extend(given)
+            return super().update(given, *args, **more)
+
+    if str(APPS) not in sys.path:
+        sys.path.insert(0, str(APPS))
+    app = importlib.import_module("inspected_app")
+    tasks = [{"question": f"say {number}"} for number in range(3)]
+    for seed in range(8):  # what is sampled depends on the batching, so a step may teach nothing
+        algorithm = LightningRL(
+            tiny,
+            optimize="writer",
+            frozen="base",
+            group_size=4,
+            tasks_per_step=3,
+            minibatches=2,
+            seed=seed,
+        )
+        learner = Recording({"policy": tiny}, optimizer=Optimizer(learning_rate=1e-3), seed=0)
+        folder = tmp_path_factory.mktemp("one-step") / "run"
+        trainer = Trainer(
+            algorithm, steps=1, folder=folder, learner=learner, reporter=SilentReporter()
+        )
+        trainer.fit(app.answer, tasks, [{"question": "held out"}])
+        if rows:
+            break
+    return folder, rows
 
 
 @pytest.fixture
-def moments() -> Callable[[Any], random.Random]:
-    """Random numbers that go by a name: when to kill a process. They are the same each time, and
-    others for every LIGHTSPAN_SEED, with which long runs look for moments that were never tried."""
-    seed = os.environ.get("LIGHTSPAN_SEED")
-    return lambda name: random.Random(f"{name} {seed}" if seed else name)
+def lines() -> Any:
+    """A reporter that keeps its lines."""
+    return Lines()
+
+
+class Lines:
+    """A reporter that keeps what stays on the screen."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def start(self, title: str, total: int) -> None: ...
+
+    def advance(self, count: int = 1, **values: float | str) -> None: ...
+
+    def finish(self, summary: str = "") -> None:
+        if summary:
+            self.texts.append(summary)
+
+    def line(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.fixture
+def rl(tiny: Path) -> Callable[..., Any]:
+    """LightningRL on the tiny model; small batches unless told otherwise."""
+    from lightspan import LightningRL
+
+    def make(**options: Any) -> LightningRL:
+        small = {"group_size": 4, "tasks_per_step": 2, "learning_rate": 1e-3}
+        return LightningRL(tiny, **{"optimize": "writer", **small, **options})
+
+    return make
+
+
+def questions(count: int, **fields: Any) -> list[dict[str, Any]]:
+    """Tasks that differ."""
+    return [{"q": f"question {number}", **fields} for number in range(count)]
+
+
+@pytest.fixture
+def ask() -> Callable[..., list[dict[str, Any]]]:
+    """`questions`, for tests (a conftest cannot be imported)."""
+    return questions

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from lightspan_testing.adapter_harness import Says, Turn
+from lightspan_testing.adapter_suite import instructions
 from tests.adapters.layers import (
     AutoGenAgent,
     CrewAI,
@@ -13,9 +15,6 @@ from tests.adapters.layers import (
     Layer,
     OpenAIAgents,
 )
-
-from lightspan_testing.adapter_harness import Says, Turn
-from lightspan_testing.adapter_suite import instructions
 
 
 class Subgraph:

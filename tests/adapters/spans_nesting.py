@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from tests.adapters.layers import InALoop, Layer, PlainPython, asked, client, in_this_loop
 
 import lightspan
 import lightspan_otel as otel
@@ -26,6 +25,7 @@ from lightspan_testing.adapter_harness import Part, Played, Stage, Turn
 from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
 from lightspan_testing.adapter_suite.scenario_runner import inside_root
 from lightspan_testing.attempts import path_of, read_recorded, tree
+from tests.adapters.layers import InALoop, Layer, PlainPython, asked, client, in_this_loop
 
 PROVIDER = TracerProvider()
 """The app's."""

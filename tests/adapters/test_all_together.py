@@ -16,15 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.adapters.layers import (
-    FRAMEWORKS,
-    LAYERS,
-    MARKS,
-    MODULES,
-    Layer,
-    in_this_loop,
-    instrumented,
-)
 
 from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.entry import open_scope
@@ -35,6 +26,15 @@ from lightspan_testing.adapter_suite.checks import (
     check_calls,
     check_names,
     check_tokens,
+)
+from tests.adapters.layers import (
+    FRAMEWORKS,
+    LAYERS,
+    MARKS,
+    MODULES,
+    Layer,
+    in_this_loop,
+    instrumented,
 )
 
 if len(FRAMEWORKS) < 2 and not os.environ.get("LIGHTSPAN_EXPECTED"):

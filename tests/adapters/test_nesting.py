@@ -19,6 +19,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+
+import lightspan
+from lightspan.capture import context_propagation, sdk_instrumentation
+from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Part, Played, Says, Stage, Turn
+from lightspan_testing.adapter_suite import instructions, tree
+from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
+from lightspan_testing.adapter_suite.scenario_runner import inside_root
+from lightspan_testing.attempts import read_recorded
 from tests.adapters.layers import (
     FRAMEWORKS,
     MARKS,
@@ -33,15 +42,6 @@ from tests.adapters.layers import (
     instrumented,
 )
 from tests.adapters.own_ways import OWN_WAYS
-
-import lightspan
-from lightspan.capture import context_propagation, sdk_instrumentation
-from lightspan.capture.entry import open_scope
-from lightspan_testing.adapter_harness import Part, Played, Says, Stage, Turn
-from lightspan_testing.adapter_suite import instructions, tree
-from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
-from lightspan_testing.adapter_suite.scenario_runner import inside_root
-from lightspan_testing.attempts import read_recorded
 
 pytestmark = MARKS
 

@@ -19,7 +19,6 @@ pytest.importorskip("mcp", reason="the MCP library is in the environment of Auto
 
 from autogen_core.models import ChatCompletionClient
 from autogen_core.tools import Workbench
-from tests.examples.test_math_server import http_server
 
 import lightspan_autogen
 from lightspan.capture import sdk_instrumentation
@@ -32,6 +31,7 @@ from math_example.app import SYSTEM, calculator, chat_client, make_agent, shared
 from math_example.command import main
 from math_example.demonstrations import SYSTEM as DEMONSTRATED_SYSTEM, TOOL
 from math_example.worlds import make_tasks
+from tests.examples.test_math_server import http_server
 
 PROBLEM = "Ada has 12 plums. She buys 5 more. The number grows 3 times. How many has she?"
 EXPRESSION = '{"expression": "(12+5)*3"}'

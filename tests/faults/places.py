@@ -20,7 +20,8 @@ from typing import Self
 import chaos_apps  # type: ignore[import-not-found]
 import fault_served  # type: ignore[import-not-found]
 import psutil
-from tests.core.stores.served import RUNNER, TRAINER
+
+from packages.gateway.tests.remote_store.served import RUNNER, TRAINER
 from tests.postgres.cluster import OWNER, Cluster
 
 APP = "chaos_apps:twice"

@@ -18,8 +18,6 @@ from chaos import Chaos  # type: ignore[import-not-found]
 from checks import check_calls  # type: ignore[import-not-found]
 from places import APP, Places  # type: ignore[import-not-found]
 from scripted_learning import Recording, scripted  # type: ignore[import-not-found]
-from tests.core.stores.served import TRAINER
-from tests.postgres.cluster import Cluster, programs
 
 from lightspan import ExternalRunners, LightningRL, LocalRunners, Trainer
 from lightspan.progress import SilentReporter
@@ -28,6 +26,8 @@ from lightspan.schema.records import AttemptStatus, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 from lightspan_testing.tiny import tiny_model
+from packages.gateway.tests.remote_store.served import TRAINER
+from tests.postgres.cluster import Cluster, programs
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import fault_store  # type: ignore[import-not-found]
 import pytest
-from tests.core.stores.lives import check_once, live
+
+from packages.core.tests.stores.lives import check_once, live
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 

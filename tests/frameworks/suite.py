@@ -23,7 +23,6 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.frameworks.matrix import MATRIX, RESPONSES
 
 import lightspan
 import lightspan_otel as otel
@@ -48,6 +47,7 @@ from lightspan_testing.adapter_suite.scenario_runner import (
 from lightspan_testing.adapter_suite.scenarios import ROUTES, SCENARIOS, App, Model
 from lightspan_testing.adapter_suite.trees import ordered, without_call_status
 from lightspan_testing.attempts import path_of, read_recorded, tree
+from tests.frameworks.matrix import MATRIX, RESPONSES
 
 CONCURRENT: Final = 32
 

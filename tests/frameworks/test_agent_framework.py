@@ -10,11 +10,11 @@ from typing import Any
 import openai
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from tests.frameworks.suite import FrameworkSuite, columns
 
 from lightspan.capture.patch import Patch
 from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
+from tests.frameworks.suite import FrameworkSuite, columns
 
 agent_framework = pytest.importorskip("agent_framework")
 

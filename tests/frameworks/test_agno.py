@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from tests.frameworks.suite import FrameworkSuite, columns
 
 from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from tests.frameworks.suite import FrameworkSuite, columns
 
 agno = pytest.importorskip("agno")
 instrumentation = pytest.importorskip("openinference.instrumentation.agno")

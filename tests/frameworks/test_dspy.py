@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 import lightspan
 import lightspan_otel as otel
@@ -31,6 +30,7 @@ from lightspan_testing.adapter_suite.scenario_runner import play
 from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
 from lightspan_testing.attempts import path_of
 from lightspan_testing.scripted import ScriptedServer
+from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 dspy = pytest.importorskip("dspy")
 litellm = pytest.importorskip("litellm")

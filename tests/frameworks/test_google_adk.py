@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from tests.frameworks.suite import FrameworkSuite, columns
 
 from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from tests.frameworks.suite import FrameworkSuite, columns
 
 pytest.importorskip("google.adk")
 

@@ -11,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 import lightspan
 import lightspan_otel as otel
@@ -27,6 +26,7 @@ from lightspan_testing.adapter_suite.scenarios import (
     look,
 )
 from lightspan_testing.attempts import read_recorded
+from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 pytest.importorskip("llama_index.core")
 instrumentation = pytest.importorskip("openinference.instrumentation.llama_index")

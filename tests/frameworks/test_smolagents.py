@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from tests.frameworks.suite import FrameworkSuite, columns
 
 import lightspan_otel as otel
 from lightspan_testing.adapter_harness import Stage, Turn
 from lightspan_testing.adapter_suite.scenario_runner import play
 from lightspan_testing.adapter_suite.scenarios import App, Model, instructions
+from tests.frameworks.suite import FrameworkSuite, columns
 
 smolagents = pytest.importorskip("smolagents")
 instrumentation = pytest.importorskip("openinference.instrumentation.smolagents")

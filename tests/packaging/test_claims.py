@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
-import noxfile
 import pytest
-from tests.frameworks import matrix
 
+import noxfile
 from lightspan.cli.commands import _parser
 from lightspan.errors import how_to_install
 from lightspan.plugins import installed_plugins
+from tests.frameworks import matrix
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

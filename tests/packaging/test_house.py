@@ -7,8 +7,9 @@ import re
 import tomllib
 from pathlib import Path
 
-import noxfile
 import pytest
+
+import noxfile
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages" / "core" / "src" / "lightspan"

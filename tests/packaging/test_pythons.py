@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import nox
-import noxfile
 import pytest
 from _pythons import find_interpreter, newest_interpreter
+
+import noxfile
 
 NEXT = f"3.{sys.version_info.minor + 1}"
 AFTER = f"3.{sys.version_info.minor + 2}"
@@ -90,13 +91,13 @@ class Recording:
 
 def test_the_newest_python_runs_what_the_default_sessions_do() -> None:
     by_default, newest = Recording(), Recording()
-    for session in ("tests_capture", "tests_core", "tests_examples", "tests_postgres"):
+    for session in ("tests_capture", "tests_across", "tests_examples", "tests_postgres"):
         assert session in DEFAULT
         getattr(noxfile, session).func(by_default)
     assert "tests_latest(langgraph)" in DEFAULT
     noxfile.tests_latest.func(by_default, "langgraph")
     noxfile.tests_newest_python.func(newest)
-    assert "tests/adapters/test_langgraph_nodes.py" in by_default.tests
+    assert "packages/langgraph/tests/test_nodes.py" in by_default.tests
     assert by_default.tests - newest.tests == {"tests/packaging/test_capture_plane.py"}
     assert "tests/packaging" in newest.tests  # which has that one
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import noxfile
 import pytest
+
+import noxfile
 
 UNRELEASED = "# Changelog\n\n## Unreleased (1.2.3)\n"
 RELEASED = "# Changelog\n\n## 1.2.3 (2026-11-23)\n\n## 1.2.2 (2026-11-01)\n"

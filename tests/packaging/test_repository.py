@@ -8,8 +8,9 @@ import stat
 import subprocess
 from pathlib import Path
 
-import noxfile
 import pytest
+
+import noxfile
 from tests.packaging.test_metadata import pins
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +116,7 @@ def test_what_adapter_tests_are_skipped_without_is_expected_by_nox(adapter: str)
     suite = ROOT / "packages/testing/src/lightspan_testing/adapter_suite"
     skipped = {
         name
-        for path in [*(ROOT / "tests/adapters").glob(f"test_{adapter}_*.py"), *suite.glob("*.py")]
+        for path in [*(ROOT / f"packages/{adapter}/tests").glob("*.py"), *suite.glob("*.py")]
         for name in re.findall(r'importorskip\("([\w.]+)"\)', path.read_text())
     }
     expected = noxfile.expected_of(adapter, "latest")

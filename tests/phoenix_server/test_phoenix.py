@@ -160,7 +160,8 @@ def test_what_a_real_server_exports_is_imported(
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from tests.core.otel.trace_files import GIVES, INVOKES, LOOKS, SAID
+
+    from packages.otel.tests.trace_files import GIVES, INVOKES, LOOKS, SAID
 
     monkeypatch.delenv("LIGHTSPAN_OTLP", raising=False)
     project = "export-" + form.replace("/", "-")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.postgres.cluster import Cluster, programs
 
 _numbers = itertools.count()

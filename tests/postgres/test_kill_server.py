@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.stores.programs import WRITER, check_acknowledged
-from tests.postgres.cluster import Cluster
 
 from lightspan_cluster.postgres.store import PostgresStore
+from packages.core.tests.stores.programs import WRITER, check_acknowledged
+from tests.postgres.cluster import Cluster
 
 _IMPATIENT = """
 from lightspan_cluster.postgres import writer

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.postgres.cluster import PASSWORD, Cluster
 
 from lightspan import __version__
 from lightspan.errors import (
@@ -37,6 +36,7 @@ from lightspan_testing.store_suite import (
     ref,
     start,
 )
+from tests.postgres.cluster import PASSWORD, Cluster
 
 
 def schema_of(url: str) -> str:

@@ -16,9 +16,6 @@ from typing import Any
 
 import pytest
 from serve_process import serving_store  # type: ignore[import-not-found]
-from tests.core.conftest import APPS, questions, rl, tiny  # noqa: F401 - fixtures
-from tests.core.stores.lives import check_once, live
-from tests.core.stores.served import RUNNER, TRAINER
 
 from lightspan import ExternalRunners, Trainer
 from lightspan.progress import SilentReporter
@@ -26,6 +23,9 @@ from lightspan.schema.records import Attempt, AttemptStatus, Outcome, RolloutSta
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite import LEASE_S, make_report, make_rollout, ref
+from packages.core.tests.stores.lives import check_once, live
+from packages.gateway.tests.remote_store.served import RUNNER, TRAINER
+from tests.conftest import APPS, questions, rl, tiny  # noqa: F401 - fixtures
 
 KEYS = ("--trainer-key-env", "TRAINER_KEY", "--runner-key-env", "RUNNER_KEY")
 IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}

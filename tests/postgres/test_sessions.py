@@ -12,8 +12,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.core.stores.programs import END, FORKED
-from tests.postgres.cluster import Cluster
 
 from lightspan.errors import StoreClosedError, StoreUnreachableError
 from lightspan.schema.records import RolloutStatus
@@ -35,6 +33,8 @@ from lightspan_testing.store_suite import (
     start,
 )
 from lightspan_testing.wait import until
+from packages.core.tests.stores.programs import END, FORKED
+from tests.postgres.cluster import Cluster
 
 _OTHERS = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.core.stores.served import Served
 
 from lightspan_cluster.postgres.store import PostgresStore
 from lightspan_gateway.remote_store.store import RemoteStore
 from lightspan_testing.store_suite import Clock, StoreSuite
+from packages.gateway.tests.remote_store.served import Served
 
 
 class TestPostgresStore(StoreSuite):

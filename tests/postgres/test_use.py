@@ -14,9 +14,6 @@ from urllib.parse import quote
 
 import openai
 import pytest
-from tests.core.conftest import APPS, apps, questions, rl, tiny  # noqa: F401 - fixtures
-from tests.core.production.imports import imports_of_threads
-from tests.postgres.cluster import PASSWORD
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, record
 from lightspan.cli import main
@@ -25,6 +22,9 @@ from lightspan.stores import open_store
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_tools.inspect import inspect_run
+from packages.core.tests.production.imports import imports_of_threads
+from tests.conftest import APPS, apps, questions, rl, tiny  # noqa: F401 - fixtures
+from tests.postgres.cluster import PASSWORD
 
 SECRET = quote(PASSWORD, safe="")
 
@@ -137,7 +137,7 @@ def test_production_and_its_commands(
 
 
 def test_threads_that_write_to_a_database_import_nothing(url: str) -> None:
-    """As to other stores (tests/core/production/test_forks.py)."""
+    """As to other stores (packages/gateway/tests/test_forks.py)."""
     with ScriptedServer("Here.") as server:
         threads, *found = imports_of_threads(server.url, LIGHTSPAN_STORE=url)
     assert int(threads) >= 2

@@ -21,11 +21,11 @@ for _name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN"):
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
 
 from serve_process import serving_store  # type: ignore[import-not-found]  # noqa: E402
-from tests.core.conftest import APPS, apps, questions, rl, tiny  # noqa: E402, F401 - fixtures
-from tests.ray_nodes.nodes import Cluster, Node  # noqa: E402
 
 from lightspan.stores import open_store  # noqa: E402
 from lightspan.stores.protocol import Store  # noqa: E402
+from tests.conftest import APPS, apps, questions, rl, tiny  # noqa: E402, F401 - fixtures
+from tests.ray_nodes.nodes import Cluster, Node  # noqa: E402
 
 TRAINER, RUNNER = "a-trainer-key-0123456789", "a-runner-key-0123456789"
 HERE = str(Path(__file__).parent)

@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import pytest
 from chaos import Chaos  # type: ignore[import-not-found]
-from tests.ray_nodes.conftest import RUNNER
-from tests.ray_nodes.nodes import Cluster, Node
-from tests.ray_nodes.trained import APP, HERE, Script, learned, trainer
 
 from lightspan import RayRunners
 from lightspan.schema.records import AttemptStatus, Rollout, RolloutStatus
 from lightspan.stores import open_store
+from tests.ray_nodes.conftest import RUNNER
+from tests.ray_nodes.nodes import Cluster, Node
+from tests.ray_nodes.trained import APP, HERE, Script, learned, trainer
 
 pytestmark = pytest.mark.timeout(1800)
 

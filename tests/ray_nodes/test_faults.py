@@ -13,15 +13,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.ray_nodes.conftest import RUNNER, TRAINER
-from tests.ray_nodes.nodes import Cluster, Node
-from tests.ray_nodes.trained import APP, HERE, TASKS, Script, asked, learned, trainer
 
 from lightspan import RayRunners, Trainer
 from lightspan.errors import AppError
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Attempt, AttemptStatus, Outcome, RolloutStatus
 from lightspan.stores import open_store
+from tests.ray_nodes.conftest import RUNNER, TRAINER
+from tests.ray_nodes.nodes import Cluster, Node
+from tests.ray_nodes.trained import APP, HERE, TASKS, Script, asked, learned, trainer
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from app_environment import app_environment  # type: ignore[import-not-found]
-from tests.ray_nodes.nodes import Cluster, Node
-from tests.ray_nodes.trained import HERE
 
 from lightspan import RayRunners
 from lightspan.errors import ConfigError, LightspanError
@@ -25,6 +23,8 @@ from lightspan.schema.records import (
     RolloutStatus,
 )
 from lightspan.stores.protocol import Store
+from tests.ray_nodes.nodes import Cluster, Node
+from tests.ray_nodes.trained import HERE
 
 pytestmark = pytest.mark.timeout(900)
 

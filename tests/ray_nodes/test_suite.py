@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.ray_nodes.nodes import Cluster, Node
 
 from lightspan import RayRunners
 from lightspan.runners.protocol import Runners
 from lightspan.stores.protocol import Store
 from lightspan_testing.runners_suite import RunnersSuite
+from tests.ray_nodes.nodes import Cluster, Node
 
 pytestmark = pytest.mark.timeout(600)
 

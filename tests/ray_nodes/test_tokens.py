@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.ray_nodes import joins
 from tests.ray_nodes.nodes import Cluster, Node
 

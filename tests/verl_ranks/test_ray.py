@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.ray_nodes.nodes import Cluster
 
 from lightspan.errors import ConfigError, LightspanError, RankError
 from lightspan.lightning.rows import Row
@@ -26,6 +25,7 @@ from lightspan_verl.learner import VerlLearner
 from lightspan_verl.local_ranks import Workers
 from lightspan_verl.rank_group import Team
 from lightspan_verl.ray_workers import RayWorkers
+from tests.ray_nodes.nodes import Cluster
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.verl_ranks.test_suite import OnWorkers
 
 from lightspan_verl.ray_workers import RayWorkers
+from tests.verl_ranks.test_suite import OnWorkers
 
 pytestmark = pytest.mark.timeout(600)  # a cluster takes its time to begin with
 

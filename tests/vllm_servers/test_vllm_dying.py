@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.vllm_servers.conftest import SMALL, START_S
 
 from lightspan_testing.engine_suite import generate
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
+from tests.vllm_servers.conftest import SMALL, START_S
 
 PROMPT = [5, 6, 7, 8]
 HALF = (

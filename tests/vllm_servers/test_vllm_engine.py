@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.vllm_servers.conftest import TOLERANCE, Start
 
 from lightspan.errors import ConfigError
 from lightspan.protocols.engine import TokenEngine
@@ -16,6 +15,7 @@ from lightspan_testing.engine_suite import EngineSuite
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import FLAGS
+from tests.vllm_servers.conftest import TOLERANCE, Start
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.vllm_servers.conftest import Start
 
 from lightspan.errors import EngineError
 from lightspan.training.weight_sync_check import check_probes
@@ -15,6 +14,7 @@ from lightspan_testing.engine_suite import generate
 from lightspan_torch.learner.torch import TorchLearner
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
+from tests.vllm_servers.conftest import Start
 
 PROMPTS = [[5 + (7 * place + number) % 300 for place in range(24)] for number in range(4)]
 

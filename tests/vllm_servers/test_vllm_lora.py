@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.vllm_servers.conftest import Start
 
 from lightspan.errors import ConfigError
 from lightspan.protocols.engine import TokenEngine
@@ -16,6 +15,7 @@ from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import flags_of
 from lightspan_vllm.weights import Blueprint
+from tests.vllm_servers.conftest import Start
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.vllm_servers.conftest import TOLERANCE, Start
 
 from lightspan.protocols.engine import TokenEngine
 from lightspan_testing.engine_suite import CONTEXT, EngineSuite
@@ -16,6 +15,7 @@ from lightspan_torch.engine.weights import load_model
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import FLAGS
+from tests.vllm_servers.conftest import TOLERANCE, Start
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightspan.errors import (
     ContextOverflowError,
@@ -27,7 +27,9 @@ from lightspan.protocols.engine import (
 )
 from lightspan.schema.token_records import FinishReason
 from lightspan_testing.tiny import CHAT_TEMPLATE, TEXTS, tiny_tokenizer
-from lightspan_torch.engine.tokenizer import TransformersTokenizer
+
+if TYPE_CHECKING:
+    from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 
 class Gate:
@@ -266,6 +268,8 @@ def tiny_chat_tokenizer(
     *, context_length: int = 512, template: str | None = CHAT_TEMPLATE
 ) -> TransformersTokenizer:
     """The tokenizer of `tiny_model`, without the model."""
+    from lightspan_torch.engine.tokenizer import TransformersTokenizer
+
     tokenizer = tiny_tokenizer(tuple(TEXTS), 400, template)
     return TransformersTokenizer(tokenizer, name="tiny", context_length=context_length)
 

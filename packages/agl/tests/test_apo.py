@@ -1,0 +1,271 @@
+"""`agl.APO`: the original's arguments and results, a listing like its tutorial's, and what it does
+better."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import lightspan_agl as agl
+from lightspan.errors import ConfigError, EngineError
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+
+TUTORIAL = Path(__file__).parents[3] / "tests/apps" / "tutorial"
+RULE = "Take the smallest room with enough seats."
+ORIGINAL = {  # of agentlightning 0.3.0
+    "async_openai_client": inspect.Parameter.empty,
+    "gradient_model": "gpt-5-mini",
+    "apply_edit_model": "gpt-4.1-mini",
+    "diversity_temperature": 1.0,
+    "gradient_batch_size": 4,
+    "val_batch_size": 16,
+    "beam_width": 4,
+    "branch_factor": 4,
+    "beam_rounds": 3,
+    "rollout_batch_timeout": 3600.0,
+    "run_initial_validation": True,
+    "_poml_trace": False,
+}
+
+
+def books(request: Request) -> Any:
+    """Every model of the tutorial: the agent's, which obeys its prompt; the grader; the critic, who
+    finds out; the editor, who puts it in."""
+    text, model = request.last_text, request.body["model"]
+    if model == "gpt-5-mini":
+        return f"The text does not say: {RULE}"
+    if "<critique>" in text:
+        old = text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+        return f"<prompt>{old} {RULE}</prompt>"
+    if text.startswith("GRADE"):
+        expected = text.partition("Expected: ")[2].partition(".")[0]
+        return json.dumps({"score": float(f"Said: {expected}" in text)})
+    if request.body.get("tools"):
+        return Reply(tool_calls=[ToolCall(name="list_rooms", call_id="c1")])
+    asked = str(request.messages[0]["content"])
+    people = int(asked.partition("for ")[2].partition(" people")[0])
+    small = "Attic" if people <= 2 else "Library" if people <= 6 else "Hall"
+    return small if RULE in asked else "Hall"
+
+
+def test_it_has_the_arguments_of_the_original() -> None:
+    parameters = dict(inspect.signature(agl.APO.__init__).parameters)
+    assert parameters.pop("self")
+    assert parameters.pop("seed").default == 0
+    assert {name: each.default for name, each in parameters.items()} == ORIGINAL
+
+
+def test_the_tutorials_listing() -> None:
+    kept = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+    with ScriptedServer(books) as server:
+        done = subprocess.run(
+            [sys.executable, str(TUTORIAL / "room_selector_apo.py")],
+            env={**kept, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    template = f"Choose a room for {{people}} people who need: {{needs}}. {RULE}"
+    assert done.stdout.splitlines()[-1] == f"best prompt (f-string): {template}"
+    models = Counter(request.body["model"] for request in server.requests)
+    asked = [each.last_text for each in server.requests if each.body["model"] == "gpt-5-mini"]
+    # two rounds of four expansions; a rollout is two calls of the agent
+    assert models["gpt-5-mini"] == len(asked) == 8
+    assert all("answer: Hall" in text and "Reward: 0" in text for text in asked[:4])
+    temperatures = {each.body.get("temperature") for each in server.requests}
+    assert temperatures == {None, 1.0}
+    assert "round 1 of 2: 1 new candidate of 4 expansions" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- what it does better ---------------------------------------------------------------------
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(edits) as running:
+        yield running
+
+
+def edits(request: Request) -> str:
+    if "<critique>" not in request.last_text:
+        return "say more"
+    old = request.last_text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+    return f"<prompt>{old} more</prompt>"
+
+
+TASKS = [{"q": f"q{n}"} for n in range(4)]
+SMALL: dict[str, Any] = {
+    "gradient_batch_size": 2,
+    "val_batch_size": 2,
+    "beam_width": 1,
+    "branch_factor": 1,
+    "beam_rounds": 1,
+}
+
+
+def learn(
+    server: ScriptedServer,
+    agent: Any,
+    template: str = "Say {q}",
+    *,
+    train: Any = TASKS[:2],
+    val: Any = TASKS[2:],
+    **options: Any,
+) -> agl.APO[Any]:
+    client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
+    algorithm: agl.APO[Any] = agl.APO(client, **{**SMALL, **options})
+    resources: agl.NamedResources = {
+        "main_llm": agl.LLM(endpoint=server.url, model="own"),
+        "style": agl.PromptTemplate(template=template, engine="f-string"),
+    }
+    trainer = agl.Trainer(algorithm=algorithm, n_runners=2, initial_resources=resources)
+    trainer.fit(agent, train, val_dataset=val)
+    return algorithm
+
+
+class Scores(agl.LitAgent[Any]):
+    """Longer prompts are better; notes in which mode it was asked."""
+
+    asked: list[tuple[str, str, str]] = []  # noqa: RUF012 - of all its copies
+
+    def training_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return self.note("train", task, resources)
+
+    def validation_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return self.note("val", task, resources)
+
+    def note(self, mode: str, task: Any, resources: Any) -> float:
+        assert set(resources) == {"main_llm", "style"}
+        text = resources["style"].format(**task)
+        self.asked.append((mode, task["q"], text))
+        return len(text) / 100
+
+
+def test_validation_tasks_choose_and_training_tasks_are_shown(server: ScriptedServer) -> None:
+    Scores.asked.clear()
+    algorithm = learn(server, Scores())
+    assert algorithm.get_best_prompt() == agl.PromptTemplate(
+        template="Say {q} more", engine="f-string"
+    )
+    before, after = "Say {}", "Say {} more"
+    expected = [("val", q, before.format(q)) for q in ("q2", "q3")] * 2
+    expected += [("train", q, before.format(q)) for q in ("q0", "q1")]
+    expected += [("val", q, after.format(q)) for q in ("q2", "q3")] * 2
+    assert Counter(Scores.asked) == Counter(expected)
+    critic = server.requests[0].last_text
+    assert '"q": "q0"' in critic
+    assert "q2" not in critic
+
+
+@agl.rollout
+def strict(task: Any, prompt_template: agl.PromptTemplate) -> float:
+    text = prompt_template.format(**task)
+    return float(text == f'As {{"a": 1}}: {task["q"]} more') + 0.5
+
+
+def test_braces_are_no_crash(server: ScriptedServer) -> None:
+    algorithm = learn(server, strict, 'As {"a": 1}: {q}')
+    best = algorithm.get_best_prompt()
+    assert best.format(q="x") == 'As {"a": 1}: x more'
+    doubled = learn(server, strict, 'As {{"a": 1}}: {q}').get_best_prompt()
+    assert doubled.template.format(q="x") == 'As {"a": 1}: x more'
+
+
+def test_a_lost_placeholder_costs_no_rollout(server: ScriptedServer) -> None:
+    Scores.asked.clear()
+    server.script = lambda request: "<prompt>Say something much longer than before.</prompt>"
+    algorithm = learn(server, Scores())
+    assert algorithm.get_best_prompt().template == "Say {q}"
+    assert {text for _, _, text in Scores.asked} == {"Say q0", "Say q1", "Say q2", "Say q3"}
+    assert len(Scores.asked) == 4
+
+
+class Hangs(agl.LitAgent[Any]):
+    """The longer prompt is good at one task, and never ends at the other: the mean of those that
+    end would say that it is better."""
+
+    is_over = threading.Event()
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        if "more" not in resources["style"].format(**task):
+            return 0.6
+        if task["q"] == "q3":
+            self.is_over.wait(20)
+        return 1.0
+
+
+def test_rollouts_that_do_not_end_stay_in_the_mean(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    Hangs.is_over.clear()
+    timer = threading.Timer(6.0, Hangs.is_over.set)
+    timer.start()
+    try:
+        with caplog.at_level(logging.INFO, "lightspan_agl"):
+            algorithm = learn(server, Hangs(), rollout_batch_timeout=2.0)
+    finally:
+        Hangs.is_over.set()
+        timer.cancel()
+    assert algorithm.get_best_prompt().template == "Say {q}"
+    assert "1 of 4 rollouts have not ended within 2 s" in caplog.text
+
+
+def test_an_equal_seed_asks_equal_questions(server: ScriptedServer) -> None:
+    said = []
+    for seed in (0, 0, 1):
+        before = len(server.requests)
+        options = {"beam_rounds": 3, "seed": seed}
+        train, val = TASKS[:3], TASKS[3:]
+        learn(server, Scores(), train=train, val=val, **options)
+        said.append([request.last_text for request in server.requests[before:]])
+    assert said[0] == said[1] != said[2]
+
+
+def test_a_model_that_refuses_ends_it(server: ScriptedServer) -> None:
+    server.script = lambda request: Reply(status=401, text="who are you")
+    with pytest.raises(EngineError, match=r"gpt-5-mini at .*AuthenticationError.*who are you"):
+        learn(server, Scores())
+
+
+# --- what is refused ------------------------------------------------------------------------
+def test_what_it_cannot_work_with_is_refused(server: ScriptedServer) -> None:
+    client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
+    with pytest.raises(ConfigError, match=r"give an openai.AsyncOpenAI"):
+        agl.APO(openai.OpenAI(base_url=server.url, api_key="key"))  # type: ignore[arg-type]
+    for name in ("beam_width", "branch_factor", "beam_rounds", "val_batch_size"):
+        with pytest.raises(ConfigError, match=f"{name}=0"):
+            agl.APO(client, **{name: 0})
+    with pytest.raises(ConfigError, match="rollout_batch_timeout=0"):
+        agl.APO(client, rollout_batch_timeout=0)
+    algorithm: agl.APO[Any] = agl.APO(client)
+    with pytest.raises(ConfigError, match=r"no best prompt yet: call Trainer.fit first"):
+        algorithm.get_best_prompt()
+    with pytest.raises(ConfigError, match="initial_resources="):
+        agl.Trainer(algorithm=algorithm).fit(Scores(), TASKS, val_dataset=TASKS)
+    with pytest.raises(ConfigError, match="fit needs val_dataset"):
+        learn(server, Scores(), val=None)
+
+
+def test_what_is_without_effect_is_said(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
+    with caplog.at_level(logging.INFO, "lightspan_agl"):
+        agl.APO(client, run_initial_validation=False, _poml_trace=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "APO(run_initial_validation=False) is without effect here",
+        "APO(_poml_trace=True) is without effect here",
+    ]

@@ -1,0 +1,216 @@
+"""Agents: every way to invoke them, those of the user, and streams that are left."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("autogen_agentchat")
+
+from autogen_agentchat.agents import (
+    AssistantAgent,
+    MessageFilterAgent,
+    MessageFilterConfig,
+    PerSourceFilter,
+)
+from autogen_agentchat.base import Response
+from autogen_agentchat.messages import TextMessage
+from autogen_agentchat.ui import Console
+from autogen_core import CancellationToken
+
+from lightspan.capture import context
+from lightspan_autogen import _hook, agents, instrument, uninstrument
+from lightspan_testing.adapter_harness import Says
+from lightspan_testing.adapter_suite import Turn
+from packages.autogen.tests.autogen_apps import (
+    SAYS,
+    TEAM,
+    WRITER,
+    Before,
+    Rig,
+    answer,
+    lines,
+    said,
+    two,
+)
+
+pytestmark = pytest.mark.usefixtures("installed_autogen")
+
+
+@pytest.mark.parametrize("way", ["run", "run_stream", "on_messages", "on_messages_stream"])
+async def test_every_way_to_invoke_an_agent_is_one_invocation(rig: Rig, way: str) -> None:
+    writer = rig.agent("writer", model_client_stream=True)
+
+    async def run(text: str) -> None:
+        if way.startswith("run"):
+            work: Any = getattr(writer, way)(task=text)
+        else:
+            message = TextMessage(content=text, source="user")
+            work = getattr(writer, way)([message], CancellationToken())
+        if way.endswith("stream"):
+            async for _ in work:
+                assert context.current_context().frames == ()  # type: ignore[union-attr]
+        else:
+            await work
+        assert context.current_context().frames == ()  # type: ignore[union-attr]
+
+    await rig.record({"writer": ["W {task}."]}, run)
+    assert rig.tree == WRITER
+
+
+async def test_a_team_in_the_console(rig: Rig) -> None:
+    await rig.record(SAYS, lambda text: Console(two(rig).run_stream(task=text)))
+    assert rig.tree == lines(TEAM)
+
+
+async def test_a_filtered_agent_is_one_agent(rig: Rig) -> None:
+    writer = rig.agent("writer")
+    last = PerSourceFilter(source="user", position="last", count=1)
+    same = MessageFilterAgent("writer", writer, MessageFilterConfig(per_source=[last]))
+    await rig.record({"writer": ["W {task}."]}, lambda t: same.run(task=[said(t)]))
+    assert rig.tree == ["invoke_agent writer @writer", "  chat @writer"]
+    assert agents(same) == (("writer",), True)
+
+
+async def test_agents_of_the_users_own(rig: Rig) -> None:
+    """Defined before `instrument` or after, or while the attempt runs."""
+
+    class After(Before):
+        async def on_messages(self, messages: Any, cancellation_token: Any) -> Response:
+            return await answer(self, messages)
+
+    for kind in (Before, After):
+        agent = kind("writer", rig.client)
+
+        async def run(text: str, agent: Before = agent) -> None:
+            await agent.on_messages([said(text)], CancellationToken())
+
+        await rig.record({"writer": ["W {task}."]}, run)
+        assert rig.tree == WRITER
+        assert agents(agent) == (("writer",), False)
+    uninstrument()
+    assert "__wrapped__" not in vars(After.on_messages)
+
+
+async def test_a_wrapper_on_top_of_ours_stays(rig: Rig) -> None:
+    """Somebody wrapped what we had wrapped: theirs is left alone, and ours does nothing more."""
+    ours, seen = AssistantAgent.on_messages_stream, []
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self.name)
+        return ours(self, *args, **kwargs)
+
+    before: Any = vars(ours)["__wrapped__"]
+    AssistantAgent.on_messages_stream = theirs  # type: ignore[assignment,method-assign]
+    try:
+        uninstrument()
+        assert vars(AssistantAgent)["on_messages_stream"] is theirs
+        await rig.record({"writer": ["W {task}."]}, lambda t: rig.agent("writer").run(task=t))
+        assert rig.tree == ["chat @app"]
+        instrument()
+        await rig.record({"writer": ["W {task}."]}, lambda t: rig.agent("writer").run(task=t))
+        assert rig.tree == WRITER
+        assert seen == ["writer", "writer"]
+        uninstrument()
+    finally:
+        AssistantAgent.on_messages_stream = before  # type: ignore[method-assign]
+
+
+async def test_an_agent_that_is_renamed_while_it_runs(rig: Rig) -> None:
+    """Its call stays with the name under which it was invoked; the next one has the new name."""
+
+    def rename(what: str) -> str:
+        writer._name = "author"
+        return "7"
+
+    writer = rig.agent("writer", rename, reflect_on_tool_use=True)
+    says: Says = {"writer": [Turn(calls=[("rename", '{"what": "it"}')]), "W {task}."]}
+
+    async def run(text: str) -> None:
+        await writer.run(task=text)
+        await writer.run(task=text)
+
+    await rig.record(says, run)
+    assert [line.strip() for line in rig.tree if "chat" in line] == [
+        "chat @writer",
+        "chat @writer",
+        "chat @author",
+    ]
+
+
+# --- streams that are left ------------------------------------------------------------------
+async def test_a_stream_that_is_left_early(rig: Rig) -> None:
+    async def run(text: str) -> None:
+        stream = rig.agent("writer", model_client_stream=True).run_stream(task=text)
+        async for message in stream:
+            if not isinstance(message, TextMessage):
+                break
+        await stream.aclose()
+
+    await rig.record({"writer": ["one two three {task}."]}, run)
+    assert rig.tree[0] == "invoke_agent writer @writer unset"
+
+
+async def test_a_stream_that_is_held_when_the_attempt_ends(rig: Rig) -> None:
+    """What never ended is recorded so, and its late end is nobody's."""
+    held: list[AsyncGenerator[Any, None]] = []
+
+    async def run(text: str) -> None:
+        held.append(rig.agent("writer", model_client_stream=True).run_stream(task=text))
+        async for message in held[0]:
+            if not isinstance(message, TextMessage):
+                break
+
+    await rig.record({"writer": ["one two three {task}."]}, run)
+    assert rig.tree[0] == "invoke_agent writer @writer unset"
+    await held[0].aclose()
+    assert rig.played is not None
+    assert rig.played.scope.recorder.drain() == []
+
+
+async def test_the_last_item_of_a_stream_is_its_end(rig: Rig) -> None:
+    async def run(text: str) -> None:
+        stream = rig.agent("writer").on_messages_stream([said(text)], CancellationToken())
+        async for item in stream:
+            if isinstance(item, Response):
+                break
+        await stream.aclose()
+
+    await rig.record({"writer": ["W {task}."]}, run)
+    assert rig.tree == WRITER
+
+
+class Closing(Before):
+    """An agent that notices when its stream is closed."""
+
+    closed = False
+
+    async def on_messages_stream(self, messages: Any, cancellation_token: Any) -> Any:
+        try:
+            yield TextMessage(content="1", source=self.name)
+            yield await answer(self, messages)
+        finally:
+            self.closed = True
+
+
+async def test_closing_a_stream_closes_what_it_streams(rig: Rig) -> None:
+    agent = Closing("writer", rig.client)
+
+    async def run(text: str) -> None:
+        stream: Any = agent.on_messages_stream([said(text)], CancellationToken())
+        await anext(stream)
+        await stream.aclose()
+        assert agent.closed
+
+    await rig.record({"writer": ["W {task}."]}, run)
+    assert rig.tree == ["invoke_agent writer @writer unset"]
+
+
+async def test_nothing_is_left_behind(rig: Rig) -> None:
+    for _ in range(3):
+        await rig.record(SAYS, lambda text: two(rig).run(task=text))
+    gc.collect()
+    assert (_hook._state.open, _hook._state.runs) == ({}, {})

@@ -1,0 +1,307 @@
+"""Tools, model clients, and our own errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pydantic
+import pytest
+
+pytest.importorskip("autogen_agentchat")
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.messages import MultiModalMessage
+from autogen_core import CancellationToken, Image, InMemoryStore
+from autogen_core.models import CreateResult, UserMessage
+from autogen_core.tools import TextResultContent, ToolResult, Workbench
+from autogen_ext.models.cache import ChatCompletionCache
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+from autogen_ext.models.replay import ReplayChatCompletionClient
+
+import lightspan
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.entry import open_scope
+from lightspan.schema import semconv
+from lightspan.schema.spans import SpanStatus
+from lightspan_autogen import _hook
+from lightspan_testing.adapter_harness import Part, Says
+from lightspan_testing.adapter_suite import Turn, instructions, look, tree
+from lightspan_testing.scripted import ScriptedServer
+from packages.autogen.tests.autogen_apps import INFO, SAYS, WRITER, Rig, lines, two
+
+pytestmark = pytest.mark.usefixtures("installed_autogen")
+
+
+class Paint(pydantic.BaseModel):
+    color: str
+
+
+async def test_a_tool_that_returns_what_no_span_can_carry(rig: Rig) -> None:
+    def huge() -> str:
+        """Huge."""
+        return "x" * 1_000_000
+
+    def binary() -> bytes:
+        """Binary."""
+        return b"\x00\xff"
+
+    def surrogate() -> str:
+        """No text."""
+        return "\ud800"
+
+    scout = rig.agent("scout", huge, binary, surrogate)
+    for name, shown in (
+        ("huge", "x" * 65_536 + "… (1000000 characters)"),
+        ("binary", "b'\\x00\\xff'"),
+        ("surrogate", "\ufffd"),
+    ):
+        says: Says = {"scout": [Turn(calls=[(name, "{}")])]}
+        await rig.record(says, lambda text: scout.run(task=text))
+        result = rig.one(f"execute_tool {name}").attributes["gen_ai.tool.call.result"]
+        assert result == shown
+        await scout.on_reset(CancellationToken())
+
+
+async def test_malformed_arguments_call_no_tool(rig: Rig) -> None:
+    scout = rig.agent("scout", look)
+    await rig.record(
+        {"scout": [Turn(calls=[("look", '{"what": 7, "else": {}}')])]},
+        lambda text: scout.run(task=text),
+    )
+    span = rig.one("execute_tool look")
+    assert span.status is SpanStatus.ERROR
+    assert span.attributes["error.type"] == "ValidationError"
+
+
+class Own(Workbench):
+    """A workbench of the user's own, such as one of an MCP server."""
+
+    component_type = "workbench"
+
+    async def list_tools(self) -> Any:
+        empty = {"type": "object", "properties": {}}
+        return [{"name": n, "description": n, "parameters": empty} for n in ("good", "bad")]
+
+    async def call_tool(
+        self, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: Any = None
+    ) -> ToolResult:
+        content = [TextResultContent(content=f"{name} result")]
+        return ToolResult(name=name, result=content, is_error=name == "bad")
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def reset(self) -> None: ...
+
+    async def save_state(self) -> Any: ...
+
+    async def load_state(self, state: Any) -> None: ...
+
+
+async def test_a_workbench_of_the_users_own(rig: Rig) -> None:
+    scout = AssistantAgent(
+        "scout", rig.client, workbench=Own(), system_message=instructions("scout")
+    )
+    says: Says = {"scout": [Turn(calls=[("good", "{}"), ("bad", "{}")])]}
+    await rig.record(says, lambda text: scout.run(task=text))
+    good, bad = rig.one("execute_tool good"), rig.one("execute_tool bad")
+    assert (good.status, bad.status) == (SpanStatus.OK, SpanStatus.ERROR)
+    assert bad.attributes["error.type"] == "tool_error"
+    assert good.attributes["gen_ai.tool.call.result"] == "good result"
+    assert str(good.attributes["gen_ai.tool.call.id"]).startswith("call")
+
+
+async def test_a_call_of_ones_own_inside_a_tool(rig: Rig) -> None:
+    """An OpenAI client in a tool asks for the agent; `lightspan.agent` names it otherwise."""
+    import openai
+
+    async def ask() -> str:
+        """Ask."""
+        messages: Any = [
+            {"role": "system", "content": instructions("scout")},
+            {"role": "user", "content": rig.played.text},  # type: ignore[union-attr]
+        ]
+        async with openai.AsyncOpenAI(base_url=rig.stage.url, api_key="key") as client:
+            await client.chat.completions.create(model="m", messages=messages)
+            with lightspan.agent("idea"):
+                await client.chat.completions.create(model="m", messages=messages)
+        return "asked"
+
+    scout = rig.agent("scout", ask)
+    says: Says = {"scout": [Turn(calls=[("ask", "{}")]), "S {task}."]}
+    await rig.record(says, lambda text: scout.run(task=text))
+    assert rig.tree == lines("""
+        invoke_agent scout @scout
+          chat @scout
+          execute_tool ask @scout
+            chat @scout
+            invoke_agent idea @scout/idea
+              chat @scout/idea
+    """)
+
+
+# --- model clients --------------------------------------------------------------------------
+class Other(ReplayChatCompletionClient):
+    """A client that does not use the OpenAI SDK."""
+
+
+async def test_an_image_that_such_a_client_is_shown_is_a_reference(rig: Rig) -> None:
+    from PIL import Image as Picture
+
+    seen = MultiModalMessage(
+        content=["What is this?", Image(Picture.new("RGB", (1, 1)))], source="user"
+    )
+    client = Other(["a dot"], model_info={**INFO, "vision": True})  # else AutoGen takes it out
+    writer = AssistantAgent("writer", client, system_message="")
+    await rig.record({}, lambda text: writer.run(task=seen))
+    (call,) = (span for span in rig.spans if span.kind == "llm")
+    *_, message = json.loads(str(call.attributes[semconv.INPUT_MESSAGES]))
+    text, picture = message["parts"]
+    assert text == {"type": "text", "content": "What is this?"}
+    assert (picture["type"], picture["modality"], picture["mime_type"]) == (
+        *("blob", "image", "image/png"),
+    )
+    assert set(picture) == {"type", "modality", "mime_type", "size", "sha256"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_bypasses_the_sdk_is_recorded_without_tokens(
+    rig: Rig, streamed: bool
+) -> None:
+    writer = AssistantAgent("writer", Other(["one two"]), model_client_stream=streamed)
+    await rig.record({}, lambda text: writer.run(task=text))
+    assert rig.tree == WRITER
+    (call,) = (span for span in rig.spans if span.kind == "llm")
+    assert call.name == "chat Other"
+    assert rig.played is not None
+    assert rig.played.records == []
+    known = {
+        key: value
+        for key, value in call.attributes.items()
+        if key not in (semconv.CALL_ID, semconv.INPUT_MESSAGES)
+    }
+    assert known == {
+        "lightspan.agent.path": "writer",
+        "lightspan.route": "app",
+        "lightspan.call.outcome": "ok",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "Other",
+        "openinference.span.kind": "LLM",
+        "gen_ai.usage.input_tokens": known["gen_ai.usage.input_tokens"],
+        "gen_ai.usage.output_tokens": 2,
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.output.messages": '[{"role":"assistant","parts":[{"type":"text","content":'
+        '"one two"}],"finish_reason":"stop"}]',
+        "lightspan.client": "packages.autogen.tests.test_clients.Other",
+        "lightspan.client.fix": "use autogen_ext.models.openai.OpenAIChatCompletionClient in its "
+        "place",
+    }
+    messages = json.loads(str(call.attributes[semconv.INPUT_MESSAGES]))
+    assert [message["role"] for message in messages] == ["system", "user"]
+
+
+async def test_a_client_that_fails(rig: Rig) -> None:
+    writer = AssistantAgent("writer", Other([]))
+
+    async def run(text: str) -> None:
+        with pytest.raises(ValueError, match="No more mock responses"):
+            await writer.run(task=text)
+
+    await rig.record({}, run)
+    assert rig.tree == ["invoke_agent writer @writer error", "  chat @writer error"]
+
+
+class Wrapping(Other):
+    """A client around an OpenAI client: the call is that client's."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__([])
+        self._inner = inner
+
+    async def create(self, messages: Any, **more: Any) -> CreateResult:
+        result: CreateResult = await self._inner.create(messages, **more)
+        return result
+
+
+async def test_a_client_around_another_records_nothing_twice(rig: Rig) -> None:
+    for inner in (rig.client, Other(["one"])):
+        writer = AssistantAgent("writer", Wrapping(inner), system_message=instructions("writer"))
+        await rig.record({"writer": ["W {task}."]}, lambda t, w=writer: w.run(task=t))
+        assert rig.tree == WRITER
+
+
+# --- AutoGen's cache ------------------------------------------------------------------------
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_cache_does_not_answer_for_the_policy(rig: Rig, streamed: bool) -> None:
+    """Nor does it keep what the policy says."""
+    store: InMemoryStore[Any] = InMemoryStore()
+    cache = ChatCompletionCache(rig.client, store)
+
+    async def run(text: str) -> None:
+        for _ in range(2):
+            writer = AssistantAgent(
+                "writer",
+                cache,
+                system_message=instructions("writer"),
+                model_client_stream=streamed,
+            )
+            await writer.run(task=text)
+
+    await rig.record({"writer": ["W {task}."]}, run)
+    assert rig.tree == WRITER * 2
+    assert rig.played is not None
+    assert len(rig.played.records) == 2
+    assert store.store == {}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_a_cache_answers_elsewhere_is_recorded(rig: Rig, streamed: bool) -> None:
+    cache = ChatCompletionCache(Other(["one two"]))
+    played = rig.stage.open(Part({}), through_gateway=False)
+    with open_scope(played.scope):
+        for _ in range(2):
+            writer = AssistantAgent("writer", cache, model_client_stream=streamed)
+            await writer.run(task="go")
+    played.close()
+    assert tree(played.spans) == WRITER * 2
+    names = [span.name for span in played.llm_spans]
+    assert names == ["chat Other", "chat ChatCompletionCache"]
+    assert {span.attributes[semconv.ROUTE] for span in played.llm_spans} == {"app"}
+
+
+# --- our own errors -------------------------------------------------------------------------
+async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bad(*_: Any) -> Any:
+        raise RuntimeError("a bug of ours")
+
+    for name in ("enter", "span_of"):
+        with monkeypatch.context() as patch:
+            patch.setattr(_hook, name, bad)
+            played = rig.stage.open(Part(SAYS), through_gateway=True)
+            with open_scope(played.scope):
+                result = await two(rig).run(task=played.text)
+            await sdk_instrumentation.aclose()
+        assert len(result.messages) == 3
+        reasons = set(played.scope.recorder.capture_errors())
+        assert reasons == {"lightspan_autogen: RuntimeError: a bug of ours"}
+
+
+@pytest.mark.parametrize("asked", [True, Paint], ids=["any", "schema"])
+# The OpenAI SDK's own: its parsed answers are dumped by a field of another type.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
+async def test_what_json_output_asks_for(asked: Any) -> None:
+    """What `docs/structured-output.md` says; AutoGen's part of it."""
+    with ScriptedServer('{"color":"red"}') as server:
+        client = OpenAIChatCompletionClient(
+            model="m", base_url=server.url, api_key="key", model_info=INFO, max_retries=0
+        )
+        await client.create([UserMessage(content="?", source="me")], json_output=asked)
+        await client.close()
+    [request] = server.requests
+    assert request.body["response_format"]["type"] == (
+        "json_object" if asked is True else "json_schema"
+    )

@@ -1,0 +1,197 @@
+"""The shim installed and gone, and errors of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import (
+    AgentContext,
+    Frame,
+    add_call_listener,
+    register_resolver,
+    remove_call_listener,
+    unregister_resolver,
+)
+from lightspan.capture.entry import open_scope
+from lightspan.schema import semconv as c
+from lightspan_testing.scripted import ScriptedServer
+from packages.core.tests.capture.clients import (
+    MESSAGES,
+    WAYS,
+    acting_as,
+    async_client_of,
+    client_of,
+    make_scope,
+    text_of,
+)
+
+pytestmark = pytest.mark.usefixtures("unwrapped")
+
+
+def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    def resolver(current: AgentContext) -> AgentContext | None:
+        raise ValueError("no idea")
+
+    register_resolver(resolver)
+    try:
+        with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+            assert WAYS["create"](client) == "from the gateway"
+    finally:
+        unregister_resolver(resolver)
+    assert set(scope.recorder.capture_errors()) == {
+        "who is acting could not be resolved: ValueError('no idea')"
+    }
+
+
+def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    def listener(asking: AgentContext) -> None:
+        raise ValueError(f"not for {asking.path}")
+
+    add_call_listener(listener)
+    try:
+        with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+            assert WAYS["create"](client) == "from the gateway"
+    finally:
+        remove_call_listener(listener)
+    assert set(scope.recorder.capture_errors()) == {
+        "a model call could not be told of: ValueError('not for writer')"
+    }
+
+
+def test_a_resolver_is_asked_when_the_model_is_called(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    def resolver(current: AgentContext) -> AgentContext:
+        return AgentContext(
+            current.scope, (Frame("writer", "00000000000000bb"),), "00000000000000bb"
+        )
+
+    register_resolver(resolver)
+    register_resolver(resolver)
+    try:
+        with client_of(elsewhere) as client, open_scope(make_scope(gateway)):
+            assert WAYS["create"](client) == "from the gateway"
+    finally:
+        unregister_resolver(resolver)
+        unregister_resolver(resolver)
+    assert gateway.requests[0].headers[c.HEADER_PARENT].split("-")[2] == "00000000000000bb"
+
+
+@pytest.mark.parametrize("way", ["create", "stream=True", "raw"])
+def test_a_recorder_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(sdk_instrumentation, "answer_attributes", broken)
+    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
+        assert WAYS[way](client) == "from elsewhere"
+    assert scope.recorder.capture_errors() == [
+        "a model call could not be recorded: ValueError('broken')"
+    ]
+
+
+@pytest.mark.parametrize("broken", ["sync_client", "_kept_headers"])
+def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer,
+    elsewhere: ScriptedServer,
+    broken: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(sdk_instrumentation, broken, fails)
+    with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+        assert WAYS["create"](client) == "from elsewhere"
+    damage = ["a model call could not be redirected: ValueError('broken')"]
+    assert scope.recorder.capture_errors() == damage
+    assert gateway.requests == []
+
+
+async def test_an_async_redirection_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*args: Any) -> Any:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(sdk_instrumentation, "async_client", fails)
+    async with async_client_of(elsewhere) as client:
+        with acting_as(gateway, "writer") as scope:
+            answer = await client.chat.completions.create(model="m", messages=MESSAGES)
+    assert text_of(answer) == "from elsewhere"
+    damage = ["a model call could not be redirected: ValueError('broken')"]
+    assert scope.recorder.capture_errors() == damage
+
+
+def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
+    elsewhere: ScriptedServer, gateway: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
+        stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        next(iter(stream))
+        monkeypatch.setattr(sdk_instrumentation, "request_attributes", None)
+        scope.recorder.give_up()
+        [damage] = scope.recorder.capture_errors()
+        assert "a model call could not be recorded: TypeError" in damage
+
+
+# --- installing -----------------------------------------------------------------------------
+def test_uninstalling_leaves_the_classes_as_they_were() -> None:
+    assert not sdk_instrumentation.installed()
+    before = [dict(vars(kind)) for kind in (openai.OpenAI, openai.AsyncOpenAI)]
+    sdk_instrumentation.install()
+    sdk_instrumentation.install()
+    assert sdk_instrumentation.installed()
+    assert "request" in vars(openai.OpenAI)
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.uninstall()
+    assert [dict(vars(kind)) for kind in (openai.OpenAI, openai.AsyncOpenAI)] == before
+    assert not sdk_instrumentation.installed()
+
+
+def test_a_wrapper_on_top_of_ours(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As OpenInference's: it sees every call, and outlives our uninstalling."""
+    sdk_instrumentation.install()
+    ours, seen = openai.OpenAI.request, []
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(str(args[1].url))
+        return ours(self, *args, **kwargs)
+
+    monkeypatch.setattr(openai.OpenAI, "request", theirs)
+    with client_of(elsewhere) as client:
+        with acting_as(gateway, "writer"):
+            assert WAYS["create"](client) == "from the gateway"
+        sdk_instrumentation.uninstall()
+        assert WAYS["create"](client) == "from elsewhere"
+    assert seen == ["/chat/completions"] * 2
+
+
+def test_importing_patches_nothing_and_stays_light() -> None:
+    """Law 10, in a process of its own."""
+    code = (
+        "import sys, lightspan, lightspan.capture.sdk_instrumentation, lightspan.capture.emit\n"
+        "import lightspan.runners.runner, lightspan.runners.app\n"
+        "heavy = {'torch', 'aiohttp', 'openai', 'transformers', 'langchain_core', 'httpx'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "import openai\n"
+        "print('request' in vars(openai.OpenAI), 'request' in vars(openai.AsyncOpenAI))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["[]", "False False"]

@@ -1,0 +1,357 @@
+"""Other instructions on the wire: of the agents that are meant, in every dialect and way to ask,
+with the app's own client and key; and nothing else of any request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan import prompt
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext, current_agent
+from lightspan.capture.emit import agent
+from lightspan.capture.entry import open_scope
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.system_prompts import (
+    COMPLETION,
+    LATE,
+    NEW_AGENT,
+    NO_INSTRUCTIONS,
+    OTHER_PROMPT,
+    OTHER_TEXT,
+    SEVERAL_PARTS,
+    STORED,
+    Instructions,
+    Rewrite,
+)
+from lightspan_testing.scripted import Reply, ScriptedServer
+from packages.core.tests.capture.clients import async_client_of, client_of, llm_spans, text_of
+
+pytestmark = pytest.mark.usefixtures("unwrapped")
+
+OLD, NEW = "You are router. Today is Monday.", "Route well. Today is Monday."
+TOLD = Instructions(
+    surveyed=["router", "other"],
+    rewrites=[
+        Rewrite(
+            agent="router",
+            template="You are router. Today is {date_1}.",
+            text="Route well. Today is {date_1}.",
+        )
+    ],
+)
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+SYSTEM: dict[str, Any] = {"role": "system", "content": OLD}
+
+
+@contextmanager
+def told(
+    told: Instructions | None, name: str = "router", routing: Routing | None = None, **more: Any
+) -> Iterator[AttemptContext]:
+    scope = AttemptContext(
+        rollout_id="ro-1",
+        attempt_id="at-1",
+        instructions=told,
+        routing=routing or Routing(),
+        **more,
+    )
+    with open_scope(scope), agent(name):
+        yield scope
+    assert scope.recorder.capture_errors() == []
+
+
+def chat(client: Any, **more: Any) -> Any:
+    return client.chat.completions.create(model="m", **{"messages": [SYSTEM, USER], **more})
+
+
+# --- what is sent ---------------------------------------------------------------------------
+CHATS: dict[str, Any] = {
+    "create": chat,
+    "stream": lambda client: [*chat(client, stream=True)],
+    "raw": lambda client: client.chat.completions.with_raw_response.create(
+        model="m", messages=[SYSTEM, USER]
+    ).parse(),
+    "developer": lambda client: chat(client, messages=[{**SYSTEM, "role": "developer"}, USER]),
+    "one part": lambda client: chat(
+        client, messages=[{"role": "system", "content": [{"type": "text", "text": OLD}]}, USER]
+    ),
+    "extra_body": lambda client: chat(client, extra_body={"messages": [SYSTEM, USER]}),
+    "with its own answer": lambda client: chat(
+        client, messages=[SYSTEM, USER, chat(client).choices[0].message, USER]
+    ),
+    "responses": lambda client: client.responses.create(model="m", instructions=OLD, input="hi"),
+    "responses stream": lambda client: [
+        *client.responses.create(model="m", instructions=OLD, input="hi", stream=True)
+    ],
+    "responses message": lambda client: client.responses.create(model="m", input=[SYSTEM, USER]),
+}
+
+
+@pytest.mark.parametrize("way", CHATS)
+def test_every_way_to_ask(elsewhere: ScriptedServer, way: str) -> None:
+    """The candidate's text stands where the app's stood; all else is what it was, byte by byte."""
+    with client_of(elsewhere) as client:
+        CHATS[way](client)
+        with told(TOLD) as scope:
+            CHATS[way](client)
+    half = len(elsewhere.requests) // 2
+    for plain, sent in zip(elsewhere.requests[:half], elsewhere.requests[half:], strict=True):
+        expected = json.dumps(plain.body).replace(json.dumps(OLD), json.dumps(NEW))
+        assert json.dumps(sent.body) == expected != json.dumps(plain.body)
+        same = ("authorization", "x-stainless-retry-count", "user-agent")
+        assert [sent.headers[key] for key in same] == [plain.headers[key] for key in same]
+        assert sent.headers["authorization"] == "Bearer app-key"
+    for span in llm_spans(scope):
+        assert span.attributes[c.PROMPT_ORIGINAL] == OLD
+        assert span.attributes[c.PROMPT_APPLIED] is True
+        assert genai_messages.asked_of(span.attributes)[0]["content"] == NEW
+        assert span.attributes[c.ROUTE] == Route.APP
+
+
+async def test_asynchronously(elsewhere: ScriptedServer) -> None:
+    async with async_client_of(elsewhere) as client:
+        with told(TOLD) as scope:
+            await chat(client)
+            stream = await chat(client, stream=True)
+            assert [chunk async for chunk in stream]
+            await client.responses.create(model="m", instructions=OLD, input="hi")
+    first, second, third = (request.body for request in elsewhere.requests)
+    assert first["messages"][0] == second["messages"][0] == {"role": "system", "content": NEW}
+    assert third["instructions"] == NEW
+    assert [span.attributes[c.PROMPT_APPLIED] for span in llm_spans(scope)] == [True] * 3
+
+
+@pytest.mark.parametrize("way", ["text", "block", "stream", "async"])
+def test_anthropic(elsewhere: ScriptedServer, way: str) -> None:
+    """`system` as a text or a block, whose mark for the provider's cache stays."""
+    anthropic = pytest.importorskip("anthropic")
+    block = {"type": "text", "text": OLD, "cache_control": {"type": "ephemeral"}}
+    system: Any = OLD if way == "text" else [block]
+    asked: Any = {"model": "m", "max_tokens": 9, "messages": [USER], "system": system}
+    with told(TOLD) as scope:
+        if way == "async":
+            asyncio.run(_ask_anthropic(elsewhere, asked))
+        else:
+            with anthropic.Anthropic(base_url=elsewhere.origin, api_key="app-key") as client:
+                if way == "stream":
+                    with client.messages.stream(**asked) as stream:
+                        stream.get_final_message()
+                else:
+                    client.messages.create(**asked)
+    [request] = elsewhere.requests
+    expected = NEW if way == "text" else [{**block, "text": NEW}]
+    assert request.body["system"] == expected
+    assert system in (OLD, [block])  # the app's own
+    assert block["text"] == OLD
+    assert {"app-key", "Bearer app-key"} & {*request.headers.values()}  # of either version
+    [span] = llm_spans(scope)
+    assert (span.attributes[c.PROMPT_ORIGINAL], span.attributes[c.PROMPT_APPLIED]) == (OLD, True)
+
+
+async def _ask_anthropic(server: ScriptedServer, asked: Any) -> None:
+    import anthropic
+
+    async with anthropic.AsyncAnthropic(base_url=server.origin, api_key="app-key") as client:
+        await client.messages.create(**asked)
+
+
+def test_the_apps_own_messages_stay(elsewhere: ScriptedServer) -> None:
+    given = [dict(SYSTEM), dict(USER)]
+    with client_of(elsewhere) as client, told(TOLD):
+        chat(client, messages=given)
+    assert given == [SYSTEM, USER]
+
+
+# --- what is left alone ---------------------------------------------------------------------
+LEFT_ALONE: dict[str, tuple[Any, str]] = {
+    "another text": ({"messages": [{**SYSTEM, "content": "You are a writer."}, USER]}, OTHER_TEXT),
+    "none": ({"messages": [USER]}, NO_INSTRUCTIONS),
+    "empty": ({"messages": [{**SYSTEM, "content": " "}, USER]}, NO_INSTRUCTIONS),
+    "two messages": ({"messages": [SYSTEM, SYSTEM, USER]}, SEVERAL_PARTS),
+    "two parts": (
+        {"messages": [{**SYSTEM, "content": [{"type": "text", "text": OLD}] * 2}, USER]},
+        SEVERAL_PARTS,
+    ),
+    "late": ({"messages": [USER, SYSTEM]}, LATE),
+    "one more, late": ({"messages": [SYSTEM, USER, SYSTEM]}, LATE),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_what_cannot_be_replaced_is_sent_as_it_is(elsewhere: ScriptedServer, name: str) -> None:
+    asked, reason = LEFT_ALONE[name]
+    with client_of(elsewhere) as client:
+        chat(client, **asked)
+        with told(TOLD) as scope:
+            chat(client, **asked)
+    plain, sent = elsewhere.requests
+    assert json.dumps(plain.body) == json.dumps(sent.body)
+    [span] = llm_spans(scope)
+    assert (span.attributes[c.PROMPT_APPLIED], span.attributes[c.PROMPT_REASON]) == (False, reason)
+
+
+def test_prompts_that_the_provider_keeps_and_completions(elsewhere: ScriptedServer) -> None:
+    with client_of(elsewhere) as client, told(TOLD) as scope:
+        client.responses.create(model="m", prompt={"id": "pmpt_1"}, input="hi")
+        client.completions.create(model="m", prompt=OLD)
+        client.responses.create(model="m", instructions=OLD, input=[SYSTEM, USER])
+    reasons = [span.attributes[c.PROMPT_REASON] for span in llm_spans(scope)]
+    assert reasons == [STORED, COMPLETION, SEVERAL_PARTS]
+    assert elsewhere.requests[2].body["instructions"] == OLD
+
+
+def test_other_agents_are_not_touched(elsewhere: ScriptedServer) -> None:
+    with client_of(elsewhere) as client:
+        chat(client)
+        with told(TOLD, "checker") as scope:
+            chat(client)
+        with told(TOLD, "other") as unseen:  # meant, and made no call when texts were found
+            chat(client)
+    assert len({json.dumps(request.body) for request in elsewhere.requests}) == 1
+    assert not {c.PROMPT_ORIGINAL, c.PROMPT_REASON} & llm_spans(scope)[0].attributes.keys()
+    assert llm_spans(unseen)[0].attributes[c.PROMPT_REASON] == NEW_AGENT
+
+
+def test_a_survey_writes_texts_down_and_changes_nothing(elsewhere: ScriptedServer) -> None:
+    with client_of(elsewhere) as client:
+        chat(client)
+        with told(Instructions(surveyed=["r*"])) as scope:
+            chat(client)
+            chat(client, messages=[USER, SYSTEM])
+    assert elsewhere.requests[0].body == elsewhere.requests[1].body
+    first, late = (span.attributes for span in llm_spans(scope))
+    assert first[c.PROMPT_ORIGINAL] == OLD
+    assert {c.PROMPT_APPLIED, c.PROMPT_REASON} & first.keys() == set()
+    assert late[c.PROMPT_REASON] == LATE
+
+
+# --- retries, keys, caches, side by side ----------------------------------------------------
+def test_a_retry_has_the_candidates_text() -> None:
+    answers = iter([Reply(status=500), Reply(text="yes")])
+    with (
+        ScriptedServer(lambda request: next(answers)) as server,
+        client_of(server, max_retries=1) as client,
+        told(TOLD) as scope,
+    ):
+        assert text_of(chat(client)) == "yes"
+    assert [request.body["messages"][0]["content"] for request in server.requests] == [NEW, NEW]
+    assert [request.headers["x-stainless-retry-count"] for request in server.requests] == ["0", "1"]
+    assert len(llm_spans(scope)) == 1
+
+
+def test_no_cache_answers_where_texts_are_learned() -> None:
+    for name, expected in (("router", True), ("other", True), ("checker", False)):
+        with told(TOLD, name):
+            current = current_agent()
+            assert current is not None
+            assert current.is_routed is expected
+
+
+def test_candidates_side_by_side(elsewhere: ScriptedServer) -> None:
+    """One client, one process, eight candidates at once: each answers its own."""
+    with client_of(elsewhere) as client, ThreadPoolExecutor(8) as pool:
+
+        def run(number: int) -> None:
+            rewrite = Rewrite(agent="router", template=OLD, text=f"Candidate {number}.")
+            with told(Instructions(rewrites=[rewrite])):
+                for _ in range(4):
+                    chat(client, user=str(number))
+
+        list(pool.map(run, range(8)))
+    said = [(r.body["messages"][0]["content"], r.body["user"]) for r in elsewhere.requests]
+    assert sorted(said) == [(f"Candidate {n}.", str(n)) for n in range(8) for _ in range(4)]
+
+
+def test_a_policys_call_goes_to_the_gateway_with_the_candidates_text(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    routing = Routing(rules=[Rule("router", Target(route=Route.POLICY, policy="p"))])
+    with (
+        client_of(elsewhere) as client,
+        told(TOLD, routing=routing, gateway_url=gateway.origin, call_token="token") as scope,
+    ):
+        assert text_of(chat(client)) == "from the gateway"
+    [request] = gateway.requests
+    assert request.body["messages"][0]["content"] == NEW
+    assert request.headers["authorization"] == "Bearer token"
+    [span] = [span for span in scope.recorder.drain() if span.name == "lightspan.prompt"]
+    assert span.attributes[c.PROMPT_CALL] == request.headers[c.HEADER_CALL_ID]
+    assert span.attributes[c.PROMPT_ORIGINAL] == OLD
+
+
+def test_a_client_of_another_kind(elsewhere: ScriptedServer) -> None:
+    """Azure's, which puts the model into the URL."""
+    client = openai.AzureOpenAI(
+        azure_endpoint=elsewhere.origin, api_key="app-key", api_version="2026-01-01"
+    )
+    with client, told(TOLD):
+        chat(client)
+    [request] = elsewhere.requests
+    assert request.path.startswith("/openai/deployments/m/chat/completions")
+    assert request.body["messages"][0]["content"] == NEW
+
+
+# --- prompts that the app asks for ----------------------------------------------------------
+def learned(before: str, after: str) -> Instructions:
+    change = LearnedPrompt(before=PromptTemplate(before), after=PromptTemplate(after))
+    return Instructions(surveyed=["mails"], prompts={"mails": change})
+
+
+def test_a_prompt_that_the_app_asks_for() -> None:
+    assert prompt("mails", "Which {mail}?") == "Which {mail}?"  # outside every attempt
+    with told(None):
+        assert prompt("mails", "Which {mail}?") == "Which {mail}?"
+    with told(learned("Which {mail}?", 'As {{"desk": 1}}: {mail}')) as scope:
+        assert prompt("mails", "Which {mail}?") == 'As {{"desk": 1}}: {mail}'
+        assert prompt("mails", "Other {mail}?") == "Other {mail}?"
+        assert prompt("letters", "Which {mail}?") == "Which {mail}?"
+    first, second = (span.attributes for span in scope.recorder.drain() if span.name[:2] == "li")
+    assert first[c.PROMPT_NAME] == "mails"
+    assert (first[c.PROMPT_ORIGINAL], first[c.PROMPT_APPLIED]) == ("Which {mail}?", True)
+    assert first[c.AGENT_PATH] == "router"
+    assert (second[c.PROMPT_APPLIED], second[c.PROMPT_REASON]) == (False, OTHER_PROMPT)
+
+
+@pytest.mark.parametrize(
+    "text", ['As {"desk": "…"}: {mail}', "Use { and } for {mail}", "{mail!x} {mail}", "{a} {mail}"]
+)
+def test_braces_of_a_candidates_own_do_not_fail_in_the_app(text: str) -> None:
+    after = PromptTemplate("Which {mail}?").rewritten(text).template
+    with told(learned("Which {mail}?", after)):
+        said = prompt("mails", "Which {mail}?").format(mail="hi")
+    assert said == text.replace("{mail}", "hi")
+
+
+def test_a_prompt_without_placeholders_is_plain_text() -> None:
+    with told(learned("Be brief.", 'Say {{"a": 1}}')):
+        assert prompt("mails", "Be brief.") == 'Say {"a": 1}'
+    with told(learned("{{x}}", "{{x}}")):
+        assert prompt("mails", "{{x}}") == "{{x}}"  # the app's own, to the letter
+
+
+def test_what_fails_is_ours_and_the_app_goes_on(
+    elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("lightspan.capture.sdk_instrumentation.with_text", broken)
+    monkeypatch.setattr(Instructions, "text_of", broken)
+    scope = AttemptContext(rollout_id="r", attempt_id="a", instructions=TOLD)
+    with client_of(elsewhere) as client, open_scope(scope), agent("router"):
+        assert text_of(chat(client)) == "from elsewhere"
+        assert prompt("mails", "Be brief.") == "Be brief."
+    assert elsewhere.requests[0].body["messages"][0]["content"] == OLD
+    damages = " ".join(scope.recorder.capture_errors())
+    assert "the instructions of a model call could not be replaced: RuntimeError" in damages
+    assert "the prompt 'mails' could not be read: RuntimeError" in damages
+    sdk_instrumentation.close()

@@ -1,0 +1,304 @@
+"""The shim: what reaches the gateway, however an app asks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pydantic
+import pytest
+
+from lightspan.capture import context_propagation, sdk_instrumentation
+from lightspan.capture._globals import state
+from lightspan.capture.emit import agent
+from lightspan.capture.entry import open_scope
+from lightspan.schema import semconv as c
+from lightspan.schema.routing import Route, Routing, Target
+from lightspan.schema.spans import SpanStatus
+from lightspan_testing.scripted import Reply, ScriptedServer
+from packages.core.tests.capture.clients import (
+    ASYNC_WAYS,
+    MESSAGES,
+    WAYS,
+    acting_as,
+    ask_async,
+    async_client_of,
+    client_of,
+    llm_spans,
+    make_scope,
+    text_of,
+)
+
+pytestmark = pytest.mark.usefixtures("unwrapped")
+
+
+class Parsed(pydantic.BaseModel):
+    word: str
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_ask(gateway: ScriptedServer, elsewhere: ScriptedServer, way: str) -> None:
+    """A client built before the shim is installed, and used in a scope and outside."""
+    with client_of(elsewhere) as client:
+        assert WAYS[way](client) == "from elsewhere"
+        with acting_as(gateway, "writer") as scope:
+            assert WAYS[way](client) == "from the gateway"
+            assert llm_spans(scope) == []  # the gateway records it
+        assert WAYS[way](client) == "from elsewhere"
+        with acting_as(gateway, "checker") as scope:
+            assert WAYS[way](client) == "from elsewhere"
+        assert len(llm_spans(scope)) == 1
+    assert (len(gateway.requests), len(elsewhere.requests)) == (1, 3)
+
+
+def test_parse(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
+    with (
+        ScriptedServer('{"word": "yes"}') as server,
+        client_of(elsewhere) as client,
+        acting_as(server, "writer"),
+    ):
+        answer = client.chat.completions.parse(model="m", messages=MESSAGES, response_format=Parsed)
+        assert answer.choices[0].message.parsed == Parsed(word="yes")
+
+
+@pytest.mark.parametrize("agent_name", ["writer", "checker"])
+@pytest.mark.parametrize("raw", [False, True])
+def test_an_answer_that_the_app_cannot_parse(agent_name: str, raw: bool) -> None:
+    """A length that is over is no failed delivery, and no damage."""
+    with (
+        ScriptedServer(Reply(text="{", finish_reason="length") for _ in range(1)) as server,
+        client_of(server) as client,
+    ):
+        api = client.chat.completions
+        with acting_as(server, agent_name) as scope:
+            if raw:
+                raw_answer = api.with_raw_response.create(model="m", messages=MESSAGES)
+                assert raw_answer.parse().choices[0].finish_reason == "length"
+            else:
+                with pytest.raises(openai.LengthFinishReasonError):
+                    api.parse(model="m", messages=MESSAGES, response_format=Parsed)
+        assert scope.recorder.capture_errors() == []
+        spans = llm_spans(scope)
+    if agent_name == "writer":
+        assert spans == []
+    else:
+        [span] = spans
+        assert span.attributes[c.FINISH_REASONS] == ["length"]
+        assert span.attributes[c.CALL_OUTCOME] == ("ok" if raw else "error")
+
+
+# --- what the gateway sees ------------------------------------------------------------------
+def test_the_headers_of_a_redirected_call(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    with (
+        client_of(elsewhere) as client,
+        open_scope(make_scope(gateway)),
+        agent("team/ä b"),
+        agent("writer") as span,
+    ):
+        client.chat.completions.create(model="m", messages=MESSAGES, temperature=0.5)
+    [request] = gateway.requests
+    headers = {key: value for key, value in request.headers.items() if "stainless" not in key}
+    call_id = headers.pop(c.HEADER_CALL_ID)
+    assert call_id.startswith("call-")
+    assert len(call_id) == 37
+    assert span is not None
+    for transport in ("accept-encoding", "connection", "content-length", "user-agent"):
+        headers.pop(transport)
+    assert headers == {
+        "host": gateway.origin.removeprefix("http://"),
+        "accept": "application/json",
+        "content-type": "application/json",
+        "authorization": "Bearer token-1",
+        c.HEADER_ATTEMPT: "at-1",
+        c.HEADER_AGENT: "team%2F%C3%A4%20b/writer",
+        c.HEADER_PARENT: f"00-0123456789abcdef0123456789abcdef-{span.span_id}-01",
+        c.HEADER_PROTOCOL: str(c.PROTOCOL_VERSION),
+    }
+    assert request.path == "/v1/chat/completions"
+    assert request.body == {"model": "m", "messages": MESSAGES, "temperature": 0.5}
+
+
+def test_a_call_without_any_agent(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
+    routing = Routing(default=Target(route=Route.POLICY, policy="policy"))
+    with client_of(elsewhere) as client, open_scope(make_scope(gateway, routing)):
+        client.chat.completions.create(model="m", messages=MESSAGES)
+    headers = gateway.requests[0].headers
+    assert headers[c.HEADER_AGENT] == "app"
+    assert headers[c.HEADER_PARENT] == f"00-0123456789abcdef0123456789abcdef-{c.NO_PARENT}-01"
+
+
+def test_the_body_is_kept(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
+    with client_of(elsewhere) as client, acting_as(gateway, "writer"):
+        client.chat.completions.create(
+            model="m", messages=MESSAGES, extra_body={"top_k": 5}, extra_query={"a": "b"}
+        )
+    [request] = gateway.requests
+    assert request.path == "/v1/chat/completions"
+    assert request.body == {"model": "m", "messages": MESSAGES, "top_k": 5}
+
+
+def test_an_azure_client_is_redirected_too(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    with openai.AzureOpenAI(
+        azure_endpoint=elsewhere.origin, api_key="azure-key", api_version="2024-10-21"
+    ) as client:
+        with acting_as(gateway, "writer"):
+            answer = client.chat.completions.create(model="deployed", messages=MESSAGES)
+            assert text_of(answer) == "from the gateway"
+        with acting_as(gateway, "checker") as scope:
+            client.chat.completions.create(model="deployed", messages=MESSAGES)
+        assert len(llm_spans(scope)) == 1
+    assert gateway.requests[0].path == "/v1/chat/completions"
+    assert "api-key" not in gateway.requests[0].headers
+    assert elsewhere.requests[0].path.startswith("/openai/deployments/deployed/chat/completions")
+
+
+def test_other_requests_are_not_touched(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
+    with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+        assert [model.id for model in client.models.list()] == ["scripted"]
+    assert llm_spans(scope) == []
+
+
+def test_responses_go_to_the_gateway_too(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    """The app's endpoint must not answer."""
+    with client_of(elsewhere) as client, acting_as(gateway, "writer"):
+        client.responses.with_raw_response.create(model="m", input="hi")
+    assert [request.path for request in gateway.requests] == ["/v1/responses"]
+    assert elsewhere.requests == []
+
+
+def test_without_a_gateway_calls_are_recorded_only(elsewhere: ScriptedServer) -> None:
+    with client_of(elsewhere) as client, acting_as(None, "writer") as scope:
+        assert WAYS["create"](client) == "from elsewhere"
+    [span] = llm_spans(scope)
+    assert span.attributes[c.AGENT_PATH] == "writer"
+
+
+# --- retries --------------------------------------------------------------------------------
+def test_retries_carry_one_call_id(elsewhere: ScriptedServer) -> None:
+    bad = Reply(status=500, headers={"retry-after-ms": "1"})
+    with (
+        ScriptedServer([bad, bad, "fine"]) as gateway,
+        client_of(elsewhere, max_retries=2) as client,
+        acting_as(gateway, "writer"),
+    ):
+        assert WAYS["create"](client) == "fine"
+    assert [r.headers["x-stainless-retry-count"] for r in gateway.requests] == ["0", "1", "2"]
+    assert len({request.headers[c.HEADER_CALL_ID] for request in gateway.requests}) == 1
+
+
+def test_the_callers_retries_and_timeout_are_kept(elsewhere: ScriptedServer) -> None:
+    bad = Reply(status=500, headers={"retry-after-ms": "1"})
+    with (
+        ScriptedServer(lambda request: bad) as gateway,
+        client_of(elsewhere, max_retries=0, timeout=7.5) as client,
+        acting_as(gateway, "writer") as scope,
+    ):
+        with pytest.raises(openai.InternalServerError):
+            WAYS["create"](client)
+        with pytest.raises(openai.InternalServerError):
+            client.with_options(max_retries=1, timeout=3.5).chat.completions.create(
+                model="m", messages=MESSAGES
+            )
+        with pytest.raises(openai.InternalServerError):
+            client.chat.completions.create(model="m", messages=MESSAGES, timeout=2.5)
+        assert llm_spans(scope) == []  # the gateway answered, and recorded it
+    seen = [request.headers["x-stainless-read-timeout"] for request in gateway.requests]
+    assert seen == ["7.5", "3.5", "3.5", "2.5"]
+
+
+def test_a_gateway_that_is_gone(elsewhere: ScriptedServer) -> None:
+    with ScriptedServer() as gone:
+        pass
+    with (
+        client_of(elsewhere, max_retries=0) as client,
+        acting_as(gone, "writer") as scope,
+        pytest.raises(openai.APIConnectionError),
+    ):
+        WAYS["create"](client)
+    [span] = llm_spans(scope)
+    assert span.attributes[c.CALL_OUTCOME] == "undelivered"
+    assert span.status is SpanStatus.ERROR
+    assert elsewhere.requests == []
+
+
+def test_a_stream_of_the_gateway_that_breaks_off(elsewhere: ScriptedServer) -> None:
+    with (
+        ScriptedServer([Reply(text="a b c", drop=True)]) as gateway,
+        client_of(elsewhere, max_retries=0) as client,
+        acting_as(gateway, "writer") as scope,
+    ):
+        with pytest.raises(Exception):  # noqa: B017 - httpx's or httpx2's, by version
+            WAYS["stream=True"](client)
+        [span] = llm_spans(scope)
+    assert span.attributes[c.CALL_OUTCOME] == "undelivered"
+    assert span.attributes[c.CALL_ID] == gateway.requests[0].headers[c.HEADER_CALL_ID]
+
+
+# --- async, threads, loops ------------------------------------------------------------------
+async def test_32_concurrent_calls(elsewhere: ScriptedServer) -> None:
+    async def one(client: openai.AsyncOpenAI, number: int) -> str:
+        with agent(f"writer-{number}"):
+            answer = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": str(number)}]
+            )
+            return text_of(answer)
+
+    routing = Routing(default=Target(route=Route.POLICY, policy="policy"))
+    with ScriptedServer(lambda request: f"answer to {request.last_text}") as gateway:
+        async with async_client_of(elsewhere) as client:
+            with open_scope(make_scope(gateway, routing)):
+                answers = await asyncio.gather(*(one(client, number) for number in range(32)))
+    assert answers == [f"answer to {number}" for number in range(32)]
+    asked = {r.headers[c.HEADER_AGENT]: r.last_text for r in gateway.requests}
+    assert asked == {f"writer-{number}": str(number) for number in range(32)}
+    assert len({r.headers[c.HEADER_CALL_ID] for r in gateway.requests}) == 32
+    await sdk_instrumentation.aclose()
+
+
+@pytest.mark.parametrize("way", ASYNC_WAYS)
+async def test_every_async_way_to_ask(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, way: str
+) -> None:
+    async with async_client_of(elsewhere) as client:
+        with acting_as(gateway, "writer") as scope:
+            assert await ask_async(client, way) == "from the gateway"
+        assert llm_spans(scope) == []
+        with acting_as(gateway, "checker") as scope:
+            assert await ask_async(client, way) == "from elsewhere"
+        assert len(llm_spans(scope)) == 1
+    await sdk_instrumentation.aclose()
+
+
+def test_two_event_loops(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
+    """Each loop has its client, closed with the loop: nothing is left open."""
+
+    async def ask() -> str:
+        async with async_client_of(elsewhere) as client:
+            return await ask_async(client, "create")
+
+    with acting_as(gateway, "writer"):
+        assert [asyncio.run(ask()), asyncio.run(ask())] == ["from the gateway"] * 2
+    loops = list(state.async_clients)
+    assert all(loop.is_closed() for loop in loops)
+
+
+def test_threads_carry_the_scope(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
+    context_propagation.carry()
+    try:
+        with client_of(elsewhere) as client, acting_as(gateway, "writer"):
+            with ThreadPoolExecutor(4) as pool:
+                found = list(pool.map(lambda _: WAYS["create"](client), range(8)))
+            thread = threading.Thread(target=lambda: found.append(WAYS["create"](client)))
+            thread.start()
+            thread.join()
+    finally:
+        context_propagation.stop_carrying()
+    assert found == ["from the gateway"] * 9

@@ -1,0 +1,323 @@
+"""What AIR's signals see, and where a tool call stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from lightspan import AIR
+from lightspan.errors import ConfigError
+from lightspan.lightning import (
+    History,
+    ToolError,
+    ToolSuccess,
+    Trace,
+    ValidArguments,
+    build_episode,
+    cover,
+    discounted,
+    shape,
+)
+from lightspan.lightning.episode import Episode
+from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import dump
+from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan_testing.strategies import (
+    attempts,
+    make_attempt,
+    make_call_span,
+    make_record,
+    make_reward_span,
+    make_rollout,
+    make_span,
+)
+from packages.core.tests.lightning.steps import (
+    EVERYONE,
+    WRITER,
+    answers,
+    at,
+    attempt,
+    batch,
+    built,
+    call,
+    phi,
+    raises,
+    see,
+    tool,
+)
+
+
+def test_tools_are_chosen_by_name() -> None:
+    tools = [
+        tool("t1", at(3), at(3) + 1, name="sql_query"),
+        tool("t2", at(3), at(3) + 1, name="search", fails=True),
+    ]
+    episode = built([call("a", 1, 2)], tools)
+    assert see(episode, ToolSuccess()) == [1.0, 0.0]
+    assert see(episode, ToolSuccess(tools="sql*")) == [1.0]
+    assert see(episode, ToolError(tools="search")) == [-1.0]
+
+
+@pytest.mark.parametrize(
+    ("status", "attributes", "seen"),
+    [
+        (SpanStatus.OK, {}, [1.0]),
+        (SpanStatus.ERROR, {}, [0.0]),
+        (SpanStatus.UNSET, {}, []),  # interrupted: nothing is known
+        (SpanStatus.UNSET, {c.TOOL_CALL_RESULT: ""}, [1.0]),
+        (SpanStatus.UNSET, {"traceloop.entity.output": "rows"}, [1.0]),
+        (SpanStatus.OK, {c.ERROR_TYPE: "ToolException"}, [0.0]),
+    ],
+)
+def test_what_success_is(status: SpanStatus, attributes: dict[str, Any], seen: list[float]) -> None:
+    span = make_span("t", SpanKind.TOOL, status=status, attributes=attributes)
+    episode = built([call("a", 1, 2)], [span])
+    assert see(episode, ToolSuccess()) == seen
+    assert see(episode, ToolError()) == [value - 1 for value in seen]
+
+
+@pytest.mark.parametrize(
+    ("result", "seen"),
+    [
+        ('{"rows": []}', [0.0]),
+        ("[1, 2]", [0.0]),
+        ("no such table", [-1.0]),
+        ('{"rows": [', [-1.0]),
+        (None, [-1.0]),
+        ('{"rows": [1… (70000 characters)', []),
+        ("[" * 100_000, [-1.0]),
+    ],
+)
+def test_results_that_must_be_json(result: str | None, seen: list[float]) -> None:
+    attributes = {} if result is None else {c.TOOL_CALL_RESULT: result}
+    episode = built([call("a", 1, 2)], [tool("t", at(3), at(4), attributes=attributes)])
+    assert see(episode, ToolError(result="json")) == seen
+    assert see(episode, ToolError()) == [0.0]
+
+
+OFFERED = {c.TOOL_DEFINITIONS: "[]"}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "seen"),
+    [
+        ({}, []),
+        (answers("no tool needed"), []),
+        (answers(None, ("x", '{"a": 1}')), [1.0]),
+        (answers(None, ("x", {"a": 1})), [1.0]),
+        (answers(None, ("x", '{"a": 1}'), ("y", '{"a": ')), [0.0]),
+        (answers(None, ("x", "[1]")), [0.0]),
+        (answers(None, ("x", None)), [0.0]),
+        (answers('<tool_call>{"name": "sql", "arguments": {"q": }}</tool_call>'), [0.0]),
+        (answers("<|python_tag|>sql(1)"), [0.0]),
+        (answers('{"name": "sql", "parameters": {"q": '), []),
+        ({**answers('{"name": "sql", "parameters": {"q": '), **OFFERED}, [0.0]),
+        ({**answers('```json\n[{"name": "sql", }]\n```'), **OFFERED}, [0.0]),
+        ({**answers('{"answer": 3}'), **OFFERED}, []),
+        ({c.OUTPUT_MESSAGES: "[{"}, []),
+        ({c.OUTPUT_MESSAGES: "[" * 100_000}, []),
+        ({c.OUTPUT_MESSAGES: '{"parts": 3}'}, []),
+        ({c.OUTPUT_MESSAGES: '[{"parts": [3, {"type": "tool_call"}]}]'}, [0.0]),
+        ({c.OUTPUT_MESSAGES: "[3]"}, []),
+    ],
+)
+def test_valid_arguments(attributes: dict[str, Any], seen: list[float]) -> None:
+    assert see(built([call("a", 1, 2, attributes=attributes)]), ValidArguments()) == seen
+
+
+def test_each_choice_answers_for_itself() -> None:
+    good = {"role": "assistant", "tool_calls": [{"id": "x", "function": {"arguments": "{}"}}]}
+    bad = {"role": "assistant", "tool_calls": [{"id": "y", "function": {"arguments": "{"}}]}
+    span = make_call_span("n", "writer", (1, 2), {c.OUTPUT_MESSAGES: dump([good, bad])})
+    records = [make_record("n", choice=k, span_id="span-n") for k in range(2)]
+    episode = build_episode(make_attempt(), make_rollout(), [span], records)
+    seen = ValidArguments().see(Trace(episode))
+    assert [(one.cause, one.value) for one in seen] == [(("n", 0), 1.0), (("n", 1), 0.0)]
+
+
+def test_a_function_sees_calls_and_tools_and_no_reward() -> None:
+    seen: list[History] = []
+
+    def spy(history: History) -> float:
+        seen.append(history)
+        return True
+
+    calls = [call("a", 1, 2), call("b", 3, 4, agent="checker"), call("d", 5, 6)]
+    used = tool("t", at(2) + 1, at(2) + 2, attributes={c.TOOL_CALL_ARGUMENTS: "{}"}, fails=True)
+    paid = make_reward_span("r", 1.0, {c.REWARD_CALL_ID: "a"})
+    assert phi(built(calls, [used, paid]), spy) == [1.0, 1.0]
+    empty, last = seen
+    assert (empty.turn, empty.calls, empty.tools, empty.task_id) == (0, (), (), "task-g")
+    assert [(one.call_id, one.agent, one.reward) for one in last.calls] == [
+        ("a", "writer", None),
+        ("b", "checker", None),
+    ]
+    [found] = last.tools
+    assert (found.name, found.arguments, found.result, found.succeeded, found.call) == (
+        "sql",
+        "{}",
+        None,
+        False,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raises, r"the signal raises failed on task task-g, turn 0: KeyError: 'query'; return"),
+        (lambda history: "much", r"<lambda> returned 'much' on task task-g, turn 0: return a fin"),
+        (lambda history: math.nan, "returned nan"),
+        (lambda history: None, "returned None"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["potential", "bonus"])
+def test_a_function_that_fails_is_an_error_that_names_it(
+    function: Callable[[History], Any], message: str, mode: Any
+) -> None:
+    message = message.replace("turn 0", f"turn {int(mode == 'bonus')}")
+    with pytest.raises(ConfigError, match=message):
+        batch([attempt("m+")], air=AIR(signals=(function,), mode=mode))
+
+
+# --- where a tool call stands ---------------------------------------------------------------
+def places(episode: Episode) -> dict[str, tuple[int | None, int | None]]:
+    return {t.tool.span.span_id: (t.after, t.since) for t in Trace(episode).tools}
+
+
+def test_by_the_clock_where_nothing_else_says() -> None:
+    calls = [call("a", 1, 2), call("b", 3, 4)]
+    tools = [
+        tool("early", at(1) - 9, at(1) - 8),
+        tool("between", at(2) + 1, at(2) + 2),
+        tool("across", at(2) + 1, at(3) + 1),
+        tool("tie", at(2), at(3)),
+        tool("late", at(4) + 1, at(4) + 2),
+    ]
+    assert places(built(calls, tools)) == {
+        "early": (-1, -1),
+        "between": (2, 2),
+        "across": (3, 2),
+        "tie": (3, 2),
+        "late": (4, 4),
+    }
+    seen: list[History] = []
+    good = phi(built(calls, tools), ToolSuccess(), lambda history: seen.append(history) or 0.0)
+    assert good == [0.5, 0.5]
+    names = [[found.span.span_id for found in history.tools] for history in seen]
+    assert names == [["early"], ["early", "between"]]
+
+
+def test_a_tool_call_never_ends_before_the_call_that_asked_for_it() -> None:
+    """By its id, whatever the clocks say."""
+    calls = [call("a", 1, 2), call("b", 3, 4, attributes=answers(None, ("x", "{}")))]
+    used = tool("t", 5, 6, attributes={c.TOOL_CALL_ID: "x"})
+    assert places(built(calls, [used])) == {"t": (4, 4)}
+    assert Trace(built(calls, [used])).tools[0].tool.call == ("b", 0)
+
+
+def test_an_id_that_two_calls_used_says_nothing() -> None:
+    named = answers(None, ("call_0", "{}"))
+    calls = [call("a", 1, 2, attributes=named), call("b", 3, 4, attributes=named)]
+    used = tool("t", at(2) + 1, at(2) + 2, attributes={c.TOOL_CALL_ID: "call_0"})
+    assert places(built(calls, [used])) == {"t": (2, 2)}
+
+
+def test_a_tool_that_is_an_agent_ends_after_its_own_model_calls() -> None:
+    calls = [
+        call("a", 1, 2, attributes=answers(None, ("x", "{}"))),
+        call("inner", 3, 6, agent="checker", parent_id="node"),
+        call("b", 7, 8),
+    ]
+    outer = tool("t", 0, 0, attributes={c.TOOL_CALL_ID: "x"})
+    node = make_span("node", SpanKind.AGENT, parent_id="t")
+    assert places(built(calls, [outer, node])) == {"t": (6, 2)}
+
+
+def test_clocks_that_disagree_are_not_used() -> None:
+    """The gateway's runs 5 s ahead: tools would seem to end before calls that they followed."""
+    ahead = 5_000_000_000
+    record, span = call("a", 1, 2, parent_id="node")
+    shifted = span.replace(start_ns=at(1) + ahead, end_ns=at(2) + ahead)
+    node = make_span("node", SpanKind.AGENT, start_ns=at(1) - 9, end_ns=at(2) + 9)
+    spans = [tool("t", at(2) + 10, at(2) + 20), node]
+    assert places(built([(record, span)], spans)) == {"t": (2, 2)}
+    skewed = built([(record, shifted)], spans)
+    assert places(skewed) == {"t": (None, None)}
+    coverage = cover(skewed, WRITER, step_rewards=True)
+    found = shape(AIR(), discounted(1), skewed, coverage)
+    assert (found.unplaced, dict(found.seen)) == (1, {"tool_success": [1.0]})
+
+
+def test_a_tool_that_begins_before_it_was_asked_for_shows_other_clocks() -> None:
+    """Then ids alone place it, and nothing places the other."""
+    asker = call("a", 1, 2, attributes=answers(None, ("x", "{}")))
+    tools = [
+        tool("t", at(1), at(1) + 1, attributes={c.TOOL_CALL_ID: "x"}),
+        tool("other", at(2) + 1, at(2) + 2),
+    ]
+    assert places(built([asker], tools)) == {"t": (2, 2), "other": (None, None)}
+
+
+def test_a_span_without_a_time_is_unplaced() -> None:
+    calls = [call("a", 1, 2)]
+    open_ended = [tool("t1", 0, 0), tool("t2", at(3), 0), tool("t3", at(4), at(3))]
+    expected = dict.fromkeys(("t1", "t2", "t3"), (None, None))
+    assert places(built(calls, open_ended)) == expected
+
+
+def test_a_call_without_a_span_may_have_begun_at_any_time() -> None:
+    """Nothing that ended is in its state, unless ids say so."""
+    episode = built([call("a", 1, 2)], [tool("t", at(2) + 1, at(2) + 2)])
+    assert places(episode) == {"t": (2, 2)}
+    records = [make_record("a"), make_record("b", sequence=(3, 4))]
+    used = [tool("t", at(2) + 1, at(2) + 2)]
+    unknown = build_episode(make_attempt(), make_rollout(), used, records)
+    assert phi(unknown) == [0.0, 0.0]
+
+
+def test_a_tool_call_counts_once() -> None:
+    calls = [call("a", 1, 2, attributes=answers(None, ("x", "{}"))), call("b", 9, 10)]
+    asked = {c.TOOL_CALL_ID: "x"}
+    tools = [
+        tool("t1", at(3), at(4), attributes=asked, fails=True),
+        tool("t2", at(5), at(6), attributes=asked),  # tried again
+        tool("t3", at(7), at(8)),
+        tool("t3", at(7), at(8)),  # arrived twice
+        tool("t4", at(7), at(8), late=True),
+        tool("t5", at(7), at(8), attempt="other"),
+    ]
+    assert places(built(calls, tools)) == {"t2": (2, 2), "t3": (2, 2)}
+    assert phi(built(calls, tools)) == [0.0, 1.0]
+
+
+@settings(deadline=None)
+@given(attempts(), st.randoms(use_true_random=False), st.sampled_from(["potential", "bonus"]))
+def test_anything_recorded_has_a_shaping(recorded: Any, random: Any, mode: Any) -> None:
+    """Circles, orphans, lying clocks: it never raises, whatever the order of arrival."""
+    signals = (ToolSuccess(), ToolError(result="json"), ValidArguments(), lambda h: len(h.tools))
+    air = AIR(signals=signals, scale=1, mode=mode)
+    spans, records = list(recorded.spans), list(recorded.records)
+    random.shuffle(spans)
+    random.shuffle(records)
+    found = []
+    for some in (recorded, recorded._replace(spans=spans, records=records)):
+        episode = build_episode(*some)
+        coverage = cover(episode, EVERYONE, step_rewards=True)
+        shaped = shape(air, discounted(0.5), episode, coverage)
+        assert set(shaped.credits) == {entry.call.key for entry in coverage.selected}
+        assert all(math.isfinite(value) for value in shaped.credits.values())
+        found.append(shaped)
+    assert found[0].unplaced == found[1].unplaced
+    assert found[0].credits == pytest.approx(found[1].credits)
+
+
+def test_a_thousand_turns_are_linear_enough() -> None:
+    episode = attempt("m+" * 1024)
+    potentials = phi(episode)
+    assert len(potentials) == 1024
+    assert potentials[1:] == [1.0] * 1023

@@ -1,0 +1,352 @@
+"""Advantages from a critic: the causal graph of calls, and GAE over it."""
+
+import math
+from functools import partial
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan.errors import DataError
+from lightspan.lightning import (
+    Call,
+    Selection,
+    build_episode,
+    build_rows,
+    cover,
+    discounted,
+    explained_variance,
+    gae,
+    interval_successors,
+    successors,
+    terminal,
+    trained_transitions,
+    trusted_lambda,
+    turn_depths,
+    values_by_call,
+)
+from lightspan.schema.token_records import CallOutcome
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from packages.core.tests.lightning.enumerated import Process, bias, scaled
+
+EXACT = partial(pytest.approx, rel=0, abs=1e-12)
+BIASES = {"early": {0.95: 0.0055, 0.5: 0.0315}, "late": {0.95: 0.0009, 0.5: 0.0059}}
+"""The biases of facts/credit.md (.006 and .032), to four places."""
+
+
+def calls_at(*intervals):
+    """Calls c0, c1, … by their sequence; None for one that has none."""
+    calls = []
+    for number, interval in enumerate(intervals):
+        start, end = interval or (None, None)
+        calls.append(Call(f"c{number}", 0, "writer", CallOutcome.OK, start, end))
+    return calls
+
+
+def keyed(calls, numbers):
+    return {call.key: number for call, number in zip(calls, numbers, strict=True)}
+
+
+def advantages(calls, to_go, values, **options):
+    found = gae(calls, keyed(calls, to_go), keyed(calls, values), **options)
+    assert list(found) == [call.key for call in calls]
+    return list(found.values())
+
+
+@st.composite
+def episodes(draw, most=9):
+    """Calls in causal order (some side by side, some with equal intervals, some without sequence)
+    and, of each, a reward."""
+    times = st.integers(0, 3 * most)
+    pairs = draw(st.lists(st.tuples(times, times).map(sorted), min_size=1, max_size=most))
+    intervals = sorted((start, end + 1) for start, end in pairs)
+    for place in draw(st.lists(st.integers(0, len(intervals)), max_size=2)):
+        intervals.insert(place, None)
+    rewards = draw(st.lists(numbers, min_size=len(intervals), max_size=len(intervals)))
+    return calls_at(*intervals), rewards
+
+
+numbers = st.floats(-2, 2)
+gammas = st.sampled_from([1.0, 0.95, 0.5])
+lambdas = st.floats(0, 1)
+
+
+def reward_to_go(calls, rewards, gamma):
+    """As `discounted` has it: a call's own reward, and those of later turns."""
+    turns = turn_depths(calls)
+    return [
+        own
+        + sum(
+            gamma ** (later - turn) * reward
+            for later, reward in zip(turns, rewards, strict=True)
+            if later > turn
+        )
+        for turn, own in zip(turns, rewards, strict=True)
+    ]
+
+
+# --- who follows ------------------------------------------------------------------------------
+
+
+def test_in_a_chain_the_next_call_follows():
+    assert successors(calls_at((1, 2), (3, 4), (5, 6))) == [[1], [2], []]
+
+
+def test_a_long_call_is_followed_by_the_join():
+    """Y lies beside X1 and X2; by turn, X2 would follow it."""
+    calls = calls_at((1, 2), (3, 5), (4, 8), (6, 7), (9, 10))
+    assert turn_depths(calls) == [0, 1, 1, 2, 3]
+    assert successors(calls) == [[1, 2], [3], [4], [4], []]
+
+
+def test_who_started_before_a_call_ended_does_not_follow_it():
+    assert successors(calls_at((1, 4), (2, 3), (3, 9), (5, 6))) == [[3], [3], [], []]
+
+
+def test_choices_of_one_call_follow_together():
+    one = Call("a", 0, "writer", CallOutcome.OK, 1, 2)
+    two = [Call("b", choice, "writer", CallOutcome.OK, 3, 4) for choice in (0, 1)]
+    last = Call("c", 0, "writer", CallOutcome.OK, 5, 6)
+    assert successors([one, *two, last]) == [[1, 2], [3], [3], []]
+
+
+def test_a_call_without_sequence_is_nobody_s_successor():
+    calls = calls_at((1, 2), None, (3, 4), None)
+    assert successors(calls) == [[2], [], [], []]
+    found = advantages(calls, [1.0, 2.0, 3.0, 4.0], [0.5, 0.5, 1.0, 1.0], lam=0.0)
+    assert found == [1.0 - 3.0 + 1.0 - 0.5, 1.5, 2.0, 3.0]
+
+
+def test_a_call_that_never_ended_is_not_its_own_successor():
+    calls = [Call("a", 0, "writer", CallOutcome.OK, 3, None), *calls_at((4, 5))]
+    assert successors(calls) == [[1], []]
+
+
+def test_nothing():
+    assert successors([]) == []
+    assert gae([], {}, {}) == {}
+
+
+@given(episodes(most=12))
+def test_successors_are_as_they_are_defined(episode):
+    calls, _ = episode
+    places = [p for p, call in enumerate(calls) if call.sequence_start is not None]
+    for place, following in enumerate(successors(calls)):
+        if place not in places:
+            assert following == []
+            continue
+        later = [p for p in places if calls[p].sequence_start > calls[place].sequence_end]
+        assert following == [
+            p
+            for p in later
+            if not any(calls[q].sequence_end < calls[p].sequence_start for q in later)
+        ]
+
+
+def test_many_calls_are_no_burden():
+    """Ten thousand, each beside its neighbours: one by one, it would be a hundred million looks."""
+    starts = range(0, 20_000, 2)
+    found = interval_successors(starts, [start + 3 for start in starts])
+    assert found[0] == range(2, 4)
+    assert found[-3] == range(9_999, 10_000)
+    assert found[-1] == range(10_000, 10_000)
+
+
+# --- advantages -------------------------------------------------------------------------------
+
+
+def test_a_chain_worked_by_hand():
+    """A = (r + V' - V) + lambda · A', r the reward on a call, a final one of 1."""
+    calls = calls_at((1, 2), (3, 4), (5, 6))
+    found = advantages(calls, [1.5, 1.0, 1.0], [0.25, 0.5, 0.75], lam=0.5)
+    third = 1.0 - 0.75
+    second = 0.75 - 0.5 + 0.5 * third
+    first = 0.5 + 0.5 - 0.25 + 0.5 * second
+    assert found == EXACT([first, second, third])
+
+
+def test_a_fork_worked_by_hand():
+    """plan → (X1 → X2 | Y) → join, gamma .5: a step from plan or X1 is one turn, from Y two."""
+    calls = calls_at((1, 2), (3, 5), (4, 8), (6, 7), (9, 10))
+    to_go = [0.125, 0.25, 0.25, 0.5, 1.0]
+    values = [0.0, 0.25, 0.75, 0.5, 0.5]
+    found = advantages(calls, to_go, values, gamma=0.5, lam=0.5)
+    join = 1.0 - 0.5
+    x2 = 0.5 * 0.5 - 0.5 + 0.5 * 0.5 * join
+    y = 0.25 * 0.5 - 0.75 + 0.5 * 0.25 * join
+    x1 = 0.5 * 0.5 - 0.25 + 0.5 * 0.5 * x2
+    plan = (0.5 * 0.25 + 0.5 * 0.75) / 2 - 0.0 + 0.5 * (0.5 * x1 + 0.5 * y) / 2
+    assert found == EXACT([plan, x1, y, x2, join])
+
+
+@given(episodes(), st.data(), gammas)
+def test_lambda_1_is_the_reward_to_go_minus_the_value(episode, data, gamma):
+    calls, rewards = episode
+    values = data.draw(st.lists(numbers, min_size=len(calls), max_size=len(calls)))
+    to_go = reward_to_go(calls, rewards, gamma)
+    found = advantages(calls, to_go, values, gamma=gamma, lam=1.0)
+    assert found == EXACT([g - v for g, v in zip(to_go, values, strict=True)])
+
+
+@given(episodes(), st.data(), gammas, lambdas)
+def test_a_potential_changes_nothing(episode, data, gamma, lam):
+    calls, rewards = episode
+    drawn = st.lists(numbers, min_size=len(calls), max_size=len(calls))
+    values, phi = data.draw(drawn), data.draw(drawn)
+    to_go = reward_to_go(calls, rewards, gamma)
+    shaped = [
+        [number - potential for number, potential in zip(plain, phi, strict=True)]
+        for plain in (to_go, values)
+    ]
+    expected = advantages(calls, to_go, values, gamma=gamma, lam=lam)
+    assert advantages(calls, *shaped, gamma=gamma, lam=lam) == EXACT(expected)
+
+
+@given(episodes(), gammas, lambdas)
+def test_where_nothing_surprises_every_advantage_is_zero(episode, gamma, lam):
+    """V = G."""
+    calls, rewards = episode
+    to_go = reward_to_go(calls, rewards, gamma)
+    assert advantages(calls, to_go, to_go, gamma=gamma, lam=lam) == EXACT([0.0] * len(calls))
+
+
+def test_a_rejected_call_is_skipped_and_its_turn_and_reward_are_not():
+    """The middle one has no value: the first is followed by the last, two turns on, and what the
+    middle one earned came between."""
+    calls = calls_at((1, 2), (3, 4), (5, 6))
+    to_go = [0.5 * 3.0 + 0.25, 3.0 + 0.5, 1.0]  # 3 on the middle one, 1 at the end, gamma .5
+    values = {calls[0].key: 0.5, calls[2].key: 0.25}
+    found = gae(calls, keyed(calls, to_go), values, gamma=0.5, lam=0.5)
+    last = 1.0 - 0.25
+    first = (1.75 - 0.25 * 1.0) + 0.25 * 0.25 - 0.5 + 0.5 * 0.25 * last
+    assert found == EXACT({calls[0].key: first, calls[2].key: last})
+
+
+def test_what_is_missing_is_named():
+    calls = calls_at((1, 2), (3, 4))
+    with pytest.raises(DataError, match="c1"):
+        gae(calls, {("c0", 0): 1.0}, keyed(calls, [0.0, 0.0]))
+    with pytest.raises(DataError, match="other"):
+        gae(calls, keyed(calls, [1.0, 1.0]), {("other", 0): 0.0})
+    with pytest.raises(DataError, match="c0"):
+        gae(calls, keyed(calls, [1.0, 1.0]), keyed(calls, [math.nan, 0.0]))
+
+
+def test_values_find_their_calls():
+    """One row of two calls, and a second rollout whose call ids are the same."""
+    records = [make_record("a", [1], [2], (1, 2)), make_record("b", [1, 2, 3], [4], (3, 4))]
+    episodes = [
+        build_episode(make_attempt(name), make_rollout(name), [], found)
+        for name, found in (("1", records), ("2", [make_record("a", [1], [5], attempt="2")]))
+    ]
+    routing = Selection.of("*").routing
+    transitions = [
+        transition
+        for episode in episodes
+        for transition in trained_transitions(episode, cover(episode, routing))
+    ]
+    rows = build_rows(transitions).rows
+    assert [row.call_ids for row in rows] == [(("a", 0), ("b", 0)), (("a", 0),)]
+    assert values_by_call(rows, [[0.25, 0.5], [0.75]]) == {
+        "ro-1": {("a", 0): 0.25, ("b", 0): 0.5},
+        "ro-2": {("a", 0): 0.75},
+    }
+
+
+# --- the enumerated process -------------------------------------------------------------------
+
+
+def critic(process, lam, potential=None):
+    """The rule of a critic that knows the truth, over an episode's real calls and credit."""
+
+    def advantages_of(trajectory):
+        episode = trajectory.as_episode("1")
+        coverage = cover(episode, Selection.of("*").routing, step_rewards=True)
+        calls = [entry.call for entry in coverage.selected]
+        to_go = discounted(1)(episode, coverage)
+        assert to_go == terminal(episode, coverage)
+        states = {(choice.call_id, 0): choice.state for choice in trajectory.calls}
+        values = {call.key: process.values[states[call.key]] for call in calls}
+        for key, state in states.items() if potential else ():
+            to_go[key] -= potential[state]
+            values[key] -= potential[state]
+        return list(gae(calls, to_go, values, lam=lam).values())
+
+    return lambda group: [advantages_of(trajectory) for trajectory in group]
+
+
+def bias_of(process, lam, potential=None):
+    return bias(process.expected(critic(process, lam, potential), 1), process.gradient)
+
+
+@pytest.mark.parametrize("phase", ["early", "late"])
+def test_the_process_is_the_one_of_the_reference(phase):
+    process = Process(phase)
+    assert len(process.trajectories) == 48
+    assert math.fsum(t.probability for t in process.trajectories) == pytest.approx(1, abs=1e-12)
+    assert round(process.success, 2) == {"early": 0.27, "late": 0.73}[phase]
+    for trajectory in process.trajectories:
+        turns = [choice.turn for choice in trajectory.calls]
+        assert turn_depths(trajectory.as_calls()) == turns
+
+
+@pytest.mark.parametrize("phase", ["early", "late"])
+def test_the_bias_of_true_values(phase):
+    """None at lambda 1; below, what `join` does not see (the choice of X1 matters after it)."""
+    process = Process(phase)
+    found = process.expected(critic(process, 1.0), 1)
+    assert bias(found, process.gradient) < 1e-9
+    assert scaled(found, process.gradient) == pytest.approx(1, abs=1e-9)
+    for lam, expected in BIASES[phase].items():
+        assert bias_of(process, lam) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("phase", ["early", "late"])
+def test_no_bias_where_the_join_sees_all_that_matters(phase, lam):
+    assert bias_of(Process(phase, join_sees="all"), lam) < 1e-9
+
+
+def test_a_potential_does_not_change_the_bias():
+    process = Process("early")
+    potential = {state: 0.3 * sum(state[1]) - 0.1 * state[0] for state in process.values}
+    assert bias_of(process, 1.0, potential) < 1e-9
+    assert bias_of(process, 0.5, potential) == pytest.approx(bias_of(process, 0.5), abs=1e-12)
+
+
+# --- how good values are ----------------------------------------------------------------------
+
+
+def test_explained_variance():
+    assert explained_variance([1.0, 2.0, 4.0], [1.0, 2.0, 4.0]) == 1.0
+    assert explained_variance([5.0, 5.0], [0.0, 1.0]) == 0.0
+    assert explained_variance([1.0, 0.0], [0.0, 1.0]) == -3.0
+    # a constant that is off does no harm: the mean of the error is taken out
+    assert explained_variance([10.0, 11.0], [0.0, 1.0]) == 1.0
+    assert explained_variance([0.5, 9.0, 0.5], [0.0, math.nan, 1.0]) == 0.0
+
+
+def test_explained_variance_of_what_does_not_vary():
+    assert explained_variance([0.0, 1.0], [1.0, 1.0]) is None
+    assert explained_variance([0.0], [1.0]) is None
+    assert explained_variance([], []) is None
+    assert explained_variance([0.0, 1.0], [1.0, math.nan]) is None
+
+
+@pytest.mark.parametrize(
+    ("fits", "explained", "expected"),
+    [
+        (5, 0.2, 0.9),
+        (5, 1.0, 0.9),
+        (4, 1.0, 1.0),
+        (5, 0.19, 1.0),
+        (5, -3.0, 1.0),
+        (5, None, 1.0),
+        (5, math.nan, 1.0),
+    ],
+)
+def test_values_are_trusted_once_they_explain_something(fits, explained, expected):
+    assert trusted_lambda(0.9, fits=fits, warmup=5, explained=explained) == expected
+
+
+def test_values_that_were_never_fitted_are_not_trusted():
+    assert trusted_lambda(0.9, fits=0, warmup=0, explained=1.0) == 1.0

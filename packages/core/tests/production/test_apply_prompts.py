@@ -1,0 +1,370 @@
+"""What was learned, in production: real requests, recorded or not."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import lightspan
+from lightspan import PromptTemplate, agent, apply_prompts, prompt, record
+from lightspan.capture import (
+    context,
+    context_propagation,
+    misattributed_calls,
+    sdk_instrumentation,
+    sdks,
+)
+from lightspan.capture.context import AttemptContext
+from lightspan.capture.entry import open_scope
+from lightspan.errors import ConfigError
+from lightspan.production import apply_prompts as module
+from lightspan.production.record import hold, release
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.prompts import LearnedPrompt, PromptPlace
+from lightspan.schema.spans import SpanKind
+from lightspan.training.folder import RunFolder
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Request, ScriptedServer
+
+OLD, NEW = "You route. Today is 2026-11-24.", "Route well! Today is 2026-11-24."
+TOLD = {"role": "system", "content": OLD}
+USER = {"role": "user", "content": "hi"}
+AGENT, CODE, ARGUMENT = PromptPlace.AGENT, PromptPlace.CODE, PromptPlace.ARGUMENT
+
+
+def change(before: str, after: str, **more: Any) -> LearnedPrompt:
+    return LearnedPrompt(before=PromptTemplate(before), after=PromptTemplate(after), **more)
+
+
+LEARNED = {
+    "router": change(
+        "You route. Today is {date_1}.",
+        "Route well! Today is {date_1}.",
+        place=AGENT,
+        agent="router",
+    ),
+    "mails": change("Which {mail}?", "Which one: {mail}?", place=CODE),
+    "rules": change("Speak.", "Shout."),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a run, as a training writes it. Afterwards nothing is used."""
+    monkeypatch.delenv("LIGHTSPAN_PROMPTS", raising=False)
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.write_prompts(LEARNED)
+    folder.release()
+    yield folder.path
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
+
+
+def ask(client: openai.OpenAI, *told: Any) -> None:
+    client.chat.completions.create(model="m", messages=[*(told or [TOLD]), USER])
+
+
+def told_last(server: ScriptedServer) -> str:
+    return str(server.requests[-1].messages[0]["content"])
+
+
+def test_for_the_whole_process_and_undone(
+    server: ScriptedServer, client: openai.OpenAI, run: Path
+) -> None:
+    """Outside every scope, unrecorded; another agent's requests are what they were."""
+    for name in ("router", "clerk"):
+        with agent(name):
+            ask(client)
+        assert told_last(server) == OLD
+    plain = server.requests[-1]
+    with apply_prompts(run) as applied:
+        with agent("router"):
+            ask(client)
+            assert told_last(server) == NEW
+            assert server.requests[-1].headers["authorization"] == "Bearer secret-key"
+        with agent("clerk"):
+            ask(client)
+        assert json.dumps(server.requests[-1].body) == json.dumps(plain.body)
+        assert prompt("mails", "Which {mail}?").format(mail="x") == "Which one: x?"
+        assert prompt("rules", "Speak.") == "Shout."  # was an argument
+        assert applied.prompts["rules"].template == "Shout."
+    applied.close()
+    with agent("router"):
+        ask(client)
+    assert told_last(server) == OLD
+    assert prompt("mails", "Which {mail}?") == "Which {mail}?"
+    assert context.current_context() is None
+
+
+async def test_asynchronously_and_streamed(server: ScriptedServer, run: Path) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
+        with apply_prompts(run), agent("router"):
+            stream: Any = await client.chat.completions.create(
+                model="m",
+                messages=[TOLD, USER],  # type: ignore[list-item]
+                stream=True,
+            )
+            said = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(said) == "echo hi"
+    assert told_last(server) == NEW
+
+
+@pytest.mark.parametrize("order", ["apply first", "record first"])
+def test_recorded_with_both_texts(
+    server: ScriptedServer, client: openai.OpenAI, run: Path, url: str, order: str
+) -> None:
+    first, second = (
+        (apply_prompts(run), record(url))
+        if order == "apply first"
+        else (record(url), apply_prompts(run))
+    )
+    with first, second, agent("router"):
+        ask(client)
+    [found] = read_recorded(url)
+    assert found.attempt.damage == []
+    [span] = [span for span in found.spans if span.kind is SpanKind.LLM]
+    assert (span.attributes[c.PROMPT_ORIGINAL], span.attributes[c.PROMPT_APPLIED]) == (OLD, True)
+    assert genai_messages.asked_of(span.attributes)[0]["content"] == NEW
+    assert told_last(server) == NEW
+
+
+def test_a_redaction_sees_the_apps_own_text_too(client: openai.OpenAI, run: Path, url: str) -> None:
+    def redact(span: Any) -> Any:
+        return lightspan.map_text(span, lambda text: text.replace("2026-11-24", "<day>"))
+
+    with apply_prompts(run), record(url, redact=redact), agent("router"):
+        ask(client)
+    [found] = read_recorded(url)
+    assert "2026-11-24" not in " ".join(str(span.attributes) for span in found.spans)
+
+
+def test_a_rollout_is_told_what_its_algorithm_says(
+    server: ScriptedServer, client: openai.OpenAI, run: Path
+) -> None:
+    with (
+        apply_prompts(run),
+        open_scope(AttemptContext(rollout_id="r", attempt_id="a")),
+        agent("router"),
+    ):
+        ask(client)
+        assert told_last(server) == OLD
+        assert prompt("rules", "Speak.") == "Speak."
+
+
+def test_braces_of_a_learned_text_do_not_fail_in_the_app(run: Path) -> None:
+    after = PromptTemplate("Which {mail}?").rewritten('As {"desk": 1}: {mail}').template
+    RunFolder(run).write_prompts({"mails": change("Which {mail}?", after, place=CODE)})
+    with apply_prompts(run):
+        said = prompt("mails", "Which {mail}?").format(mail="x")
+    assert said == 'As {"desk": 1}: x'
+
+
+def test_in_a_runners_process_it_changes_nothing(
+    server: ScriptedServer, client: openai.OpenAI, run: Path
+) -> None:
+    """A worker whose context was lost acts outside of its attempt, which lacks the call."""
+    told, before = [], misattributed_calls.count()
+
+    def work() -> None:
+        with agent("router"):
+            ask(client)
+        told.append(prompt("rules", "Speak."))
+
+    context_propagation.carry()
+    try:
+        with apply_prompts(run), open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
+            worker = threading.Thread(target=contextvars.Context().run, args=(work,))
+            worker.start()
+            worker.join()
+        with apply_prompts(run):  # where an attempt was open before
+            work()
+    finally:
+        context_propagation.stop_carrying()
+    assert [request.messages[0]["content"] for request in server.requests[-2:]] == [OLD, OLD]
+    assert told == ["Speak.", "Speak."]
+    assert misattributed_calls.count() - before == 2
+
+
+def test_another_text_is_left_alone_and_said_once(
+    server: ScriptedServer, client: openai.OpenAI, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = {"role": "system", "content": "You write."}
+    with apply_prompts(run), agent("router"):
+        for _ in range(3):
+            ask(client, other)
+        assert prompt("mails", "Who {mail}?") == "Who {mail}?"
+        ask(client)
+    assert [r.messages[0]["content"] for r in server.requests[-4:]] == ["You write."] * 3 + [NEW]
+    said = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert said == [
+        "lightspan.apply_prompts: the text that was learned for 'router' is not applied, and the "
+        "app's own is sent: the text is not one that was found before (said once)",
+        "lightspan.apply_prompts: the text that was learned for 'mails' is not applied, and the "
+        "app's own is sent: the app gives another text than in the first evaluation (said once)",
+    ]
+
+
+def test_an_agent_that_is_not_there(
+    client: openai.OpenAI, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with apply_prompts(run):
+        pass
+    assert caplog.records == []  # nothing was asked at all
+    with apply_prompts(run), agent("ruter"):
+        ask(client)
+    [entry] = caplog.records
+    assert entry.getMessage().startswith(
+        "lightspan.apply_prompts: of 'router' no model call was seen, so "
+    )
+
+
+def test_what_fails_never_reaches_the_app(
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    with apply_prompts(run), agent("router"):
+        monkeypatch.setattr("lightspan.schema.system_prompts.find", broken)
+        ask(client)
+        monkeypatch.setattr("lightspan.schema.system_prompts.Instructions.text_of", broken)
+        assert prompt("rules", "Speak.") == "Speak."
+    assert told_last(server) == OLD
+    assert "a bug" in caplog.text
+
+
+def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, damaged, none = tmp_path / "empty", tmp_path / "damaged.json", tmp_path / "none.json"
+    edited = tmp_path / "edited.json"
+    edited.write_text((run / "prompts.json").read_text().replace("well! Today is {date_1}", "{x}"))
+    empty.mkdir()
+    damaged.write_text('{"router": {"before": 1}}')
+    none.write_text("{}")
+    for path, message in (
+        (empty, r"empty has learned no prompts, or is not complete: name the folder of a run"),
+        (tmp_path / "away", r"away is not there: name the folder of a run"),
+        (damaged, r"damaged\.json cannot be read: Expected"),
+        (none, r"none\.json has no prompt in it"),
+        (
+            edited,
+            r"of 'router' before and after differ in their placeholders: \{date_1\}, \{x\} is",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            apply_prompts(path)
+    (run / "prompts.json").write_bytes((run / "prompts.json").read_bytes()[:50])
+    with pytest.raises(ConfigError, match=r"prompts\.json cannot be read: Input data was trunc"):
+        apply_prompts(run)
+    assert context.current_context() is None
+    monkeypatch.setattr(sdks, "SDKS", ())
+    RunFolder(run).write_prompts(LEARNED)
+    with pytest.raises(ConfigError, match="'router' cannot be applied: there is no client"):
+        apply_prompts(run)
+
+
+def test_the_environment_names_it(
+    server: ScriptedServer, client: openai.OpenAI, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the line without a folder, and for an adapter's `instrument()`."""
+    with apply_prompts() as applied:
+        assert applied.prompts == {}
+        assert context.current_context() is None
+    monkeypatch.setenv("LIGHTSPAN_PROMPTS", str(run / "prompts.json"))
+    with apply_prompts(), agent("router"):
+        ask(client)
+    assert told_last(server) == NEW
+    hold("one")
+    hold("other")
+    release("one")
+    with agent("router"):
+        ask(client)
+    assert told_last(server) == NEW
+    release("other")
+    release("other")
+    assert context.current_context() is None
+
+
+def test_a_wrong_variable_is_logged_and_the_app_starts(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_PROMPTS", str(run / "away"))
+    hold("one")
+    assert "lightspan: no learned prompt is applied: " in caplog.text
+    release("one")
+    assert context.current_context() is None
+    assert not module._held
+
+
+def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
+    server: ScriptedServer, run: Path
+) -> None:
+    program = (
+        "import sys, openai, lightspan\n"
+        "lightspan.apply_prompts(sys.argv[1])\n"
+        "openai.OpenAI(base_url=sys.argv[2], api_key='k').chat.completions.create(\n"
+        "    model='m', messages=[{'role': 'user', 'content': 'hi'}])\n"
+        "print(sorted({'torch', 'gepa'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(run), server.url],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+    assert "lightspan.apply_prompts: of 'router' no model call was seen" in done.stderr
+
+
+def test_a_langgraph_app_that_nobody_edits(run: Path) -> None:
+    """`LIGHTSPAN_PROMPTS` and the adapter: the graph of the training, as it is. In a process of its
+    own: what the variable says is used from the adapter's first `instrument()` on."""
+    pytest.importorskip("langchain_openai")
+
+    def says(request: Request) -> str:
+        return "accounts" if "Answer with the desk alone" in str(request.body) else "which desk?"
+
+    before = (
+        "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer:\n"
+        "{part_2}\n\nSay which desk the mail is for."
+    )
+    after = before.replace("Say which desk the mail is for.", "Answer with the desk alone.")
+    RunFolder(run).write_prompts({"r": change(before, after, place=AGENT, agent="router")})
+    program = """
+import lightspan_langgraph
+from desk_graph import graph
+
+lightspan_langgraph.instrument()
+print(graph.invoke({"text": "my bill", "records": ["new", "kind"]})["desk"])
+"""
+    with ScriptedServer(says) as server:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[4] / "tests/apps"),
+            "OPENAI_BASE_URL": server.url,
+            "OPENAI_API_KEY": "own-key",
+            "LIGHTSPAN_PROMPTS": str(run),
+        }
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "accounts\n"
+    router, clerk = server.requests
+    assert "- new\n- kind\n\nAnswer with the desk alone." in router.messages[0]["content"]
+    assert clerk.messages[0]["content"] == "You are a clerk of the accounts desk. Be brief."

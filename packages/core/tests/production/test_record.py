@@ -1,0 +1,260 @@
+"""`lightspan.record`: what becomes an attempt, with real HTTP, stores and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+import lightspan
+from lightspan.capture import context
+from lightspan.capture.entry import open_scope
+from lightspan.errors import IllegalMoveError
+from lightspan.lightning import Rejection, build_episode, cover
+from lightspan.production.record import record
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Mode
+from lightspan.schema.reward import Reward
+from lightspan.schema.routing import make_routing
+from lightspan.schema.token_records import TokenRecord
+from lightspan.stores import open_store
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Reply, ScriptedServer
+from packages.core.tests.production.chat import USER, say
+
+
+def test_a_bare_call_is_an_attempt(client: openai.OpenAI, url: str) -> None:
+    with record(url, service="support"):
+        answer = say(client)
+    [found] = read_recorded(url)
+    [span] = found.spans
+    assert found.tree() == "chat m @app"
+    assert (span.parent_id, span.status, span.resource) == (None, "ok", {"service.name": "support"})
+    assert span.attributes[c.RESPONSE_ID] == answer.id
+    assert span.attributes[c.ROUTE] == "app"
+    assert span.attributes[c.CALL_OUTCOME] == "ok"
+    assert span.attributes[c.CALL_ID] == found.attempt.attempt_id.replace("at-", "call-") + "-1"
+    assert found.answered == [("hello", "echo hello")]
+    assert found.rollout.task == {"messages": USER}
+    assert (found.rollout.mode, found.rollout.run_id) == (Mode.PRODUCTION, "support")
+    assert (found.attempt.status, found.attempt.outcome, found.attempt.damage) == (
+        "succeeded",
+        "ok",
+        [],
+    )
+    assert found.attempt.call_token not in ("", found.attempt.attempt_id)
+    assert "secret-key" not in repr(found)
+
+
+def test_the_outermost_block_is_an_attempt(client: openai.OpenAI, url: str) -> None:
+    with record(url):
+        with lightspan.operation("handle", input={"ticket": 7}):
+            attempt_id = lightspan.current_attempt_id()
+            with lightspan.agent("writer"):
+                say(client, "one")
+                assert lightspan.current_attempt_id() == attempt_id
+            lightspan.emit_reward(0.5)
+        assert lightspan.current_attempt_id() is None
+        with lightspan.agent("writer"):
+            say(client, "two")
+    first, second = read_recorded(url)
+    assert first.attempt.attempt_id == attempt_id
+    assert first.rollout.task == {"ticket": 7}
+    assert first.rollout.run_id == "unknown_service"
+    assert first.tree() == (
+        "invoke_workflow handle\n"
+        "  handle\n"
+        "    invoke_agent writer\n"
+        "      chat m @writer\n"
+        "    lightspan.reward"
+    )
+    assert second.rollout.task == {"messages": [{"role": "user", "content": "two"}]}
+
+
+def test_a_function_that_is_trained_is_an_attempt_too(client: openai.OpenAI, url: str) -> None:
+    @lightspan.rollout
+    def answer(task: dict[str, Any]) -> str:
+        return str(say(client, task["q"]).choices[0].message.content)
+
+    @lightspan.rollout
+    async def later(task: dict[str, Any]) -> str:
+        return await asyncio.to_thread(answer, task)
+
+    with record(url):
+        assert answer({"q": "one"}) == "echo one"
+        assert asyncio.run(later({"q": "two"})) == "echo two"
+    tasks = [found.rollout.task for found in read_recorded(url)]
+    assert tasks == [{"q": "one"}, {"q": "two"}]
+
+
+@pytest.mark.parametrize("kind", [ValueError("boom"), KeyboardInterrupt()])
+def test_an_app_that_raises(client: openai.OpenAI, url: str, kind: BaseException) -> None:
+    @lightspan.operation("handle")
+    def handle() -> None:
+        say(client)
+        raise kind
+
+    with record(url), pytest.raises(type(kind)):
+        handle()
+    [found] = read_recorded(url)
+    assert (found.attempt.status, found.attempt.outcome) == ("failed", "app_error")
+    [root] = [span for span in found.spans if span.parent_id is None]
+    assert (root.status, root.attributes[c.EXCEPTION_TYPE]) == ("error", type(kind).__name__)
+
+
+def test_a_call_that_fails(url: str) -> None:
+    with (
+        ScriptedServer(lambda _: Reply(text="no", status=400)) as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as client,
+        record(url),
+        pytest.raises(openai.BadRequestError),
+    ):
+        say(client)
+    [found] = read_recorded(url)
+    assert found.attempt.status == "failed"
+    assert found.calls[0].attributes[c.CALL_OUTCOME] == "error"
+
+
+def test_streams_are_put_together(client: openai.OpenAI, url: str) -> None:
+    with record(url):
+        read = list(say(client, "read", stream=True))
+        say(client, "closed", stream=True).close()
+        stream = say(client, "dropped", stream=True)
+        del stream
+        gc.collect()
+    assert len(read) > 1
+    found = {one.answered[0].asked: one for one in read_recorded(url)}
+    assert found["read"].answered == [("read", "echo read")]
+    outcomes = {name: one.calls[0].attributes[c.CALL_OUTCOME] for name, one in found.items()}
+    assert outcomes == {"read": "ok", "closed": "cancelled", "dropped": "cancelled"}
+
+
+async def test_attempts_of_one_loop_do_not_mix(server: ScriptedServer, url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url, api_key="k") as client:
+
+        async def handle(number: int) -> str | None:
+            with lightspan.operation("handle", input=number):
+                for step in ("a", "b"):
+                    asked: Any = [{"role": "user", "content": f"{number}{step}"}]
+                    await client.chat.completions.create(model="m", messages=asked)
+                return lightspan.current_attempt_id()
+
+        with record(url) as made:
+            ids = await asyncio.gather(*(handle(number) for number in range(32)))
+            assert await asyncio.to_thread(made.flush)
+        found = {one.attempt.attempt_id: one for one in await asyncio.to_thread(read_recorded, url)}
+    assert set(found) == set(ids)
+    for number, attempt_id in enumerate(ids):
+        one = found[str(attempt_id)]
+        assert one.rollout.task == number
+        assert [call.asked for call in one.answered] == [f"{number}a", f"{number}b"]
+
+
+def test_what_ends_later_is_kept_late(client: openai.OpenAI, url: str) -> None:
+    from contextvars import copy_context
+
+    with record(url) as made:
+        with lightspan.operation("handle"):
+            say(client, "now")
+            context = copy_context()
+        assert made.flush()
+        context.run(say, client, "later")
+    [found] = read_recorded(url)
+    late = {call.asked: span.late for call, span in zip(found.answered, found.calls, strict=True)}
+    assert late == {"now": False, "later": True}
+
+
+def test_a_trace_of_the_apps_own_is_kept(client: openai.OpenAI, url: str) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with record(url), provider.get_tracer("app").start_as_current_span("request") as span:
+        say(client, "private words")
+    [found] = read_recorded(url)
+    assert found.calls[0].trace_id == f"{span.get_span_context().trace_id:032x}"
+    [theirs] = exporter.get_finished_spans()
+    assert "private words" not in theirs.to_json()
+
+
+def test_a_reward_on_a_response_of_another_endpoint(client: openai.OpenAI, url: str) -> None:
+    with record(url), lightspan.operation("handle"):
+        first, second = say(client, "one"), say(client, "two")
+        lightspan.emit_reward(0.25, call=second.id)
+    [found] = read_recorded(url)
+    episode = build_episode(found.attempt, found.rollout, found.spans, [])
+    assert first.id != second.id
+    assert [call.reward for call in episode.calls] == [None, 0.25]
+    assert episode.unattached == ()
+
+
+# --- never trained --------------------------------------------------------------------------
+async def test_production_is_never_claimed_nor_trained(client: openai.OpenAI, url: str) -> None:
+    with record(url, service="support") as made:
+        say(client)
+        assert made.flush()
+    [found] = await asyncio.to_thread(read_recorded, url)
+    async with open_store(url) as store:
+        assert await store.claim("runner", 10, 60) == []
+        assert await store.claim("runner", 10, 60, run_id="support") == []
+        assert await store.claim_of_token("") is None
+        with pytest.raises(IllegalMoveError):
+            await store.enqueue([found.rollout])
+    call = found.calls[0]
+    forged = TokenRecord.create(
+        prompt_ids=[1],
+        response_ids=[2],
+        logprobs=[-0.1],
+        versions=[(1, 1)],
+        attempt_id=found.attempt.attempt_id,
+        call_id=str(call.attributes[c.CALL_ID]),
+        choice=0,
+        policy="policy",
+        span_id=call.span_id,
+        agent_path="app",
+    )
+    rewarded = msgspec.structs.replace(found.attempt, reward=Reward(1.0))
+    episode = build_episode(rewarded, found.rollout, found.spans, [forged])
+    routing = make_routing({"*": "policy"}, None, "policy", None)
+    for modes in ((Mode.TRAIN,), (Mode.TRAIN, Mode.DEV), tuple(Mode)):
+        [entry] = cover(episode, routing, modes=modes).entries
+        assert entry.rejection is Rejection.MODE_NOT_TRAIN
+
+
+def test_rollouts_inside_a_recording_are_not_recorded(client: openai.OpenAI, url: str) -> None:
+    with record(url), open_scope(context.AttemptContext(rollout_id="r", attempt_id="a")) as inner:
+        say(client)
+        assert len(inner.recorder.drain()) == 1
+    assert not Path(url.removeprefix("sqlite:")).exists()
+
+
+def test_what_was_none_is_not_kept_unless_something_comes_late(url: str) -> None:
+    """A framework may begin something in which nothing happens, and end it."""
+    with record(url):
+        current = context.current_context()
+        assert current is not None
+        _, empty = context.start_attempt(current, "empty")
+        _, late = context.start_attempt(current, "late")
+        _, full = context.start_attempt(current, "full")
+        assert empty is not None
+        assert late is not None
+        assert full is not None
+        with context.entered(full):
+            lightspan.emit_message("hello")
+            full.close_unless_empty()
+        empty.close_unless_empty()
+        late.close_unless_empty()
+        token = context.set_agent(late.acting)
+        lightspan.emit_message("late")
+        context.reset_agent(token)
+    assert [one.tree() for one in read_recorded(url)] == [
+        "lightspan.message",
+        "invoke_workflow full\n  lightspan.message",
+    ]

@@ -1,0 +1,297 @@
+"""Recording is never in the app's way, whatever fails or ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import lightspan
+from lightspan.errors import StoreError
+from lightspan.production.record import record
+from lightspan.schema import semconv as c
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import ScriptedServer
+from packages.core.tests.production.chat import say
+
+
+def test_a_store_out_of_reach(
+    client: openai.OpenAI, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "later"
+    with record(f"sqlite:{folder / 'production.db'}") as made:
+        for _ in range(3):
+            assert say(client).choices[0].message.content == "echo hello"
+        assert not made.flush(0.3)
+        folder.mkdir()
+        assert made.flush(20)
+        assert made.lost == 0
+    assert len(read_recorded(f"sqlite:{folder / 'production.db'}")) == 3
+    warnings = [one for one in caplog.records if "the app goes on" in one.message]
+    assert len(warnings) == 1
+
+
+def test_what_cannot_be_kept_is_counted(
+    client: openai.OpenAI,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("lightspan.production.store_writer.MOST_ATTEMPTS", 2)
+    folder = tmp_path / "later"
+    with record(f"sqlite:{folder / 'production.db'}", service="support") as made:
+        say(client, "first")
+        assert not made.flush(0.2)  # it waits for the store, and leaves the queue empty
+        for number in range(5):
+            say(client, f"{number}")
+        assert made.lost == 3
+        folder.mkdir()
+        assert made.flush(20)
+    found = read_recorded(f"sqlite:{folder / 'production.db'}")
+    asked = [one.answered[0].asked for one in found if one.calls]
+    assert asked == ["first", "0", "1"]
+    [last] = [line for line in caplog.messages if "could not be recorded" in line]
+    assert last.startswith("lightspan: 3 attempts of 'support' could not be recorded in sqlite:")
+
+
+def test_a_store_that_fails_in_between(
+    client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a full disk: tried again, nothing twice."""
+    from lightspan.stores.sqlite import SQLiteStore
+
+    report, failures = SQLiteStore.report, iter([StoreError("the disk is full")] * 2)
+
+    async def failing(self: Any, reports: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return await report(self, reports)
+
+    monkeypatch.setattr(SQLiteStore, "report", failing)
+    with record(url) as made:
+        say(client, "one")
+        say(client, "two")
+        assert made.flush(20)
+    found = read_recorded(url)
+    assert [one.answered[0].asked for one in found] == ["one", "two"]
+    assert [one.attempt.status for one in found] == ["succeeded"] * 2
+
+
+def test_an_attempt_holds_so_many_spans(
+    client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightspan.production.auto_attempts.MOST_SPANS", 3)
+    with record(url), lightspan.operation("handle"):
+        for _ in range(4):
+            say(client)
+    [found] = read_recorded(url)
+    assert len(found.spans) == 3
+    assert found.attempt.damage == ["3 spans dropped"]
+
+
+def test_inputs_that_json_cannot_say(client: openai.OpenAI, url: str) -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    inputs = [2**70, {1: {2}}, circle, "\ud800", object, float("nan"), b"\xff"]
+    with record(url):
+        for given in inputs:
+            with lightspan.operation("handle", input=given):
+                say(client)
+    found = read_recorded(url)
+    assert len(found) == len(inputs)
+    assert [one.attempt.damage for one in found] == [[]] * len(inputs)
+    assert found[0].rollout.task == str(2**70)
+
+
+def test_an_attempt_that_cannot_be_put_together_is_counted(
+    client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = iter([ZeroDivisionError()])
+
+    def task_of(*_: Any, **__: Any) -> Any:
+        for error in tasks:
+            raise error
+        return None
+
+    monkeypatch.setattr("lightspan.production.auto_attempts.task_of", task_of)
+    with record(url) as made:
+        for _ in range(2):
+            say(client)
+        assert made.flush()
+        assert made.lost == 1
+    assert len(read_recorded(url)) == 1
+
+
+def test_large_attempts_are_written_in_pieces(client: openai.OpenAI, url: str) -> None:
+    with record(url), lightspan.operation("handle", input="x" * 300_000):
+        for _ in range(3):
+            say(client, "y" * 700_000)
+        for number in range(200):
+            lightspan.emit_message(str(number))
+    [found] = read_recorded(url)
+    assert len(found.calls) == 3
+    assert len(found.spans) == 205
+    assert found.attempt.damage == ["an input of 300002 characters was not kept"]
+
+
+def test_the_app_never_waits_for_the_store(client: openai.OpenAI, url: str) -> None:
+    """While another process holds the store's lock, handing attempts over stays cheap."""
+    import sqlite3
+
+    with record(url) as made:
+        say(client)
+        assert made.flush()
+        blocker = sqlite3.connect(url.removeprefix("sqlite:"), isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        begun = time.perf_counter()
+        for _ in range(200):
+            with lightspan.operation("handle"):
+                pass
+        taken = time.perf_counter() - begun
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        assert made.flush()
+    assert taken < 1.0
+    assert len(read_recorded(url)) == 201
+
+
+def test_what_ends_after_recording(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with record(url), lightspan.operation("whole"):
+        pass
+    with caplog.at_level("WARNING", "lightspan"), record(url) as made:
+        late = lightspan.operation("late")
+        late.__enter__()
+        made.close()
+        late.__exit__(None, None, None)
+    assert [line.partition(" (")[0] for line in caplog.messages] == [
+        "lightspan: attempts are not recorded: it ended after recording was closed"
+    ]
+    assert [one.attempt.status for one in read_recorded(url)] == ["succeeded", "cancelled"]
+
+
+# --- processes ------------------------------------------------------------------------------
+PROGRAM = """
+import sys, lightspan, openai
+client = openai.OpenAI(base_url=sys.argv[1], api_key="k")
+def say(text):
+    client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+made = lightspan.record()
+"""
+
+
+def run_program(server: ScriptedServer, url: str, program: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LIGHTSPAN_STORE": url}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM + program, server.url],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_a_program_that_ends_at_once(server: ScriptedServer, url: str) -> None:
+    ended = run_program(server, url, "say('only')")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    [found] = read_recorded(url)
+    assert found.answered == [("only", "echo only")]
+
+
+def test_dropped_streams_are_collected_at_any_moment(server: ScriptedServer, url: str) -> None:
+    program = """
+import faulthandler, gc
+faulthandler.dump_traceback_later(90, exit=True)  # where a lock is waited for by its own holder
+messages = [{"role": "user", "content": "dropped"}]
+for later in range(40):  # objects that are made before the collector runs
+    with lightspan.operation("handle"):
+        gc.disable()
+        client.chat.completions.create(model="m", messages=messages, stream=True)
+        gc.set_threshold(gc.get_count()[0] + later)
+        gc.enable()
+        lightspan.emit_reward(1.0)
+    gc.collect()
+"""
+    ended = run_program(server, url, program)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found = read_recorded(url)
+    outcomes = [call.attributes[c.CALL_OUTCOME] for one in found for call in one.calls]
+    assert outcomes == ["cancelled"] * 40
+
+
+def test_a_program_that_ends_in_the_midst(server: ScriptedServer, url: str) -> None:
+    program = "lightspan.operation('handle').__enter__()\nsay('only')\nsys.exit(3)"
+    ended = run_program(server, url, program)
+    assert (ended.returncode, ended.stderr) == (3, "")
+    [found] = read_recorded(url)
+    assert [call.asked for call in found.answered] == ["only"]
+    assert (found.attempt.status, found.attempt.damage) == (
+        "cancelled",
+        ["the process ended first"],
+    )
+
+
+NO_THREADS = """
+import atexit, threading
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+atexit.register(lambda: setattr(threading.Thread, "start", refuse))
+say('only')
+"""
+
+
+def test_an_interpreter_on_its_way_out_starts_no_threads(server: ScriptedServer, url: str) -> None:
+    """Python 3.12 refuses them; what was asked is written, and nothing is said."""
+    ended = run_program(server, url, NO_THREADS)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    [found] = read_recorded(url)
+    assert found.answered == [("only", "echo only")]
+
+
+PREFORK = """
+import os
+say('parent')
+with lightspan.operation('around'):
+    say('around')
+    children = []
+    for number in range(3):
+        child = os.fork()
+        if not child:
+            client.close()
+            client = openai.OpenAI(base_url=sys.argv[1], api_key="k")
+            for call in range(4):
+                with lightspan.operation('request'):
+                    say(f'child {number} {call}')
+            sys.exit(0)
+        children.append(child)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+say('parent again')
+"""
+
+
+def test_servers_that_fork(server: ScriptedServer, url: str) -> None:
+    """As gunicorn does, after the parent has recorded already."""
+    ended = run_program(server, url, PREFORK)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found = read_recorded(url)
+    asked = sorted(call.asked for one in found for call in one.answered)
+    children = [f"child {number} {call}" for number in range(3) for call in range(4)]
+    assert asked == sorted(["parent", "around", "parent again", *children])
+    assert {one.attempt.status for one in found} == {"succeeded"}
+    assert len(found) == 3 + 12
+
+
+def test_a_store_that_cannot_be_opened_does_not_keep_the_process(
+    server: ScriptedServer, url: str, tmp_path: Path
+) -> None:
+    nowhere = f"sqlite:{tmp_path / 'no' / 'such' / 'folder.db'}"
+    ended = run_program(server, nowhere, "say('only')")
+    assert ended.returncode == 0
+    assert "1 attempts of 'unknown_service' could not be recorded" in ended.stderr

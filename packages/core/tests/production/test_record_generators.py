@@ -1,0 +1,295 @@
+"""Generators of a recorded app: whoever takes their items, wherever, the attempt is their own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import copy_context
+from typing import Any
+
+import anyio.to_thread
+import openai
+import pytest
+
+import lightspan
+from lightspan.capture import context
+from lightspan.capture._globals import state
+from lightspan.production.record import record
+from lightspan.schema import semconv as c
+from lightspan_testing.attempts import read_recorded
+from packages.core.tests.production.chat import say
+
+Way = Callable[[openai.OpenAI, str], Iterator[Any]]
+LETTERS = "123"
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert state.steps == {}
+    assert context.current_context() is None
+
+
+# --- ways to write one ----------------------------------------------------------------------
+def block(client: openai.OpenAI, name: str) -> Iterator[Any]:
+    with lightspan.agent(name):
+        for letter in LETTERS:
+            yield say(client, f"{name}{letter}")
+
+
+def decorated(client: openai.OpenAI, name: str) -> Iterator[Any]:
+    @lightspan.agent(name)
+    def work() -> Iterator[Any]:
+        for letter in LETTERS:
+            yield say(client, f"{name}{letter}")
+
+    return work()
+
+
+def nested(client: openai.OpenAI, name: str) -> Iterator[Any]:
+    """The calls are in a generator that is in a generator, the agent in a block of a block."""
+
+    def inner() -> Iterator[Any]:
+        for letter in LETTERS:
+            with lightspan.operation("one"):
+                yield say(client, f"{name}{letter}")
+
+    with lightspan.operation("all"), lightspan.agent(name):
+        yield from inner()
+
+
+def of_the_apps_own(client: openai.OpenAI, name: str) -> Iterator[Any]:
+    @contextmanager
+    def acting() -> Iterator[None]:
+        with lightspan.agent(name):
+            yield
+
+    class AgentContext:
+        def __enter__(self) -> None:
+            self.inner = acting()
+            self.inner.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            self.inner.__exit__(*error)
+
+    with AgentContext():
+        for letter in LETTERS:
+            yield say(client, f"{name}{letter}")
+
+
+def in_a_pool(client: openai.OpenAI, name: str) -> Iterator[Any]:
+    """As LangGraph runs its nodes."""
+
+    @lightspan.agent(name)
+    def work() -> Iterator[Any]:
+        with ThreadPoolExecutor(1) as pool:
+            for letter in LETTERS:
+                yield pool.submit(copy_context().run, say, client, f"{name}{letter}").result()
+
+    return work()
+
+
+WAYS: dict[str, Way] = {
+    "block": block,
+    "decorated": decorated,
+    "nested": nested,
+    "of the app's own": of_the_apps_own,
+    "in a pool": in_a_pool,
+}
+
+
+def check(url: str, *expected: tuple[str, str]) -> None:
+    """Fail unless there is an attempt of each agent with these calls."""
+    found = read_recorded(url)
+    seen = [
+        [
+            (str(span.attributes[c.AGENT_PATH]), call.asked)
+            for span, call in zip(one.calls, one.answered, strict=True)
+        ]
+        for one in found
+    ]
+    wanted = [[(name, f"{name}{letter}") for letter in letters] for name, letters in expected]
+    assert sorted(seen) == sorted(wanted)
+    assert all(one.attempt.status.final and not one.attempt.damage for one in found)
+    assert not any(call.late for one in found for call in one.calls)
+
+
+# --- whoever takes their items --------------------------------------------------------------
+@pytest.mark.parametrize("way", WAYS)
+def test_two_in_turns(client: openai.OpenAI, url: str, way: str) -> None:
+    """What is called between two items is neither's."""
+    with record(url):
+        first, second = WAYS[way](client, "a"), WAYS[way](client, "b")
+        for _ in LETTERS:
+            next(first)
+            say(client, "app-")
+            next(second)
+        for one in (first, second):
+            assert next(one, None) is None
+        assert context.current_agent() is not None
+        say(client, "app-")
+    check(url, ("a", LETTERS), ("b", LETTERS), *[("app", "-")] * 4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_item_in_a_thread(client: openai.OpenAI, url: str, way: str) -> None:
+    """As Starlette's StreamingResponse takes the items of a generator: each with a copy of the
+    context, in any thread."""
+
+    async def respond(items: Iterator[Any]) -> None:
+        item = "first"
+        while item is not None:
+            item = await anyio.to_thread.run_sync(next, items, None)
+
+    with record(url) as made:
+        await asyncio.gather(*(respond(WAYS[way](client, name)) for name in "abcd"))
+        assert await asyncio.to_thread(made.flush)
+    await asyncio.to_thread(check, url, *((name, LETTERS) for name in "abcd"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("end", ["closed", "dropped", "dropped elsewhere", "thrown at"])
+def test_one_that_is_left(client: openai.OpenAI, url: str, way: str, end: str) -> None:
+    def dropped(items: list[Iterator[Any]]) -> None:
+        items.clear()
+        gc.collect()
+
+    with record(url):
+        items = [WAYS[way](client, "a")]
+        next(items[0])
+        if end == "closed":
+            items[0].close()  # type: ignore[attr-defined]
+        elif end == "thrown at":
+            with suppress(KeyError):
+                items[0].throw(KeyError())  # type: ignore[attr-defined]
+        elif end == "dropped":
+            dropped(items)
+        else:
+            thread = threading.Thread(target=dropped, args=[items])
+            thread.start()
+            thread.join()
+        say(client, "app-")
+    check(url, ("a", "1"), ("app", "-"))
+
+
+def test_a_block_around_generators(client: openai.OpenAI, url: str) -> None:
+    """They are in the attempt of whoever made the block, in which all of it happens."""
+    with record(url), lightspan.operation("handle"):
+        first, second = block(client, "a"), block(client, "b")
+        for one in (first, second, first, second):
+            next(one)
+        say(client, "app-")
+        del first, second
+    [found] = read_recorded(url)
+    paths = [str(call.attributes[c.AGENT_PATH]) for call in found.calls]
+    assert paths == ["a", "b", "a", "b", "app"]
+
+
+# --- async ----------------------------------------------------------------------------------
+async def ask(client: openai.AsyncOpenAI, text: str) -> Any:
+    asked: Any = [{"role": "user", "content": text}]
+    return await client.chat.completions.create(model="m", messages=asked)
+
+
+async def async_block(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[Any]:
+    with lightspan.agent(name):
+        for letter in LETTERS:
+            yield await ask(client, f"{name}{letter}")
+
+
+def async_decorated(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[Any]:
+    @lightspan.agent(name)
+    async def work() -> AsyncIterator[Any]:
+        for letter in LETTERS:
+            yield await ask(client, f"{name}{letter}")
+
+    return work()
+
+
+async def async_of_the_apps_own(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[Any]:
+    @asynccontextmanager
+    async def acting() -> AsyncIterator[None]:
+        with lightspan.agent(name):
+            yield
+
+    async with acting():
+        for letter in LETTERS:
+            yield await ask(client, f"{name}{letter}")
+
+
+def in_tasks(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[Any]:
+    """All calls but the first are made by a task that goes on while nobody takes an item."""
+
+    async def rest() -> list[Any]:
+        return [await ask(client, f"{name}{letter}") for letter in LETTERS[1:]]
+
+    @lightspan.agent(name)
+    async def work() -> AsyncIterator[Any]:
+        yield await ask(client, f"{name}{LETTERS[0]}")
+        going_on = asyncio.ensure_future(rest())
+        yield "on my way"
+        yield await going_on
+
+    return work()
+
+
+ASYNC_WAYS: dict[str, Callable[[openai.AsyncOpenAI, str], AsyncIterator[Any]]] = {
+    "block": async_block,
+    "decorated": async_decorated,
+    "of the app's own": async_of_the_apps_own,
+    "in tasks": in_tasks,
+}
+
+
+@pytest.mark.parametrize("way", ASYNC_WAYS)
+async def test_two_async_ones_in_turns(client: openai.OpenAI, url: str, way: str) -> None:
+    async with openai.AsyncOpenAI(base_url=client.base_url, api_key="k") as own:
+        with record(url) as made:
+            first, second = ASYNC_WAYS[way](own, "a"), ASYNC_WAYS[way](own, "b")
+            for _ in LETTERS:
+                await anext(first)
+                await ask(own, "app-")
+                await anext(second)
+            for one in (first, second):
+                assert await anext(one, None) is None
+            await ask(own, "app-")
+            assert await asyncio.to_thread(made.flush)
+    await asyncio.to_thread(check, url, ("a", LETTERS), ("b", LETTERS), *[("app", "-")] * 4)
+
+
+@pytest.mark.parametrize("way", ASYNC_WAYS)
+async def test_an_async_one_whose_items_other_tasks_take(
+    client: openai.OpenAI, url: str, way: str
+) -> None:
+    async with openai.AsyncOpenAI(base_url=client.base_url, api_key="k") as own:
+        with record(url) as made:
+            items = ASYNC_WAYS[way](own, "a")
+            while await asyncio.ensure_future(anext(items, None)) is not None:
+                await ask(own, "app-")
+            assert await asyncio.to_thread(made.flush)
+    await asyncio.to_thread(check, url, ("a", LETTERS), *[("app", "-")] * 3)
+
+
+@pytest.mark.parametrize("way", ["block", "decorated", "of the app's own"])
+@pytest.mark.parametrize("end", ["closed", "dropped"])
+async def test_an_async_one_that_is_left(
+    client: openai.OpenAI, url: str, way: str, end: str
+) -> None:
+    async with openai.AsyncOpenAI(base_url=client.base_url, api_key="k") as own:
+        with record(url) as made:
+            items: Any = ASYNC_WAYS[way](own, "a")
+            await anext(items)
+            if end == "closed":
+                await items.aclose()
+            del items
+            gc.collect()
+            while state.steps:  # noqa: ASYNC110 (its end is a task of the loop's own)
+                await asyncio.sleep(0)
+            await ask(own, "app-")
+            assert await asyncio.to_thread(made.flush)
+    await asyncio.to_thread(check, url, ("a", "1"), ("app", "-"))

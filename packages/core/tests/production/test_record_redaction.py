@@ -1,0 +1,141 @@
+"""What a hook sees before anything is kept."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import lightspan
+from lightspan.errors import ConfigError
+from lightspan.production.record import record
+from lightspan.schema import semconv as c
+from lightspan.schema.spans import Span
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from packages.core.tests.production.chat import say
+
+SECRET = re.compile(r"hunter2|ann@example\.org")
+
+
+def hide(span: Span) -> Span:
+    return lightspan.map_text(span, lambda text: SECRET.sub("***", text))
+
+
+def test_a_hook_sees_everything_before_it_is_kept(url: str, tmp_path: Path) -> None:
+    def reply(request: Request) -> Reply:
+        return Reply(text="your password is hunter2")
+
+    @lightspan.operation("ann@example.org", input="hunter2")
+    def handle(client: openai.OpenAI) -> None:
+        say(client, "I am ann@example.org")
+        with lightspan.tool("look", '{"who": "ann@\\u0065xample.org"}'):
+            lightspan.emit_message("hunter2")
+        raise RuntimeError("hunter2")
+
+    with (
+        ScriptedServer(reply) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
+        record(url, redact=hide),
+        pytest.raises(RuntimeError),
+    ):
+        handle(client)
+    [found] = read_recorded(url)
+    assert found.answered == [("I am ***", "your password is ***")]
+    assert found.rollout.task == "***"
+    assert found.attempt.damage == []
+    assert SECRET.search(repr(found)) is None
+    assert not any(SECRET.search(path.read_bytes().decode("latin1")) for path in tmp_path.iterdir())
+
+
+def broken(span: Span) -> Span:
+    raise LookupError(f"cannot redact {span.attributes}")
+
+
+def no_span(span: Span) -> Any:
+    return "nothing"
+
+
+@pytest.mark.parametrize("hook", [broken, no_span, f"{__name__}:absent"])
+def test_a_hook_that_fails_costs_the_content_not_the_call(
+    hook: Any,
+    client: openai.OpenAI,
+    url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    if isinstance(hook, str):
+        monkeypatch.setenv("LIGHTSPAN_REDACT", hook)
+        hook = None
+    with record(url, redact=hook):
+        for _ in range(2):
+            with lightspan.operation("private", input="private"):
+                assert say(client, "private").choices[0].message.content == "echo private"
+    for found in read_recorded(url):
+        assert found.rollout.task is None
+        [damage] = found.attempt.damage
+        assert damage.startswith("redact failed on 3 spans (")
+        assert [span.name for span in found.spans] == ["chain", "operation", "llm"]
+        assert isinstance(found.calls[0].attributes[c.INPUT_TOKENS], int)
+    assert len([one for one in caplog.records if "redact failed" in one.message]) == 1
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"private" not in stored
+    assert "private" not in caplog.text
+
+
+def test_a_hook_may_ask_a_model(client: openai.OpenAI, url: str) -> None:
+    def judged(span: Span) -> Span:
+        said = say(client, "is this private?").choices[0].message.content
+        assert said == "echo is this private?"
+        return span.replace(attributes={**span.attributes, "judged": True})
+
+    with record(url, redact=judged), lightspan.operation("handle"):
+        say(client)
+    [found] = read_recorded(url)
+    assert found.attempt.damage == []
+    assert [span.kind for span in found.spans] == ["chain", "operation", "llm"]
+    assert all(span.attributes["judged"] for span in found.spans)
+
+
+async def asynchronous(span: Span) -> Span:
+    return span
+
+
+@pytest.mark.parametrize("hook", [asynchronous, f"{__name__}:asynchronous"])
+def test_an_asynchronous_hook_is_refused(
+    hook: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    with pytest.raises(ConfigError, match="is asynchronous"):
+        record(url, redact=hook)
+
+
+def test_a_hook_may_leave_spans_out(client: openai.OpenAI, url: str) -> None:
+    def only_structure(span: Span) -> Span | None:
+        return None if span.kind == "llm" else span
+
+    with record(url, redact=only_structure), lightspan.operation("handle"):
+        say(client)
+    [found] = read_recorded(url)
+    assert (found.calls, found.attempt.damage) == ([], [])
+    assert found.attempt.message == "1 spans were left out by redact"
+
+
+def test_a_hook_cannot_change_whose_a_span_is(client: openai.OpenAI, url: str) -> None:
+    def move(span: Span) -> Span:
+        attributes = {**span.attributes, c.CALL_ID: "call-other", "odd": object()}
+        return span.replace(attempt_id="at-other", span_id="f" * 16, attributes=attributes)
+
+    with record(url, redact=move):
+        say(client)
+    [found] = read_recorded(url)
+    assert found.attempt.damage == []
+    assert str(found.calls[0].attributes[c.CALL_ID]).startswith("call-")
+    assert found.calls[0].attributes[c.CALL_ID] != "call-other"
+    assert str(found.calls[0].attributes["odd"]).startswith("<object object")

@@ -1,0 +1,342 @@
+"""Apps that block, hang or kill their process cost their own attempt, and no other's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.runners.app import App
+from lightspan.runners.loop_watchdog import Guard
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema.records import (
+    AttemptStatus,
+    Outcome,
+    RolloutStatus,
+)
+from lightspan.schema.reward import Reward
+from lightspan.schema.spans import SpanStatus
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan_testing.wait import until
+from packages.core.tests.runners.misbehaving import (
+    TIMEOUT_S,
+    apps,
+    attempt_of,
+    finished,
+    reaches,
+    rollout,
+    runners_of,
+    until_lease,
+    where,
+)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+        yield store
+
+
+# --- what is left behind -------------------------------------------------------------------------
+async def test_what_is_left_behind_blocks_no_later_rollout(store: Store, tmp_path: Path) -> None:
+    first = rollout(0, "leaves", tmp_path, timeout_s=600)
+    await store.enqueue([first])
+    async with runners_of(store, "leaves_a_block") as runners:
+        await finished(store, runners)
+        pids = runners.pids
+        reported = tmp_path / "marker-0-reported"
+        reported.touch()
+        await until(lambda: not reported.exists())
+        await store.enqueue([rollout(1, "later", tmp_path, timeout_s=600)])
+        states = await finished(store, runners)
+        assert runners.pids != pids
+    assert [(state.status, state.infrastructure_tries) for state in states] == [
+        (RolloutStatus.SUCCEEDED, 0)
+    ] * 2
+
+
+# --- event loops ----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "sources", "function"),
+    [
+        ("at once", ["time.sleep(601)"], "blocks"),
+        ("in a task of its own", ["time.sleep(602)"], "blocks_later"),
+        ("in a callback", ["time.sleep(603)"], "calls_back"),
+        ("in a loop", ["while True:", "number += 1"], "spins"),
+    ],
+)
+async def test_an_app_that_blocks_its_loop(
+    store: Store, tmp_path: Path, kind: str, sources: list[str], function: str
+) -> None:
+    """It has timed out; its neighbours go on in another process, and use up no try."""
+    neighbours = [rollout(number, "neighbour", tmp_path, timeout_s=600) for number in (1, 2)]
+    await store.enqueue([rollout(0, kind, tmp_path, timeout_s=TIMEOUT_S), *neighbours])
+    async with runners_of(store, "blocks") as runners:
+        first = runners.pids
+        states = await finished(store, runners)
+        assert runners.pids != first
+    failed, succeeded = RolloutStatus.FAILED, RolloutStatus.SUCCEEDED
+    assert [(state.status, state.infrastructure_tries) for state in states] == [
+        (failed, 0),
+        (succeeded, 0),
+        (succeeded, 0),
+    ]
+    guilty = await attempt_of(store, 0)
+    assert (guilty.status, guilty.outcome) == (AttemptStatus.TIMEOUT, Outcome.TIMEOUT)
+    assert guilty.message in [
+        f"the app ran longer than 1 s and blocked its event loop: {where(source, function)}"
+        for source in sources
+    ]
+    spans = (await store.spans([guilty.attempt_id]))[guilty.attempt_id]
+    assert [(span.name, span.status, span.status_message) for span in spans] == [
+        ("attempt", SpanStatus.ERROR, guilty.message)
+    ]
+    for number in (1, 2):
+        stopped, done = await store.attempts([f"ro-{number}"])
+        assert (stopped.status, stopped.outcome) == (AttemptStatus.LOST, Outcome.CANCELLED)
+        assert stopped.message.startswith("stopped: another attempt blocked the event loop: ")
+        assert done.reward == Reward(1.0)
+
+
+async def test_an_app_that_blocks_its_loop_in_its_own_environment(
+    store: Store, tmp_path: Path, app_python: Path
+) -> None:
+    (tmp_path / "marker-1").touch()
+    (tmp_path / "marker-2").touch()
+    await store.enqueue([rollout(0, "at once", tmp_path, timeout_s=TIMEOUT_S)])
+    async with runners_of(store, "blocks", python=app_python) as runners:
+        await finished(store, runners)
+    place = where("time.sleep(601)", "blocks")
+    assert (await attempt_of(store, 0)).message == (
+        f"the app ran longer than 1 s and blocked its event loop: {place}"
+    )
+
+
+async def test_leases_are_kept_while_the_loop_is_blocked(store: Store, tmp_path: Path) -> None:
+    await store.enqueue([rollout(0, "alone", tmp_path)])
+    async with runners_of(store, "blocks_for_a_while", lease_s=1.5) as runners:
+        await until((tmp_path / "marker-0").exists)
+        before = (await attempt_of(store, 0)).lease_until
+        while (await attempt_of(store, 0)).lease_until < before + 2:  # more than a lease
+            assert await store.expire() == 0
+            await asyncio.sleep(0.05)
+        for number in (1, 2):
+            (tmp_path / f"marker-{number}").touch()
+        [state] = await finished(store, runners)
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.SUCCEEDED, 0)
+    assert (await attempt_of(store, 0)).reward == Reward(1.0)
+
+
+async def test_an_app_that_goes_on_when_it_is_cancelled(store: Store, tmp_path: Path) -> None:
+    """Its neighbours end where they are; what comes after has another process."""
+    await store.enqueue(
+        [
+            rollout(0, "swallows", tmp_path, timeout_s=TIMEOUT_S),
+            rollout(1, "neighbour", tmp_path),
+        ]
+    )
+    async with runners_of(store, "goes_on", slots=2) as runners:
+        [first] = runners.pids
+        await reaches(store, RolloutStatus.FAILED)
+        await store.enqueue([rollout(3, "neighbour", tmp_path)])
+        for number in (1, 2):
+            (tmp_path / f"marker-{number}").touch()
+        await finished(store, runners)
+        [second] = runners.pids
+    guilty, neighbour, after = [await attempt_of(store, number) for number in (0, 1, 3)]
+    assert (guilty.status, guilty.outcome) == (AttemptStatus.TIMEOUT, Outcome.TIMEOUT)
+    assert guilty.message == (
+        "the app ran longer than 1 s and went on when it was cancelled: "
+        + where("await asyncio.sleep(3600)", "goes_on")
+    )
+    assert (neighbour.reward, after.reward) == (Reward(float(first)), Reward(float(second)))
+    assert first != second
+
+
+async def test_who_blocks_the_loop_without_a_limit_is_named(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once: nothing says that it must end, and its neighbours wait."""
+    monkeypatch.setattr("lightspan.runners.loop_watchdog.WARN_S", 0.2)
+    looks, ended = 0, []
+
+    def beat() -> None:
+        nonlocal looks
+        looks += bool(caplog.records)
+        if looks == 4:  # it was looked at again, and nothing was said
+            (tmp_path / "marker-1").touch()
+            (tmp_path / "marker-2").touch()
+
+    await store.enqueue([rollout(0, "alone", tmp_path)])
+    config = RunnerConfig(slots=1, grace_s=0.1, guarded=True)
+    runner = Runner(store, App(apps.blocks_for_a_while), config)
+    async with Guard(runner, store.url, beat, ended.append):
+        working = asyncio.create_task(runner.run())
+        await reaches(store, RolloutStatus.SUCCEEDED)
+        runner.stop()
+        await working
+    attempt = await attempt_of(store, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"attempt {attempt.attempt_id} has blocked its event loop for 0.2 s: "
+        + where("time.sleep(0.01)", "blocks_for_a_while")
+        + ". 0 others wait for it: await there instead, or make the app a plain function (`def`), "
+        "which gets a thread"
+    ]
+    assert ended == []
+
+
+@pytest.mark.parametrize("at", [0.0, 4e9])
+async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float) -> None:
+    """Leases and limits go on; neither are they over at once, nor never."""
+    first = rollout(0, "freezes", tmp_path, timeout_s=600)
+    first.task["at"] = at
+    await store.enqueue([first, rollout(1, "neighbour", tmp_path, timeout_s=600)])
+    async with runners_of(store, "freezes_time", lease_s=2) as runners:
+        await until((tmp_path / "marker-0").exists)
+        await store.enqueue([rollout(2, "too long", tmp_path, timeout_s=TIMEOUT_S)])
+        await reaches(store, RolloutStatus.FAILED)
+        before = (await attempt_of(store, 1)).lease_until
+        await until_lease(store, 1, before + 0.5)
+        assert await store.expire() == 0
+        for number in (1, 2):
+            (tmp_path / f"marker-{number}").touch()
+        states = await finished(store, runners)
+    succeeded, failed = RolloutStatus.SUCCEEDED, RolloutStatus.FAILED
+    assert [state.status for state in states] == [succeeded, succeeded, failed]
+    assert (await attempt_of(store, 2)).outcome is Outcome.TIMEOUT
+
+
+# --- processes ------------------------------------------------------------------------------
+async def test_a_task_that_crashes_its_process(store: Store, tmp_path: Path) -> None:
+    """It is found by running alone what ran in that process; the others are done, for free."""
+    others = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
+    await store.enqueue([rollout(0, "crashes", tmp_path), *others])
+    async with runners_of(store, "crashes") as runners:
+        states = await finished(store, runners)
+    lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
+    found = [(state.status, state.infrastructure_tries) for state in states]
+    assert found == [(lost, 3), (succeeded, 0), (succeeded, 0)]
+    crash = "died by signal 11 (SIGSEGV)"
+    shared = (
+        f"it is run again, alone, because it ran beside 2 others when the runner's process {crash}"
+    )
+    alone = f"only this attempt ran (rollout ro-0, task t0) when the runner's process {crash}"
+    guilty = await store.attempts(["ro-0"])
+    assert [attempt.message for attempt in guilty] == [shared, alone, alone, alone]
+    for number in (1, 2):
+        first, second = await store.attempts([f"ro-{number}"])
+        assert (first.message, second.message) == (shared, "")
+        assert len({first.runner_id, second.runner_id, *(one.runner_id for one in guilty)}) == 5
+
+
+async def test_an_app_that_keeps_the_gil(store: Store, tmp_path: Path) -> None:
+    """No thread of its process runs, so its parent sees it."""
+    others = [rollout(number, "neighbour", tmp_path, timeout_s=600) for number in (1, 2)]
+    await store.enqueue([rollout(0, "keeps", tmp_path, max_infrastructure_tries=1), *others])
+    async with runners_of(store, "keeps_the_lock", lease_s=3.0) as runners:
+        states = await finished(store, runners)
+    lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
+    found = [(state.status, state.infrastructure_tries) for state in states]
+    assert found == [(lost, 1), (succeeded, 0), (succeeded, 0)]
+    messages = [re.sub(r"\d+ s,", "5 s,", each.message) for each in await store.attempts(["ro-0"])]
+    silent = "said nothing for 5 s, as if something kept the GIL, and was ended"
+    assert messages == [
+        "it is run again, alone, because it ran beside 2 others when the runner's process "
+        f"{silent}",
+        f"only this attempt ran (rollout ro-0, task t0) when the runner's process {silent}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("exits", "ended with exit code 0"),
+        ("exits as if stuck", "ended with exit code 3"),
+        ("is killed", "died by signal 9 (SIGKILL)"),
+        ("is alarmed", "died by signal 14 (SIGALRM)"),
+    ],
+)
+async def test_a_task_that_ends_its_process(
+    store: Store, tmp_path: Path, kind: str, how: str
+) -> None:
+    others = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
+    guilty = rollout(0, kind, tmp_path, max_infrastructure_tries=1)
+    await store.enqueue([guilty, *others])
+    async with runners_of(store, "crashes") as runners:
+        states = await finished(store, runners)
+    lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
+    found = [(state.status, state.infrastructure_tries) for state in states]
+    assert found == [(lost, 1), (succeeded, 0), (succeeded, 0)]
+    assert [attempt.message for attempt in await store.attempts(["ro-0"])] == [
+        f"it is run again, alone, because it ran beside 2 others when the runner's process {how}",
+        f"only this attempt ran (rollout ro-0, task t0) when the runner's process {how}",
+    ]
+
+
+@pytest.mark.parametrize("app", ["harms", "harms_async"])
+@pytest.mark.parametrize("kind", list(apps.HARMLESS))
+async def test_what_does_no_harm(store: Store, tmp_path: Path, app: str, kind: str) -> None:
+    """The app, its neighbours and what comes after end in the same process, each once."""
+    kinds = [kind, "neighbour", "neighbour", "after"]
+    tasks = [rollout(number, each, tmp_path) for number, each in enumerate(kinds)]
+    for each in tasks:
+        each.task["done"] = str(tmp_path / "done")
+    await store.enqueue(tasks)
+    async with runners_of(store, app) as runners:
+        states = await finished(store, runners)
+        [pid] = runners.pids
+    assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
+    for number in range(4):
+        assert (await attempt_of(store, number)).reward == Reward(float(pid))
+
+
+# --- the end --------------------------------------------------------------------------------
+async def test_a_process_that_dies_while_runners_are_drained(store: Store, tmp_path: Path) -> None:
+    """Its attempts are queued again at once, not when their leases end."""
+    both = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
+    await store.enqueue(both)
+    async with runners_of(store, "crashes", slots=2, lease_s=3600) as runners:
+        for number in (1, 2):
+            await until((tmp_path / f"marker-{number}").exists)
+        await until(lambda: runners.running == 2)
+        [pid] = runners.pids
+        draining = asyncio.create_task(runners.drain())
+        await until(lambda: runners._supervisor is None)
+        os.kill(pid, signal.SIGKILL)
+        await draining
+        states = await store.rollouts()
+    assert [(state.status, state.infrastructure_tries) for state in states] == [
+        (RolloutStatus.QUEUED, 0)
+    ] * 2
+
+
+async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(*_: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    await store.enqueue([rollout(0, "never", tmp_path)])
+    runner = Runner(store, App(apps.waits_once))
+    monkeypatch.setattr(runner, "resources_of", never)
+    working = asyncio.create_task(runner.run())
+    await asked.wait()
+    runner.abort()
+    await working
+    [state] = await store.rollouts()
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.QUEUED, 0)
+    attempt = await attempt_of(store, 0)
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.LOST, Outcome.CANCELLED)

@@ -1,0 +1,295 @@
+"""How each ending of an app is classified, and what it returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import lightspan
+from lightspan.capture import emit
+from lightspan.capture.context import current_agent
+from lightspan.runners.app import App
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema import semconv as c
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import (
+    AttemptStatus,
+    Outcome,
+    Rollout,
+    RolloutStatus,
+)
+from lightspan.schema.redaction import LONGEST_TEXT
+from lightspan.schema.reward import Reward
+from lightspan.schema.routing import Routing
+from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan.stores.protocol import Store
+from lightspan_testing.wait import until
+from packages.core.tests.runners.runs import (
+    WRITER,
+    apps,
+    enqueue,
+    finished,
+    run_one,
+    running,
+    spans_of,
+)
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+# --- what the app returns -------------------------------------------------------------------
+@pytest.mark.parametrize("app", ["returns", "returns_async", "hands_on"])
+@pytest.mark.parametrize(
+    ("value", "reward"),
+    [
+        (0.25, Reward(0.25)),
+        (1, Reward(1.0)),
+        (True, Reward(1.0)),
+        (False, Reward(0.0)),
+        (None, None),
+        ("nan", Reward(None)),
+        ("inf", Reward(None)),
+        ({"reward": 0.5, "length": 3}, Reward(0.5, {"reward": 0.5, "length": 3.0})),
+    ],
+)
+async def test_rewards(store: Store, app: str, value: Any, reward: Reward | None) -> None:
+    attempt = await run_one(store, getattr(apps, app), {"value": value})
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.SUCCEEDED, Outcome.OK)
+    assert (attempt.reward, attempt.message, attempt.damage) == (reward, "", [])
+    [root] = await spans_of(store, attempt)
+    assert (root.name, root.kind, root.status) == ("attempt", SpanKind.CHAIN, SpanStatus.OK)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("good", "the app returned: a reward must be a number, not the text 'good'"),
+        ([1.0], "the app returned: a reward must be a number, a bool, None or a mapping"),
+        ("object", "the app returned: a reward must be a number, a bool, None or a mapping"),
+        (
+            "unreadable",
+            "the app returned: a reward that cannot be read: RuntimeError: no repr",
+        ),
+        ({}, "the app returned: a reward with named dimensions needs at least one: got {}"),
+    ],
+)
+async def test_what_is_no_reward(store: Store, value: Any, message: str) -> None:
+    attempt = await run_one(store, apps.returns, {"value": value})
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.BAD_REWARD)
+    assert attempt.reward is None
+    assert attempt.message.startswith(message)
+
+
+async def test_what_the_app_emits_is_kept(store: Store) -> None:
+    attempt = await run_one(store, apps.emits, {})
+    reward, message, tool, planner, root = await spans_of(store, attempt)
+    assert (reward.kind, reward.attributes[c.REWARD_VALUE]) == (SpanKind.REWARD, 0.5)
+    assert reward.attributes[c.AGENT_PATH] == "planner"
+    assert message.attributes[c.MESSAGE_BODY] == "hello \N{REPLACEMENT CHARACTER}"
+    parents = [span.parent_id for span in (reward, message, tool, planner, root)]
+    assert parents == [tool.span_id, tool.span_id, planner.span_id, root.span_id, None]
+    assert len({span.trace_id for span in (reward, message, tool, planner, root)}) == 1
+
+
+# --- how it fails ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("app", "task", "message"),
+    [
+        ("raises", {"text": "no such table"}, "ValueError: no such table"),
+        ("raises", {}, "KeyError: 'text'"),
+        ("exits", {}, "SystemExit: 7"),
+        ("raises_no_exception", {}, "Skipped: no Exception at all"),
+        ("raises_no_exception_async", {}, "Skipped: no Exception at all"),
+        ("exits_async", {}, "SystemExit: 7"),
+        ("cancels_itself", {}, "CancelledError: "),
+    ],
+)
+async def test_an_app_that_fails(store: Store, app: str, task: Any, message: str) -> None:
+    attempt = await run_one(store, getattr(apps, app), task)
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
+    assert (attempt.message, attempt.reward) == (message, None)
+    error, root = await spans_of(store, attempt)
+    assert error.attributes[c.EXCEPTION_TYPE] == message.partition(":")[0]
+    assert (error.parent_id, root.status) == (root.span_id, SpanStatus.ERROR)
+    [state] = await store.rollouts()
+    assert state.status is RolloutStatus.FAILED
+
+
+@pytest.mark.parametrize("kind", sorted(apps.BUILTIN))
+@pytest.mark.parametrize(
+    "app",
+    [
+        "raises_builtin",
+        "raises_builtin_async",
+        "raises_builtin_later",
+        "raises_builtin_in_a_thread",
+    ],
+)
+async def test_exceptions_that_futures_treat_apart(store: Store, app: str, kind: str) -> None:
+    """A future takes no StopIteration, and GeneratorExit is how a coroutine is closed."""
+    message = f"{kind}: by the app"
+    if kind == "StopIteration" and app in ("raises_builtin_async", "raises_builtin_later"):
+        message = "RuntimeError: coroutine raised StopIteration"  # Python's own (PEP 479)
+    attempt = await run_one(store, getattr(apps, app), {"kind": kind})
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
+    assert (attempt.message, attempt.reward, attempt.damage) == (message, None, [])
+    error, root = await spans_of(store, attempt)
+    assert error.attributes[c.EXCEPTION_TYPE] == message.partition(":")[0]
+    assert (error.parent_id, root.status) == (root.span_id, SpanStatus.ERROR)
+
+
+async def test_texts_that_no_file_can_hold(store: Store) -> None:
+    def app(task: Any) -> None:
+        with lightspan.agent("writer\udc80"):
+            raise OSError("no file named a\udc80")
+
+    attempt = await run_one(store, app, "task")
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
+    assert (attempt.message, attempt.damage) == ("OSError: no file named a\ufffd", [])
+    [spans] = (await store.spans([attempt.attempt_id])).values()
+    [agent] = [span for span in spans if span.kind is SpanKind.AGENT]
+    assert agent.name == "invoke_agent writer\ufffd"
+    assert agent.attributes[c.AGENT_PATH] == "writer\ufffd"
+    assert agent.status_message == "no file named a\ufffd"
+
+
+HUGE = 50_000_000
+LEFT_OUT = "characters left out…]"
+
+
+async def test_an_error_text_of_fifty_million_characters(store: Store) -> None:
+    def app(task: Any) -> None:
+        with lightspan.agent("writer"):
+            raise ValueError(f"begins {'x' * HUGE} ends")
+
+    attempt = await run_one(store, app, "task")
+    assert attempt.outcome is Outcome.APP_ERROR
+    left_out = len(f"begins {'x' * HUGE} ends") - LONGEST_TEXT
+    assert attempt.message.startswith("ValueError: begins xxx")
+    assert f"x […{left_out} {LEFT_OUT} x" in attempt.message
+    assert attempt.message.endswith("x ends")
+    spans = await spans_of(store, attempt)
+    assert sorted(span.name for span in spans) == [
+        "attempt",
+        "invoke_agent writer",
+        "lightspan.exception",
+    ]
+    for span in spans:
+        assert span.status is SpanStatus.ERROR
+        texts = [span.status_message, *map(str, span.attributes.values())]
+        assert max(map(len, texts)) < LONGEST_TEXT + 100
+    error = next(span for span in spans if span.kind is SpanKind.EXCEPTION)
+    stack = str(error.attributes[c.EXCEPTION_STACKTRACE])
+    assert stack.startswith("Traceback (most recent call last):")
+    assert 'raise ValueError(f"begins' in stack
+    assert stack.endswith("x ends\n")
+
+
+async def test_a_returned_text_of_fifty_million_characters(store: Store) -> None:
+    attempt = await run_one(store, lambda task: "x" * HUGE, "task")
+    assert attempt.outcome is Outcome.BAD_REWARD
+    assert LEFT_OUT in attempt.message
+    assert len(attempt.message) < LONGEST_TEXT + 100
+
+
+async def test_a_dimension_with_a_name_that_no_file_can_hold(store: Store) -> None:
+    attempt = await run_one(store, lambda task: {"a\udc80": 1.0}, "task")
+    assert attempt.reward == Reward(1.0, {"a\ufffd": 1.0})
+
+
+async def test_a_dimension_with_a_name_of_fifty_million_characters(store: Store) -> None:
+    attempt = await run_one(store, lambda task: {"x" * HUGE: 1.0}, "task")
+    assert attempt.outcome is Outcome.BAD_REWARD
+    assert attempt.message == (
+        "the app returned: the name of a reward's dimension has 50000000 characters, which are "
+        f"more than 1024: {'x' * 40!r}…"
+    )
+
+
+async def test_damage_of_fifty_million_characters(store: Store) -> None:
+    def app(task: Any) -> None:
+        current_agent().scope.recorder.add_capture_error("x" * HUGE)  # type: ignore[union-attr]
+
+    attempt = await run_one(store, app, "task")
+    [damage] = attempt.damage
+    assert LEFT_OUT in damage
+    assert len(damage) < LONGEST_TEXT + 100
+
+
+async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the process's environment, of an endpoint, of the attempt, and what follows Bearer."""
+    monkeypatch.setenv("SEARCH_API_KEY", "search-5e8f1c")
+    monkeypatch.setenv("UPSTREAM", "upstream-77ab")
+    endpoint = LLM(base_url="http://127.0.0.1:9", model="m", api_key_env="UPSTREAM")
+
+    def app(task: Any, llm: Any) -> None:
+        with lightspan.agent("writer"):
+            emit.emit_exception(ValueError(f"{llm.api_key()} search-5e8f1c"))
+            raise ValueError(
+                f"401: {endpoint.api_key()}, {llm.api_key()}, search-5e8f1c, "
+                "{'Authorization': 'Bearer abc.def-123'}, "
+                f"{'sk'}-proj-0123456789abcdefXYZ"
+            )
+
+    resources = {"routing": Routing(gateway_url="http://127.0.0.1:9", rules=[WRITER])}
+    await enqueue(store, ["task"], resources)
+    async with running(store, app):
+        await finished(store)
+    [attempt] = await store.attempts(["ro-0"])
+    assert attempt.message == (
+        "ValueError: 401: <key>, <key>, <key>, {'Authorization': 'Bearer <key>'}, <key>"
+    )
+    spans = await spans_of(store, attempt)
+    assert len(spans) == 4
+    for key in (attempt.call_token, "5e8f1c", "upstream-77ab", "abc.def-123", "0123456789abcdef"):
+        assert key not in repr(spans)
+
+
+async def test_the_call_token_is_never_shown(store: Store) -> None:
+    resources = {"routing": Routing(gateway_url="http://127.0.0.1:9", rules=[WRITER])}
+    await enqueue(store, [{}], resources)
+    async with running(store, apps.shows_its_llm):
+        await finished(store)
+    [attempt] = await store.attempts(["ro-0"])
+    spans = await spans_of(store, attempt)
+    assert len(spans) == 6
+    assert attempt.message.startswith("ValueError: cannot use AttemptLLM(")
+    assert attempt.call_token
+    assert attempt.call_token not in repr(spans) + attempt.message
+
+
+async def test_an_async_app_that_takes_too_long(store: Store) -> None:
+    await enqueue(store, [{"seconds": 60}], timeout_s=0.01)
+    async with running(store, apps.sleeps_async) as runner:
+        await finished(store)
+        assert not runner.stuck
+    [attempt] = await store.attempts(["ro-0"])
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.TIMEOUT, Outcome.TIMEOUT)
+    assert attempt.message == "the app ran longer than 0.01 s"
+
+
+async def test_a_sync_app_that_takes_too_long_ends_the_runner(store: Store) -> None:
+    """Its thread cannot be ended: nothing more is claimed, the process is replaced."""
+    await enqueue(store, [{"seconds": 0.3}, {"seconds": 0.3}], timeout_s=0.01)
+    runner = Runner(store, App(apps.sleeps), RunnerConfig(slots=1))
+    await runner.run()
+    assert runner.stuck
+    statuses = [state.status for state in await store.rollouts()]
+    assert statuses == [RolloutStatus.FAILED, RolloutStatus.QUEUED]
+    await until(lambda: not runner.stuck)
+
+
+async def test_missing_resources_are_infrastructure(store: Store) -> None:
+    rollout = Rollout(
+        rollout_id="ro-0", task={}, task_id="t", resources_id="re-gone", max_infrastructure_tries=2
+    )
+    await store.enqueue([rollout])
+    async with running(store, apps.returns):
+        [state] = await finished(store)
+    assert state.status is RolloutStatus.LOST
+    attempts = await store.attempts(["ro-0"])
+    assert [(a.status, a.outcome) for a in attempts] == [
+        (AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
+    ] * 2
+    assert "re-gone" in attempts[0].message

@@ -1,0 +1,23 @@
+"""Where a program is, in words."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType, FunctionType
+
+from lightspan.runners.stack_location import in_words, of_frame
+
+
+def _here() -> FrameType:
+    return sys._getframe()
+
+
+def test_a_frame_that_is_at_no_line() -> None:
+    """Another thread may be looked at between two lines; the guard that looked ended its process,
+    and the attempt in it was lost."""
+    code = _here.__code__.replace(co_linetable=b"")
+    frame = FunctionType(code, globals())()
+    assert frame.f_lineno is None
+    first = code.co_firstlineno
+    said = f"`def _here() -> FrameType:` at test_stack_location.py:{first} in _here"
+    assert in_words(list(of_frame(frame))) == said

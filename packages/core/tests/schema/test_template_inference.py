@@ -1,0 +1,149 @@
+"""What texts of one agent have in common: the template is exact, or there is none."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan.errors import ConfigError
+from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.system_prompts import Rewrite
+from lightspan.schema.template_inference import SeveralPrompts, template_of
+from lightspan.schema.template_variables import variable_parts
+from packages.core.tests.schema.prompt_kinds import KINDS
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind(name: str) -> None:
+    """Found in 16 calls, of texts that were not seen too: what varies is kept, the rest is free."""
+    kind = KINDS[name]
+    template = template_of([kind.text(n) for n in range(16)])
+    assert [part for part in kind.free if part not in template.text] == []
+    given_as, fields = template.text, template.fields
+    candidate = template.rewritten(f"ANEW {' '.join(fields)} {given_as} {{of_its_own}}")
+    for n in range(100, 120):
+        text = kind.text(n)
+        same = Rewrite(agent="a", template=template.template, text=template.template)
+        assert same.of(text) == text
+        other = Rewrite(agent="a", template=template.template, text=candidate.template)
+        sent = other.of(text)
+        assert sent is not None
+        assert sent.startswith("ANEW ")
+        assert sent.endswith(f"{text} {{of_its_own}}")
+        assert [part for part in kind.kept(n) if part not in sent.removesuffix(text)] == [] or (
+            not fields
+        )
+        # what must be kept stands in no candidate's free text
+        assert [part for part in kind.kept(n) if part in given_as] == []
+    if fields:
+        with pytest.raises(ConfigError, match="the text has no"):
+            template.rewritten("without any placeholder")
+
+
+@lru_cache
+def found(name: str) -> PromptTemplate:
+    return template_of([KINDS[name].text(n) for n in range(8)])
+
+
+WORDS = st.sampled_from(["alpha ", "beta\n", "gamma, ", "{x}", "{{", "}", "2026-11-24 ", "é", "’ "])
+PIECES = st.lists(WORDS, max_size=12).map("".join)
+
+
+@given(st.lists(PIECES, min_size=1, max_size=5))
+def test_any_texts_are_reproduced_exactly_or_have_no_template(texts: list[str]) -> None:
+    try:
+        template = template_of(texts)
+    except SeveralPrompts:
+        return
+    for text in texts:
+        values = template.match(text)
+        assert values is not None
+        assert template.format(**values) == text
+        # the identity is none by chance: every text keeps what it shows
+        same = template.rewritten(template.text)
+        assert same.format(**values) == text
+
+
+@given(st.text(max_size=60), st.lists(st.text(max_size=20), min_size=1, max_size=4))
+def test_values_between_long_texts_are_found(literal: str, values: list[str]) -> None:
+    around = ("Here begins what is always said: ", f" <and it ends here> {literal}")
+    texts = [f"{around[0]}{value}{around[1]}" for value in values]
+    template = template_of(texts)
+    assert all(template.format(**(template.match(text) or {})) == text for text in texts)
+
+
+@given(
+    st.lists(st.sampled_from("ab"), max_size=4).map("".join),
+    st.lists(st.sampled_from(["a", "b", "ab", "{p}", "{q}"]), max_size=5),
+)
+def test_a_match_is_the_only_one(text: str, parts: list[str]) -> None:
+    """Against all ways to fill a small template in."""
+    template = PromptTemplate("".join(dict.fromkeys(parts)) if len(set(parts)) < 5 else "{p}a{q}")
+    names = template.placeholders
+    every = [text[i:j] for i in range(len(text) + 1) for j in range(i, len(text) + 1)]
+    ways = [{}] if not names else [{names[0]: value} for value in set(every)]
+    if len(names) == 2:
+        ways = [{**way, names[1]: value} for way in ways for value in set(every)]
+    fitting = [way for way in ways if template.format(**way) == text]
+    is_known = len(fitting) == 1 and "}{" not in template.template
+    assert template.match(text) == (fitting[0] if is_known else None)
+
+
+@given(st.sampled_from(sorted(KINDS)), st.integers(0, 200), st.sampled_from(["", "?", "You"]))
+def test_a_text_that_is_no_match_is_sent_as_it_is(name: str, at: int, other: str) -> None:
+    template, text = found(name), KINDS[name].text(3)
+    broken = text[:at] + other + text[at + 1 :]
+    values = template.match(broken)
+    rewrite = Rewrite(agent="a", template=template.template, text=f"Anew: {template.template}")
+    if values is None:
+        assert rewrite.of(broken) is None
+    else:
+        assert template.format(**values) == broken
+        assert rewrite.of(broken) == f"Anew: {broken}"
+
+
+def test_two_prompts_are_not_taken_for_one() -> None:
+    one = "You summarise what was said in three short sentences, for the files."
+    two = "Decide who is to answer next: a name from the list, and nothing else."
+    for texts in ([one, two] * 3, [one] * 9 + [two] * 3, [one, two]):
+        with pytest.raises(SeveralPrompts):
+            template_of(texts)
+    common = "You are the agent of the desk. You are polite, brief, and you never lie. "
+    assert template_of([f"{common}{one}", f"{common}{two}"]).text.startswith(common)
+
+
+def test_what_was_retrieved_does_not_make_two_prompts() -> None:
+    told = "Answer from the context alone, in one sentence.\n\nContext: "
+    texts = [f"{told}{KINDS['langgraph retrieval'].kept(n)[0]} {n}" for n in range(8)]
+    assert template_of(texts).text == f"{told}{{part_1}}"
+
+
+def test_what_all_have_by_chance_belongs_to_the_placeholder() -> None:
+    """The fewer texts, the more must be common."""
+    texts = [f"Use the notes.\nNotes: {word} information {word}" for word in ("cats", "dogs")]
+    assert template_of(texts).text == "Use the notes.\nNotes: {part_1}"
+
+
+def test_a_text_that_looks_like_a_placeholder_is_none() -> None:
+    template = template_of([f"Say {{part_1}} to {who}, always and in full." for who in "ab"])
+    assert template.fields == ("{part_1_}",)
+    assert template.match("Say {part_1} to c, always and in full.") == {"part_1_": "c"}
+
+
+def test_a_key_that_the_record_does_not_have_is_a_placeholder() -> None:
+    """A span says `<key>` where one stood; the app goes on sending it."""
+    template = template_of(["Use the key <key> for it, and tell nobody."])
+    assert template.match("Use the key sk-1234 for it, and tell nobody.") == {"id_1": "sk-1234"}
+
+
+def test_long_texts_take_no_time_to_speak_of() -> None:
+    """A hundred thousand characters that almost match, and that a pattern would try again and
+    again."""
+    template = PromptTemplate(" ab ".join(f"{{p{n}}}" for n in range(20)) + " end")
+    assert template.match("ab " * 40_000) is None
+    assert variable_parts('{"a ' * 20_000) == []
+    told = "Answer from the context alone, and cite every part of it that you use. "
+    texts = [told + KINDS["langgraph retrieval"].kept(n)[0] * 5 for n in range(6)]
+    assert template_of(texts).text == f"{told}{{part_1}}"

@@ -1,0 +1,582 @@
+"""SQLiteStore against the suite, and what only a file shared by processes can get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import __version__
+from lightspan.errors import ConfigError, StoreClosedError, StoreError, StoreFormatError
+from lightspan.schema.records import Attempt, RolloutStatus
+from lightspan.stores import open_store
+from lightspan.stores._sql import tables as sql_tables
+from lightspan.stores.memory import MemoryStore
+from lightspan.stores.sqlite import SQLiteStore, file as sqlite_file, tables as sqlite_tables
+from lightspan_testing.store_suite import (
+    LEASE_S,
+    Clock,
+    StoreSuite,
+    make_call,
+    make_report,
+    make_rollout,
+    make_span,
+    ref,
+    start,
+)
+from packages.core.tests.stores.programs import END, FORKED, WRITER, check_acknowledged
+
+
+class TestSQLiteStore(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self._folder = tmp_path
+
+    def make_store(self, name: str, clock: Clock) -> SQLiteStore:
+        return SQLiteStore(self._folder / f"{name}.db", clock=clock)
+
+
+@pytest.mark.parametrize(("power_loss", "synchronous"), [(False, 1), (True, 2)])
+async def test_power_loss_flushes_every_transaction(
+    tmp_path: Path, power_loss: bool, synchronous: int
+) -> None:
+    async with SQLiteStore(tmp_path / "x.db", power_loss=power_loss) as store:
+        assert store.capabilities.power_loss is power_loss
+        db = store._opened.tables._db
+        assert db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+# --- opening ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "url", ["sqlite:///{folder}/a.db", "sqlite:{folder}/b", "{folder}/c.sqlite", "{folder}/ü d.db"]
+)
+async def test_urls_of_files(tmp_path: Path, url: str) -> None:
+    store = open_store(url.format(folder=str(tmp_path).lstrip("/") if "///" in url else tmp_path))
+    async with store:
+        await store.enqueue([make_rollout()])
+    async with open_store(store.url) as again:
+        assert await again.count() == {RolloutStatus.QUEUED: 1}
+
+
+async def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:runs.db")
+    assert store.url == f"sqlite://{tmp_path}/runs.db"
+    assert open_store(Path("runs.db")).url == store.url
+    assert open_store("sqlite:runs.db?power_loss=true").url == store.url + "?power_loss=true"
+    assert open_store(store.url + "?power_loss=true").capabilities.power_loss
+    assert not open_store(store.url).capabilities.power_loss
+
+
+def test_memory_urls() -> None:
+    assert isinstance(open_store("memory:"), MemoryStore)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "mysql://host/db",
+        "redis:x.db",
+        "plain",
+        "sqlite:",
+        "sqlite://",
+        "sqlite://host/x.db",
+        "sqlite:folder/",
+        "x.db?mode=ro",
+        "ftp://host/x.db",
+    ],
+)
+def test_urls_of_nothing(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store(url)
+    assert repr(url) in str(caught.value)
+    assert "power_loss" in str(caught.value) or "sqlite:" in str(caught.value)
+
+
+async def test_the_file_is_private(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        async with SQLiteStore(tmp_path / "x.db") as store:
+            await store.enqueue([make_rollout()])
+            files = list(tmp_path.iterdir())
+            assert len(files) == 3  # the file, its log and its index
+            assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    finally:
+        os.umask(old)
+
+
+async def _refused(path: Path, kind: type[StoreError], *words: str) -> None:
+    """Opening raises this, naming the file and these words, and leaves the file as it is."""
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(kind) as caught:
+        await SQLiteStore(path).open()
+    for word in (str(path), *words):
+        assert word in str(caught.value)
+    assert before is None or path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"xy", b"not a database" * 1000, bytes(range(256)) * 64])
+async def test_a_file_that_is_not_sqlite(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.db"
+    path.write_bytes(content)
+    await _refused(path, StoreFormatError, "not a SQLite file", "another file")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["CREATE TABLE t (x)", "PRAGMA application_id = 7", "PRAGMA user_version = 1"],
+)
+async def test_a_foreign_sqlite_file(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "x.db"
+    _execute(path, "CREATE TABLE gone (x)", "DROP TABLE gone", statement)
+    await _refused(path, StoreFormatError, "another program", "another file")
+
+
+async def test_a_newer_store(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path):
+        pass
+    _execute(path, f"PRAGMA user_version = {sqlite_file.FORMAT_VERSION + 1}")
+    await _refused(path, StoreFormatError, "newer lightspan", __version__, "upgrade lightspan")
+
+
+async def test_an_older_store(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path):
+        pass
+    _execute(path, f"PRAGMA user_version = {sqlite_file.FORMAT_VERSION - 1}")
+    await _refused(path, StoreFormatError, "older lightspan", "format 4", "with that lightspan")
+
+
+async def test_a_damaged_store(tmp_path: Path) -> None:
+    """Pages overwritten in the middle of the file: the error says so, whenever it is met."""
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        await store.enqueue([make_rollout(f"ro-{i}", task="x" * 3000) for i in range(200)])
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+    with pytest.raises(StoreFormatError, match=r"damaged.*recover"):
+        async with SQLiteStore(path) as store:
+            await store.rollouts()
+
+
+async def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    path.touch()
+    async with SQLiteStore(path) as store:
+        assert await store.count() == {}
+
+
+async def test_places_that_cannot_be(tmp_path: Path) -> None:
+    await _refused(tmp_path, StoreError, "is a folder")
+    await _refused(tmp_path / "missing" / "x.db", StoreError, "missing does not exist", "create")
+
+
+_OPEN = """
+import asyncio, os, sys
+from lightspan.stores.sqlite import SQLiteStore
+from lightspan.errors import StoreError
+from lightspan.stores.sqlite.tables import queries
+queries()
+if os.geteuid() == 0:
+    os.setegid(65534)
+    os.seteuid(65534)
+async def main():
+    try:
+        async with SQLiteStore(sys.argv[1]) as store:
+            await store.allot_version("sql")
+    except StoreError as error:
+        print(type(error).__name__, error)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that a user without rights can reach (pytest's own are private)."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "folder of an existing file"])
+def test_places_without_permission(public_folder: Path, what: str) -> None:
+    path = public_folder / "x.db"
+    if what != "folder":
+        _count(str(path))
+        path.chmod(0o444 if what == "file" else 0o666)
+    public_folder.chmod(0o777 if what == "file" else 0o555)
+    command = [sys.executable, "-c", _OPEN, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("StoreError")
+    assert str(path) in done.stdout
+    assert "permissions" in done.stdout
+
+
+def _execute(path: Path, *statements: str) -> list[Any]:
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        return [db.execute(statement).fetchall() for statement in statements]
+    finally:
+        db.close()
+
+
+# --- a full disk ----------------------------------------------------------------------------
+async def test_a_full_disk_refuses_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        attempt = await start(store)
+        await store.add_calls([make_call(attempt, 1)])
+        await _limit_pages(store, 60)
+        with pytest.raises(StoreError, match=r"x\.db.*full.*free some space.*SQLITE_FULL"):
+            await _add_calls_one_by_one(store, attempt)
+        kept = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
+        assert [record.call_id for record in kept] == [f"call-{i + 1}" for i in range(len(kept))]
+        await _limit_pages(store, 1_000_000)
+        assert await store.add_calls([make_call(attempt, 1000)]) == [False]
+        assert len((await store.spans([attempt.attempt_id]))[attempt.attempt_id]) == len(kept) + 1
+    assert _execute(tmp_path / "x.db", "PRAGMA integrity_check") == [[("ok",)]]
+
+
+async def _add_calls_one_by_one(store: SQLiteStore, attempt: Attempt) -> None:
+    for number in range(2, 1000):
+        await store.add_calls([make_call(attempt, number)])
+
+
+async def test_what_does_not_fit_does_not_take_its_neighbours_along(tmp_path: Path) -> None:
+    """Writes that share a transaction: the one too large fails, the others are committed."""
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        attempt = await start(store)
+        await _limit_pages(store, 200)
+        large = make_span(attempt, 999, attributes={"text": "x" * 2_000_000})
+        small = [make_span(attempt, number) for number in range(20)]
+        writes = [
+            store.add_spans(ref(attempt), [span]) for span in (*small[:10], large, *small[10:])
+        ]
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        assert [answer for answer in answers if answer == 0] == [0] * 20
+        assert isinstance(answers[10], StoreError)
+        assert (await store.spans([attempt.attempt_id]))[attempt.attempt_id] == small
+
+
+async def _limit_pages(store: SQLiteStore, pages: int) -> None:
+    """As a disk with room for so many pages."""
+
+    def work(items: Any) -> list[None]:
+        store._opened.tables._db.execute(f"PRAGMA max_page_count = {pages}")
+        return [None for _ in items]
+
+    await store._write(work, [None])
+
+
+# --- several processes ----------------------------------------------------------------------
+def _drain(url: str, name: str, barrier: Any, results: Any) -> None:
+    async def main() -> list[str]:
+        claimed: list[str] = []
+        async with open_store(url) as store:
+            barrier.wait()
+            while claims := await store.claim(name, 3, LEASE_S):
+                assert all(await store.report([make_report(claim.attempt) for claim in claims]))
+                claimed += [claim.rollout.rollout_id for claim in claims]
+        return claimed
+
+    results.put(asyncio.run(main()))
+
+
+def test_two_processes_claim_every_rollout_once(tmp_path: Path) -> None:
+    url = str(tmp_path / "x.db")
+    names = [f"ro-{i}" for i in range(500)]
+    asyncio.run(_enqueue(url, names))
+    spawn = multiprocessing.get_context("spawn")
+    barrier, results = spawn.Barrier(2), spawn.Queue()
+    runners = [
+        spawn.Process(target=_drain, args=(url, f"runner-{i}", barrier, results)) for i in range(2)
+    ]
+    for runner in runners:
+        runner.start()
+    claimed = [results.get(timeout=60) for _ in runners]
+    for runner in runners:
+        runner.join()
+        runner.close()
+    results.close()
+    results.join_thread()
+    assert sorted(claimed[0] + claimed[1]) == sorted(names)
+    assert _count(url) == {RolloutStatus.SUCCEEDED: 500}
+
+
+async def _enqueue(url: str, names: list[str]) -> None:
+    async with open_store(url) as store:
+        await store.enqueue([make_rollout(name) for name in names])
+
+
+def _count(url: str) -> dict[RolloutStatus, int]:
+    async def main() -> dict[RolloutStatus, int]:
+        async with open_store(url) as store:
+            return await store.count()
+
+    return asyncio.run(main())
+
+
+def _open_at_once(path: str, barrier: Any, results: Any) -> None:
+    async def main() -> int:
+        barrier.wait()
+        async with open_store(path) as store:
+            return await store.allot_version("sql")
+
+    results.put(asyncio.run(main()))
+
+
+def test_processes_that_create_one_file_at_once(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    barrier, results = spawn.Barrier(3), spawn.Queue()
+    arguments = (str(tmp_path / "x.db"), barrier, results)
+    processes = [spawn.Process(target=_open_at_once, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    versions = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+        process.close()
+    results.close()
+    results.join_thread()
+    assert sorted(versions) == [1, 2, 3]
+
+
+async def test_another_process_wakes_a_watch(tmp_path: Path) -> None:
+    url = str(tmp_path / "x.db")
+    script = f"""
+        import asyncio
+        from lightspan.stores import open_store
+        from lightspan_testing.store_suite import make_rollout
+        async def main():
+            async with open_store({url!r}) as store:
+                await store.enqueue([make_rollout()])
+        asyncio.run(main())
+    """
+    async with open_store(url) as store:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", textwrap.dedent(script)
+        )
+        changes = await store.watch(timeout_s=60)
+        assert [state.rollout.rollout_id for state in changes.rollouts] == ["ro-1"]
+        assert await process.wait() == 0
+
+
+def test_a_store_after_a_fork(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED + END, str(tmp_path / "x.db")]
+    subprocess.run(command, check=True)
+
+
+# --- kill -9 --------------------------------------------------------------------------------
+@pytest.mark.faults
+def test_kill_9_loses_nothing_that_was_acknowledged(
+    tmp_path: Path, moments: Callable[[Any], random.Random]
+) -> None:
+    """A real writer, killed twelve times at random moments, on one file."""
+    path = tmp_path / "x.db"
+    said: list[list[str]] = []
+    for turn in range(12):
+        said += _write_and_kill(path, turn, lines=moments(turn).randrange(1, 400))
+    assert len(said) > 100
+    asyncio.run(check_acknowledged(lambda clock: SQLiteStore(path, clock=clock), said))
+    assert _execute(path, "PRAGMA integrity_check") == [[("ok",)]]
+
+
+def _write_and_kill(path: Path, turn: int, lines: int) -> list[list[str]]:
+    """What a writer said before it was killed, somewhere after so many lines."""
+    command = [sys.executable, "-c", WRITER, str(path), str(turn)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        said = [writer.stdout.readline() for _ in range(lines)]
+        os.kill(writer.pid, signal.SIGKILL)
+        said += writer.stdout.readlines()
+    assert writer.returncode == -signal.SIGKILL
+    return [line.split() for line in said if line.endswith("\n")]
+
+
+# --- what a move costs ----------------------------------------------------------------------
+async def _steps(store: SQLiteStore, write: Callable[[], Awaitable[object]]) -> int:
+    """How many steps SQLite's machine takes for it."""
+    steps = itertools.count()
+    db = store._opened.tables._db
+    db.set_progress_handler(lambda: next(steps) and None, 1)
+    await write()
+    db.set_progress_handler(None, 1)
+    return next(steps)
+
+
+async def test_a_claim_does_not_wade_through_what_is_not_for_it(tmp_path: Path) -> None:
+    """Neither the queue of another run nor what has ended makes it dearer, asked for a run or for
+    any (which runs over the runs)."""
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        await store.enqueue([make_rollout(f"own-{i}", run_id="own") for i in range(20)])
+        own = partial(store.claim, "runner", 1, LEASE_S, "own")
+        any_run = partial(store.claim, "runner", 1, LEASE_S)
+        before = [await _steps(store, own), await _steps(store, any_run)]
+        for run in ("a", "z"):
+            await store.enqueue([make_rollout(f"{run}-{i}", run_id=run) for i in range(1000)])
+        claims = await store.claim("runner", 500, LEASE_S, "a")
+        await store.report([make_report(claim.attempt) for claim in claims])
+        after = [await _steps(store, own), await _steps(store, any_run)]
+        assert after[0] < before[0] + 50
+        assert after[1] < before[1] + 500
+
+
+async def test_a_move_changes_few_pages(tmp_path: Path) -> None:
+    """Each is a page of the log to write: those of a rollout from enqueued to reported, counted in
+    the log itself (a header of 32 bytes, then a header of 24 bytes before each page)."""
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        for number in range(20):  # the log grows from here on: opening the store left a longer one
+            await store.enqueue([make_rollout(f"earlier-{number}")])
+        pages = []
+        for write in (
+            lambda: store.enqueue([make_rollout(run_id="run")]),
+            lambda: store.claim("runner", 1, LEASE_S, "run"),
+        ):
+            before = _log_pages(path)
+            await write()
+            pages.append(_log_pages(path) - before)
+        [state] = await store.rollouts(["ro-1"])
+        assert state.attempt_id is not None
+        attempt = await store.attempt(state.attempt_id)
+        before = _log_pages(path)
+        await store.report([make_report(attempt)])
+        pages.append(_log_pages(path) - before)
+    assert pages == [5, 5, 4]
+
+
+def _log_pages(path: Path) -> int:
+    return (path.with_name("x.db-wal").stat().st_size - 32) // (4096 + 24)
+
+
+# --- the writer -----------------------------------------------------------------------------
+async def test_large_batches_are_many_short_transactions(tmp_path: Path) -> None:
+    """Counted, not timed: no transaction takes more than its share of rows or bytes."""
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        sizes: list[int] = []
+        attempt = await start(store)
+        tables = store._opened.tables
+        begin = tables.begin
+
+        def begin_and_count() -> None:
+            sizes.append(tables._db.total_changes)
+            begin()
+
+        tables.begin = begin_and_count  # type: ignore[method-assign]
+        await store.add_spans(ref(attempt), [make_span(attempt, i) for i in range(1000)])
+        text = {"text": "x" * 100_000}
+        await store.add_spans(
+            ref(attempt), [make_span(attempt, i, attributes=text) for i in range(1000, 1100)]
+        )
+        sizes.append(tables._db.total_changes)
+        rows = [after - before for before, after in itertools.pairwise(sizes)]
+        assert sum(rows) == 1100
+        assert max(rows[:-10]) <= 128
+        assert max(rows[-10:]) <= 11  # about a megabyte
+
+
+async def test_writes_that_wait_together_share_a_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        attempt = await start(store)
+        begun: list[None] = []
+        tables = store._opened.tables
+        begin = tables.begin
+        monkeypatch.setattr(tables, "begin", lambda: begun.append(begin()))
+        spans = [make_span(attempt, number) for number in range(100)]
+        await asyncio.gather(*(store.add_spans(ref(attempt), [span]) for span in spans))
+        assert len(begun) < 100
+        found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+        assert found == spans
+
+
+async def test_a_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        writing = asyncio.create_task(store.enqueue([make_rollout()]))
+        assert await store.count() == {}  # readers wait for nobody
+        assert not writing.done()
+        other.execute("ROLLBACK")
+        other.close()
+        await writing
+        assert await store.count() == {RolloutStatus.QUEUED: 1}
+
+
+async def test_a_lock_held_for_ever_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        monkeypatch.setattr(sqlite_file, "_BUSY_S", 0.05)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match=r"x\.db.*another process"):
+            await store.enqueue([make_rollout()])
+        other.close()
+        await store.enqueue([make_rollout()])
+
+
+async def test_the_session_of_a_closed_store_refuses(tmp_path: Path) -> None:
+    """Whoever still holds the inside of a closed store gets an error, not silence."""
+    store = SQLiteStore(tmp_path / "x.db")
+    await store.open()
+    session = store._opened
+    await store.close()
+    with pytest.raises(StoreClosedError):
+        await session.write(session.expire, [1], 1)
+    with pytest.raises(StoreClosedError):
+        session.read(lambda: None)
+
+
+def test_every_query_and_every_table_is_used() -> None:
+    """queries.sql holds nothing that the code does not ask for, and the code asks for no more."""
+    code = Path(sqlite_tables.__file__).read_text() + Path(sql_tables.__file__).read_text()
+    unused = [name for name in sqlite_tables.queries() if repr(name) not in code.replace('"', "'")]
+    assert unused == []
+
+
+async def test_pruning_is_never_done_in_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout may have megabytes, and who extends a lease would wait for all that is deleted."""
+    async with SQLiteStore(tmp_path / "store.db") as store:
+        rollouts = [make_rollout(f"ro-{number}") for number in range(40)]
+        await store.enqueue(rollouts)
+        await store.cancel([rollout.rollout_id for rollout in rollouts])
+        done: list[tuple[int, bool]] = []
+        database = store._opened
+        prune = database.prune
+
+        def watched(items: Any) -> Any:
+            found = prune(items)
+            done.append((found[0], threading.current_thread() is threading.main_thread()))
+            return found
+
+        monkeypatch.setattr(database, "prune", watched)
+        assert await store.prune(0.0) == 39  # what came last stays
+    assert done == [(16, False), (16, False), (7, False)]

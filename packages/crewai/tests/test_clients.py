@@ -1,0 +1,263 @@
+"""Tools and model clients: what they return, and who is asked inside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("crewai")
+
+import crewai.llm as crewai_llm
+import openai
+import pydantic
+from crewai import LLM, BaseLLM, Crew
+from crewai.tools import BaseTool, tool
+
+import lightspan
+from lightspan.schema.spans import SpanKind
+from lightspan_crewai import agents, uninstrument
+from lightspan_testing.adapter_harness import POLICY
+from lightspan_testing.adapter_suite.checks import check_untrained
+from lightspan_testing.attempts import captured, tree
+from lightspan_testing.scripted import Request, ScriptedServer
+from packages.crewai.tests.crewai_apps import (
+    WARNINGS,
+    WRITER,
+    a_task,
+    an_agent,
+    calls,
+    crew_of,
+    llm_of,
+)
+
+pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
+
+
+@pytest.fixture
+def script() -> str:
+    return "fine"
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return "<an object>"
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("x" * 100_000, "x" * 65_536 + "… (100000 characters)"),
+        (b"\x00\xff", "b'\\x00\\xff'"),
+        ({"a": Opaque()}, "{'a': <an object>}"),
+        ("日本", "日本"),
+        (None, "None"),
+        (7, "7"),
+    ],
+    ids=["huge", "binary", "object", "unicode", "none", "number"],
+)
+def test_what_tools_return(result: Any, text: str) -> None:
+    @tool
+    def look(q: str) -> Any:
+        """Look."""
+        return result
+
+    with ScriptedServer(calls("look", '{"q": "é"}')) as server, captured() as run:
+        crew_of(an_agent(server, "scout", tools=[look])).kickoff()
+    assert run.tree == [
+        "invoke_agent scout @scout",
+        "  chat m @scout",
+        "  execute_tool look @scout",
+        "  chat m @scout",
+    ]
+    span = run.one("execute_tool look")
+    assert span.attributes["gen_ai.tool.call.arguments"] == '{"q": "é"}'
+    assert span.attributes["gen_ai.tool.call.result"] == text
+
+
+def test_a_failing_tool_of_an_agent_without_native_tools() -> None:
+    """CrewAI tries a tool three times there, and asks the model in between for nothing."""
+    tries: list[str] = []
+
+    @tool
+    def look(q: str) -> str:
+        """Look."""
+        tries.append(q)
+        raise LookupError("nothing")
+
+    def script(request: Request) -> str:
+        if len(request.messages) <= 2:
+            return 'Thought: look\nAction: look\nAction Input: {"q": "x"}'
+        return "Thought: I now know\nFinal Answer: fine"
+
+    class NoTools(type(llm_of(_Nowhere()))):  # type: ignore[misc]
+        def supports_function_calling(self) -> bool:
+            return False
+
+    with ScriptedServer(script) as server:
+        llm = NoTools(model="m", base_url=server.url, api_key="k", max_retries=0)
+        with captured() as run:
+            crew_of(an_agent(server, "scout", tools=[look], llm=llm)).kickoff()
+    tools = [line for line in run.tree if "execute_tool" in line]
+    assert tools == ["  execute_tool look @scout error"] * 3
+    assert tries == ["x"] * 6  # CrewAI calls it twice each time
+    others = [line for line in run.tree if "execute_tool" not in line]
+    assert others == ["invoke_agent scout @scout", "  chat m @scout", "  chat m @scout"]
+
+
+class _Nowhere:
+    url = "http://127.0.0.1:9/v1"
+
+
+def test_a_model_asked_in_a_tool(server: ScriptedServer) -> None:
+    """By CrewAI's client, by a raw one, and by a crew."""
+    with ScriptedServer(calls("ask")) as server:
+        client = openai.OpenAI(base_url=server.url, api_key="k")
+        inner = crew_of(an_agent(server, "helper"), name="help")
+
+        class Ask(BaseTool):
+            name: str = "ask"
+            description: str = "Ask."
+
+            def _run(self) -> str:
+                llm_of(server).call("one")
+                client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "two"}]
+                )
+                with lightspan.agent("idea"):
+                    llm_of(server).call("three")
+                return str(inner.kickoff().raw)
+
+        app = crew_of(an_agent(server, "scout", tools=[Ask()]))
+        with captured() as run:
+            app.kickoff()
+    assert run.tree == [
+        "invoke_agent scout @scout",
+        "  chat m @scout",
+        "  execute_tool ask @scout",
+        "    chat m @scout",
+        "    chat m @scout",
+        "    invoke_agent idea @scout/idea",
+        "      chat m @scout/idea",
+        "    invoke_agent help @scout/help",
+        "      invoke_agent helper @scout/help/helper",
+        "        chat m @scout/help/helper",
+        "  chat m @scout",
+    ]
+    assert agents(app).complete is False
+
+
+# --- clients --------------------------------------------------------------------------------
+class Posting(BaseLLM):
+    """A client of the user's own that tells nobody what it does."""
+
+    def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+        if "fail" in str(messages):
+            raise ConnectionError("down")
+        return "fine"
+
+    async def acall(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+        return self.call(messages)
+
+
+def test_a_client_that_bypasses_the_sdk_is_recorded_as_structure(server: ScriptedServer) -> None:
+    writer = an_agent(server, "writer", llm=Posting(model="mine"))
+    own = Posting.call
+    with captured(routing=POLICY) as run:
+        crew_of(writer).kickoff()
+    assert run.tree == ["invoke_agent writer @writer", "  chat mine @writer"]
+    span = run.one("chat mine")
+    assert "lightspan.call.id" in span.attributes
+    assert "You are writer" in str(span.attributes["gen_ai.input.messages"])
+    assert "fine" in str(span.attributes["gen_ai.output.messages"])
+    assert span.attributes["lightspan.client"] == "packages.crewai.tests.test_clients.Posting"
+    assert span.attributes["lightspan.client.fix"] == (
+        'use crewai.LLM(model="openai/…") in its place'
+    )
+    assert Posting.call is not own
+    uninstrument()
+    assert Posting.call is own
+    check_untrained(run)
+
+
+def test_a_bypassing_client_that_fails(server: ScriptedServer) -> None:
+    writer = an_agent(server, "writer", llm=Posting(model="mine"))
+    with captured() as run, pytest.raises(ConnectionError):
+        Crew(agents=[writer], tasks=[a_task(writer, description="fail")]).kickoff()
+    assert run.tree == ["invoke_agent writer @writer error", "  chat mine @writer error"]
+    assert run.one("chat mine").attributes["error.type"] == "ConnectionError"
+
+
+def test_a_client_of_the_users_own_that_uses_the_sdk(server: ScriptedServer) -> None:
+    class Own(BaseLLM):
+        def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+            client = openai.OpenAI(base_url=server.url, api_key="k")
+            said = [{"role": "user", "content": messages}]
+            said = messages if isinstance(messages, list) else said
+            answer = client.chat.completions.create(model="m", messages=said)
+            return answer.choices[0].message.content or ""
+
+    with captured() as run:
+        crew_of(an_agent(server, "writer", llm=Own(model="mine"))).kickoff()
+    assert run.tree == WRITER
+    assert len(server.requests) == 1
+    assert "gen_ai.response.id" in run.one("chat m").attributes
+
+
+@pytest.fixture
+def litellm() -> Any:
+    return pytest.importorskip("litellm")
+
+
+@pytest.mark.filterwarnings("ignore")  # litellm's own
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_litellms_openai_route(litellm: Any, server: ScriptedServer, is_streamed: bool) -> None:
+    llm = LLM("openai/m", base_url=server.url, api_key="key", is_litellm=True, stream=is_streamed)
+    assert type(llm) is LLM
+    with captured() as run:
+        crew_of(an_agent(server, "writer", llm=llm)).kickoff()
+    assert run.tree == WRITER
+    assert [span.attributes["lightspan.call.id"] for span in run.spans if span.kind == "llm"]
+    assert len(server.requests) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # litellm's own
+def test_litellms_other_routes(litellm: Any, server: ScriptedServer) -> None:
+    llm = LLM("deepseek/m", base_url=server.url, api_key="key", is_litellm=True)
+    with captured() as run:
+        crew_of(an_agent(server, "writer", llm=llm)).kickoff()
+    assert len(server.requests) == 1
+    assert tree(run.spans) == ["invoke_agent writer @writer", "  chat @writer"]
+    (span,) = (span for span in run.spans if span.kind is SpanKind.LLM)
+    assert span.attributes["lightspan.route"] == "app"
+    assert span.attributes["lightspan.client"] == "crewai.LLM"
+    assert span.attributes["lightspan.client.fix"] == (
+        'name its model "openai/…": LiteLLM then uses the OpenAI SDK, which lightspan sees'
+    )
+    address = f"{span.attributes['server.address']}:{span.attributes['server.port']}"
+    assert f"http://{address}" == server.origin
+
+
+def test_hosted_vllm(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "hosted_vllm" not in getattr(crewai_llm, "SUPPORTED_NATIVE_PROVIDERS", ()):
+        pytest.skip("this version reaches vLLM through litellm only")
+    monkeypatch.setenv("VLLM_BASE_URL", server.url)
+    llm = LLM("hosted_vllm/m", api_key="key", additional_params={"extra_body": {"top_k": 5}})
+    with captured() as run:
+        crew_of(an_agent(server, "writer", llm=llm)).kickoff()
+    assert run.tree == WRITER
+    assert server.requests[0].body["top_k"] == 5
+
+
+class Paint(pydantic.BaseModel):
+    color: str
+
+
+@pytest.mark.parametrize("field", ["output_json", "output_pydantic"])
+def test_what_structured_tasks_ask_for(field: str) -> None:
+    """What `docs/structured-output.md` says; CrewAI's part of it."""
+    with ScriptedServer('{"color":"red"}') as server:
+        painter = an_agent(server, "painter")
+        Crew(agents=[painter], tasks=[a_task(painter, **{field: Paint})]).kickoff()
+    [request] = server.requests
+    assert request.body["response_format"]["type"] == "json_schema"

@@ -1,0 +1,329 @@
+"""Crews: names from roles, managers, guardrails, plans, threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import pytest
+
+pytest.importorskip("crewai")
+
+from crewai import Agent, Crew, Process, Task
+from crewai.project import CrewBase, agent, crew, task
+from pydantic import BaseModel
+
+from lightspan.capture import context
+from lightspan.capture.entry import open_scope
+from lightspan.schema.routing import make_routing
+from lightspan_crewai import agents
+from lightspan_testing.adapter_harness import Part, Stage
+from lightspan_testing.attempts import captured, tree
+from lightspan_testing.scripted import Request, ScriptedServer
+from packages.crewai.tests.crewai_apps import (
+    WARNINGS,
+    WRITER,
+    a_task,
+    an_agent,
+    calls,
+    crew_of,
+    llm_of,
+)
+
+pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
+
+
+@pytest.fixture
+def script() -> str:
+    return "fine"
+
+
+@pytest.mark.parametrize(
+    ("optimize", "name"),
+    [("{topic} analyst", "{topic} analyst"), ("rain analyst", "rain analyst")],
+)
+def test_a_role_template_is_selected_in_both_forms(
+    server: ScriptedServer, optimize: str, name: str
+) -> None:
+    routing = make_routing({optimize: "policy"}, None, "policy")
+    app = crew_of(an_agent(server, "{topic} analyst\n"), an_agent(server, "other"))
+    with captured(routing=routing) as run:
+        app.kickoff(inputs={"topic": "rain"})
+        app.kickoff(inputs={"topic": "sun"})
+    sun = name if "{" in name else "{topic} analyst"
+    assert run.tree == [
+        f"invoke_agent {name} @{name}",
+        f"  chat m @{name}",
+        "invoke_agent other @other",
+        "  chat m @other",
+        f"invoke_agent {sun} @{sun}",
+        f"  chat m @{sun}",
+        "invoke_agent other @other",
+        "  chat m @other",
+    ]
+    routes = {span.attributes["lightspan.route"] for span in run.spans if span.kind == "llm"}
+    assert routes == {"policy", "app"}
+    assert agents(app).paths == ("{topic} analyst", "other")
+
+
+def test_a_filled_role_reaches_the_gateway() -> None:
+    """Whole token records, for the agents that a pattern on the filled role selects."""
+    with Stage() as stage:
+        part = Part({"rain analyst": ["Wet."], "editor": ["Very wet."]})
+        played = stage.open(part, through_gateway=True)
+        routing = make_routing({"rain analyst": "policy"}, "shared", "policy")
+        object.__setattr__(played.scope, "routing", routing)
+        some = [
+            Agent(
+                role=role,
+                goal="g",
+                backstory=backstory,
+                llm=llm_of(stage),
+            )
+            for role, backstory in (("{topic} analyst", "Z"), ("editor", "Z"))
+        ]
+        part.marks = {"You are rain analyst": "rain analyst", "You are editor": "editor"}  # type: ignore[misc]
+        tasks = [a_task(one, description=f"Please do {played.tag}") for one in some]
+        with open_scope(played.scope):
+            Crew(agents=some, tasks=tasks).kickoff(inputs={"topic": "rain"})
+        stage.close(played)
+        assert tree(played.spans) == [
+            "invoke_agent rain analyst @rain analyst",
+            "  chat @rain analyst",
+            "invoke_agent editor @editor",
+            "  chat @editor",
+        ]
+        asked = stage.brain.of(played.tag)
+        said = [(a.prompt_ids, stage.engine.ids(a.turn.text)) for a in asked]
+        assert [(r.prompt_ids, r.response_ids) for r in played.records] == said
+        assert [r.agent_path for r in played.records] == ["rain analyst", "editor"]
+        assert stage.brain.problems == []
+
+
+def test_an_agent_renamed_while_running(server: ScriptedServer) -> None:
+    writer = an_agent(server, "writer")
+
+    def rename(step: Any) -> None:
+        writer.role = "poet"
+
+    writer.step_callback = rename
+    with captured() as run:
+        crew_of(writer).kickoff()
+    assert run.tree == WRITER
+
+
+def test_names_of_crews(server: ScriptedServer) -> None:
+    @CrewBase
+    class Press:
+        agents_config: ClassVar[dict[str, Any]] = {}
+        tasks_config: ClassVar[dict[str, Any]] = {}
+
+        @agent
+        def writer(self) -> Agent:
+            return an_agent(server, "writer")
+
+        @task
+        def write(self) -> Task:
+            return a_task(self.writer())
+
+        @crew
+        def crew(self) -> Crew:
+            return Crew(agents=self.agents, tasks=self.tasks)
+
+    with captured() as run:
+        Press().crew().kickoff()
+        crew_of(an_agent(server, "writer"), name="news/desk").kickoff()
+    press = "Press/writer" if Press().crew().name == "Press" else "writer"  # since 1.14
+    found = [line.strip() for line in run.tree if "chat" in line]
+    assert found == [f"chat m @{press}", "chat m @news%2Fdesk/writer"]
+    assert agents(Press().crew()).paths == (press,)
+
+
+# --- crews ----------------------------------------------------------------------------------
+DELEGATED = [
+    "invoke_agent Crew Manager @Crew Manager",
+    "  chat m @Crew Manager",
+    "  execute_tool delegate_work_to_coworker @Crew Manager",
+    "    invoke_agent writer @Crew Manager/writer",
+    "      chat m @Crew Manager/writer",
+    "  chat m @Crew Manager",
+]
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_hierarchical_crew(is_own: bool, is_async: bool) -> None:
+    ask = '{"task": "t", "context": "c", "coworker": "writer"}'
+    with ScriptedServer(calls("delegate_work_to_coworker", ask)) as server:
+        manager: dict[str, Any] = {"manager_llm": llm_of(server)}
+        if is_own:
+            manager = {"manager_agent": an_agent(server, "chief")}
+        writer = an_agent(server, "writer")
+        app = Crew(agents=[writer], tasks=[a_task()], process=Process.hierarchical, **manager)
+        names = agents(app)
+        with captured() as run:
+            asyncio.run(app.akickoff()) if is_async else app.kickoff()
+    chief = "chief" if is_own else "Crew Manager"
+    assert run.tree == [line.replace("Crew Manager", chief) for line in DELEGATED]
+    assert names == ((chief, f"{chief}/writer"), True)
+
+
+def test_a_manager_acts_for_the_agent_of_the_task() -> None:
+    """Events of model calls name the task's own agent there."""
+    with ScriptedServer("fine") as server:
+        writer = an_agent(server, "writer")
+        app = Crew(
+            agents=[writer],
+            tasks=[a_task(writer)],
+            process=Process.hierarchical,
+            manager_llm=llm_of(server),
+        )
+        with captured() as run:
+            app.kickoff()
+    assert run.tree == ["invoke_agent Crew Manager @Crew Manager", "  chat m @Crew Manager"]
+
+
+def test_threaded_tasks_overlap(server: ScriptedServer) -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def script(request: Request) -> str:
+        if "join" not in request.last_text:
+            both.wait()
+        return "fine"
+
+    with ScriptedServer(script) as server:
+        left, right, last = (an_agent(server, name) for name in ("left", "right", "last"))
+        tasks = [
+            a_task(left, async_execution=True),
+            a_task(right, async_execution=True),
+            a_task(last, description="join"),
+        ]
+        with captured() as run:
+            Crew(agents=[left, right, last], tasks=tasks).kickoff()
+    assert sorted(run.tree[:4]) == [
+        "  chat m @left",
+        "  chat m @right",
+        "invoke_agent left @left",
+        "invoke_agent right @right",
+    ]
+    assert run.tree[4:] == ["invoke_agent last @last", "  chat m @last"]
+
+
+def test_kickoff_for_each(server: ScriptedServer) -> None:
+    app = crew_of(an_agent(server, "{topic} writer"))
+    with captured() as run:
+        app.kickoff_for_each(inputs=[{"topic": "rain"}, {"topic": "sun"}])
+    assert (
+        run.tree == ["invoke_agent {topic} writer @{topic} writer", "  chat m @{topic} writer"] * 2
+    )
+
+
+def test_a_crew_that_streams(server: ScriptedServer) -> None:
+    app = crew_of(an_agent(server, "writer", llm=llm_of(server, stream=True)), stream=True)
+    with captured() as run:
+        answer: Any = app.kickoff()
+        text = "".join(chunk.content for chunk in answer)
+        assert answer.result.raw == text == "fine"
+    assert run.tree == WRITER
+    assert server.requests[0].body["stream"] is True
+
+
+def test_several_crews_at_once(server: ScriptedServer) -> None:
+    """32 attempts in 32 threads, each with a crew of its own whose prompt says its number."""
+
+    def one(number: int) -> tuple[int, list[str], list[str]]:
+        app = crew_of(an_agent(server, f"writer {number}"), an_agent(server, f"checker {number}"))
+        with captured() as run:
+            app.kickoff()
+        prompts = [str(s.attributes["gen_ai.input.messages"]) for s in run.spans if s.kind == "llm"]
+        return number, run.tree, prompts
+
+    with ThreadPoolExecutor(32) as pool:
+        for number, found, prompts in pool.map(one, range(32)):
+            names = [f"writer {number}", f"checker {number}"]
+            assert found == [
+                line for n in names for line in (f"invoke_agent {n} @{n}", f"  chat m @{n}")
+            ]
+            assert all(f"You are {n}." in p for n, p in zip(names, prompts, strict=True))
+
+
+class Poem(BaseModel):
+    title: str
+
+
+def test_what_follows_a_task_belongs_to_its_agent() -> None:
+    """Output that is converted by a model, and a guardrail that is a function."""
+    seen: list[str] = []
+
+    def script(request: Request) -> str:
+        text = str(request.messages)
+        return '{"title": "Rain"}' if "title" in text else "no poem"
+
+    def check(output):  # type: ignore[no-untyped-def]  # CrewAI reads annotations
+        seen.append(context.current_agent().path)  # type: ignore[union-attr]
+        return len(seen) > 1, "again"
+
+    with ScriptedServer(script) as server:
+        writer = an_agent(server, "writer")
+        with captured() as run:
+            Crew(agents=[writer], tasks=[a_task(writer, guardrail=check)]).kickoff()
+            Crew(agents=[writer], tasks=[a_task(writer, output_pydantic=Poem)]).kickoff()
+    assert seen == ["writer", "writer"]
+    paths = {span.attributes["lightspan.agent.path"] for span in run.spans}
+    assert paths == {"writer"}
+    assert run.tree[:3] == ["invoke_agent writer @writer", "  chat m @writer", "  chat m @writer"]
+    assert len([s for s in run.spans if s.kind == "llm"]) == len(server.requests)
+
+
+def test_a_guardrail_that_is_a_text() -> None:
+    """It is an agent of CrewAI's own; what it refuses is written again."""
+    verdicts = ['{"valid": false, "feedback": "Longer."}', '{"valid": true, "feedback": null}']
+
+    def script(request: Request) -> str:
+        return verdicts.pop(0) if "Guardrail Agent" in str(request.messages) else "fine"
+
+    with ScriptedServer(script) as server:
+        writer = an_agent(server, "writer")
+        with captured() as run:
+            Crew(agents=[writer], tasks=[a_task(writer, guardrail="It is short.")]).kickoff()
+    assert verdicts == []
+    assert run.tree == [
+        "invoke_agent writer @writer",
+        "  chat m @writer",
+        "  invoke_agent Guardrail Agent @writer/Guardrail Agent",
+        "    chat m @writer/Guardrail Agent",
+        "  chat m @writer",
+        "  invoke_agent Guardrail Agent @writer/Guardrail Agent",
+        "    chat m @writer/Guardrail Agent",
+    ]
+    assert len(server.requests) == 4
+
+
+def test_a_crew_that_plans() -> None:
+    plan = '{"list_of_plans_per_task": [{"task_number": 1, "task": "d", "plan": "Rhyme."}]}'
+
+    def script(request: Request) -> str:
+        return plan if "Task Execution Planner" in str(request.messages) else "fine"
+
+    with ScriptedServer(script) as server:
+        app = crew_of(an_agent(server, "writer"), planning=True, planning_llm=llm_of(server))
+        with captured() as run:
+            app.kickoff()
+    assert run.tree == [
+        "invoke_agent Task Execution Planner @Task Execution Planner",
+        "  chat m @Task Execution Planner",
+        *WRITER,
+    ]
+    assert "Rhyme." in server.requests[-1].last_text
+    assert len(server.requests) == 2
+
+
+def test_an_agent_alone(server: ScriptedServer) -> None:
+    writer = an_agent(server, "writer")
+    with captured() as run:
+        writer.kickoff("hello")
+        asyncio.run(writer.kickoff_async("hello"))
+    assert run.tree == WRITER * 2
+    assert agents(writer) == (("writer",), True)

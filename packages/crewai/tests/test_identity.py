@@ -1,0 +1,346 @@
+"""From CrewAI's events to agent paths and spans: pure."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+# Before CrewAI is imported: it reports to its makers otherwise.
+os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
+os.environ["CREWAI_DISABLE_TRACKING"] = "true"
+os.environ["CREWAI_TRACING_ENABLED"] = "false"
+
+pytest.importorskip("crewai")
+
+from lightspan.capture.context import AttemptContext, Frame
+from lightspan.schema.routing import Route, Routing, Rule, Target, join_path, make_routing
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan_crewai import _hook
+from lightspan_crewai._identity import (
+    End,
+    Entry,
+    Kind,
+    Name,
+    Place,
+    Start,
+    Trail,
+    begin,
+    clean,
+    end,
+    given_up,
+    span_of,
+)
+from packages.crewai.tests.crewai_apps import WARNINGS
+
+# These tests ask no model, but what another file's crews left unclosed may be collected in them:
+# a thread of CrewAI's can still hold it when that file ends.
+pytestmark = WARNINGS
+
+ROOT = Place((), "0" * 16)
+ATTEMPT = AttemptContext(rollout_id="rollout", attempt_id="attempt", trace_id="f" * 32)
+
+
+def role(name: str, agent_id: str | None = None) -> Name:
+    return Name(name, name, agent_id or name)
+
+
+class Context:
+    """A trail fed with events in few words."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.trail: Trail = ()
+        self.choose = Routing(rules=[*rules]).choose_name
+        self.lost: list[Entry] = []
+
+    def begin(self, kind: Kind, key: Any, name: Name | None = None, **attributes: Any) -> str:
+        given = self.trail[-1].inside if self.trail else ROOT
+        start = Start(kind, key, name, attributes)
+        self.trail, lost = begin(self.trail, start, given, self.choose)
+        self.lost += lost
+        return self.path
+
+    def end(self, kind: Kind, key: Any, **more: Any) -> Entry | None:
+        self.trail, entry, lost = end(self.trail, End(kind, key, **more))
+        self.lost += lost
+        return entry
+
+    @property
+    def path(self) -> str:
+        return join_path(f.name for f in self.trail[-1].inside.frames) if self.trail else "app"
+
+
+# --- paths ----------------------------------------------------------------------------------
+def test_a_crew_with_a_name_a_task_and_its_agent() -> None:
+    now = Context()
+    assert now.begin(Kind.CREW, 1, Name("press", "press")) == "press"
+    assert now.begin(Kind.TASK, 2, role("writer")) == "press/writer"
+    assert now.begin(Kind.AGENT, (3, 2), role("writer")) == "press/writer"
+    assert now.begin(Kind.CALL, "c", role("writer")) == "press/writer"
+    for kind, key in ((Kind.CALL, "c"), (Kind.AGENT, (3, 2)), (Kind.TASK, 2), (Kind.CREW, 1)):
+        assert now.end(kind, key) is not None
+    assert now.trail == ()
+    assert now.lost == []
+
+
+def test_a_crew_without_a_name_adds_nothing() -> None:
+    now = Context()
+    assert now.begin(Kind.CREW, 1) == "app"
+    assert now.begin(Kind.TASK, 2, role("writer")) == "writer"
+
+
+def test_a_flow_and_its_methods() -> None:
+    now = Context()
+    now.begin(Kind.FLOW, 1, Name("F", "F"))
+    assert now.begin(Kind.METHOD, (1, "a"), Name("a", "a")) == "F/a"
+    assert now.begin(Kind.CALL, "c") == "F/a"
+
+
+def test_delegation() -> None:
+    now = Context()
+    now.begin(Kind.TASK, 1, role("boss"))
+    assert now.begin(Kind.TOOL, "ask", attribute=1) == "boss"
+    assert now.begin(Kind.CALL, "plan", role("expert")) == "boss/expert"
+    now.end(Kind.CALL, "plan")
+    assert now.begin(Kind.AGENT, (2, 9), role("expert")) == "boss/expert"
+
+
+def test_a_tool_that_asks_its_agents_model() -> None:
+    now = Context()
+    now.begin(Kind.TASK, 1, role("boss"))
+    now.begin(Kind.TOOL, "parse")
+    assert now.begin(Kind.CALL, "c", role("boss")) == "boss"
+
+
+def test_a_manager_acts_where_the_event_names_the_agent_of_the_task() -> None:
+    now = Context()
+    now.begin(Kind.TASK, 1, role("manager"))
+    now.begin(Kind.AGENT, (2, 1), role("manager"))
+    assert now.begin(Kind.CALL, "c", role("writer")) == "manager"
+
+
+def test_an_agent_that_checks_another() -> None:
+    now = Context()
+    now.begin(Kind.TASK, 1, role("writer"))
+    assert now.begin(Kind.AGENT, (2, None), role("Guardrail Agent")) == "writer/Guardrail Agent"
+
+
+def test_two_agents_of_one_role() -> None:
+    now = Context()
+    now.begin(Kind.TASK, 1, role("writer", "a"))
+    now.begin(Kind.TOOL, "ask")
+    assert now.begin(Kind.AGENT, (2, 9), role("writer", "b")) == "writer/writer"
+
+
+def test_a_call_outside_any_agents_turn() -> None:
+    now = Context()
+    now.begin(Kind.FLOW, 1, Name("F", "F"))
+    now.begin(Kind.METHOD, 2, Name("m", "m"))
+    assert now.begin(Kind.CALL, "outer", role("writer")) == "F/m/writer"
+    assert now.begin(Kind.CALL, "inner", role("writer")) == "F/m/writer"
+
+
+# --- ends -----------------------------------------------------------------------------------
+def test_an_end_that_comes_twice_takes_nothing_else_away() -> None:
+    now = Context()
+    now.begin(Kind.TASK, 1, role("writer"))
+    now.begin(Kind.CALL, "c")
+    assert now.end(Kind.CALL, "c") is not None
+    assert now.end(Kind.CALL, "c") is None
+    assert now.path == "writer"
+
+
+def test_an_end_closes_what_was_left_open_inside() -> None:
+    now = Context()
+    now.begin(Kind.CREW, 1)
+    now.begin(Kind.TASK, 2, role("writer"))
+    now.begin(Kind.TOOL, "t")
+    now.begin(Kind.AGENT, 3, role("expert"))
+    assert now.end(Kind.CREW, 1) is not None
+    assert [entry.start.kind for entry in now.lost] == [Kind.AGENT, Kind.TOOL, Kind.TASK]
+    assert now.trail == ()
+
+
+def test_an_execution_that_begins_again_is_a_retry() -> None:
+    """Older versions of CrewAI begin the second try inside the first."""
+    now = Context()
+    now.begin(Kind.TOOL, "ask")
+    first = now.begin(Kind.AGENT, (1, 2), role("expert"))
+    second = now.begin(Kind.AGENT, (1, 2), role("expert"))
+    assert first == second == "expert"
+    assert len(now.lost) == 1
+    assert [entry.start.kind for entry in now.trail] == [Kind.TOOL, Kind.AGENT]
+
+
+_KINDS = st.sampled_from([Kind.CREW, Kind.FLOW, Kind.METHOD, Kind.TOOL, Kind.CALL])
+
+
+@given(st.lists(st.tuples(_KINDS, st.integers(0, 3), st.booleans()), max_size=40))
+def test_whatever_happens_the_trail_stays_a_stack(steps: list[tuple[Kind, int, bool]]) -> None:
+    now = Context()
+    seen: list[Entry] = []
+    ended: list[Entry] = []
+    for kind, key, begins in steps:
+        if begins:
+            now.begin(kind, key, Name(f"n{key}", f"n{key}"))
+            seen.append(now.trail[-1])
+        else:
+            entry = now.end(kind, key)
+            ended += [] if entry is None else [entry]
+        for outer, inner in zip(now.trail, now.trail[1:], strict=False):
+            assert inner.around == outer.inside
+    assert {id(e) for e in seen} == {id(e) for e in (*ended, *now.lost, *now.trail)}
+    assert len(seen) == len(ended) + len(now.lost) + len(now.trail)
+
+
+# --- names ----------------------------------------------------------------------------------
+ANALYST = Name("{topic} analyst", "rain analyst", "7")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "chosen"),
+    [
+        ([], "{topic} analyst"),
+        (["*"], "{topic} analyst"),
+        (["**"], "{topic} analyst"),
+        (["writer"], "{topic} analyst"),
+        (["{topic} analyst"], "{topic} analyst"),
+        (["rain analyst"], "rain analyst"),
+        (["rain *"], "rain analyst"),
+        (["* analyst"], "{topic} analyst"),
+        (["press/rain analyst"], "rain analyst"),
+        (["*/rain analyst"], "rain analyst"),
+        (["**/rain analyst/*"], "rain analyst"),
+        (["sun analyst"], "{topic} analyst"),
+        (["writer", "rain analyst"], "rain analyst"),
+    ],
+)
+def test_a_template_matches_in_both_forms(patterns: list[str], chosen: str) -> None:
+    routing = make_routing(dict.fromkeys(patterns, "policy"), None, "policy")
+    assert routing.choose_name(ANALYST[:2]) == chosen
+
+
+def test_the_first_rule_that_tells_them_apart_decides() -> None:
+    target = Target(route=Route.POLICY, policy="p")
+    rules = [Rule("rain analyst", target), Rule("{topic} analyst", target)]
+    assert Routing(rules=rules).choose_name(ANALYST[:2]) == "rain analyst"
+    assert Routing(rules=rules[::-1]).choose_name(ANALYST[:2]) == "{topic} analyst"
+
+
+def test_a_name_with_a_slash() -> None:
+    routing = make_routing({"front%2Fback": "policy"}, None, "policy")
+    assert routing.choose_name(("{x}/back", "front/back")) == "front/back"
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [("writer\n", "writer"), ("  a \n b ", "a b"), (None, ""), ("", ""), ("Prüferin日本",) * 2],
+)
+def test_white_space(text: Any, cleaned: str) -> None:
+    assert clean(text) == cleaned
+
+
+def test_an_empty_role_adds_no_frame() -> None:
+    now = Context()
+    assert now.begin(Kind.TASK, 1, Name("", "", "1")) == "app"
+
+
+# --- spans ----------------------------------------------------------------------------------
+def entry_of(kind: Kind, name: Name | None = None, around: Place = ROOT, **more: Any) -> Entry:
+    (*_, entry), _ = begin((), Start(kind, 1, name, more), around)
+    return entry
+
+
+def recorded(entry: Entry, event: End) -> list[Span]:
+    """Return what is recorded when something ends."""
+    attempt = AttemptContext(rollout_id="rollout", attempt_id="attempt")
+    _hook._expect(attempt, entry)
+    _hook._record(attempt, entry, event)
+    return attempt.recorder.drain()
+
+
+def test_the_span_of_an_agent() -> None:
+    outer = Place((Frame("press", "1" * 16),), "1" * 16)
+    entry = entry_of(Kind.TASK, role("writer"), outer)
+    failed = End(Kind.TASK, 1, SpanStatus.ERROR, "no", {"error.type": "ValueError", "x": 1})
+    span = span_of(entry, failed, ATTEMPT)
+    assert span.attributes == {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": "writer",
+        "lightspan.agent.path": "press/writer",
+        "openinference.span.kind": "AGENT",
+        "agent.name": "writer",
+        "graph.node.id": "writer",
+        "graph.node.parent_id": "press",
+        "error.type": "ValueError",
+    }
+    assert (span.kind, span.name) == (SpanKind.AGENT, "invoke_agent writer")
+    assert (span.parent_id, span.span_id) == ("1" * 16, entry.inside.span_id)
+    assert (span.status, span.status_message) == (SpanStatus.ERROR, "no")
+    assert (span.rollout_id, span.attempt_id, span.trace_id) == ("rollout", "attempt", "f" * 32)
+
+
+def test_the_span_of_a_tool() -> None:
+    entry = entry_of(
+        Kind.TOOL, **{"gen_ai.tool.name": "look", "gen_ai.tool.call.arguments": '{"q": 1}'}
+    )
+    event = End(Kind.TOOL, 1, attributes={"gen_ai.tool.call.result": "7"})
+    span = span_of(entry, event, ATTEMPT)
+    assert (span.kind, span.name, span.parent_id) == (SpanKind.TOOL, "execute_tool look", "0" * 16)
+    assert span.attributes == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "look",
+        "lightspan.agent.path": "app",
+        "openinference.span.kind": "TOOL",
+        "gen_ai.tool.call.arguments": '{"q": 1}',
+        "gen_ai.tool.call.result": "7",
+    }
+
+
+def test_what_adds_no_frame_has_no_span() -> None:
+    event = End(Kind.CREW, 1)
+    assert recorded(entry_of(Kind.CREW), event) == []
+    inside = entry_of(Kind.CALL)
+    ended = inside.calls.start()
+    assert recorded(inside, End(Kind.CALL, 1)) == []
+    ended(True)
+    assert recorded(inside, End(Kind.CALL, 1)) == []
+
+
+def test_a_call_that_no_client_made_is_recorded_as_structure() -> None:
+    entry = entry_of(Kind.CALL, model="m", messages="hi", temperature=0.5, tools=None)
+    answer = {"choices": [{"message": {"role": "assistant", "content": "yes"}}]}
+    (span,) = recorded(entry, End(Kind.CALL, 1, attributes=answer))
+    assert (span.kind, span.name, span.status) == (SpanKind.LLM, "chat m", SpanStatus.OK)
+    known = dict(span.attributes)
+    assert str(known.pop("lightspan.call.id")).startswith("call")
+    assert '"hi"' in str(known.pop("gen_ai.input.messages"))
+    assert '"yes"' in str(known.pop("gen_ai.output.messages"))
+    assert known == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "m",
+        "gen_ai.request.temperature": 0.5,
+        "lightspan.agent.path": "app",
+        "lightspan.call.outcome": "ok",
+        "lightspan.route": "app",
+        "openinference.span.kind": "LLM",
+    }
+
+
+def test_an_inner_call_is_the_real_one() -> None:
+    now = Context()
+    now.begin(Kind.CALL, "outer")
+    now.begin(Kind.CALL, "inner")
+    outer, inner = now.trail
+    assert [entry.needs_record(End(Kind.CALL, 1)) for entry in now.trail] == [False, True]
+    inner.tell(End(Kind.CALL, "inner", SpanStatus.ERROR))
+    ends = [End(Kind.CALL, 1, status) for status in SpanStatus]
+    assert [outer.needs_record(end) for end in ends] == [False, True, False]
+
+
+def test_what_was_given_up_is_unset() -> None:
+    entry = entry_of(Kind.AGENT, role("writer"))
+    span = span_of(entry, given_up(entry), ATTEMPT)
+    assert span.status is SpanStatus.UNSET

@@ -1,0 +1,374 @@
+"""What a client of a served store does where no answer comes, and that nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.errors import DataError, StoreError, StoreFormatError, StoreUnreachableError
+from lightspan.runners.gateway_probe import Way
+from lightspan.schema.records import AttemptRef, RolloutStatus
+from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.stores import open_existing, open_store
+from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway.remote_store import client
+from lightspan_gateway.remote_store.rpc import OPERATIONS
+from lightspan_gateway.store_server import server as store_server
+from lightspan_testing.store_suite import (
+    LEASE_S,
+    make_rollout,
+)
+from packages.core.tests.stores.lives import check_once, live
+from packages.core.tests.stores.programs import END, FORKED
+from packages.gateway.tests.remote_store.lossy import lossy
+from packages.gateway.tests.remote_store.served import Served, serving
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        yield served
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that are made, which take no time."""
+    made: list[float] = []
+    sleep = asyncio.sleep
+
+    async def at_once(seconds: float) -> None:
+        made.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(client, "_sleep", at_once)
+    return made
+
+
+@contextmanager
+def scripted(
+    *answers: tuple[int, dict[str, str]], body: bytes = b"no"
+) -> Iterator[tuple[str, list[str]]]:
+    """A web server of somebody else's: its address, and the paths that were asked for. The last
+    answer is given again and again."""
+    left, asked = list(answers), list[str]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, headers = left.pop(0) if len(left) > 1 else left[0]
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            """Nobody reads it."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+# --- answers that do not come ---------------------------------------------------------------
+async def test_every_answer_is_lost_once(served: Served, pauses: list[float]) -> None:
+    with lossy(served.url) as proxy:
+        await live(proxy.url)
+        assert proxy.lost > 40
+    await check_once(served.url)
+    assert set(pauses) <= {pause for pause in pauses if pause <= 1.25 * client.PAUSES_S[0]}
+
+
+async def test_a_connection_that_is_open_at_one_end_only(
+    served: Served, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """It is known by silence, and what was asked is asked again on another one."""
+    monkeypatch.setattr(client, "READ_TIMEOUT_S", 0.5)
+    with lossy(served.url, silent=True) as proxy:
+        async with open_store(proxy.url) as store:
+            await store.enqueue([make_rollout()])
+            [claim] = await store.claim("runner", 1, LEASE_S)
+        assert proxy.lost == 2
+    assert claim.attempt.number == 1
+
+
+async def test_a_heartbeat_knows_such_a_connection_in_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """By a quarter of its lease; each heartbeat has a connection of its own."""
+    monkeypatch.setattr(client, "MIN_READ_TIMEOUT_S", 0.1)
+    with lossy(served.url, silent=True) as proxy:
+        async with open_store(proxy.url) as store:
+            assert await store.heartbeat([AttemptRef("at-none", 1)], 2.0)
+        assert proxy.lost == 1
+    assert len(pauses) == 1
+
+
+async def test_a_server_that_is_started_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever works with it waits for it: nothing is lost, and nobody is told."""
+    waiting, is_back = threading.Semaphore(0), threading.Event()
+
+    async def until_it_is_back(seconds: float) -> None:
+        waiting.release()
+        await asyncio.to_thread(is_back.wait)
+
+    monkeypatch.setattr(client, "_sleep", until_it_is_back)
+    async with open_store(served.url) as store:
+        await store.enqueue([make_rollout()])
+        seen = await store.watch()
+        watching = asyncio.create_task(store.watch(seen.cursor, timeout_s=60))
+        await store.count()  # sent after it
+        port = await asyncio.to_thread(served.stop)
+        counting = asyncio.create_task(store.count())
+        for _ in range(2):  # each has been told that nobody is there, or that nobody will be
+            await asyncio.to_thread(waiting.acquire)
+        await asyncio.to_thread(served.start, port)
+        is_back.set()
+        assert await counting == {RolloutStatus.QUEUED: 1}
+        await store.cancel(["ro-1"])
+        assert [state.status for state in (await watching).rollouts] == [RolloutStatus.CANCELLED]
+
+
+async def test_a_server_that_stays_away(served: Served, pauses: list[float]) -> None:
+    async with open_store(served.url) as store:
+        port = await asyncio.to_thread(served.stop)
+        with pytest.raises(StoreError, match="lightspan serve --store") as caught:
+            await store.count()
+        assert store.url in str(caught.value)
+        assert len(pauses) == len(client.PAUSES_S)
+        with pytest.raises(StoreUnreachableError, match="cannot be reached"):
+            await open_store(store.url).open()
+        await asyncio.to_thread(served.start, port)
+        assert await store.count() == {}
+
+
+async def test_a_server_whose_own_store_is_away(served: Served, pauses: list[float]) -> None:
+    """As where its database is down: it is asked again, and in the end says what it lacks."""
+    async with open_store(served.url) as store:
+        await asyncio.to_thread(served.run, served.store.close())
+        with pytest.raises(StoreError, match=r"count: store .*store\.db is closed"):
+            await store.count()
+        assert len(pauses) == len(client.PAUSES_S)
+        await asyncio.to_thread(served.run, served.store.open())
+        assert await store.count() == {}
+
+
+async def test_an_outage_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the pause of 8 s, however many wait; and not where a greeting gives up before."""
+    pauses = list[float]()
+
+    async def at_once(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(client, "_sleep", at_once)
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        async with open_store(served.url) as store:
+            port = await asyncio.to_thread(served.stop)
+            with pytest.raises(StoreUnreachableError):
+                await open_store(served.url).open()
+            assert caplog.messages == []
+            told = await asyncio.gather(store.peers(), store.lease_time(), return_exceptions=True)
+            assert {type(each) for each in told} == {StoreUnreachableError}
+            assert len([each for each in pauses if each > 5]) == 4
+            [message] = caplog.messages
+            assert message.startswith(
+                f"asking again, for up to a minute: store {served.url} cannot"
+            )
+            await asyncio.to_thread(served.start, port)
+            assert await store.count() == {}
+            assert not store._opened._has_warned
+
+
+# --- a server that is busy ------------------------------------------------------------------
+async def test_a_busy_server_is_asked_again(pauses: list[float]) -> None:
+    busy = [(status, {}) for status in (429, 503, 502)]
+    with scripted(*busy, (404, {})) as (url, asked), pytest.raises(StoreFormatError):
+        await open_store(url).open()
+    assert asked == ["/store/v1"] * 4
+    assert len(pauses) == 3
+
+
+async def test_requests_wait_for_a_place(tmp_path: Path) -> None:
+    """Urgent ones and those that wait for a change do not."""
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_concurrent=1) as served:
+        places = served.server._places
+        async with open_store(served.url) as store:
+            await asyncio.to_thread(served.run, places.acquire())
+            counting = asyncio.create_task(store.count())
+            await store.watch()
+            await store.heartbeat([AttemptRef("at-none", 1)], 2.0)
+            assert not counting.done()
+            served._loop.call_soon_threadsafe(places.release)
+            assert await counting == {}
+
+
+# --- what is no such server, or no such version ---------------------------------------------
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_a_server_of_something_else(status: int) -> None:
+    with scripted((status, {"Location": "http://127.0.0.1:1/"})) as (url, asked):
+        with pytest.raises(StoreFormatError, match="no `lightspan serve --store"):
+            await open_store(url).open()
+        assert len(asked) == 1
+
+
+async def test_a_server_that_sends_clients_on(pauses: list[float]) -> None:
+    """A redirect is not followed: the key would go along."""
+    with scripted((301, {"Location": "https://me:word@store.example/x?y=z"})) as (url, asked):
+        store = open_store(url)
+        with pytest.raises(StoreError, match=r"it answered with status 301"):
+            await store.open()
+    assert (len(asked), pauses) == (1, [])
+
+
+async def test_https_where_a_server_speaks_http(served: Served, pauses: list[float]) -> None:
+    store = open_store(served.url.replace("http:", "https:"))
+    with pytest.raises(StoreError, match=r"speaks http, not https: .*write http://"):
+        await store.open()
+    assert pauses == []
+
+
+async def test_a_refused_connection_says_nothing_of_tls(
+    served: Served, pauses: list[float]
+) -> None:
+    url = served.url
+    port = served.stop()
+    try:
+        store = open_store(url)
+        with pytest.raises(StoreUnreachableError, match="cannot be reached") as caught:
+            await store.open()
+        assert "ssl" not in str(caught.value)
+    finally:
+        served.start(port)
+
+
+@pytest.mark.parametrize("status", [200, 409])
+async def test_answers_with_bytes_that_are_no_text(status: int) -> None:
+    """Of a greeting and of a failure: whoever asked is given an error of ours."""
+    headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION)}
+    body = b"\x82\xa4kind\xa2\xff\xfe\xa7message\xa1x"
+    with scripted((status, headers), body=body) as (url, _):
+        store = open_store(url)
+        with pytest.raises(StoreError, match=re.escape(url)):
+            await store.open()
+
+
+def test_an_answer_that_is_no_text() -> None:
+    with pytest.raises(DataError, match="the answer to attempt cannot be read"):
+        OPERATIONS["attempt"].read_answer(b"\x81\xa2\xff\xfe\xc0")
+
+
+async def test_a_server_behind_a_broken_proxy(pauses: list[float]) -> None:
+    with scripted((502, {})) as (url, _), pytest.raises(StoreError, match=r"proxy .* 502"):
+        await open_store(url).open()
+    assert len(pauses) == len(client.GREETING_BACKOFF_S)
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+async def test_another_version(
+    served: Served, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    monkeypatch.setattr(client, "PROTOCOL_VERSION", version)
+    with pytest.raises(StoreFormatError) as caught:
+        await open_store(served.url).open()
+    for part in (
+        served.url,
+        f"protocol {PROTOCOL_VERSION}",
+        f"speaks {version}",
+        "on both sides",
+        sys.executable,
+    ):
+        assert part in str(caught.value)
+
+
+async def test_a_client_that_speaks_another_version_is_told_by_the_server(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that does not look itself."""
+    async with open_store(served.url) as store:
+        monkeypatch.setattr(store_server, "PROTOCOL_VERSION", 7)
+        with pytest.raises(StoreFormatError, match="protocol 7"):
+            await store.count()
+
+
+def test_a_wrong_address_is_no_wait() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    async def opened() -> None:
+        await open_existing(f"http://127.0.0.1:{port}").open()
+
+    with pytest.raises(StoreUnreachableError, match=rf"127\.0\.0\.1:{port} cannot be reached"):
+        asyncio.run(opened())
+
+
+async def test_a_body_that_is_too_large(tmp_path: Path) -> None:
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_body=100_000) as served:
+        async with open_store(served.url) as store:
+            with pytest.raises(StoreError, match=r"enqueue: .*at most 100,000 bytes"):
+                await store.enqueue([make_rollout(task="x" * 200_000)])
+            await store.enqueue([make_rollout(task="x" * 90_000)])
+
+
+async def test_a_large_body(served: Served) -> None:
+    async with open_store(served.url) as store:
+        await store.enqueue([make_rollout(task="x" * 20_000_000)])
+        [state] = await store.rollouts()
+    assert state.rollout.task == "x" * 20_000_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    ],
+)
+async def test_an_answer_that_is_broken_is_asked_for_again(
+    answer: bytes, pauses: list[float]
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(StoreUnreachableError, match="cannot be reached"):
+            await open_store(url).open()
+    assert len(pauses) == len(client.GREETING_BACKOFF_S)
+
+
+@pytest.mark.parametrize(("status", "is_open"), [(200, True), (401, True), (502, False)])
+async def test_whether_a_relay_reaches_the_gateway(status: int, is_open: bool) -> None:
+    with scripted((status, {})) as (url, asked):
+        assert await Way(f"{url}/gateway", "the-token").is_open() is is_open
+    assert asked == ["/gateway/health"]
+
+
+def test_an_opened_store_after_a_fork(served: Served) -> None:
+    program = [sys.executable, "-W", "ignore", "-c", FORKED + END, served.url]
+    subprocess.run(program, check=True, timeout=60)

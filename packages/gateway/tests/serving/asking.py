@@ -1,0 +1,56 @@
+"""Requests of a store's server, without any client of ours."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+from urllib import error as refused, request
+
+import msgspec
+
+from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
+from packages.gateway.tests.remote_store.served import TRAINER
+
+
+class Answer(msgspec.Struct):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def message(self) -> str:
+        return str(msgspec.msgpack.decode(self.body)["message"])
+
+
+def ask(
+    url: str, path: str, body: bytes | None = None, key: str = TRAINER, **headers: str
+) -> Answer:
+    """One request, without any client of ours."""
+    known = {
+        "Authorization": f"Bearer {key}",
+        HEADER_PROTOCOL: str(PROTOCOL_VERSION),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    asked = request.Request(url + path, data=body, headers=known)
+    try:
+        with request.urlopen(asked, timeout=30) as response:
+            return Answer(response.status, dict(response.headers), response.read())
+    except refused.HTTPError as error:
+        with error:
+            return Answer(error.code, dict(error.headers), error.read())
+
+
+def begun(url: str, path: str, start: bytes, **headers: object) -> socket.socket:
+    """The connection of a request of which no more than its headers and the start of its body are
+    sent."""
+    host, port = url.removeprefix("http://").split(":")
+    known = {"Host": host, HEADER_PROTOCOL: PROTOCOL_VERSION}
+    known |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in known.items())]
+    made = socket.create_connection((host, int(port)))
+    made.sendall("\r\n".join([*lines, "", ""]).encode("latin1") + start)
+    return made
+
+
+def packed(**arguments: Any) -> bytes:
+    return msgspec.msgpack.encode(arguments)

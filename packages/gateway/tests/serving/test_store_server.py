@@ -1,0 +1,398 @@
+"""A store's server: who is let in, what each may do, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightspan import __version__
+from lightspan.errors import ConfigError, StoreError, StoreUnreachableError
+from lightspan.schema.redaction import without_keys
+from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.stores import open_store
+from lightspan.stores.memory import MemoryStore
+from lightspan.stores.protocol import Store
+from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway.remote_store.roles import Role
+from lightspan_gateway.remote_store.rpc import OPERATIONS
+from lightspan_gateway.store_server.api_keys import Keys, take_keys
+from lightspan_gateway.store_server.server import StoreServer
+from lightspan_testing.store_suite import (
+    LEASE_S,
+    make_call,
+    make_peer,
+    make_production,
+    make_report,
+    make_rollout,
+    make_span,
+    ref,
+)
+from packages.gateway.tests.remote_store.served import ADMIN, KEYS, RUNNER, TRAINER, Served, serving
+from packages.gateway.tests.serving.asking import ask, packed
+
+OLD_TRAINER = "a-trainer-key-of-before-01"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), Keys(KEYS)) as served:
+        yield served
+
+
+@pytest.fixture
+def open_as(served: Served, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A store, opened with a key in a variable of its own."""
+
+    def made(key: str) -> Store:
+        name = f"KEY_{len(key)}_{key[-4:].upper()}".replace("-", "_")
+        monkeypatch.setenv(name, key)
+        return open_store(f"{served.url}?api_key_env={name}")
+
+    return made
+
+
+# --- who ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("key", ["", "wrong", TRAINER[:-1], TRAINER + " x", "ü", ADMIN.upper()])
+async def test_who_has_no_key_learns_nothing(served: Served, key: str) -> None:
+    for path, body in {
+        "/store/v1": None,
+        "/store/v1/count": b"",
+        "/store/v1/nonsense": b"",
+        "/else": None,
+    }.items():
+        answer = await asyncio.to_thread(ask, served.url, path, body, key.encode().decode("latin1"))
+        assert answer.status == 401
+        assert answer.message == (
+            "the key that was sent opens nothing here, or none was sent: LIGHTSPAN_STORE_KEY holds "
+            "a client's, or the variable that ?api_key_env= names"
+        )
+
+
+async def test_a_wrong_key_is_named_and_not_shown(
+    open_as: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    wrong = "a-key-of-nobody-0123456789"
+    store = open_as(wrong)
+    with pytest.raises(StoreError, match=r"the key in \$KEY_26_6789") as caught:
+        await store.open()
+    assert wrong not in f"{caught.value} {store!r} {store.url} {caplog.text}"
+
+
+async def test_no_key(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTSPAN_STORE_KEY", raising=False)
+    with pytest.raises(StoreError, match="sent: no key"):
+        await open_store(served.url).open()
+
+
+@pytest.mark.parametrize("key", [TRAINER, ADMIN])
+async def test_the_key_of_a_role_opens(open_as: Any, key: str) -> None:
+    async with open_as(key) as store:
+        assert await store.count() == {}
+
+
+async def test_a_key_that_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who works with it is told when the server has it no more, and nothing is asked twice."""
+    monkeypatch.setenv("LIGHTSPAN_STORE_KEY", OLD_TRAINER)
+    old, new = (Keys({Role.TRAINER: key}) for key in (OLD_TRAINER, TRAINER))
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), old) as served:
+        async with open_store(served.url) as store:
+            await store.enqueue([make_rollout()])
+            port = await asyncio.to_thread(served.stop)
+            served._keys = new
+            await asyncio.to_thread(served.start, port)
+            with pytest.raises(StoreError, match="opens nothing here"):
+                await store.count()
+
+
+def test_keys_are_taken_out_of_the_environment() -> None:
+    environment = {"T": TRAINER, "R": RUNNER, "LANG": "C"}
+    keys = take_keys({Role.TRAINER: "T", Role.RUNNER: "R"}, environment)
+    assert environment == {"LANG": "C"}
+    roles = [keys.role_of(key) for key in (TRAINER, RUNNER, ADMIN, "")]
+    assert roles == [Role.TRAINER, Role.RUNNER, None, None]
+    assert TRAINER not in without_keys(f"an error says {TRAINER}")
+    assert not any(key in repr(vars(keys)) for key in (TRAINER, RUNNER))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({}, "--without-key"),
+        ({Role.TRAINER: "GONE"}, "--trainer-key-env GONE: that variable is not set"),
+        ({Role.ADMIN: "EMPTY"}, "--admin-key-env EMPTY: that variable is not set"),
+        ({Role.ADMIN: "SHORT"}, "a key of 15 characters can be guessed"),
+        ({Role.ADMIN: "LINES"}, "$LINES is no key"),
+        ({Role.TRAINER: "T", Role.RUNNER: "SAME"}, "SAME holds the key of another role"),
+        ({Role.TRAINER: "T", Role.RUNNER: "T"}, "--runner-key-env T holds the key of another role"),
+    ],
+)
+def test_keys_that_are_none(names: dict[Role, str], said: str) -> None:
+    secrets = {"SHORT": "x" * 15, "LINES": f"{TRAINER}\n{TRAINER}", "T": TRAINER, "SAME": TRAINER}
+    environment = {"EMPTY": "", **secrets}
+    with pytest.raises(ConfigError) as caught:
+        take_keys(names, environment)
+    assert said in str(caught.value)
+    assert not any(key in str(caught.value) for key in secrets.values())
+    assert not set(environment) & set(names.values())
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Host": "["}]
+)
+async def test_without_keys_no_web_page_comes_in(tmp_path: Path, headers: dict[str, str]) -> None:
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        for path, body in {"/store/v1": None, "/store/v1/count": packed()}.items():
+            answer = await asyncio.to_thread(ask, served.url, path, body, **headers)
+            assert answer.status in (400, 403)
+        assert (await asyncio.to_thread(ask, served.url, "/store/v1")).status == 200
+
+
+# --- what each may --------------------------------------------------------------------------
+def test_what_a_runner_may_do() -> None:
+    """No more than `runners` does."""
+    runners = {name for name, each in OPERATIONS.items() if Role.RUNNER in each.roles}
+    assert runners == {
+        *("claim", "await_work", "heartbeat", "report", "finish", "add_spans", "get_resources"),
+        *("announce", "withdraw", "peers", "rollouts", "attempts"),
+    }
+    assert all(Role.ADMIN in each.roles for each in OPERATIONS.values())
+    beyond = [name for name, each in OPERATIONS.items() if Role.TRAINER not in each.roles]
+    assert beyond == ["prune"]
+
+
+async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> None:
+    async with open_as(TRAINER) as trainer:
+        await trainer.enqueue([make_rollout()])
+        before = await trainer.watch()
+    async with open_as(RUNNER) as store:
+        production = make_production("ro-9")
+        span = make_call(production.attempt)
+        refusals = [
+            *(store.put_resources({}), store.allot_version("sql"), store.policy_versions("sql")),
+            *(store.enqueue([make_rollout("ro-2")]), store.start([production]), store.expire()),
+            store.lease_time(),
+            *(store.cancel(["ro-1"]), store.watch(), store.count(), store.attempt("at-1")),
+            *(store.claim_of_token("token"), store.mark_damaged("at-1", "x")),
+            *(store.add_calls([span]), store.mark_call("at-1", "call-1", "ok")),
+            *(store.spans(["at-1"]), store.token_records(["at-1"]), store.prune(0.0)),
+        ]
+        for refusal in refusals:
+            with pytest.raises(StoreError, match="the key is a runner's, who may not ask for"):
+                await refusal
+    assert len(refusals) == len(OPERATIONS) - 12
+    async with open_as(TRAINER) as trainer:
+        assert await trainer.watch() == before
+
+
+async def test_who_may_have_the_store_forget(open_as: Any) -> None:
+    async with open_as(TRAINER) as trainer, open_as(ADMIN) as admin:
+        await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        await trainer.cancel(["ro-1", "ro-2"])
+        with pytest.raises(StoreError, match=r"a trainer's, who may not ask for prune: only admin"):
+            await trainer.prune(0.0)
+        assert await admin.prune(0.0) == 1
+
+
+async def test_what_a_runner_does(open_as: Any) -> None:
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
+        resources_id = await trainer.put_resources({})
+        await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        assert await store.get_resources(resources_id) == {}
+        await store.announce(make_peer("runner-1"))
+        [claim] = await store.claim("runner-1", 1, LEASE_S)
+        attempt = claim.attempt
+        assert await store.heartbeat([ref(attempt)], LEASE_S) == []
+        assert await store.add_spans(ref(attempt), [make_span(attempt)]) == 0
+        assert await store.report([make_report(attempt)]) == [True]
+        await store.withdraw("runner-1")
+        assert await trainer.peers() == []
+
+
+async def test_a_runner_sees_the_tokens_of_its_own_claims_only(open_as: Any) -> None:
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as one, open_as(RUNNER) as other:
+        await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        [mine] = await one.claim("runner-1", 1, LEASE_S)
+        [theirs] = await other.claim("runner-2", 1, LEASE_S)
+        assert mine.attempt.call_token
+        assert theirs.attempt.call_token not in ("", mine.attempt.call_token)
+        seen = await other.attempts(["ro-1", "ro-2"])
+        assert [attempt.rollout_id for attempt in seen] == ["ro-1", "ro-2"]
+        assert [attempt.call_token for attempt in seen] == ["", ""]
+        everything = await trainer.attempts(["ro-1", "ro-2"])
+        tokens = {attempt.call_token for attempt in everything}
+        assert tokens == {mine.attempt.call_token, theirs.attempt.call_token}
+
+
+async def test_a_runner_sees_no_production(open_as: Any) -> None:
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
+        await trainer.start([make_production("ro-served")])
+        await trainer.enqueue([make_rollout("ro-1")])
+        states = await store.rollouts()
+        assert [state.rollout.rollout_id for state in states] == ["ro-1"]
+        assert len(await trainer.rollouts()) == 2
+
+
+# --- what cannot be asked -------------------------------------------------------------------
+async def test_what_is_no_operation_is_refused_by_name(served: Served) -> None:
+    for name in ("drop_everything", "close", "__aexit__", "capabilities", "open"):
+        answer = await asyncio.to_thread(ask, served.url, f"/store/v1/{name}", packed())
+        assert answer.status == 404
+        assert f"a store has no operation {name!r}; it has put_resources, " in answer.message
+    answer = await asyncio.to_thread(ask, served.url, "/v1/chat/completions", b"{}")
+    assert (answer.status, "no such address" in answer.message) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("count", b"\xc1", "the arguments of count cannot be read"),
+        ("count", b"", "the arguments of count cannot be read"),
+        ("count", b"{}", "the arguments of count cannot be read"),
+        ("count", packed(run_id=7), "run_id"),
+        ("count", packed(run="x"), "unknown field `run`"),
+        ("heartbeat", packed(attempts=[]), "missing required field `lease_s`"),
+        ("enqueue", packed(rollouts=[{"rollout_id": "ro-1"}]), "missing required field `task`"),
+        ("claim", packed(runner_id="r", slots=1, lease_s=1.0, request_id="x"), "new_id"),
+        ("count", b"\x91" * 100_000, "the arguments of count cannot be read"),
+        ("count", b"\x81\xa6run_id\xa2\xff\xfe", "the arguments of count cannot be read"),
+        ("watch", packed(cursor=9, timeout_s=math.nan), "timeout_s=nan must be a finite number"),
+        ("claim", packed(runner_id="r", slots=1, lease_s=math.inf), "lease_s=inf must be a finite"),
+        ("rollouts", packed(limit=2**63), "limit=9223372036854775808 is no integer"),
+    ],
+)
+async def test_arguments_that_are_none(served: Served, name: str, body: bytes, said: str) -> None:
+    answer = await asyncio.to_thread(ask, served.url, f"/store/v1/{name}", body)
+    assert answer.status == 400
+    assert said in answer.message
+
+
+async def test_a_client_that_says_no_version(served: Served) -> None:
+    headers = {HEADER_PROTOCOL.replace("-", "_"): "none"}
+    answer = await asyncio.to_thread(ask, served.url, "/store/v1/count", packed(), **headers)
+    assert answer.status == 409
+    assert f"speaks protocol {PROTOCOL_VERSION}, the client's none" in answer.message
+
+
+async def test_a_runner_of_another_version(
+    served: Served, open_as: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both versions are named, and what to do, before anything is claimed."""
+    monkeypatch.setattr("lightspan_gateway.remote_store.client.PROTOCOL_VERSION", 7)
+    monkeypatch.setattr("lightspan_gateway.remote_store.client.__version__", "9.8.7")
+    with pytest.raises(StoreError) as raised:
+        await open_as(RUNNER).open()
+    said = str(raised.value)
+    assert f"the server's lightspan {__version__} speaks protocol {PROTOCOL_VERSION}" in said
+    assert f"this one (9.8.7 of {sys.executable}) speaks 7" in said
+    assert "install the same version of lightspan on both sides" in said
+
+
+async def test_a_body_that_says_no_size(tmp_path: Path) -> None:
+    """What comes in chunks is counted too."""
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_body=1_000) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        head = (
+            f"POST /store/v1/count HTTP/1.1\r\nHost: {host}\r\n{HEADER_PROTOCOL}: "
+            f"{PROTOCOL_VERSION}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+
+        def send() -> bytes:
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(head.encode() + b"7d0\r\n" + b"x" * 2_000 + b"\r\n0\r\n\r\n")
+                return connection.recv(1_000)
+
+        assert b" 413 " in (await asyncio.to_thread(send)).split(b"\r\n")[0]
+
+
+def test_a_store_that_ends_with_the_process_is_not_served() -> None:
+    with pytest.raises(ConfigError, match=r"memory:: .*serve a file"):
+        StoreServer(MemoryStore(), Keys(None))
+
+
+# --- several at once ------------------------------------------------------------------------
+async def test_what_is_asked_together_is_answered_each(served: Served, open_as: Any) -> None:
+    """One that fails, cannot be read, may not be asked or goes by itself fails alone."""
+    async with open_as(TRAINER) as store:
+        await store.enqueue([make_rollout()])
+    lease = {"runner_id": "runner", "slots": 1, "lease_s": LEASE_S}
+    asked = [
+        ("mark_damaged", packed(attempt_id="at-nobody", reason="x")),
+        ("claim", packed(**lease)),
+        ("claim", b"\xc1"),
+        ("nonsense", packed()),
+        ("count", packed()),
+        ("heartbeat", packed(attempts=[], lease_s=1.0)),
+    ]
+    answer = await asyncio.to_thread(ask, served.url, "/store/v1", msgspec.msgpack.encode(asked))
+    assert answer.status == 200
+    answers = msgspec.msgpack.decode(answer.body)
+    assert [status for status, _ in answers] == [409, 200, 400, 404, 400, 400]
+    assert "at-nobody" in msgspec.msgpack.decode(answers[0][1])["message"]
+    assert "asked by itself" in msgspec.msgpack.decode(answers[4][1])["message"]
+    [claim] = msgspec.msgpack.decode(answers[1][1])
+    assert claim["rollout"]["rollout_id"] == "ro-1"
+    runners = await asyncio.to_thread(
+        ask, served.url, "/store/v1", msgspec.msgpack.encode(asked[:2]), RUNNER
+    )
+    assert [status for status, _ in msgspec.msgpack.decode(runners.body)] == [403, 200]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (msgspec.msgpack.encode("no list"), "cannot be read"),
+        (msgspec.msgpack.encode([("claim", b"")] * 65), "64 at most"),
+        (b"\x91\x92\xa2\xff\xfe\xc4\x00", "cannot be read"),
+    ],
+)
+async def test_what_cannot_be_asked_together(served: Served, body: bytes, said: str) -> None:
+    answer = await asyncio.to_thread(ask, served.url, "/store/v1", body)
+    assert (answer.status, said in answer.message) == (400, True)
+
+
+# --- health ---------------------------------------------------------------------------------
+async def test_health(served: Served) -> None:
+    """Anybody may ask, and is told nothing else."""
+    answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
+    assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})
+    await asyncio.to_thread(served.run, served.store.close())
+    answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
+    assert (answer.status, json.loads(answer.body)) == (503, {"status": "failed"})
+
+
+async def test_health_is_told_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks waits for some seconds, a store whose database is away for half a minute."""
+
+    async def away(policy: str) -> list[Any]:
+        await asyncio.sleep(600)
+        return []
+
+    monkeypatch.setattr("lightspan_gateway.store_server.server._HEALTH_S", 0.01)
+    monkeypatch.setattr(served.store, "policy_versions", away)
+    answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
+    assert (answer.status, json.loads(answer.body)) == (503, {"status": "failed"})
+
+
+async def test_a_database_that_is_away_is_one_to_come_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a refusal, which clients would not retry."""
+
+    async def away(run_id: str | None = None) -> Any:
+        raise StoreUnreachableError("the server cannot be reached")
+
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        monkeypatch.setattr(served.store, "count", away)
+        answer = await asyncio.to_thread(ask, served.url, "/store/v1/count", packed())
+        assert (answer.status, answer.message) == (503, "the server cannot be reached")

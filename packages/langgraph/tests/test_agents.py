@@ -1,0 +1,272 @@
+"""Prebuilt agents, and names given by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain_openai")
+pytest.importorskip("langchain")
+
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+
+from lightspan.capture import context, emit
+from lightspan_langgraph import agents, instrument, uninstrument
+from lightspan_testing.attempts import captured, path_of
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from packages.langgraph.tests.langgraph_apps import (
+    USER,
+    ask_raw,
+    asks,
+    calls_tool,
+    chat,
+    graph_of,
+    look,
+    raw_client,
+    two_nodes,
+)
+
+pytestmark = pytest.mark.usefixtures("installed_langgraph")
+
+
+AGENT_WITH_TOOL = [
+    "invoke_agent scout @scout",
+    "  chat m @scout",
+    "  execute_tool look @scout",
+    "  chat m @scout",
+]
+
+
+def test_a_named_agent(server: ScriptedServer) -> None:
+    server.script = calls_tool("look", '{"what": "seven"}')
+    agent = create_agent(chat(server), [look], name="scout")
+    with captured() as run:
+        agent.invoke(USER)
+    assert run.tree == AGENT_WITH_TOOL
+    span = run.one("execute_tool look")
+    assert span.attributes == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "look",
+        "gen_ai.tool.call.id": "call_7",
+        "gen_ai.tool.call.arguments": '{"what": "seven"}',
+        "gen_ai.tool.call.result": "seven: 7",
+        "lightspan.agent.path": "scout",
+        "openinference.span.kind": "TOOL",
+    }
+    assert agents(agent).paths == ("scout",)
+
+
+async def test_a_named_agent_async(server: ScriptedServer) -> None:
+    server.script = calls_tool("look", '{"what": "seven"}')
+    agent = create_agent(chat(server), [look], name="scout")
+    with captured() as run:
+        await agent.ainvoke(USER)
+    assert run.tree == AGENT_WITH_TOOL
+
+
+def test_an_unnamed_agent_at_the_top_is_the_app(server: ScriptedServer) -> None:
+    server.script = calls_tool("look", '{"what": "seven"}')
+    agent = create_agent(chat(server), [look])
+    with captured() as run:
+        agent.invoke(USER)
+    assert run.tree == ["chat m @app", "execute_tool look @app", "chat m @app"]
+    assert agents(agent).paths == ("app",)
+
+
+def test_agents_inside_nodes(server: ScriptedServer) -> None:
+    """Unnamed: the node's name. Of the node's name: one agent. Of another: nested."""
+    model = chat(server)
+    graph = graph_of(
+        ("plain", create_agent(model, [])),
+        ("same", create_agent(model, [], name="same")),
+        ("draft", create_agent(model, [], name="writer")),
+    )
+    with captured() as run:
+        graph.invoke(USER)
+    assert run.tree == [
+        "invoke_agent plain @plain",
+        "  chat m @plain",
+        "invoke_agent same @same",
+        "  chat m @same",
+        "invoke_agent draft @draft",
+        "  invoke_agent writer @draft/writer",
+        "    chat m @draft/writer",
+    ]
+    assert agents(graph) == (("plain", "same", "draft/writer"), True)
+
+
+@pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
+@pytest.mark.parametrize(("name", "path"), [("reader", "reader"), (None, "app")])
+def test_create_react_agent(server: ScriptedServer, name: str | None, path: str) -> None:
+    from langgraph.prebuilt import create_react_agent
+
+    server.script = calls_tool("look", '{"what": "seven"}')
+    agent = create_react_agent(chat(server), [look], name=name)
+    with captured() as run:
+        agent.invoke(USER)
+    assert run.calls == [path, path]
+    assert path_of(run.one("execute_tool look")) == path
+    assert agents(agent).paths == (path,)
+
+
+@pytest.mark.parametrize("inner_name", ["helper", "outer", None])
+def test_an_agent_as_a_tool(server: ScriptedServer, inner_name: str | None) -> None:
+    """The inner agent under its own name, the outer one again after it."""
+    server.script = calls_tool("ask_helper")
+    inner = create_agent(chat(server), [], name=inner_name)
+
+    @tool
+    def ask_helper() -> str:
+        """Ask the helper."""
+        return str(inner.invoke(USER)["messages"][-1].content)
+
+    outer = create_agent(chat(server), [ask_helper], name="outer")
+    with captured() as run:
+        outer.invoke(USER)
+    named = [f"    invoke_agent {inner_name} @outer/{inner_name}"] if inner_name else []
+    path, indent = (f"outer/{inner_name}", "      ") if inner_name else ("outer", "    ")
+    assert run.tree == [
+        "invoke_agent outer @outer",
+        "  chat m @outer",
+        "  execute_tool ask_helper @outer",
+        *named,
+        f"{indent}chat m @{path}",
+        "  chat m @outer",
+    ]
+    assert set(agents(outer).paths) == {"outer", path}
+
+
+def test_parallel_tools(server: ScriptedServer) -> None:
+    calls = [ToolCall(name="inner", arguments=f'{{"n": {n}}}', call_id=f"c{n}") for n in range(4)]
+
+    def script(request: Request) -> Reply | str:
+        first = request.messages[-1]["role"] == "user" and request.body.get("tools")
+        return Reply(tool_calls=calls) if first else "done"
+
+    server.script = script
+    client = raw_client(server)
+
+    @tool
+    def inner(n: int) -> str:
+        """Ask."""
+        ask_raw(client, str(n))
+        return str(n)
+
+    with captured() as run:
+        create_agent(chat(server), [inner], name="outer").invoke(USER)
+    assert len(run.tree) == 11
+    tools = {span.span_id: span for span in run.spans if span.kind == "tool"}
+    nested = [span for span in run.spans if span.kind == "llm" and span.parent_id in tools]
+    assert len({span.parent_id for span in nested}) == 4
+    assert {path_of(span) for span in run.spans} == {"outer"}
+
+
+def test_a_graph_that_is_renamed_while_it_runs(server: ScriptedServer) -> None:
+    """It keeps the name that it had when it began; the next run has the new one."""
+
+    @tool
+    def rename() -> str:
+        """Rename the agent."""
+        agent.name = "author"
+        return "done"
+
+    agent = create_agent(chat(server), [rename], name="writer")
+    server.script = lambda request: (
+        Reply(text="done")
+        if request.messages[-1]["role"] == "tool"
+        else Reply(tool_calls=[ToolCall(name="rename", arguments="{}", call_id="c1")])
+    )
+    with captured() as run:
+        agent.invoke(USER)
+    assert run.calls == ["writer", "writer"]
+
+
+# --- names given by hand --------------------------------------------------------------------
+def test_explicit_names(server: ScriptedServer) -> None:
+    plain, judge = chat(server), chat(server, metadata={"lightspan_agent": "judge"})
+    client = raw_client(server)
+
+    def work(state: Any) -> dict[str, Any]:
+        plain.invoke("1")
+        stream = judge.stream("2 3")
+        next(stream)
+        ask_raw(client)  # while the judge still streams
+        list(stream)
+        plain.invoke("4")
+        return {}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("work", work)
+    graph.add_node("again", asks(plain), metadata={"lightspan_agent": "poet"})
+    graph.add_edge(START, "work")
+    graph.add_edge("work", "again")
+    with captured() as run:
+        graph.compile().invoke(USER, {"metadata": {"lightspan_agent": "team"}})
+    assert run.calls == ["team/work", "team/work/judge", "team/work", "team/work", "team/poet"]
+    assert agents(graph.compile()).paths == ("work", "work/judge", "poet")
+
+
+async def test_an_explicit_name_on_a_model_async(server: ScriptedServer) -> None:
+    judge = chat(server, metadata={"lightspan_agent": "judge"})
+    plain = chat(server)
+
+    async def work(state: Any) -> dict[str, Any]:
+        await asyncio.gather(judge.ainvoke("1"), plain.ainvoke("2"), judge.ainvoke("3"))
+        await plain.ainvoke("4")
+        return {}
+
+    with captured() as run:
+        await graph_of(("work", work)).ainvoke(USER)
+    assert Counter(run.calls) == {"work/judge": 2, "work": 2}
+    assert run.calls[-1] == "work"
+
+
+def test_frames_of_ours_and_of_langgraph_interleave(server: ScriptedServer) -> None:
+    model, client = chat(server), raw_client(server)
+    inner = graph_of(("check", asks(model)))
+
+    def work(state: Any) -> dict[str, Any]:
+        with emit.agent("thinker"):
+            model.invoke("1")
+            ask_raw(client)
+            inner.invoke(USER)
+        with context.push(context.Frame("pushed", "ab" * 8)):
+            ask_raw(client)
+        ask_raw(client)
+        return {}
+
+    with captured() as run, emit.agent("crew"):
+        graph_of(("work", work)).invoke(USER)
+        ask_raw(client)
+    assert run.calls == [
+        "crew/work/thinker",
+        "crew/work/thinker",
+        "crew/work/thinker/check",
+        "crew/work/pushed",
+        "crew/work",
+        "crew",
+    ]
+
+
+def test_another_framework_around_langgraph(server: ScriptedServer) -> None:
+    """Its resolver, registered first, says who acts around the graph."""
+    uninstrument()
+    crew = context.Frame("crew", "cd" * 8)
+
+    def other(acting: context.AgentContext) -> context.AgentContext:
+        return replace(acting, frames=(crew, *acting.frames), parent_span_id=crew.span_id)
+
+    context.register_resolver(other)
+    try:
+        with instrument(), captured() as run:
+            two_nodes(server).invoke(USER)
+    finally:
+        context.unregister_resolver(other)
+    assert run.calls == ["crew/writer", "crew/checker"]
+    assert {s.parent_id for s in run.spans if s.kind == "agent"} == {crew.span_id}

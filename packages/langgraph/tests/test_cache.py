@@ -1,0 +1,235 @@
+"""LangChain's cache: switched off where a call is answered by the gateway, reported elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain_openai")
+
+from langchain_core.caches import BaseCache, InMemoryCache
+from langchain_core.globals import get_llm_cache, set_llm_cache
+from langchain_core.language_models import FakeListLLM
+
+import lightspan
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AgentContext
+from lightspan.capture.entry import open_scope
+from lightspan.schema.records import Mode
+from lightspan.schema.routing import make_routing
+from lightspan_langgraph import LightspanCallback, _hook, instrument, uninstrument
+from lightspan_testing.attempts import captured, make_scope, read_recorded
+from lightspan_testing.scripted import ScriptedServer
+from packages.langgraph.tests.langgraph_apps import USER, asks, chat, graph_of, human
+
+pytestmark = pytest.mark.usefixtures("installed_langgraph")
+
+
+class Own(BaseCache):
+    """A cache of the user's own, whose asynchronous methods are LangChain's."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
+
+    def lookup(self, prompt: str, llm_string: str) -> Any:
+        return self.kept.get((prompt, llm_string))
+
+    def update(self, prompt: str, llm_string: str, return_val: Any) -> None:
+        self.kept[prompt, llm_string] = return_val
+
+    def clear(self, **_: Any) -> None:
+        self.kept.clear()
+
+
+@pytest.fixture
+def cache() -> Iterator[InMemoryCache]:
+    """The app's, for every model."""
+    made = InMemoryCache()
+    set_llm_cache(made)
+    yield made
+    assert get_llm_cache() is made
+    set_llm_cache(None)
+
+
+@pytest.fixture
+def gateway() -> Iterator[ScriptedServer]:
+    with ScriptedServer("trained") as running:
+        yield running
+        sdk_instrumentation.close()
+
+
+def trained(gateway: ScriptedServer, **more: Any) -> Any:
+    """An attempt in which the writer is trained, and nobody else."""
+    routing = make_routing({"writer": "main"}, None, "main")
+    return captured(gateway_url=gateway.origin, call_token="secret", routing=routing, **more)
+
+
+def app(server: ScriptedServer, **more: Any) -> Any:
+    model = chat(server, **more)
+    return graph_of(("writer", asks(model)), ("checker", asks(model, "check")))
+
+
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL, Mode.DEV])
+@pytest.mark.usefixtures("cache")
+def test_no_cache_answers_for_a_trained_agent(
+    server: ScriptedServer, gateway: ScriptedServer, mode: Mode
+) -> None:
+    """A frozen agent keeps the app's; its second answer is reported, and no request."""
+    for number in (1, 2):
+        with trained(gateway, mode=mode) as run:
+            app(server).invoke(USER)
+        assert run.tree == [
+            "invoke_agent writer @writer",
+            "invoke_agent checker @checker",
+            "  chat m @checker",
+        ]
+        assert len(gateway.requests) == number
+        assert run.llm_spans[0].attributes["lightspan.route"] == "app"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_a_cache_answers_is_a_call_without_tokens(server: ScriptedServer) -> None:
+    with captured() as run:
+        chat(server).invoke("go")
+        chat(server).invoke("go")
+    asked, answered = (dict(span.attributes) for span in run.llm_spans)
+    assert len(server.requests) == 1
+    assert run.tree == ["chat m @app", "chat m @app"]
+    assert str(answered.pop("lightspan.call.id")).startswith("call")
+    assert answered == {
+        "lightspan.agent.path": "app",
+        "lightspan.route": "app",
+        "lightspan.call.outcome": "ok",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "m",
+        "openinference.span.kind": "LLM",
+        "gen_ai.input.messages": asked["gen_ai.input.messages"],
+        "gen_ai.output.messages": asked["gen_ai.output.messages"],
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.usage.input_tokens": asked["gen_ai.usage.input_tokens"],
+        "gen_ai.usage.output_tokens": asked["gen_ai.usage.output_tokens"],
+    }
+
+
+@pytest.mark.parametrize("own", [InMemoryCache, Own])
+def test_a_cache_of_a_model(server: ScriptedServer, gateway: ScriptedServer, own: Any) -> None:
+    """What the app cached before does not answer, and what the policy says is not kept."""
+    cache = own()
+    graph = graph_of(("writer", asks(chat(server, cache=cache))))
+    before = graph.invoke(USER)["messages"][-1].text
+    with trained(gateway):
+        inside = graph.invoke(USER)["messages"][-1].text
+    after = graph.invoke(USER)["messages"][-1].text
+    assert (before, inside, after) == ("hi", "trained", "hi")
+    assert (len(server.requests), len(gateway.requests)) == (1, 1)
+
+
+@pytest.mark.parametrize("own", [InMemoryCache, Own])
+async def test_every_way_to_ask(server: ScriptedServer, gateway: ScriptedServer, own: Any) -> None:
+    model = chat(server, cache=own(), metadata={"lightspan_agent": "writer"})
+    said: list[str] = []
+    with trained(gateway) as run:
+        for _ in range(2):
+            said.append(model.invoke("go").text)
+            said.append((await model.ainvoke("go")).text)
+            said += [answer.text for answer in model.batch(["go", "go"])]
+            said += [answer.text for answer in await model.abatch(["go", "go"])]
+            said.append("".join(chunk.text for chunk in model.stream("go")))
+            said.append("".join([chunk.text async for chunk in model.astream("go")]))
+            several: Any = await model.agenerate([[human("go")], [human("go")]])
+            said += [one[0].text for one in several.generations]
+        await sdk_instrumentation.aclose()
+    assert said == ["trained"] * 20
+    assert len(gateway.requests) == 20
+    assert run.calls == []
+    assert server.requests == []
+
+
+@pytest.mark.usefixtures("cache")
+def test_messages_that_are_streamed_out_of_a_graph(
+    server: ScriptedServer, gateway: ScriptedServer
+) -> None:
+    for number in (1, 2):
+        with trained(gateway):
+            chunks = list(app(server).stream(USER, stream_mode="messages"))
+        assert "trained" in "".join(chunk.text for chunk, _ in chunks)
+        assert len(gateway.requests) == number
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_text_model(gateway: ScriptedServer) -> None:
+    model = FakeListLLM(responses=["a", "b", "c"])
+    graph = graph_of(("writer", lambda state: {"messages": [model.invoke("go")]}))
+    said = [graph.invoke(USER)["messages"][-1].text for _ in range(2)]
+    with trained(gateway):
+        said += [graph.invoke(USER)["messages"][-1].text for _ in range(2)]
+    assert said == ["a", "a", "b", "c"]
+
+
+@pytest.mark.usefixtures("cache")
+async def test_attempts_and_the_app_at_once(
+    server: ScriptedServer, gateway: ScriptedServer
+) -> None:
+    graph = app(server)
+    await asyncio.to_thread(graph.invoke, USER)
+
+    def attempt(_: int) -> None:
+        with trained(gateway):
+            graph.invoke(USER)
+
+    both = (attempt, lambda _: graph.invoke(USER))
+    await asyncio.gather(*(asyncio.to_thread(both[n % 2], n) for n in range(12)))
+    assert (len(gateway.requests), len(server.requests)) == (6, 2)
+
+
+@pytest.mark.usefixtures("cache")
+def test_one_callback_is_enough(server: ScriptedServer, gateway: ScriptedServer) -> None:
+    uninstrument()
+    assert _hook._state.patches == []
+    for number in (1, 2):
+        with trained(gateway):
+            app(server).invoke(USER, {"callbacks": [LightspanCallback()]})
+        assert len(gateway.requests) == number
+    uninstrument()
+    assert _hook._state.patches == []
+    instrument()
+
+
+@pytest.mark.usefixtures("cache")
+def test_in_production_the_cache_answers_and_is_reported(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    url = f"sqlite:{tmp_path / 'store.db'}"
+    with lightspan.record(url):
+        for _ in range(2):
+            app(server).invoke(USER)
+    assert len(server.requests) == 2
+    for one in read_recorded(url):
+        assert one.tree().splitlines() == [
+            "invoke_workflow LangGraph",
+            "  invoke_agent writer",
+            "    chat m @writer",
+            "  invoke_agent checker",
+            "    chat m @checker",
+        ]
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
+    server: ScriptedServer, gateway: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bad(*_: Any) -> bool:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(AgentContext, "is_routed", property(bad))
+    attempt = make_scope(gateway_url=gateway.origin, routing=make_routing({}, None, "main"))
+    with open_scope(attempt):
+        app(server).invoke(USER)
+    assert set(attempt.recorder.capture_errors()) == {
+        "lightspan_langgraph: RuntimeError: a bug of ours"
+    }

@@ -1,0 +1,422 @@
+"""Model clients: those that bypass the OpenAI SDK, raw ones, and where calls go."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import Request as HTTPRequest, urlopen
+
+import pytest
+
+pytest.importorskip("langchain_openai")
+pytest.importorskip("langchain")
+
+import openai
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+from pydantic import BaseModel, SecretStr
+
+from lightspan.capture import sdk_instrumentation
+from lightspan.schema import semconv as c
+from lightspan.schema.routing import make_routing
+from lightspan_langgraph import _hook, instrument, uninstrument
+from lightspan_testing.attempts import Captured, captured, path_of
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from packages.langgraph.tests.langgraph_apps import (
+    USER,
+    ask_raw,
+    asks,
+    calls_tool,
+    chat,
+    graph_of,
+    human,
+    look,
+    raw_client,
+)
+
+pytestmark = pytest.mark.usefixtures("installed_langgraph")
+
+
+class Own(BaseChatModel):
+    """A model client of the user's own."""
+
+    says: str = "fine"
+
+    @property
+    def _llm_type(self) -> str:
+        return "own"
+
+    def _generate(self, messages: Any, *args: Any, **more: Any) -> ChatResult:
+        if self.says == "fail":
+            raise ConnectionError("down")
+        usage: Any = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
+        message = AIMessage(self.says, usage_metadata=usage)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _stream(self, messages: Any, *args: Any, **more: Any) -> Iterator[ChatGenerationChunk]:
+        for letter in self.says:
+            yield ChatGenerationChunk(message=AIMessageChunk(letter))
+
+
+def node_of(model: Any, **more: Any) -> Any:
+    def work(state: Any) -> dict[str, Any]:
+        return {"messages": [model.invoke([("system", "Be kind."), ("user", "go")], **more)]}
+
+    return graph_of(("writer", work))
+
+
+def test_a_client_that_bypasses_the_sdk_is_recorded_as_structure() -> None:
+    with captured() as run:
+        node_of(Own(metadata={"lightspan_agent": "poet"})).invoke(USER)
+    assert run.tree == [
+        "invoke_agent writer @writer",
+        "  invoke_agent poet @writer/poet",
+        "    chat Own @writer/poet",
+    ]
+    found = dict(run.one("chat Own").attributes)
+    assert str(found.pop("lightspan.call.id")).startswith("call")
+    assert found == {
+        "lightspan.agent.path": "writer/poet",
+        "lightspan.route": "app",
+        "lightspan.call.outcome": "ok",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "Own",
+        "openinference.span.kind": "LLM",
+        "gen_ai.input.messages": '[{"role":"system","parts":[{"type":"text","content":"Be kind."}]'
+        '},{"role":"user","parts":[{"type":"text","content":"go"}]}]',
+        "gen_ai.output.messages": '[{"role":"assistant","parts":[{"type":"text","content":'
+        '"fine"}],"finish_reason":"stop"}]',
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 2,
+        "lightspan.client": "packages.langgraph.tests.test_clients.Own",
+        "lightspan.client.fix": "use langchain_openai.ChatOpenAI in its place",
+    }
+
+
+class Posts(Own):
+    """One that asks over HTTP, without the SDK."""
+
+    base_url: str
+    api_key: SecretStr = SecretStr("secret")
+
+    def _generate(self, messages: Any, *args: Any, **more: Any) -> ChatResult:
+        said = self._ask([{"role": "user", "content": messages[-1].text}])
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])
+
+    async def _agenerate(self, *args: Any, **more: Any) -> ChatResult:
+        return self._generate(*args, **more)
+
+    def _ask(self, messages: Any) -> str:
+        body = json.dumps({"model": "writer", "messages": messages}).encode()
+        headers = {
+            "Authorization": f"Bearer {self.api_key.get_secret_value()}",
+            "Content-Type": "application/json",
+        }
+        url = f"{self.base_url}/chat/completions"
+        with urlopen(HTTPRequest(url, body, headers=headers)) as answer:
+            return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_bypassing_client_is_named_with_its_address_and_what_to_do(
+    server: ScriptedServer, is_async: bool
+) -> None:
+    model = Posts(base_url=server.url)
+
+    async def work(state: Any) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke("go")]}
+
+    with captured() as run:
+        if is_async:
+            await graph_of(("writer", work)).ainvoke(USER)
+        else:
+            node_of(model).invoke(USER)
+    known = run.one("chat Posts").attributes
+    told = ("lightspan.client", "lightspan.client.fix", "server.address", "server.port")
+    assert {key: known[key] for key in told} == {
+        "lightspan.client": "packages.langgraph.tests.test_clients.Posts",
+        "lightspan.client.fix": "use langchain_openai.ChatOpenAI in its place",
+        "server.address": "127.0.0.1",
+        "server.port": int(server.origin.rpartition(":")[2]),
+    }
+
+
+def test_a_client_that_asks_the_attempts_endpoint_itself_is_recorded_there(
+    server: ScriptedServer,
+) -> None:
+    model = Posts(base_url=server.url)
+    with captured(gateway_url=server.origin) as run:
+        node_of(model).invoke(USER)
+    assert run.tree == ["invoke_agent writer @writer"]
+
+
+def test_a_bypassing_client_that_streams() -> None:
+    def work(state: Any) -> dict[str, Any]:
+        return {"messages": ["".join(chunk.text for chunk in Own().stream("go"))]}
+
+    with captured() as run:
+        graph_of(("writer", work)).invoke(USER)
+    assert run.tree == ["invoke_agent writer @writer", "  chat Own @writer"]
+    assert '"content":"fine"' in str(run.one("chat Own").attributes["gen_ai.output.messages"])
+
+
+def test_a_bypassing_text_model() -> None:
+    from langchain_core.language_models import FakeListLLM
+
+    with captured() as run:
+        FakeListLLM(responses=["fine"]).invoke("go")
+    (call,) = run.spans
+    assert path_of(call) == "app"
+    assert '"content":"go"' in str(call.attributes["gen_ai.input.messages"])
+    assert '"content":"fine"' in str(call.attributes["gen_ai.output.messages"])
+
+
+def test_a_bypassing_client_that_fails() -> None:
+    with captured() as run, pytest.raises(ConnectionError):
+        node_of(Own(says="fail")).invoke(USER)
+    assert run.tree == ["invoke_agent writer @writer error", "  chat Own @writer error"]
+    span = run.one("chat Own")
+    assert span.attributes["lightspan.call.outcome"] == "error"
+    assert span.attributes["error.type"] == "ConnectionError"
+
+
+async def test_several_prompts_of_a_bypassing_client() -> None:
+    prompts: Any = [[human("a")], [human("b")]]
+    with captured() as run:
+        Own().generate(prompts)
+        await Own().agenerate(prompts)
+        await Own().abatch(["c", "d"])
+    asked = [str(span.attributes["gen_ai.input.messages"]) for span in run.spans]
+    assert sorted(re.findall(r'"content":"(\w)"', "".join(asked))) == list("aabbcd")
+
+
+def test_a_client_around_an_openai_client_records_nothing_twice(server: ScriptedServer) -> None:
+    inner = chat(server)
+
+    class Around(Own):
+        def _generate(self, messages: Any, *args: Any, **more: Any) -> ChatResult:
+            said = inner.invoke(messages)
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(said.text))])
+
+    with captured() as run:
+        node_of(Around()).invoke(USER)
+    assert run.tree == ["invoke_agent writer @writer", "  chat m @writer"]
+
+
+class Trying(Own):
+    """Asks the OpenAI SDK, once or twice, before it answers itself."""
+
+    url: str
+    tries: int = 1
+
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any
+    ) -> ChatResult:
+        said = next(filter(None, (self.ask(messages) for _ in range(self.tries))), "mine")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])
+
+    def ask(self, messages: Any) -> str | None:
+        with openai.OpenAI(base_url=self.url, api_key="k", max_retries=0) as client:
+            asked: Any = [{"role": "user", "content": messages[-1].text}]
+            try:
+                answer = client.chat.completions.create(model="m", messages=asked)
+            except openai.OpenAIError:
+                return None
+        return answer.choices[0].message.content
+
+    def _stream(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        """It is asked the second time when its first token is out."""
+        for _ in range(2):
+            said = self.ask(messages) or "no, "
+            yield ChatGenerationChunk(message=AIMessageChunk(said))
+
+
+def seen(run: Captured) -> list[str]:
+    """What was recorded of each call."""
+    asked = [json.loads(str(span.attributes[c.INPUT_MESSAGES]))[0] for span in run.llm_spans]
+    calls = zip(run.llm_spans, asked, strict=True)
+    return sorted(f"{span.name} {span.status} {message['parts']}" for span, message in calls)
+
+
+def part(text: str) -> str:
+    return str([{"type": "text", "content": text}])
+
+
+async def test_of_several_prompts_only_one_falls_back(server: ScriptedServer) -> None:
+    server.script = lambda asked: Reply(status=400 if asked.last_text == "bad" else 200, text="ok")
+    prompts: Any = [[human("bad")], [human("good")]]
+    model = Trying(url=server.url)
+    for ask in (model.generate, model.agenerate):
+        with captured() as run:
+            done: Any = ask(prompts)
+            _ = await done if inspect.isawaitable(done) else done
+        assert seen(run) == [
+            f"chat Trying ok {part('bad')}",
+            f"chat m error {part('bad')}",
+            f"chat m ok {part('good')}",
+        ]
+
+
+def test_a_client_in_a_client_falls_back(server: ScriptedServer) -> None:
+    """The outer one tries the inner one, which fails, then the SDK itself."""
+    server.script = lambda asked: Reply(status=400, text="no")
+    inner = chat(server)
+
+    class Around(Trying):
+        def ask(self, messages: Any) -> str | None:
+            with contextlib.suppress(openai.OpenAIError):
+                inner.invoke(messages)
+            return super().ask(messages)
+
+    model = Around(url=server.url)
+    with captured() as run:
+        model.invoke("go")
+    mine, theirs = f"chat Around ok {part('go')}", f"chat m error {part('go')}"
+    assert seen(run) == [mine, theirs, theirs]
+    server.script = lambda asked: Reply(status=400 if len(server.requests) == 3 else 200, text="ok")
+    with captured() as run:
+        model.invoke("go")
+    assert seen(run) == [theirs, f"chat m ok {part('go')}"]
+
+
+def test_a_stream_that_is_taken_up_again(server: ScriptedServer) -> None:
+    server.script = lambda asked: Reply(status=400 if len(server.requests) == 1 else 200, text="ok")
+    with captured() as run:
+        assert "".join(chunk.text for chunk in Trying(url=server.url).stream("go")) == "no, ok"
+    assert seen(run) == [f"chat m error {part('go')}", f"chat m ok {part('go')}"]
+
+
+def test_what_langchains_cache_answers_is_recorded_too() -> None:
+    from langchain_core.caches import InMemoryCache
+
+    model = Own(cache=InMemoryCache())
+    with captured() as run:
+        for _ in range(3):
+            model.invoke("go")
+    assert [span.name for span in run.spans] == ["chat Own"] * 3
+
+
+def test_a_bypassing_client_leaves_nothing_behind() -> None:
+    with captured() as run:
+        next(Own().stream("go"))
+        attempt = _hook._state.attempts[run.scope.recorder]
+    gc.collect()
+    assert attempt.asks == {}
+    assert len(run.spans) == 1
+
+
+# --- clients of the OpenAI SDK --------------------------------------------------------------
+def test_a_raw_client_in_a_node_and_in_a_tool(server: ScriptedServer) -> None:
+    server.script = calls_tool("deep")
+    client = raw_client(server)
+
+    @tool
+    def deep() -> str:
+        """Ask the raw client."""
+        ask_raw(client)
+        return "7"
+
+    def work(state: Any) -> dict[str, Any]:
+        ask_raw(client)
+        return {}
+
+    with captured() as run:
+        graph_of(("work", work), ("scout", create_agent(chat(server), [deep]))).invoke(USER)
+    assert run.tree == [
+        "invoke_agent work @work",
+        "  chat m @work",
+        "invoke_agent scout @scout",
+        "  chat m @scout",
+        "  execute_tool deep @scout",
+        "    chat m @scout",
+        "  chat m @scout",
+    ]
+
+
+async def test_a_raw_async_client(server: ScriptedServer) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url, api_key="key") as client:
+
+        async def work(state: Any) -> dict[str, Any]:
+            question: Any = [{"role": "user", "content": "raw"}]
+            await client.chat.completions.create(model="m", messages=question)
+            return {}
+
+        with captured() as run:
+            await graph_of(("work", work)).ainvoke(USER)
+    assert run.calls == ["work"]
+
+
+def test_langchain_without_a_graph(server: ScriptedServer) -> None:
+    chain = ChatPromptTemplate.from_messages([("user", "{q}")]) | chat(server)
+    named = chain.with_config(metadata={"lightspan_agent": "poet"})
+    with captured() as run:
+        chain.invoke({"q": "a"})
+        named.invoke({"q": "b"})
+        look.invoke({"what": "x"})
+    assert run.tree == [
+        "chat m @app",
+        "invoke_agent poet @poet",
+        "  chat m @poet",
+        "execute_tool look @app",
+    ]
+
+
+class Verdict(BaseModel):
+    good: bool
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain-openai 1.0's own
+@pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
+def test_structured_output(server: ScriptedServer, method: Any) -> None:
+    def script(request: Request) -> Reply:
+        if request.body.get("tools"):
+            return Reply(tool_calls=[ToolCall(name="Verdict", arguments='{"good": true}')])
+        return Reply(text='{"good": true}')
+
+    server.script = script
+    model = chat(server).with_structured_output(Verdict, method=method)
+    with captured() as run:
+        graph_of(("judge", lambda state: {"messages": [str(model.invoke("json?"))]})).invoke(USER)
+    assert run.tree == ["invoke_agent judge @judge", "  chat m @judge"]
+
+
+# --- where calls go -------------------------------------------------------------------------
+def test_a_trained_agent_goes_to_the_gateway_and_a_third_party_sees_no_header_of_ours(
+    server: ScriptedServer,
+) -> None:
+    """The frozen agent's request is, header for header, that of an app without lightspan."""
+    headers = {"x-app": "1"}
+    model = chat(server, default_headers=headers)
+    graph = graph_of(("draft team", asks(model)), ("checker", asks(model)))
+    uninstrument()
+    graph.invoke(USER)
+    plain = [request.headers for request in server.requests]
+    server.requests.clear()
+    instrument()
+    with ScriptedServer("trained") as gateway:
+        routing = make_routing({"draft team": "main"}, None, "main")
+        more = {"gateway_url": gateway.origin, "call_token": "secret", "routing": routing}
+        with captured(**more) as run:
+            graph.invoke(USER)
+        sdk_instrumentation.close()
+        (ours,) = gateway.requests
+    (theirs,) = server.requests
+    assert dict(theirs.headers) == dict(plain[1])
+    assert ours.headers["x-lightspan-agent"] == "draft%20team"
+    assert ours.headers["authorization"] == "Bearer secret"
+    assert "x-app" not in ours.headers
+    node = run.one("invoke_agent draft team")
+    assert ours.headers["traceparent"] == f"00-{run.scope.trace_id}-{node.span_id}-01"
+    assert run.calls == ["checker"]

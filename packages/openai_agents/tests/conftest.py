@@ -1,0 +1,3 @@
+"""Fixtures of the adapters' tests."""
+
+from tests.adapters.fixtures import *  # noqa: F403

@@ -1,0 +1,209 @@
+"""Model clients: the Responses API through the gateway, and those that bypass the OpenAI SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agents")
+
+from agents import (
+    Agent,
+    GuardrailFunctionOutput,
+    InputGuardrailTripwireTriggered,
+    Model,
+    ModelResponse,
+    OpenAIResponsesModel,
+    Runner,
+    Usage,
+    function_tool,
+    input_guardrail,
+    set_default_openai_api,
+    set_tracing_disabled,
+)
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
+
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Part, Stage, Turn
+from lightspan_testing.adapter_suite.checks import check_untrained
+from lightspan_testing.attempts import captured
+from lightspan_testing.scripted import ScriptedServer
+from packages.openai_agents.tests.openai_agents_apps import (
+    AGENT_WITH_TOOL,
+    async_client,
+    look,
+    make,
+    run_async,
+)
+
+pytestmark = pytest.mark.usefixtures("installed_openai_agents")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_conversation_that_the_gateway_keeps(stage: Stage, streamed: bool) -> None:
+    """With `auto_previous_response_id` the SDK sends only what is new; the model sees it all."""
+    turn = Turn(text="Let me see.", calls=[("look", '{"what": "seven"}')])
+    played = stage.open(Part({"scout": [turn, "Seven, {task}."]}), through_gateway=True)
+    model = OpenAIResponsesModel("m", async_client(stage))
+    scout = Agent(name="scout", instructions="You are scout.", model=model, tools=[look])
+
+    async def main() -> None:
+        more: Any = {"auto_previous_response_id": True}
+        if streamed:
+            result = Runner.run_streamed(scout, played.text, **more)
+            async for _ in result.stream_events():
+                pass
+        else:
+            await Runner.run(scout, played.text, **more)
+        await sdk_instrumentation.aclose()
+
+    with open_scope(played.scope):
+        asyncio.run(main())
+    stage.close(played)
+    assert played.tree == AGENT_WITH_TOOL
+    first, second = sorted(played.records, key=lambda record: record.sequence_start)
+    prompt = stage.tokenizer.decode(second.prompt_ids)
+    for told in ("You are scout.", played.text, "Let me see.", '"seven"', "seven: 7"):
+        assert prompt.count(told) >= 1
+    # the first prompt, but for what asks for an answer, begins the second: nothing was lost
+    asks = len(stage.tokenizer.encode("assistant:"))
+    assert second.prompt_ids[: len(first.prompt_ids) - asks] == first.prompt_ids[:-asks]
+
+
+@pytest.mark.parametrize("model", ["gpt-4.1-mini", "gpt-5", None])
+@pytest.mark.parametrize("api", ["responses", "chat_completions"])
+def test_an_app_that_names_a_model_only(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, api: Any, model: str | None
+) -> None:
+    """The SDK's own provider and client, with the placeholder for a key that runners have.
+
+    For some models the SDK adds settings (a verbosity, a reasoning effort) that no engine has.
+    """
+    monkeypatch.setenv("OPENAI_API_KEY", "placeholder")
+    set_default_openai_api(api)
+    played = stage.open(Part({"writer": ["Done, {task}."]}), through_gateway=True)
+    writer = Agent(name="writer", instructions="You are writer.", model=model)
+
+    async def main() -> Any:
+        try:
+            return await Runner.run(writer, played.text)
+        finally:
+            await sdk_instrumentation.aclose()
+
+    try:
+        with open_scope(played.scope):
+            assert asyncio.run(main()).final_output == f"Done, {played.tag}."
+    finally:
+        set_default_openai_api("responses")
+    stage.close(played)
+    assert [record.agent_path for record in played.records] == ["writer"]
+
+
+# --- model clients that bypass the OpenAI SDK -----------------------------------------------
+class Silent(Model):
+    """A model client of the user's own, which tells the SDK's tracing nothing."""
+
+    def __init__(self, *says: str | Exception) -> None:
+        self.left = list(says)
+
+    def answer(self) -> ModelResponse:
+        said = self.left.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        part = ResponseOutputText(text=said, type="output_text", annotations=[])
+        message = ResponseOutputMessage(
+            id="1", content=[part], role="assistant", status="completed", type="message"
+        )
+        usage = Usage(requests=1, input_tokens=5, output_tokens=2, total_tokens=7)
+        return ModelResponse(output=[message], usage=usage, response_id=None)
+
+    async def get_response(self, *args: Any, **more: Any) -> ModelResponse:
+        return self.answer()
+
+    def stream_response(self, *args: Any, **more: Any) -> Any:
+        raise NotImplementedError
+
+
+BYPASSED = {
+    "lightspan.agent.path": "writer",
+    "lightspan.route": "app",
+    "lightspan.call.outcome": "ok",
+    "gen_ai.operation.name": "chat",
+    "gen_ai.usage.input_tokens": 5,
+    "gen_ai.usage.output_tokens": 2,
+    "openinference.span.kind": "LLM",
+}
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_a_client_that_bypasses_the_sdk_is_recorded_as_structure(disabled: bool) -> None:
+    set_tracing_disabled(disabled)
+    writer = Agent(name="writer", model=Silent("fine"))
+    with captured() as attempt:
+        run_async(writer)
+    assert attempt.tree == ["invoke_agent writer @writer", "  chat Silent @writer"]
+    found = dict(attempt.one("chat Silent").attributes)
+    assert str(found.pop("lightspan.call.id")).startswith("call")
+    assert "go" in str(found.pop("gen_ai.input.messages"))
+    assert "fine" in str(found.pop("gen_ai.output.messages"))
+    assert found == {
+        **BYPASSED,
+        "gen_ai.request.model": "Silent",
+        "gen_ai.response.finish_reasons": ["stop"],
+        "lightspan.client": "packages.openai_agents.tests.test_clients.Silent",
+        "lightspan.client.fix": "use agents.OpenAIChatCompletionsModel in its place",
+    }
+    check_untrained(attempt)
+
+
+def test_a_client_that_says_nothing_and_calls_a_tool() -> None:
+    """The tool's span is no sign that the SDK was asked."""
+
+    class Calling(Silent):
+        def answer(self) -> ModelResponse:
+            if len(self.left) == 1:
+                return super().answer()
+            self.left.pop(0)
+            call = ResponseFunctionToolCall(
+                name="look", arguments="{}", call_id="c1", type="function_call"
+            )
+            return ModelResponse(output=[call], usage=Usage(), response_id=None)
+
+    @function_tool
+    def look() -> str:
+        """Look."""
+        return "7"
+
+    with captured() as attempt:
+        run_async(Agent(name="scout", model=Calling("", "fine"), tools=[look]))
+    assert sorted(attempt.tree[1:]) == [
+        "  chat Calling @scout",
+        "  chat Calling @scout",
+        "  execute_tool look @scout",
+    ]
+
+
+def test_a_bypassing_client_that_fails() -> None:
+    writer = Agent(name="writer", model=Silent(ConnectionError("no")))
+    with captured() as attempt, pytest.raises(ConnectionError):
+        run_async(writer)
+    assert attempt.tree == ["invoke_agent writer @writer error", "  chat Silent @writer error"]
+    assert attempt.one("chat Silent").attributes["error.type"] == "ConnectionError"
+
+
+def test_a_guardrail_that_stops_a_turn_makes_no_call(server: ScriptedServer) -> None:
+    @input_guardrail(name="closed", run_in_parallel=False)
+    def closed(context: Any, agent: Any, text: Any) -> GuardrailFunctionOutput:
+        return GuardrailFunctionOutput(output_info=None, tripwire_triggered=True)
+
+    writer = make(server, "writer", input_guardrails=[closed])
+    with captured() as attempt, pytest.raises(InputGuardrailTripwireTriggered):
+        run_async(writer)
+    assert attempt.calls == []

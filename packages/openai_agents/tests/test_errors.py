@@ -1,0 +1,194 @@
+"""What goes wrong: tools that misbehave, models that fail, runs that are left."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agents")
+
+import openai
+from agents import (
+    Agent,
+    MaxTurnsExceeded,
+    OpenAIChatCompletionsModel,
+    RunConfig,
+    Runner,
+    function_tool,
+)
+
+from lightspan.capture.entry import open_scope
+from lightspan.schema.spans import SpanStatus
+from lightspan_testing.attempts import Captured, captured, make_scope, path_of
+from lightspan_testing.scripted import Reply, ScriptedServer
+from packages.openai_agents.tests.openai_agents_apps import (
+    HOW,
+    Run,
+    async_client,
+    calls,
+    chat,
+    look,
+    make,
+    run_async,
+    says,
+)
+
+pytestmark = pytest.mark.usefixtures("installed_openai_agents")
+
+
+def test_a_tool_that_raises(server: ScriptedServer) -> None:
+    """By default the SDK tells the model; the run goes on."""
+    server.script = says({"scout": [calls("broken")]})
+
+    @function_tool
+    def broken() -> str:
+        """Break."""
+        raise ValueError("broken")
+
+    with captured() as attempt:
+        run_async(make(server, "scout", tools=[broken]))
+    assert attempt.tree == [
+        "invoke_agent scout @scout",
+        "  chat m @scout",
+        "  execute_tool broken @scout error",
+        "  chat m @scout",
+    ]
+    span = attempt.one("execute_tool broken")
+    assert span.attributes["error.type"] == "ToolError"
+    assert span.status_message.startswith("Error running tool (non-fatal)")
+    assert "error" in str(span.attributes["gen_ai.tool.call.result"])
+
+
+def test_a_tool_whose_error_ends_the_run(server: ScriptedServer) -> None:
+    server.script = says({"scout": [calls("broken")]})
+
+    @function_tool(failure_error_function=None)
+    def broken() -> str:
+        """Break."""
+        raise ValueError("broken")
+
+    with captured() as attempt, pytest.raises(Exception, match="broken"):
+        run_async(make(server, "scout", tools=[broken]))
+    assert attempt.tree == [
+        "invoke_agent scout @scout error",
+        "  chat m @scout",
+        "  execute_tool broken @scout error",
+    ]
+    assert attempt.one("execute_tool broken").attributes["exception.message"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "kept"),
+    [
+        ("x" * 100_000, "x" * 65_536 + "… (100000 characters)"),
+        (b"\x00\xff", "\"b'\\\\x00\\\\xff'\""),
+        ({"n": 7}, '{"n": 7}'),
+        ("null \ud800 lone", "null \ufffd lone"),
+    ],
+)
+def test_a_tool_that_returns_anything(server: ScriptedServer, returned: Any, kept: str) -> None:
+    @function_tool
+    def odd() -> Any:
+        """Odd."""
+        return returned
+
+    server.script = says({"scout": [calls("odd")]})
+    with captured() as attempt:
+        try:
+            run_async(make(server, "scout", tools=[odd], tool_use_behavior="stop_on_first_tool"))
+        except UnicodeError:
+            assert "\ud800" in returned
+    assert attempt.one("execute_tool odd").attributes["gen_ai.tool.call.result"] == kept
+
+
+def test_without_sensitive_data_the_arguments_are_known(server: ScriptedServer) -> None:
+    server.script = says({"scout": [calls("look")]})
+    config = RunConfig(trace_include_sensitive_data=False)
+    with captured() as attempt:
+        run_async(make(server, "scout", tools=[look]), run_config=config)
+    found = attempt.one("execute_tool look").attributes
+    assert found["gen_ai.tool.call.arguments"] == '{"what": "seven"}'
+    assert found["gen_ai.tool.call.id"] == "call_look"
+
+
+# --- failures -------------------------------------------------------------------------------
+@HOW
+def test_an_error_of_the_model(server: ScriptedServer, run: Run) -> None:
+    server.script = lambda request: Reply(text="no", status=400)
+    with captured() as attempt, pytest.raises(openai.BadRequestError):
+        run(make(server, "writer"))
+    assert attempt.tree == ["invoke_agent writer @writer error", "  chat m @writer error"]
+    assert attempt.one("invoke_agent writer").attributes["error.type"] == "BadRequestError"
+
+
+def test_an_error_that_is_handled_around_is_not_the_agents(server: ScriptedServer) -> None:
+    with captured() as attempt:
+        try:
+            raise ValueError("earlier")
+        except ValueError:
+            run_async(make(server, "writer"))
+    assert attempt.tree == ["invoke_agent writer @writer", "  chat m @writer"]
+
+
+@HOW
+def test_too_many_turns(server: ScriptedServer, run: Run) -> None:
+    server.script = lambda request: calls("look")
+    with captured() as attempt, pytest.raises(MaxTurnsExceeded):
+        run(make(server, "scout", tools=[look]), max_turns=2)
+    assert attempt.calls == ["scout", "scout"]
+    assert attempt.one("invoke_agent scout").status is SpanStatus.ERROR
+
+
+async def test_cancellation(server: ScriptedServer) -> None:
+    server.script = lambda request: Reply(text="late", delay_s=0.5)
+    with captured() as attempt:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(Runner.run(make(server, "writer"), "go"), 0.2)
+        await asyncio.sleep(0.05)
+    assert attempt.tree == ["invoke_agent writer @writer error", "  chat m @writer error"]
+    assert attempt.one("invoke_agent writer").attributes["error.type"] == "CancelledError"
+
+
+async def test_a_cancelled_stream(server: ScriptedServer) -> None:
+    server.script = lambda request: "one two three four"
+    client = async_client(server)
+    writer = Agent(name="writer", model=OpenAIChatCompletionsModel("m", client))
+    with captured() as attempt:
+        result = Runner.run_streamed(writer, "go")
+        async for event in result.stream_events():
+            if event.type == "raw_response_event":
+                result.cancel()
+        await asyncio.sleep(0.1)
+        attempt.scope.recorder.give_up()
+    await client.close()
+    assert [path_of(span) for span in attempt.spans if span.kind == "agent"] == ["writer"]
+    assert set(attempt.calls) <= {"writer"}
+
+
+async def test_an_abandoned_stream(server: ScriptedServer) -> None:
+    """The run goes on without us; what has not ended when the attempt ends is recorded so."""
+    server.script = lambda request: Reply(text="late", delay_s=0.4)
+    attempt = Captured(scope=make_scope())
+    with open_scope(attempt.scope):
+        result = Runner.run_streamed(make(server, "writer"), "go")
+        await asyncio.sleep(0.1)
+    attempt.scope.recorder.give_up()
+    attempt.close()
+    (span,) = (span for span in attempt.spans if span.kind == "agent")
+    assert span.status is SpanStatus.UNSET
+    async for _ in result.stream_events():
+        pass
+    late = [span.kind for span in attempt.scope.recorder.drain()]
+    assert "agent" not in late
+
+
+def test_a_retry_of_the_sdk_is_one_call(server: ScriptedServer) -> None:
+    answers = iter([Reply(status=500, text="no")])
+    server.script = lambda request: next(answers, "ok")
+    agent = Agent(name="writer", model=chat(server, max_retries=2))
+    with captured() as attempt:
+        run_async(agent)
+    assert attempt.tree == ["invoke_agent writer @writer", "  chat m @writer"]
+    assert len(server.requests) == 2

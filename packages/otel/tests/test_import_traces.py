@@ -1,0 +1,476 @@
+"""Traces of files, in every form that is read, into a store; what is wrong there, and twice."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import os
+import secrets
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+import lightspan_otel as otel
+from lightspan.errors import DataError
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.records import AttemptStatus, Mode
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.stores import open_store
+from lightspan_otel.import_traces import AT_ONCE, Imported, import_file, read_file
+from lightspan_otel.ingest import gathered
+from lightspan_otel.otlp import decode_ids
+from packages.otel.tests.trace_files import (
+    AGENT,
+    ASKED,
+    AT,
+    BLOBS,
+    CALL,
+    FRAME,
+    LANGFUSE,
+    OTLP,
+    PHOENIX,
+    ROOT,
+    START,
+    TOOL,
+    TRACE,
+    otlp_line,
+    otlp_span,
+)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path / 'production.db'}"
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def imported(url: str, path: Path, **more: Any) -> tuple[Imported, list[str]]:
+    errors: list[str] = []
+
+    async def run() -> Imported:
+        async with open_store(url) as store:
+            return await import_file(store, path, refuse=errors.append, **more)
+
+    return asyncio.run(run()), errors
+
+
+async def stored(url: str) -> list[tuple[Any, Any, list[Span]]]:
+    """Rollout, attempt and spans of each attempt."""
+    async with open_store(url) as store:
+        states = await store.rollouts(mode=Mode.PRODUCTION)
+        attempts = await store.attempts([state.rollout.rollout_id for state in states])
+        spans = await store.spans([attempt.attempt_id for attempt in attempts])
+        return [
+            (state, attempt, spans[attempt.attempt_id])
+            for state, attempt in zip(states, attempts, strict=True)
+        ]
+
+
+def protobuf(*lines: str) -> list[bytes]:
+    """The same in protobuf."""
+    values = [json.loads(line) for line in lines]
+    for value in values:
+        for span in value["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+            decode_ids(span)
+    return [ParseDict(value, TracesData()).SerializeToString() for value in values]
+
+
+def framed(*messages: bytes) -> bytes:
+    """As a collector writes them: their lengths before them."""
+    return b"".join(len(each).to_bytes(4, "big") + each for each in messages)
+
+
+def lines(values: list[Any]) -> str:
+    return "\n".join(map(json.dumps, values)) + "\n"
+
+
+PIECES = [otlp_line(*OTLP[2:]), otlp_line(OTLP[0]), otlp_line(OTLP[1])]
+FORMS: dict[str, str | bytes] = {
+    "otlp.jsonl": "\n".join(PIECES),
+    "otlp.json": json.dumps(json.loads(otlp_line(*OTLP)), indent=2),
+    "otlp.jsonl.gz": gzip.compress("\n".join(PIECES).encode()),
+    "otlp.bin": protobuf(otlp_line(*OTLP))[0],
+    "collector.bin": framed(*protobuf(*PIECES)),
+    "phoenix-page.json": json.dumps({"data": PHOENIX, "next_cursor": None}),
+    "phoenix-otlp.json": json.dumps({"data": OTLP, "next_cursor": None}),
+    "phoenix-traces.json": json.dumps([{"traceId": TRACE, "spans": PHOENIX}], indent=1),
+    "phoenix.jsonl": lines(PHOENIX),
+    "frame.jsonl": lines(FRAME),
+    "langfuse-trace.json": json.dumps(LANGFUSE),
+    "langfuse-traces.jsonl": lines([LANGFUSE]),
+    "langfuse-observations.json": json.dumps({"data": LANGFUSE["observations"], "meta": {}}),
+    "langfuse-blobs.jsonl": lines(BLOBS),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_each_form_says_the_same(tmp_path: Path, url: str, name: str) -> None:
+    done, errors = imported(url, write(tmp_path / name, FORMS[name]), service="desk")
+    scores = 1 if name.startswith("langfuse-trace") else 0
+    assert (done, errors) == (Imported(4, 1, 0, 0, scores), [])
+    [(state, attempt, spans)] = asyncio.run(stored(url))
+    assert (state.rollout.run_id, attempt.status) == ("desk", AttemptStatus.SUCCEEDED)
+    assert attempt.started_at == START / 1e9
+    rollout, settled = gathered(state.rollout, attempt, spans)
+    assert rollout.task == {"question": "Where?"}
+    by_id = {span.span_id: span for span in settled}
+    assert {key: (span.parent_id, span.kind) for key, span in by_id.items()} == {
+        ROOT: (None, SpanKind.CHAIN),
+        AGENT: (ROOT, SpanKind.AGENT),
+        CALL: (AGENT, SpanKind.LLM),
+        TOOL: (AGENT, SpanKind.TOOL),
+    }
+    said = by_id[CALL].attributes
+    assert genai_messages.asked_of(said) == ASKED
+    assert [each["content"] for each in genai_messages.answers_of(said)] == ["Here."]
+    assert (said[c.AGENT_PATH], said[c.REQUEST_MODEL]) == ("writer", "m")
+    assert by_id[TOOL].attributes[c.TOOL_NAME] == "look"
+
+
+@pytest.mark.parametrize(
+    "name", ["otlp.jsonl", "collector.bin", "frame.jsonl", "langfuse-blobs.jsonl"]
+)
+def test_a_second_import_doubles_nothing(tmp_path: Path, url: str, name: str) -> None:
+    path = write(tmp_path / name, FORMS[name])
+    first = imported(url, path)
+    once = asyncio.run(stored(url))
+    assert imported(url, path) == first
+    twice = asyncio.run(stored(url))
+    assert [(s.rollout, a.attempt_id, spans) for s, a, spans in twice] == [
+        (s.rollout, a.attempt_id, spans) for s, a, spans in once
+    ]
+
+
+def test_a_bad_line_is_told_of_and_the_others_are_kept(tmp_path: Path, url: str) -> None:
+    bad = json.loads(otlp_line(OTLP[3]))
+    bad["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["spanId"] = "12"
+    written = [
+        PIECES[0].replace(TOOL, "00000000000000ab"),
+        "",
+        PIECES[1][:40],
+        json.dumps({"logs": []}),
+        "3",
+        json.dumps(bad),
+        json.dumps({**PHOENIX[1], "start_time": "soon"}),
+        PIECES[1],
+        json.dumps({**LANGFUSE, "observations": [{"type": "WISH", "name": "odd"}]}),
+    ]
+    done, errors = imported(url, write(tmp_path / "bad.jsonl", "\n".join(written)))
+    assert [error[:62] for error in errors] == [
+        "line 3: no JSON: Unterminated string starting at: column 34 (c",
+        "line 4: no spans are in it: neither OTLP JSON (resourceSpans),",
+        "line 5: no spans are in it: neither OTLP JSON (resourceSpans),",
+        "line 6: span 'look': its spanId is '12', not 16 hex digits",
+        "line 7: span 'writer': its start time is 'soon': give ISO 8601",
+        "line 9: span 'odd': its type is 'WISH', which is not known",
+    ]
+    assert errors[1].endswith("; it has logs")
+    assert errors[2].endswith("; it is of int")
+    assert done == Imported(3, 1, 0, 6, 1)
+
+
+def test_a_file_that_was_cut_short_goes_on(tmp_path: Path, url: str) -> None:
+    """What is whole is kept, and the whole file adds the rest."""
+    whole = framed(*protobuf(*PIECES))
+    path = write(tmp_path / "traces.bin", whole[:-3])
+    done, errors = imported(url, path)
+    size = len(protobuf(PIECES[2])[0])
+    assert errors == [f"message 3: the file ends in it: {size:,} bytes were to come"]
+    assert done == Imported(3, 1, 0, 1, 0)
+    assert imported(url, write(path, whole)) == (Imported(4, 1, 0, 0, 0), [])
+    [(_, _, spans)] = asyncio.run(stored(url))
+    assert sorted(span.span_id for span in spans) == sorted([ROOT, AGENT, CALL, TOOL])
+
+
+def test_a_trace_without_its_beginning_stays_running(tmp_path: Path, url: str) -> None:
+    done, errors = imported(url, write(tmp_path / "t.jsonl", PIECES[0]))
+    assert (done, errors) == (Imported(2, 1, 1, 0, 0), [])
+    [(_, attempt, _)] = asyncio.run(stored(url))
+    assert attempt.status is AttemptStatus.RUNNING
+
+
+def test_many_spans_are_written_portion_by_portion(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what a killed import had written is kept."""
+    count = AT_ONCE * 2 + 1
+    spans = [otlp_span(f"{n:016x}", "", "step", n) for n in range(1, count + 1)]
+    sizes: list[int] = []
+    real = __import__("lightspan_otel.import_traces", fromlist=["keep"]).keep
+
+    async def keep(store: Any, arrivals: list[Any], **more: Any) -> list[str]:
+        sizes.append(len(arrivals))
+        return list(await real(store, arrivals, **more))
+
+    monkeypatch.setattr("lightspan_otel.import_traces.keep", keep)
+    read: list[int] = []
+    path = write(tmp_path / "t.jsonl", "\n".join(map(otlp_line, spans)))
+    done, _ = imported(url, path, advance=read.append)
+    assert (done.spans, sizes) == (count, [AT_ONCE, AT_ONCE, 1])
+    assert sum(read) == path.stat().st_size
+
+
+def test_a_span_of_an_attempt_that_the_store_does_not_know(tmp_path: Path, url: str) -> None:
+    """A trace of lightspan's own goes back into its own store only."""
+    ours = Span(span_id=ROOT, trace_id=TRACE, name="ours", attempt_id="at-1", start_ns=1)
+    path = write(tmp_path / "t.bin", otel.encode_otlp([ours]))
+    done, errors = imported(url, path)
+    assert (done.spans, done.attempts, done.errors) == (0, 0, 1)
+    [error] = errors
+    assert error.startswith("the file: span 'ours': ")
+    assert "at-1" in error
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"PAR1....", "Parquet: write JSON lines"),
+        (b"\x28\xb5\x2f\xfd....", "packed by zstd: unpack it first"),
+        (b"PK\x03\x04....", "a zip file"),
+        (b"id,name\n1,desk\n", r"neither JSON \(lines\) nor OTLP's protobuf: it begins with b'id,"),
+        (gzip.compress(b"{}", mtime=0)[:-4], "cannot be read"),
+    ],
+)
+def test_what_is_no_file_of_traces(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(read_file(write(tmp_path / "odd", content)))
+
+
+def test_protobuf_that_is_none(tmp_path: Path) -> None:
+    [portion] = read_file(write(tmp_path / "odd.bin", b"\x0a\x12\xff"))
+    assert portion.errors[0].startswith("the body is no OTLP protobuf")
+
+
+# --- what backends say of errors, ids and messages --------------------------------------------
+def one(tmp_path: Path, record: Any) -> Span:
+    [portion] = read_file(write(tmp_path / "one.jsonl", json.dumps(record)))
+    assert portion.errors == []
+    [arrival] = portion.arrivals
+    return arrival.span
+
+
+def test_an_error_of_phoenix(tmp_path: Path) -> None:
+    said = {"exception.type": "ValueError", "exception.message": "boom"}
+    for event in (
+        {"name": "exception", "timestamp": AT, "attributes": said},
+        {"name": "exception", "timestamp": AT, **said},
+    ):
+        span = one(
+            tmp_path,
+            {**PHOENIX[3], "status_code": "ERROR", "status_message": "boom", "events": [event]},
+        )
+        assert (span.status, span.status_message) == (SpanStatus.ERROR, "boom")
+        assert [(e.name, e.time_ns, e.attributes) for e in span.events] == [
+            ("exception", START, said)
+        ]
+        assert span.attributes[c.ERROR_TYPE] == "ValueError"
+
+
+def test_nested_attributes_of_phoenix(tmp_path: Path) -> None:
+    nested = {
+        "llm": {
+            "model_name": "m",
+            "input_messages": [{"message": {"role": "user", "content": "Where?"}}],
+            "token_count": {"prompt": 7, "completion": 2},
+        },
+        "metadata": {},
+    }
+    span = one(tmp_path, {**PHOENIX[2], "attributes": nested})
+    assert genai_messages.asked_of(span.attributes) == [{"role": "user", "content": "Where?"}]
+    assert (span.attributes[c.INPUT_TOKENS], span.attributes[c.OUTPUT_TOKENS]) == (7, 2)
+
+
+def test_ids_in_other_forms_are_always_the_same(tmp_path: Path) -> None:
+    ids = {"id": "7d9d0a0e-8f6c-4f0e-9f3a-1f2e3d4c5b6a", "traceId": "run-1"}
+    first = one(tmp_path, {**LANGFUSE["observations"][0], **ids})
+    again = one(tmp_path, {**LANGFUSE["observations"][0], **ids})
+    child = one(tmp_path, {**LANGFUSE["observations"][1], "parentObservationId": ids["id"]})
+    assert (first.trace_id, first.span_id) == (again.trace_id, again.span_id)
+    assert (len(first.trace_id), len(first.span_id)) == (32, 16)
+    assert child.parent_id == first.span_id
+    dashed = one(tmp_path, {**LANGFUSE["observations"][0], "traceId": f"{TRACE[:8]}-{TRACE[8:]}"})
+    assert dashed.trace_id == TRACE
+
+
+def test_an_error_of_langfuse(tmp_path: Path) -> None:
+    failed = {"level": "ERROR", "statusMessage": "boom", "endTime": None}
+    span = one(tmp_path, {**LANGFUSE["observations"][3], **failed})
+    assert (span.status, span.status_message) == (SpanStatus.ERROR, "boom")
+    assert span.end_ns == span.start_ns == START
+
+
+@pytest.mark.parametrize(
+    ("given", "chat"),
+    [
+        ("Where?", [{"role": "user", "content": "Where?"}]),
+        ({"role": "system", "content": "Be."}, [{"role": "system", "content": "Be."}]),
+        ({"messages": ASKED, "tools": []}, ASKED),
+        (json.dumps(ASKED), ASKED),
+        ({"question": 1}, [{"role": "user", "content": '{"question":1}'}]),
+    ],
+)
+def test_what_a_generation_was_given(tmp_path: Path, given: Any, chat: list[Any]) -> None:
+    span = one(tmp_path, {**LANGFUSE["observations"][2], "input": given})
+    assert genai_messages.asked_of(span.attributes) == chat
+
+
+def test_a_response_as_it_came(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answer = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    span = one(tmp_path, {**LANGFUSE["observations"][2], "output": answer})
+    [said] = genai_messages.answers_of(span.attributes)
+    assert said["tool_calls"] == [call]
+    assert span.attributes[c.FINISH_REASONS] == ["tool_calls"]
+    assert (span.attributes[c.INPUT_TOKENS], span.attributes[c.OUTPUT_TOKENS]) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    "odd", [float("inf"), float("nan"), 10**400, 1e305, -1, "soon", None, True]
+)
+def test_a_moment_that_is_none(tmp_path: Path, odd: Any) -> None:
+    path = write(tmp_path / "one.jsonl", json.dumps({**FRAME[0], "start_time": odd}))
+    [portion] = read_file(path)
+    assert portion.arrivals == []
+    assert len(portion.errors) == 1
+
+
+def test_a_span_of_a_newer_lightspan_is_refused(tmp_path: Path, url: str) -> None:
+    """Kept, it would make the store unreadable."""
+    newer = {**FRAME[0], "attributes": {"lightspan.span.schema": 99}}
+    done, errors = imported(url, write(tmp_path / "one.jsonl", json.dumps(newer)))
+    [error] = errors
+    assert error.startswith("line 1: span 'desk': it has schema 99; this lightspan reads up to ")
+    assert done == Imported(0, 0, 0, 1, 0)
+    assert asyncio.run(stored(url)) == []
+
+
+def test_half_a_character_in_a_name_costs_nobody_a_trace(tmp_path: Path, url: str) -> None:
+    whole = [{**each, "name": "\ud800", "status_message": "a\udc00b"} for each in PHOENIX]
+    whole[0]["events"] = [{"name": "\ud800", "timestamp": whole[0]["start_time"]}]
+    done, errors = imported(url, write(tmp_path / "odd.jsonl", lines(whole)), service="\ud800")
+    assert (done, errors) == (Imported(len(PHOENIX), 1, 0, 0, 0), [])
+    [(_, _, spans)] = asyncio.run(stored(url))
+    assert {span.name for span in spans} == {"\ufffd"}
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_packed_file_that_is_cut_or_damaged_keeps_what_came_before(
+    tmp_path: Path, url: str, cut: bool
+) -> None:
+    noise = [json.dumps({"logs": secrets.token_hex(4000)}) for _ in range(40)]
+    packed = bytearray(gzip.compress("\n".join([*PIECES, *noise]).encode()))
+    if cut:
+        del packed[-40_000:]
+    else:
+        packed[-40_000:-39_900] = b"\xff" * 100
+    path = write(tmp_path / "traces.jsonl.gz", bytes(packed))
+    done, errors = imported(url, path)
+    assert f"{path} cannot be read: " in errors[-1]
+    assert (done.spans, done.attempts, done.unfinished) == (4, 1, 0)
+
+
+def test_a_file_whose_first_line_is_cut_is_read_by_lines(tmp_path: Path, url: str) -> None:
+    done, errors = imported(
+        url, write(tmp_path / "rotated.jsonl", "\n".join(['{"resourceSpans": [{', *PIECES]))
+    )
+    assert done == Imported(4, 1, 0, 1, 0)
+    assert errors[0].startswith("line 1: no JSON: ")
+
+
+# --- what is counted ----------------------------------------------------------------------------
+def test_a_second_file_of_a_trace_that_has_ended(tmp_path: Path, url: str) -> None:
+    """The span that began it is in the store, if not in the file."""
+    imported(url, write(tmp_path / "whole.jsonl", "\n".join(PIECES)))
+    more = otlp_span("00000000000000ab", ROOT, "later", 9)
+    done, errors = imported(url, write(tmp_path / "more.jsonl", otlp_line(more)))
+    assert (done, errors) == (Imported(1, 1, 0, 0, 0), [])
+
+
+def test_a_trace_that_is_refused_is_no_attempt(tmp_path: Path, url: str) -> None:
+    path = write(tmp_path / "t.jsonl", lines(PHOENIX))
+    done, errors = imported(url, path, service="x" * 1_001)
+    assert done == Imported(0, 0, 0, 4, 0, refused=4)
+    assert "service.name has 1,001 characters" in errors[0]
+
+
+@pytest.mark.parametrize("name", ["otlp.jsonl.gz", "otlp.json", "collector.bin", "otlp.bin"])
+def test_progress_is_in_bytes_of_the_file(tmp_path: Path, url: str, name: str) -> None:
+    content = FORMS[name]
+    if name.endswith(".gz"):
+        content = gzip.compress("\n".join(PIECES * 2_000).encode())
+    path = write(tmp_path / name, content)
+    read: list[int] = []
+    imported(url, path, advance=read.append)
+    assert sum(read) == path.stat().st_size
+
+
+def test_no_error_shows_a_key(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = f"{'sk'}-proj-0123456789abcdefABCDEF0123456789"  # no key of anybody's
+    monkeypatch.setenv("SHOP_API_KEY", "s3cret-of-the-shop")
+    odd = [
+        {**PHOENIX[0], "start_time": key},
+        {**PHOENIX[1], "start_time": "s3cret-of-the-shop"},
+        {"type": key, "traceId": "1"},
+        {"x" * 10_000: 1},
+    ]
+    _, errors = imported(url, write(tmp_path / "t.jsonl", lines(odd)))
+    assert len(errors) == 4
+    assert "sk-proj" not in str(errors)
+    assert "s3cret" not in str(errors)
+    assert str(errors).count("<key>") == 2
+    assert max(map(len, errors)) < 600
+    with pytest.raises(DataError, match="<key>") as caught:
+        imported(url, write(tmp_path / "odd.txt", "s3cret-of-the-shop"))
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_an_observation_of_langfuse_that_makes_no_span_costs_the_others_nothing(
+    tmp_path: Path, url: str, which: int
+) -> None:
+    """Numbers of so many digits are a ValueError of Python's."""
+    trace = json.loads(json.dumps(LANGFUSE))
+    odd = trace["observations"][which]
+    odd["usageDetails"] = {"input": "9" * 5_000}
+    odd["type"] = "GENERATION"
+    done, [error] = imported(url, write(tmp_path / "t.json", json.dumps(trace)))
+    assert f": span {odd['name']!r}: Exceeds the limit" in error
+    assert (done.spans, done.errors) == (3, 1)
+
+
+# --- pipes --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["otlp.jsonl", "otlp.jsonl.gz", "collector.bin"])
+def test_the_standard_input(url: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    content = FORMS[name]
+    data = content.encode() if isinstance(content, str) else content
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert imported(url, Path("-")) == (Imported(4, 1, 0, 0, 0), [])
+
+
+def test_a_standard_input_that_is_empty(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(DataError, match="the standard input is empty"):
+        imported(url, Path("-"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=write, args=(path, FORMS["otlp.jsonl"]))
+    writer.start()
+    assert imported(url, path) == (Imported(4, 1, 0, 0, 0), [])
+    writer.join()

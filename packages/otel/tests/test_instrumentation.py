@@ -1,0 +1,459 @@
+"""What `otel.instrument` changes, and what it does not: exporters, providers, the app's traces."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from contextvars import Context
+from typing import Any
+
+import openai
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import StatusCode, Tracer
+
+import lightspan
+import lightspan_otel as otel
+from lightspan.capture import context
+from lightspan.capture._globals import state
+from lightspan.capture.adapter import claim_scope, release_scope
+from lightspan.capture.entry import open_scope
+from lightspan.errors import ConfigError
+from lightspan_otel.frameworks import FRAMEWORKS, Framework, Switch
+from lightspan_otel.identity_tracer import PROVIDER
+from lightspan_testing.attempts import captured, make_scope, tree
+from packages.otel.tests.spans import INVOKES, agent, path, say, tool
+
+
+class Exported:
+    """An app's provider, and what its exporter got."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("app")
+
+    @property
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self.exporter.get_finished_spans()
+
+    def shown(self) -> list[tuple[Any, ...]]:
+        """Name, parent's name, attributes, status and events."""
+        names = {span.context.span_id: span.name for span in self.spans if span.context}
+        return [
+            (
+                span.name,
+                span.parent and names.get(span.parent.span_id, "missing"),
+                dict(span.attributes or {}),
+                span.status.status_code,
+                [event.name for event in span.events],
+            )
+            for span in self.spans
+        ]
+
+
+def an_app(tracer: Tracer) -> None:
+    with tracer.start_as_current_span("request"), agent(tracer, "boss") as span:
+        span.set_attribute("gen_ai.input.messages", "prompt")
+        with tool(tracer, "ask"), pytest.raises(LookupError), agent(tracer, "expert"):
+            raise LookupError(str(context.current_agent()))
+
+
+# --- the app's provider ---------------------------------------------------------------------
+def test_exporters_get_what_they_got() -> None:
+    plain, heard = Exported(), Exported()
+    an_app(plain.tracer)
+    with otel.instrument(heard.provider), captured():
+        an_app(heard.tracer)
+    assert heard.shown() == plain.shown()
+    assert [name for name, *_ in heard.shown()] == [
+        "invoke_agent expert",
+        "execute_tool ask",
+        "invoke_agent boss",
+        "request",
+    ]
+
+
+def test_twice_is_once_and_the_end_is_the_end() -> None:
+    provider = TracerProvider()
+    tracer = provider.get_tracer("t")
+    with otel.instrument(provider):
+        with otel.instrument(provider):
+            pass
+        with captured() as attempt, agent(tracer, "writer"):
+            assert path() == "writer"
+        assert attempt.tree == ["invoke_agent writer @writer"]
+    processors = provider._active_span_processor._span_processors
+    assert len(processors) == 1
+    with captured() as attempt, agent(tracer, "writer"):
+        assert path() == "app"
+    assert attempt.spans == []
+    with otel.instrument(provider), captured(), agent(tracer, "writer"):
+        assert path() == "writer"
+    assert provider._active_span_processor._span_processors == processors
+
+
+def test_a_provider_that_takes_its_exporter_out_when_another_is_added() -> None:
+    """As Phoenix's does."""
+
+    class Provider(TracerProvider):
+        def add_span_processor(self, processor: Any) -> None:
+            self._active_span_processor.shutdown()
+            self._active_span_processor._span_processors = ()
+            super().add_span_processor(processor)
+
+    provider, exporter = Provider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with otel.instrument(provider), captured(), agent(provider.get_tracer("t"), "writer"):
+        assert path() == "writer"
+    assert [span.name for span in exporter.get_finished_spans()] == ["invoke_agent writer"]
+
+
+def test_two_providers(provider: TracerProvider) -> None:
+    other = TracerProvider()
+    a, b = provider.get_tracer("t"), other.get_tracer("t")
+    with otel.instrument(other), captured(), agent(a, "a"), agent(b, "b"):
+        assert path() == "a/b"
+    otel.uninstrument()
+    assert context.resolvers() == ()
+    otel.uninstrument()
+
+
+@pytest.mark.parametrize(
+    ("what", "complaint"),
+    [
+        (
+            "langfuse",
+            "known by name are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents', "
+            "'google-adk', 'agent-framework', 'llama-index', 'dspy'; of any other",
+        ),
+        (None, "it takes the name of a framework, or a TracerProvider of OpenTelemetry's SDK"),
+        (trace.ProxyTracerProvider(), "it takes the name of a framework, or a TracerProvider"),
+    ],
+)
+def test_what_it_does_not_take(what: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        otel.instrument(what)
+    assert context.resolvers() == ()
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in FRAMEWORKS[name].modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"otel.instrument\('{name}'\) needs .*: pip install"):
+        otel.instrument(name)
+    assert context.resolvers() == ()
+
+
+def test_importing_it_loads_no_framework_and_no_exporter() -> None:
+    code = (
+        "import sys; import lightspan_otel as otel; "
+        "print(sorted({n.partition('.')[0] for n in sys.modules} & "
+        "{'torch', 'aiohttp', 'openai', 'pydantic_ai', 'smolagents', 'google'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# --- a provider of ours ---------------------------------------------------------------------
+@pytest.fixture
+def ours() -> Iterator[Tracer]:
+    """A tracer of ours, as a framework is given it; the app's provider is heard, too."""
+    with otel.instrument(TracerProvider()):
+        yield PROVIDER.get_tracer("some.framework")
+
+
+def test_who_acts_in_spans_of_ours(ours: Tracer) -> None:
+    with captured() as attempt, agent(ours, "boss"), tool(ours, "ask"), agent(ours, "expert"):
+        assert path() == "boss/expert"
+        lightspan.emit_message("here")
+    assert attempt.tree == [
+        "invoke_agent boss @boss",
+        "  execute_tool ask @boss",
+        "    invoke_agent expert @boss/expert",
+        "      lightspan.message @boss/expert unset",
+    ]
+
+
+def test_spans_of_ours_forget_what_was_said(ours: Tracer) -> None:
+    with captured() as attempt, agent(ours, "writer") as span:
+        span.set_attributes({"gen_ai.input.messages": "secret", "input.value": "secret"})
+        span.add_event("gen_ai.choice", {"message": "secret"})
+        span.set_status(StatusCode.ERROR, "secret")
+        span.record_exception(LookupError("secret"))
+        assert "secret" not in repr(vars(span))
+    [found] = attempt.spans
+    assert (found.status, found.attributes["error.type"]) == ("error", "LookupError")
+    assert "secret" not in repr(found)
+
+
+def test_the_apps_spans_inside_have_the_parents_that_they_had(ours: Tracer) -> None:
+    """No trace of the app's gets a hole, and its exporter not a span more."""
+    app = Exported()
+    with otel.instrument(app.provider), captured() as attempt:
+        with (
+            app.tracer.start_as_current_span("request"),
+            agent(ours, "boss"),
+            app.tracer.start_as_current_span("query"),
+            agent(ours, "expert"),
+            app.tracer.start_as_current_span("POST"),
+        ):
+            assert path() == "boss/expert"
+        with agent(ours, "alone"), app.tracer.start_as_current_span("its own"):
+            assert path() == "alone"
+    assert [(name, parent) for name, parent, *_ in app.shown()] == [
+        ("POST", "query"),
+        ("query", "request"),
+        ("request", None),
+        ("its own", None),
+    ]
+    assert attempt.tree == [
+        "invoke_agent boss @boss",
+        "  invoke_agent expert @boss/expert",
+        "invoke_agent alone @alone",
+    ]
+
+
+def test_a_sampled_out_app_does_not_hide_spans_of_ours(ours: Tracer, client: openai.OpenAI) -> None:
+    sampled_out = TracerProvider(sampler=ALWAYS_OFF).get_tracer("app")
+    with captured(), sampled_out.start_as_current_span("request"), agent(ours, "writer"):
+        assert path() == "writer"
+        say(client)
+
+
+# --- who acts is not known ------------------------------------------------------------------
+def damage_of(inside: Callable[[], Any]) -> list[str]:
+    attempt = make_scope()
+    with open_scope(attempt):
+        inside()
+        inside()
+    assert tree(attempt.recorder.drain()) == ["chat @app"] * 2
+    return attempt.recorder.capture_errors()
+
+
+def test_an_app_that_is_sampled_out_is_no_app_without_agents(client: openai.OpenAI) -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF)
+
+    def inside() -> None:
+        with agent(provider.get_tracer("t"), "writer"):
+            say(client)
+
+    with otel.instrument(provider):
+        [reason] = damage_of(inside)
+    assert reason.startswith("lightspan_otel: it is not known which agent made a model call: the ")
+    assert "OTEL_TRACES_SAMPLER=always_on" in reason
+
+
+def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.OpenAI) -> None:
+    other = TracerProvider().get_tracer("t")
+
+    def inside() -> None:
+        with other.start_as_current_span("hidden", attributes=INVOKES):
+            say(client)
+
+    [reason] = damage_of(inside)
+    assert "the current span, 'hidden', is of a TracerProvider that lightspan does not" in reason
+
+
+@pytest.fixture
+def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
+    """A framework that was instrumented by its name, in an app that has no global provider."""
+    known = Framework((), "", lambda: Switch(lambda: True, lambda: None))
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
+    with otel.instrument("known"):
+        yield PROVIDER.get_tracer("known")
+
+
+def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.OpenAI) -> None:
+    """The app's tool makes a span between, which the app samples out, or which nobody hears."""
+    off, other = TracerProvider(sampler=ALWAYS_OFF), TracerProvider()
+    for hiding, complaint in ((off, "sampler leaves its spans out"), (other, "does not hear")):
+        tracer = hiding.get_tracer("app")
+
+        def inside(tracer: Tracer = tracer) -> None:
+            with agent(by_name, "writer"), tracer.start_as_current_span("query"):
+                say(client)
+
+        attempt = make_scope()
+        with open_scope(attempt):
+            inside()
+        [reason] = attempt.recorder.capture_errors()
+        assert complaint in reason
+
+
+def test_an_agent_of_another_attempt_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
+    off = TracerProvider(sampler=ALWAYS_OFF).get_tracer("app")
+
+    def inside() -> list[str]:
+        with off.start_as_current_span("request"):
+            return damage_of(lambda: say(client))
+
+    with captured(), agent(by_name, "writer"):
+        assert Context().run(inside) == []
+
+
+def test_what_an_adapter_covers_hides_nobody(
+    provider: TracerProvider, client: openai.OpenAI
+) -> None:
+    other = TracerProvider().get_tracer("covered")
+
+    def inside() -> None:
+        with agent(other, "writer"):
+            say(client)
+
+    claim_scope("some.adapter", ("covered",))
+    try:
+        assert damage_of(inside) == []
+    finally:
+        release_scope("some.adapter")
+    assert len(damage_of(inside)) == 1
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_span_of_a_library_that_says_nothing(
+    ours: Tracer, is_heard: bool, client: openai.OpenAI
+) -> None:
+    """It has the ids of the span around ours, which may be one that is heard."""
+    app, library = TracerProvider(), trace.NoOpTracerProvider().get_tracer("library")
+    attempt = make_scope()
+    with otel.instrument(app), open_scope(attempt), ExitStack() as around:
+        if is_heard:
+            around.enter_context(app.get_tracer("app").start_as_current_span("request"))
+        with agent(ours, "boss"), library.start_as_current_span("step"):
+            assert path() == "boss"
+            with agent(ours, "expert"), library.start_as_current_span("step"):
+                assert path() == "boss/expert"
+                say(client)
+        assert path() == "app"
+    assert attempt.recorder.capture_errors() == []
+
+
+def test_a_span_without_ids_that_hides_an_agent(ours: Tracer, client: openai.OpenAI) -> None:
+    attempt = make_scope()
+    with open_scope(attempt), agent(ours, "writer"), trace.use_span(trace.INVALID_SPAN):
+        say(client)
+    [reason] = attempt.recorder.capture_errors()
+    assert "a library's span without ids is the current one, and hides the agent" in reason
+
+
+def test_what_a_span_of_ours_sends_elsewhere_is_the_span_around_it(ours: Tracer) -> None:
+    app = TracerProvider().get_tracer("app")
+    with captured(), app.start_as_current_span("request") as around, agent(ours, "writer") as span:
+        context = pickle.loads(pickle.dumps(span.get_span_context()))
+        assert (type(context), context) == (trace.SpanContext, around.get_span_context())
+
+
+def test_the_global_provider_is_heard_from_the_next_attempt_on(
+    by_name: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the app sets it, and switches its framework's telemetry on towards it."""
+    provider = TracerProvider()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    with captured() as attempt, agent(provider.get_tracer("t"), "writer"):
+        assert path() == "writer"
+    assert attempt.tree == ["invoke_agent writer @writer"]
+
+
+def test_what_fails_before_an_attempt_damages_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise LookupError("it")
+
+    monkeypatch.setattr(state, "entry_listeners", [fail])
+    attempt = make_scope()
+    with open_scope(attempt):
+        pass
+    assert attempt.recorder.capture_errors() == [
+        "what has to be ready before an attempt is not: LookupError('it')"
+    ]
+
+
+def test_a_framework_that_tells_a_provider_of_the_apps(
+    monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
+) -> None:
+    """It was instrumented by its name; where its spans go nobody knows."""
+    known = Framework((), "", lambda: Switch(lambda: False, lambda: None))
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
+    for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
+        tracer = hiding.get_tracer("known")
+
+        def inside(tracer: Tracer = tracer) -> None:
+            with agent(tracer, "writer"):
+                say(client)
+
+        with otel.instrument("known"):
+            assert len(damage_of(inside)) == 1
+
+
+def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
+    """A call outside every agent, in an app that samples its requests."""
+    for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
+        tracer = hiding.get_tracer("app")
+
+        def inside(tracer: Tracer = tracer) -> None:
+            with tracer.start_as_current_span("request"):
+                say(client)
+
+        assert damage_of(inside) == []
+
+
+def test_a_span_that_began_before_its_provider_was_heard(client: openai.OpenAI) -> None:
+    provider = TracerProvider()
+    with provider.get_tracer("app").start_as_current_span("request"), otel.instrument(provider):
+        assert damage_of(lambda: say(client)) == []
+
+
+def test_a_provider_that_cannot_be_hashed() -> None:
+    """As logfire's, which is a dataclass."""
+
+    class Provider(TracerProvider):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("compared")
+
+    provider = Provider()
+    for _ in range(2):
+        with otel.instrument(provider), captured(), agent(provider.get_tracer("t"), "writer"):
+            assert path() == "writer"
+    assert len(provider._active_span_processor._span_processors) == 1
+
+
+def test_opentelemetry_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    provider = TracerProvider()
+
+    def inside() -> None:
+        with agent(provider.get_tracer("t"), "writer"):
+            say(client)
+
+    with otel.instrument(provider):
+        [reason] = damage_of(inside)
+    assert "OTEL_SDK_DISABLED=true switches OpenTelemetry off" in reason
+    with otel.instrument(provider), captured(), agent(PROVIDER.get_tracer("t"), "writer"):
+        assert path() == "writer"  # not ours
+
+
+def test_calls_without_any_agent_are_nobodys_fault(
+    provider: TracerProvider, client: openai.OpenAI
+) -> None:
+    assert damage_of(lambda: say(client)) == []
+    remote = trace.SpanContext(1, 1, is_remote=True)
+
+    def inside() -> None:
+        with trace.use_span(trace.NonRecordingSpan(remote)):
+            say(client)
+
+    assert damage_of(inside) == []
+    with provider.get_tracer("app").start_as_current_span("request"):  # before the attempt
+        assert damage_of(lambda: say(client)) == []

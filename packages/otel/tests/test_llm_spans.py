@@ -1,0 +1,372 @@
+"""Model calls that only spans tell of: attempts of production in our form, each call once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openinference.instrumentation.openai import OpenAIInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind as Side, StatusCode, Tracer
+
+import lightspan
+import lightspan_otel as otel
+from lightspan.capture import context
+from lightspan.errors import ConfigError
+from lightspan.production.record import record
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.records import AttemptStatus
+from lightspan_otel import LightspanSpanProcessor
+from lightspan_testing.attempts import Recorded, captured, read_recorded
+from lightspan_testing.scripted import ScriptedServer
+from packages.otel.tests.spans import agent, say, tool
+
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
+GENAI: dict[str, Any] = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.request.model": "groq/m",
+    "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "Be brief."}]),
+    "gen_ai.input.messages": json.dumps(
+        [{"role": "user", "parts": [{"type": "text", "content": "Where?"}]}]
+    ),
+    "gen_ai.output.messages": json.dumps(
+        [
+            {
+                "role": "assistant",
+                "parts": [{"type": "text", "content": "Here."}],
+                "finish_reason": "stop",
+            }
+        ]
+    ),
+    "gen_ai.usage.input_tokens": 7,
+    "gen_ai.usage.output_tokens": 2,
+}
+OPENINFERENCE: dict[str, Any] = {
+    "openinference.span.kind": "LLM",
+    "llm.model_name": "groq/m",
+    "input.value": '{"key": "beside"}',
+    "llm.input_messages.0.message.role": "system",
+    "llm.input_messages.0.message.content": "Be brief.",
+    "llm.input_messages.1.message.role": "user",
+    "llm.input_messages.1.message.content": "Where?",
+    "llm.output_messages.0.message.role": "assistant",
+    "llm.output_messages.0.message.content": "Here.",
+    "llm.token_count.prompt": 7,
+    "llm.token_count.completion": 2,
+}
+OPENLLMETRY: dict[str, Any] = {
+    "llm.request.type": "chat",
+    "gen_ai.request.model": "groq/m",
+    "gen_ai.prompt.0.role": "system",
+    "gen_ai.prompt.0.content": "Be brief.",
+    "gen_ai.prompt.1.role": "user",
+    "gen_ai.prompt.1.content": "Where?",
+    "gen_ai.completion.0.role": "assistant",
+    "gen_ai.completion.0.content": "Here.",
+    "gen_ai.completion.0.finish_reason": "stop",
+    "gen_ai.usage.prompt_tokens": 7,
+    "gen_ai.usage.completion_tokens": 2,
+}
+DIALECTS = {"genai": GENAI, "openinference": OPENINFERENCE, "openllmetry": OPENLLMETRY}
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    """What the app's own exporter gets."""
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
+    """An app's own, whose spans' content is wanted."""
+    made = TracerProvider()
+    made.add_span_processor(SimpleSpanProcessor(exporter))
+    with otel.instrument(made, content=True):
+        yield made
+    assert context.resolvers() == context.call_listeners() == ()
+
+
+def bypassing(tracer: Tracer, said: dict[str, Any] = GENAI) -> None:
+    """A model call past the SDKs, as its library tells of it: some of it when it ends."""
+    with tracer.start_as_current_span("chat", kind=Side.CLIENT) as span:
+        span.set_attributes(said)
+
+
+def only(url: str) -> Recorded:
+    [recorded] = read_recorded(url)
+    return recorded
+
+
+# --- what is kept -----------------------------------------------------------------------------
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_call_past_the_sdks(tracer: Tracer, url: str, dialect: str) -> None:
+    with record(url, service="desk"), agent(tracer, "writer"):
+        bypassing(tracer, DIALECTS[dialect])
+    found = only(url)
+    assert found.tree() == (
+        "invoke_workflow writer\n  invoke_agent writer\n    chat groq/m @writer"
+    )
+    assert (found.attempt.status, found.attempt.damage) == (AttemptStatus.SUCCEEDED, [])
+    assert found.rollout.task == {"messages": ASKED[1:]}
+    [call] = found.calls
+    assert genai_messages.asked_of(call.attributes) == ASKED
+    assert [each.answer for each in found.answered] == ["Here."]
+    usage = (call.attributes[c.INPUT_TOKENS], call.attributes[c.OUTPUT_TOKENS])
+    assert usage == (7, 2)
+    assert call.attributes[c.CALL_OUTCOME] == "ok"
+    assert str(call.attributes[c.CALL_ID]).startswith("call-")
+    assert call.attempt_id == found.attempt.attempt_id
+    assert call.resource == {"service.name": "desk"}
+    assert "beside" not in repr(call)  # it is said once, as by the shim
+
+
+def test_a_bare_call_is_an_attempt(tracer: Tracer, url: str) -> None:
+    with record(url):
+        bypassing(tracer)
+        bypassing(tracer, OPENINFERENCE)
+    first, second = read_recorded(url)
+    assert first.tree() == second.tree() == "chat groq/m @app"
+    assert first.rollout.task == {"messages": ASKED}
+    [call] = first.calls
+    assert first.attempt.started_at is not None
+    assert first.attempt.started_at <= call.start_ns / 1e9
+
+
+def test_tools_and_agents_say_what_they_were_given(tracer: Tracer, url: str) -> None:
+    given = {"openinference.span.kind": "AGENT", "input.value": '{"question": "Where?"}'}
+    with record(url), tracer.start_as_current_span("writer.run", attributes=given) as outer:
+        bypassing(tracer)
+        with tool(tracer, "look") as span:
+            span.set_attribute("gen_ai.tool.call.result", "a town")
+        outer.set_attribute("output.value", "Here.")
+    found = only(url)
+    assert found.rollout.task == {"question": "Where?"}
+    by_name = {span.name: span.attributes for span in found.spans}
+    assert by_name["invoke_agent writer"][c.OPERATION_INPUT] == '{"question": "Where?"}'
+    assert by_name["invoke_agent writer"][c.OPERATION_OUTPUT] == "Here."
+    looked = by_name["execute_tool look"]
+    assert (looked[c.TOOL_CALL_ARGUMENTS], looked[c.TOOL_CALL_RESULT]) == ("secret", "a town")
+
+
+def test_a_call_that_fails(tracer: Tracer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_API_KEY", "s3cret-of-the-shop")
+
+    def run() -> None:
+        with tracer.start_as_current_span("chat", attributes=GENAI):
+            raise LookupError("no model for s3cret-of-the-shop")
+
+    with record(url), pytest.raises(LookupError):
+        run()
+    found = only(url)
+    assert found.attempt.status is AttemptStatus.FAILED
+    [call] = found.calls
+    assert (call.status, call.attributes[c.ERROR_TYPE]) == ("error", "LookupError")
+    assert call.attributes[c.CALL_OUTCOME] == "error"
+    assert call.status_message == "LookupError: no model for <key>"
+    [event] = call.events
+    assert event.attributes[c.EXCEPTION_MESSAGE] == "no model for <key>"
+    assert "s3cret" not in repr(found)
+
+
+def test_an_error_of_a_tool_says_its_words(tracer: Tracer, url: str) -> None:
+    with record(url), agent(tracer, "writer"), tool(tracer, "look") as span:
+        span.record_exception(LookupError("nothing there"))
+        span.set_status(StatusCode.ERROR, "nothing there")
+    [found] = (span for span in only(url).spans if span.name == "execute_tool look")
+    assert (found.status, found.status_message) == ("error", "nothing there")
+    assert found.events[0].attributes[c.EXCEPTION_MESSAGE] == "nothing there"
+
+
+def test_feedback_finds_such_a_call(tracer: Tracer, url: str) -> None:
+    with record(url), agent(tracer, "writer"):
+        bypassing(tracer)
+    [call] = only(url).calls
+    lightspan.feedback(str(call.attributes[c.CALL_ID]), 0.5, store=url)
+    rewards = [s for s in only(url).spans if c.REWARD_VALUE in s.attributes]
+    assert [span.attributes[c.REWARD_VALUE] for span in rewards] == [0.5]
+
+
+def test_a_hook_sees_it(tracer: Tracer, url: str) -> None:
+    def hide(span: Any) -> Any:
+        return lightspan.map_text(span, lambda text: text.replace("Where", "***"))
+
+    with record(url, redact=hide), agent(tracer, "writer"):
+        bypassing(tracer)
+    assert "Where" not in repr(only(url))
+    assert genai_messages.asked_of(only(url).calls[0].attributes)[-1]["content"] == "***?"
+
+
+# --- each call once ---------------------------------------------------------------------------
+def test_a_call_that_the_shim_records_is_its_own(
+    tracer: Tracer, client: openai.OpenAI, url: str
+) -> None:
+    """A framework's span around a call of the SDK, and one past it."""
+    with record(url), agent(tracer, "writer"):
+        with tracer.start_as_current_span("chat", attributes=GENAI):
+            say(client)
+        bypassing(tracer)
+    assert only(url).tree() == (
+        "invoke_workflow writer\n  invoke_agent writer\n    chat m @writer\n    chat groq/m @writer"
+    )
+
+
+def test_of_two_spans_of_one_call_the_inner_one_is_it(tracer: Tracer, url: str) -> None:
+    around = tracer.start_as_current_span("outer", attributes=OPENINFERENCE)
+    with record(url), agent(tracer, "writer"), around:
+        bypassing(tracer)
+    assert [call.name for call in only(url).calls] == ["chat groq/m"]
+
+
+def test_a_call_in_a_tool_inside_a_call_is_another(
+    tracer: Tracer, client: openai.OpenAI, url: str
+) -> None:
+    """Some libraries run tools within the span of the call that asked for them."""
+    around = tracer.start_as_current_span("chat", attributes=GENAI)
+    with record(url), agent(tracer, "writer"), around, tool(tracer, "look"):
+        say(client)
+    assert sorted(call.name for call in only(url).calls) == ["chat groq/m", "chat m"]
+
+
+def test_a_call_that_an_adapter_records_is_its_own(tracer: Tracer, url: str) -> None:
+    with record(url), agent(tracer, "writer"):
+        acting = context.current_agent()
+        assert acting is not None
+        told = context.notify_call_start(acting)
+        bypassing(tracer)
+        told(True)
+        bypassing(tracer, OPENINFERENCE)
+    assert len(only(url).calls) == 1
+
+
+@pytest.fixture(params=["before", "after"])
+def instrumented(
+    request: pytest.FixtureRequest, provider: TracerProvider, url: str
+) -> Iterator[Callable[[], Any]]:
+    """OpenInference's own instrumentation of the SDK, put on before the shim or after it."""
+    instrumentor = OpenAIInstrumentor()
+    if request.param == "before":
+        instrumentor.instrument(tracer_provider=provider)
+    with record(url) as recording:
+        if request.param == "after":
+            instrumentor.instrument(tracer_provider=provider)
+        yield recording.flush
+        instrumentor.uninstrument()
+
+
+def test_openinference_beside_the_shim(
+    instrumented: Callable[[], Any],
+    tracer: Tracer,
+    exporter: InMemorySpanExporter,
+    client: openai.OpenAI,
+    server: ScriptedServer,
+    url: str,
+) -> None:
+    async def asynchronous() -> None:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="key") as other:
+            await other.chat.completions.create(model="m", messages=asked)
+            async for _ in await other.chat.completions.create(
+                model="m", messages=asked, stream=True
+            ):
+                pass
+
+    asked: Any = [{"role": "user", "content": "hello"}]
+    with agent(tracer, "writer"):
+        say(client)
+        for _ in say(client, stream=True):
+            pass
+        bypassing(tracer, {**GENAI, "gen_ai.request.model": "after"})
+        asyncio.run(asynchronous())
+    assert instrumented()
+    names = [span.name for span in exporter.get_finished_spans()]
+    assert names.count("ChatCompletion") == 4  # OpenInference's
+    calls = [call.name for call in only(url).calls]
+    assert sorted(calls) == ["chat after", *["chat m"] * 4]
+
+
+def test_with_the_processor_that_keeps_spans_whole(
+    provider: TracerProvider, tracer: Tracer, url: str
+) -> None:
+    provider.add_span_processor(LightspanSpanProcessor())
+    with record(url), agent(tracer, "writer"):
+        bypassing(tracer)
+    assert len(only(url).calls) == 1
+
+
+# --- only where it is wanted ------------------------------------------------------------------
+def test_without_the_option_only_identity_is_read(url: str) -> None:
+    provider = TracerProvider()
+    tracer = provider.get_tracer("app")
+    with otel.instrument(provider), record(url), agent(tracer, "writer"):
+        bypassing(tracer)
+        with tool(tracer, "look"):
+            pass
+    found = only(url)
+    assert found.calls == []
+    assert "secret" not in repr(found.spans)
+    assert "Where" not in repr(found)
+
+
+def test_the_exporter_gets_what_it_got(
+    provider: TracerProvider, tracer: Tracer, exporter: InMemorySpanExporter, url: str
+) -> None:
+    with record(url), agent(tracer, "writer"):
+        bypassing(tracer)
+    call, writer = exporter.get_finished_spans()
+    assert (dict(call.attributes or {}), call.name) == (GENAI, "chat")
+    assert writer.name == "invoke_agent writer"
+    assert len(provider._active_span_processor._span_processors) == 2  # the app's, and one of ours
+
+
+def test_it_ends_with_its_block(url: str) -> None:
+    provider = TracerProvider()
+    tracer = provider.get_tracer("app")
+    with otel.instrument(provider), record(url):
+        with otel.instrument(provider, content=True), agent(tracer, "first"):
+            bypassing(tracer)
+        with agent(tracer, "second"):
+            bypassing(tracer)
+    assert [found.tree().count("chat") for found in read_recorded(url)] == [1, 0]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_two_may_end_in_any_order(url: str, is_first: bool) -> None:
+    provider = TracerProvider()
+    tracer = provider.get_tracer("app")
+    plain, whole = otel.instrument(provider), otel.instrument(provider, content=True)
+    first, second = (plain, whole) if is_first else (whole, plain)
+    with record(url):
+        first.__exit__(None, None, None)
+        with agent(tracer, "first"):
+            bypassing(tracer)
+        second.__exit__(None, None, None)
+        with agent(tracer, "second"):
+            bypassing(tracer)
+    [found] = read_recorded(url)
+    assert len(found.calls) == is_first
+    assert context.call_listeners() == ()
+
+
+def test_in_a_rollout_nothing_is_read(tracer: Tracer) -> None:
+    with captured() as attempt, agent(tracer, "writer"):
+        bypassing(tracer)
+        with tool(tracer, "look"):
+            pass
+    assert attempt.tree == ["invoke_agent writer @writer", "  execute_tool look @writer"]
+    assert "secret" not in repr(attempt.spans)
+
+
+def test_nothing_is_read_where_nothing_is_recorded(tracer: Tracer, tmp_path: Path) -> None:
+    with agent(tracer, "writer"):
+        bypassing(tracer)
+
+
+def test_a_framework_by_its_name_has_no_content() -> None:
+    with pytest.raises(ConfigError, match="give the TracerProvider"):
+        otel.instrument("pydantic-ai", content=True)

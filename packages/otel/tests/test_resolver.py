@@ -1,0 +1,471 @@
+"""Who acts, by plain spans of OpenTelemetry's SDK: paths, order, nesting, threads, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack
+from contextvars import copy_context
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, strategies as st
+from opentelemetry import context as otel_context, trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import NonRecordingSpan, Tracer
+
+import lightspan
+import lightspan_otel as otel
+from lightspan.capture import context
+from lightspan.capture._globals import state
+from lightspan.capture.adapter import claim_scope, release_scope
+from lightspan.capture.context import AgentContext, Frame
+from lightspan_otel import open_spans
+from lightspan_testing.attempts import captured, make_scope
+from packages.otel.tests.spans import INVOKES, agent, path, say, tool
+
+
+# --- one span -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {**INVOKES, "gen_ai.agent.name": "writer"},
+        {"openinference.span.kind": "AGENT", "agent.name": "writer", "graph.node.id": "n1"},
+        {"traceloop.span.kind": "agent", "traceloop.entity.name": "writer"},
+    ],
+)
+def test_every_dialect(tracer: Tracer, attributes: dict[str, str]) -> None:
+    with captured() as attempt:
+        assert path() == "app"
+        with tracer.start_as_current_span("run", attributes=attributes):
+            assert path() == "writer"
+        assert path() == "app"
+    assert attempt.tree == ["invoke_agent writer @writer"]
+
+
+def test_a_name_that_comes_after_the_start_is_read_at_the_call(tracer: Tracer) -> None:
+    with captured() as attempt, tracer.start_as_current_span("run", attributes=INVOKES) as span:
+        assert path() == "app"
+        span.set_attribute("gen_ai.agent.name", "writer")
+        assert path() == "writer"
+    assert attempt.tree == ["invoke_agent writer @writer"]
+
+
+def test_what_was_read_is_kept(tracer: Tracer) -> None:
+    """A framework that says later what its agent does at the moment takes nothing back."""
+    with captured() as attempt, agent(tracer, "writer") as span:
+        assert path() == "writer"
+        span.set_attributes({"gen_ai.operation.name": "chat", "gen_ai.agent.name": "other"})
+        span.update_name("chat m")
+        assert path() == "writer"
+    assert attempt.tree == ["invoke_agent writer @writer"]
+
+
+def test_an_agent_whose_name_is_an_id_has_none(tracer: Tracer) -> None:
+    with captured() as attempt, agent(tracer, "0b9f2b3c-7a44-4d0e-9d3a-0c7f5f3e8b11"):
+        assert path() == "app"
+    assert attempt.spans == []
+
+
+def test_outside_a_scope_nobody_acts(tracer: Tracer) -> None:
+    with agent(tracer, "writer"):
+        assert context.current_agent() is None
+
+
+def test_a_process_that_is_connected_to_a_server(tracer: Tracer) -> None:
+    """Outside every attempt: who acts says which policy answers."""
+    connection = AgentContext(replace(make_scope(), is_outside=True))
+    context.connect(connection)
+    try:
+        assert path() == "app"
+        with agent(tracer, "boss"), lightspan.agent("middle"), agent(tracer, "expert"):
+            assert path() == "boss/middle/expert"
+    finally:
+        context.disconnect(connection)
+
+
+def test_what_began_outside_the_attempt_is_no_part_of_it(tracer: Tracer) -> None:
+    with agent(tracer, "server"), captured() as attempt:
+        assert path() == "app"
+        with agent(tracer, "writer"):
+            assert path() == "writer"
+    assert attempt.tree == ["invoke_agent writer @writer"]
+
+
+def test_an_attempt_inside_anothers_agent_is_its_own(tracer: Tracer) -> None:
+    with captured(), agent(tracer, "judge"), captured() as inner:
+        assert path() == "app"
+        with agent(tracer, "writer"):
+            assert path() == "writer"
+    assert inner.tree == ["invoke_agent writer @writer"]
+
+
+def test_a_copy_of_a_span_is_that_span(tracer: Tracer) -> None:
+    with captured(), agent(tracer, "writer") as span:
+        copy = NonRecordingSpan(span.get_span_context())
+        with trace.use_span(copy):
+            assert path() == "writer"
+
+
+# --- several --------------------------------------------------------------------------------
+def test_agents_in_agents_and_tools(tracer: Tracer) -> None:
+    with captured() as attempt, agent(tracer, "boss"), tracer.start_as_current_span("step"):
+        with tool(tracer, "ask"):
+            assert path() == "boss"
+            with agent(tracer, "expert"):
+                assert path() == "boss/expert"
+                lightspan.emit_message("here")
+        with tool(tracer, "look"):
+            pass
+    assert attempt.tree == [
+        "invoke_agent boss @boss",
+        "  execute_tool ask @boss",
+        "    invoke_agent expert @boss/expert",
+        "      lightspan.message @boss/expert unset",
+        "  execute_tool look @boss",
+    ]
+
+
+def test_equal_neighbours_are_one_agent(tracer: Tracer) -> None:
+    """As of a framework that makes a span for the run, and one for the stream of it."""
+    with captured() as attempt, agent(tracer, "writer"), agent(tracer, "writer"):
+        assert path() == "writer"
+        with tool(tracer, "look"), tracer.start_as_current_span("stream"):
+            assert path() == "writer"
+    assert attempt.tree == ["invoke_agent writer @writer", "  execute_tool look @writer"]
+
+
+@pytest.mark.parametrize("between", ["tool", "agent"])
+def test_equal_names_with_something_between_are_two(tracer: Tracer, between: str) -> None:
+    def inside() -> AbstractContextManager[Any]:
+        return tool(tracer, "ask") if between == "tool" else lightspan.agent("other")
+
+    with captured(), agent(tracer, "writer"), inside(), agent(tracer, "writer"):
+        assert path() == ("writer/writer" if between == "tool" else "writer/other/writer")
+
+
+def test_a_span_that_has_ended_and_is_still_current_is_passed_over(tracer: Tracer) -> None:
+    """As after a stream that some frameworks leave."""
+    with captured() as attempt, agent(tracer, "team"):
+        left = tracer.start_span("invoke_agent member", attributes=INVOKES)
+        token = otel_context.attach(trace.set_span_in_context(left))
+        assert path() == "team/member"
+        left.end()
+        assert path() == "team"
+        with agent(tracer, "other"):
+            assert path() == "team/other"
+        otel_context.detach(token)
+    assert attempt.tree == [
+        "invoke_agent team @team",
+        "  invoke_agent member @team/member",
+        "  invoke_agent other @team/other",
+    ]
+
+
+# --- beside others --------------------------------------------------------------------------
+def test_lightspans_agents_around_and_inside(tracer: Tracer) -> None:
+    with captured() as attempt, lightspan.agent("outer"), agent(tracer, "middle"):
+        assert path() == "outer/middle"
+        with lightspan.agent("inner"), agent(tracer, "innermost"):
+            assert path() == "outer/middle/inner/innermost"
+            lightspan.emit_message("here")
+    assert attempt.tree == [
+        "invoke_agent outer @outer",
+        "  invoke_agent middle @outer/middle",
+        "    invoke_agent inner @outer/middle/inner",
+        "      invoke_agent innermost @outer/middle/inner/innermost",
+        "        lightspan.message @outer/middle/inner/innermost unset",
+    ]
+
+
+def test_a_frame_that_is_pushed_without_asking_anybody(tracer: Tracer) -> None:
+    a, c, e = (Frame(name, f"00000000000000{name}1") for name in "ace")
+    with captured(), context.push(a), agent(tracer, "b"), context.push(c), agent(tracer, "d"):
+        assert path() == "a/b/c/d"
+        with context.push(e):
+            assert path() == "a/b/c/d/e"
+
+
+def test_a_tool_and_an_operation_of_ours_are_parents(tracer: Tracer) -> None:
+    with (
+        captured() as attempt,
+        agent(tracer, "boss"),
+        lightspan.tool("ask"),
+        agent(tracer, "expert"),
+        lightspan.operation("think"),
+    ):
+        lightspan.emit_message("here")
+    assert attempt.tree == [
+        "invoke_agent boss @boss",
+        "  execute_tool ask @boss",
+        "    invoke_agent expert @boss/expert",
+        "      think @boss/expert",
+        "        lightspan.message @boss/expert unset",
+    ]
+
+
+def test_it_is_the_first_resolver_whenever_it_comes() -> None:
+    def other(acting: AgentContext) -> AgentContext | None:
+        return replace(acting, frames=(*acting.frames, Frame("resolved", "00000000000000f1")))
+
+    for is_late in (True, False):
+        with ExitStack() as stack:
+            provider = TracerProvider()
+            if is_late:
+                context.register_resolver(other)
+            stack.enter_context(otel.instrument(provider))
+            context.register_resolver(other)
+            stack.callback(context.unregister_resolver, other)
+            assert context.resolvers()[1:] == (other,)
+            stack.enter_context(captured())
+            stack.enter_context(agent(provider.get_tracer("t"), "writer"))
+            assert path() == "writer/resolved"
+
+
+def test_what_an_adapter_covers_is_not_told_of_twice(provider: TracerProvider) -> None:
+    covered, other = provider.get_tracer("covered"), provider.get_tracer("other")
+    for name in ("adapter", "other"):
+        claim_scope(name, ["covered", "more"])
+    release_scope("other")
+    with captured() as attempt, agent(other, "a"), agent(covered, "b"), agent(other, "c"):
+        assert path() == "a/c"
+    release_scope("adapter")
+    assert attempt.tree == ["invoke_agent a @a", "  invoke_agent c @a/c"]
+    assert not state.claims
+    with captured(), agent(covered, "b"):
+        assert path() == "b"
+
+
+LEVELS = st.lists(
+    st.tuples(
+        st.sampled_from(["span", "agent", "push", "tool", "operation", "other"]),
+        st.sampled_from("abc"),
+    ),
+    max_size=7,
+)
+
+
+@given(levels=LEVELS)
+def test_any_nesting_comes_out_as_it_was_entered(levels: list[tuple[str, str]]) -> None:
+    provider = _heard()
+    tracer = provider.get_tracer("t")
+    entered: list[str] = []
+    neighbour = ""
+    with otel.instrument(provider), captured() as attempt, ExitStack() as stack:
+        for number, (kind, name) in enumerate(levels):
+            stack.enter_context(_level(kind, name, number, tracer))
+            if kind in ("agent", "push") or (kind == "span" and neighbour != name):
+                entered.append(name)
+            if kind != "other":
+                neighbour = name if kind == "span" else ""
+            assert path() == ("/".join(entered) or "app")
+        lightspan.emit_message("here")
+    [said] = [span for span in attempt.spans if span.name == "lightspan.message"]
+    assert said.attributes["lightspan.agent.path"] == ("/".join(entered) or "app")
+    if "push" not in [kind for kind, _ in levels]:  # whose span nobody records
+        assert len(attempt.tree) == len(attempt.spans)  # no parent is missing
+
+
+def _level(kind: str, name: str, number: int, tracer: Tracer) -> AbstractContextManager[Any]:
+    makers: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "span": lambda: agent(tracer, name),
+        "agent": lambda: lightspan.agent(name),
+        "push": lambda: context.push(Frame(name, f"{number:016x}")),
+        "tool": lambda: tool(tracer, name),
+        "operation": lambda: lightspan.operation(name),
+        "other": lambda: tracer.start_as_current_span(name),
+    }
+    return makers[kind]()
+
+
+def _heard(_made: list[TracerProvider] = []) -> TracerProvider:  # noqa: B006
+    if not _made:
+        _made.append(TracerProvider())
+    return _made[0]
+
+
+# --- at once --------------------------------------------------------------------------------
+def test_32_attempts_at_once_in_one_loop(tracer: Tracer) -> None:
+    async def one(number: int) -> list[str]:
+        with captured() as attempt, agent(tracer, f"boss{number}"):
+            await asyncio.gather(*(helper(number, name) for name in "ab"))
+        return attempt.tree
+
+    async def helper(number: int, name: str) -> None:
+        await asyncio.sleep(0)
+        with agent(tracer, name):
+            await asyncio.sleep(0)
+            assert path() == f"boss{number}/{name}"
+
+    async def all_of_them() -> list[list[str]]:
+        return await asyncio.gather(*(one(number) for number in range(32)))
+
+    for number, found in enumerate(asyncio.run(all_of_them())):
+        assert [line.split("@")[1] for line in found] == [
+            f"boss{number}",
+            f"boss{number}/a",
+            f"boss{number}/b",
+        ]
+
+
+def test_32_threads(tracer: Tracer) -> None:
+    barrier, found = threading.Barrier(32), dict[int, list[str]]()
+
+    def one(number: int) -> None:
+        with captured() as attempt, agent(tracer, f"boss{number}"):
+            barrier.wait(60)
+            with agent(tracer, "helper"):
+                assert path() == f"boss{number}/helper"
+        found[number] = attempt.tree
+
+    threads = [threading.Thread(target=one, args=[number]) for number in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {number: tree[1] for number, tree in found.items()} == {
+        number: f"  invoke_agent helper @boss{number}/helper" for number in range(32)
+    }
+
+
+def test_a_thread_that_the_context_was_carried_into(tracer: Tracer) -> None:
+    found: list[str] = []
+    with captured(), agent(tracer, "boss"):
+        context = copy_context()
+        thread = threading.Thread(target=lambda: context.run(lambda: found.append(path())))
+        thread.start()
+        thread.join()
+    assert found == ["boss"]
+
+
+def test_between_the_items_of_a_generator_its_agent_acts_as_its_span_does(tracer: Tracer) -> None:
+    """The limit that docs/otel.md tells of: OpenTelemetry's current span stays with who reads."""
+
+    def items() -> Generator[int]:
+        with agent(tracer, "writer"):
+            yield 1
+            yield 2
+
+    with captured() as attempt:
+        reading = items()
+        next(reading)
+        assert path() == "writer"
+        reading.close()
+        assert path() == "app"
+    assert attempt.tree == ["invoke_agent writer @writer unset"]
+
+
+# --- memory ---------------------------------------------------------------------------------
+def test_nothing_is_kept_of_spans_that_are_gone(tracer: Tracer) -> None:
+    gc.collect()
+    before = len(open_spans._by_ids)
+    with captured():
+        for _ in range(100):
+            with agent(tracer, "writer"), tool(tracer, "look"):
+                pass
+            tracer.start_span("invoke_agent left", attributes=INVOKES)  # never ended
+        gc.collect()
+        assert len(open_spans._by_ids) == before
+    assert not open_spans._notes
+
+
+def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
+    """A worker that lives for ever, in whose context each run leaves its span."""
+    tokens = []
+    with captured():
+        for number in range(50):
+            span = tracer.start_span(f"invoke_agent a{number}", attributes=INVOKES)
+            tokens.append(otel_context.attach(trace.set_span_in_context(span)))
+            assert path() == f"a{number}"
+            span.end()
+        found = open_spans.note_of(trace.get_current_span())
+        assert found is not None
+        assert list(found.upwards()) == []
+        assert found._above is None
+    for token in reversed(tokens):
+        otel_context.detach(token)
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["outside", "covered"])
+def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open: bool) -> None:
+    """Each step of a worker goes on from the last one, which has ended."""
+    claim_scope("some.adapter", ("some.framework",) * is_open)
+    context = None
+    with captured() if is_open else ExitStack():
+        for _ in range(50):
+            span = tracer.start_span("step", context)
+            context = trace.set_span_in_context(span)
+            span.end()
+    release_scope("some.adapter")
+    found = open_spans.note_of(span)
+    assert found is not None
+    assert found._above is None
+
+
+def test_a_span_that_is_dropped_is_recorded_as_abandoned(tracer: Tracer) -> None:
+    with captured() as attempt:
+        span = tracer.start_span("invoke_agent writer", attributes=INVOKES)
+        with trace.use_span(span):
+            lightspan.emit_message("here")
+        del span
+        gc.collect()
+        assert [span.name for span in attempt.scope.recorder._spans] == [
+            "lightspan.message",
+            "invoke_agent writer",
+        ]
+    assert attempt.tree == [
+        "invoke_agent writer @writer unset",
+        "  lightspan.message @writer unset",
+    ]
+
+
+def test_an_attempt_ends_before_its_spans(tracer: Tracer) -> None:
+    with captured() as attempt:
+        span = tracer.start_span("invoke_agent writer", attributes=INVOKES)
+        with trace.use_span(span):
+            lightspan.emit_message("here")
+    span.end()
+    assert attempt.tree[0] == "invoke_agent writer @writer unset"
+    assert attempt.scope.recorder.drain() == []
+
+
+# --- calls ----------------------------------------------------------------------------------
+def test_a_model_call_has_its_agent(tracer: Tracer, client: openai.OpenAI) -> None:
+    with captured() as attempt, agent(tracer, "writer"):
+        with tool(tracer, "look"), tracer.start_as_current_span("POST"):
+            say(client)
+        list(say(client, stream=True))
+    assert attempt.tree == [
+        "invoke_agent writer @writer",
+        "  execute_tool look @writer",
+        "    chat m @writer",
+        "  chat m @writer",
+    ]
+
+
+# --- whom `optimize=` may name --------------------------------------------------------------
+def test_the_agents_that_were_seen(tracer: Tracer, client: openai.OpenAI) -> None:
+    """Those that asked a model, in that order, each once; no agent of another framework."""
+    assert otel.agents() == ((), False)
+    with captured():
+        with agent(tracer, "writer"):
+            assert otel.agents().paths == ()  # it has asked nothing yet
+            with agent(tracer, "critic"):
+                say(client)
+            say(client)
+            say(client)
+        with lightspan.agent("other"):
+            say(client)
+    assert otel.agents() == (("writer/critic", "writer"), False)
+
+
+def test_what_was_seen_ends_with_the_last_undo(client: openai.OpenAI) -> None:
+    provider = TracerProvider()
+    with otel.instrument(provider), captured(), agent(provider.get_tracer("a"), "writer"):
+        say(client)
+        assert otel.agents().paths == ("writer",)
+    assert otel.agents().paths == ()

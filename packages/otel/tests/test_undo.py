@@ -1,0 +1,141 @@
+"""What is left when an `otel.instrument` is over, and what one must not take for its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+import lightspan_otel as otel
+from lightspan.capture import context
+from lightspan_otel import resolver
+from lightspan_otel.frameworks import Framework, Switch
+from lightspan_otel.identity_tracer import PROVIDER
+from lightspan_otel.processor import _found, global_provider, processors
+from lightspan_testing.attempts import captured
+from packages.otel.tests.spans import agent, path
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A framework that is known by its name; what was done to it."""
+    done: list[str] = []
+
+    def switch_on() -> Switch:
+        done.append("on")
+        return Switch(lambda: True, lambda: done.append("off"))
+
+    known = {"known": Framework((), "", switch_on)}
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", known)
+    return done
+
+
+@pytest.fixture
+def its_global(monkeypatch: pytest.MonkeyPatch) -> TracerProvider:
+    made = TracerProvider()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", made)
+    return made
+
+
+def is_heard(provider: Any) -> bool:
+    processor = _found(provider)
+    return processor is not None and processor.on
+
+
+def test_the_global_provider_is_heard_as_long_as_a_name_is_on(
+    known: list[str], its_global: TracerProvider
+) -> None:
+    other = TracerProvider()
+    with otel.instrument(other):
+        with otel.instrument("known"):
+            assert is_heard(its_global)
+        assert (is_heard(its_global), is_heard(other)) == (False, True)
+    assert not any(processor.on for processor in processors())
+    assert known == ["on", "off"]
+
+
+def test_a_block_of_the_global_provider_inside_a_name(
+    known: list[str], its_global: TracerProvider
+) -> None:
+    tracer = its_global.get_tracer("t")
+    with otel.instrument("known"), captured():
+        with otel.instrument(its_global):
+            pass
+        with agent(tracer, "writer"):
+            assert path() == "writer"
+
+
+def test_a_run_that_is_under_way_switches_nothing_on(
+    known: list[str], its_global: TracerProvider
+) -> None:
+    with otel.instrument("known"):
+        tracer = PROVIDER.get_tracer("known")
+    with tracer.start_as_current_span("chat"):
+        assert not is_heard(its_global)
+
+
+def test_a_handle_that_is_over_undoes_nothing() -> None:
+    provider = TracerProvider()
+    stale = otel.instrument(provider)
+    otel.uninstrument()
+    with otel.instrument(provider):
+        stale.__exit__(None, None, None)
+        assert is_heard(provider)
+        assert context.resolvers() == (resolver.resolve,)
+    assert not is_heard(provider)
+
+
+class Refuses:
+    """A provider that takes no processor."""
+
+    def add_span_processor(self, processor: Any) -> None:
+        raise LookupError("frozen")
+
+
+def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", Refuses())
+    otel.instrument("known")
+
+
+def by_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    otel.instrument(Refuses())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", [by_name, by_provider])
+def test_a_provider_that_takes_no_processor_leaves_nothing_half_installed(
+    how: Callable[[pytest.MonkeyPatch], None],
+    known: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for _ in range(2):
+        with pytest.raises(LookupError, match="frozen"):
+            how(monkeypatch)
+        assert (context.resolvers(), resolver.switches) == ((), {})
+    assert known == (["on", "off"] * 2 if how is by_name else [])
+
+
+def test_a_framework_that_cannot_be_undone_is_heard_no_more(
+    monkeypatch: pytest.MonkeyPatch, its_global: TracerProvider
+) -> None:
+    def fail() -> None:
+        raise LookupError("it")
+
+    known = {"known": Framework((), "", lambda: Switch(lambda: True, fail))}
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", known)
+    with pytest.raises(LookupError), otel.instrument("known"):
+        pass
+    assert not is_heard(its_global)
+    otel.uninstrument()
+
+
+def test_to_ask_for_the_global_provider_sets_none(
+    known: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
+    with otel.instrument("known"), captured(), agent(PROVIDER.get_tracer("known"), "writer"):
+        assert path() == "writer"
+    assert trace._TRACER_PROVIDER is global_provider() is None

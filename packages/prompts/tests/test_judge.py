@@ -1,0 +1,653 @@
+"""The judge: what it is shown and asked, how its answers are read, and what it may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import math
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from msgspec import structs
+
+import lightspan
+from lightspan import LLM, Judge
+from lightspan.errors import BudgetError, ConfigError, EngineError
+from lightspan.lightning.episode import Episode, build_episode
+from lightspan.lightning.transcript import answer_of, task_text, transcript
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
+from lightspan.stores import open_store
+from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import Kept, Member, Place, Scored, scored_groups, with_reward
+from lightspan_prompts import endpoint_client
+from lightspan_prompts.judge_prompts import Ballot, ballots, scores, words
+from lightspan_prompts.search.feedback import evidence_of
+from lightspan_testing import scripted
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.strategies import (
+    make_attempt,
+    make_call_span,
+    make_reward_span,
+    make_rollout,
+    make_span,
+)
+
+APPS = Path(__file__).parents[3] / "tests/apps"
+KEY = "sk-" + "proj-abcdefghijklmnop1234567890"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    if str(APPS) not in sys.path:
+        sys.path.insert(0, str(APPS))
+    return importlib.import_module("scripted_judge")
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as running:
+        yield running
+
+
+def said(name: str, answer: str, *, group: str = "g", **fields: Any) -> Episode:
+    """An episode of one call."""
+    call = make_call_span(
+        f"c{name}",
+        attempt=name,
+        attributes={
+            c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": "Say a number."}]),
+            c.OUTPUT_MESSAGES: genai_messages.dump([{"role": "assistant", "content": answer}]),
+        },
+    )
+    attempt = make_attempt(name, **fields)
+    return build_episode(attempt, make_rollout(name, group), [call], [])
+
+
+def group(answers: Sequence[str], name: str = "g") -> list[Member]:
+    return [
+        Member({"q": name}, said(f"{name}{n}", answer, group=name))
+        for n, answer in enumerate(answers)
+    ]
+
+
+async def scored(
+    judge: Judge, *groups: list[Member], folder: Path | None = None, notes: Any = None
+) -> tuple[list[list[Scored]], dict[str, float]]:
+    said_notes: list[str] = [] if notes is None else notes
+    async with judge.opened(Place(folder, keeps=True, note=said_notes.append)) as scoring:
+        found = await scored_groups(scoring, [member for each in groups for member in each])
+        spent = dict(scoring.spent())
+    return [[found[m.episode.rollout_id] for m in each] for each in groups], spent
+
+
+def values(of_group: Sequence[Scored]) -> list[float | None]:
+    return [each.value for each in of_group]
+
+
+def by_number(text: str, place: int) -> int:
+    """The score that a rollout's answer says."""
+    return int(text.rpartition("answer: ")[2])
+
+
+def judge(server: ScriptedServer, **options: Any) -> Judge:
+    return Judge("More is better.", LLM(base_url=server.url, model="wise"), **options)
+
+
+# --- what it is shown -----------------------------------------------------------------------
+def test_a_transcript_has_the_work_and_no_reward() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    user = {"role": "user", "content": "2+2?"}
+    calls = {"id": "t1", "type": "function", "function": {"name": "add", "arguments": "[2,2]"}}
+    assistant = {"role": "assistant", "content": None, "tool_calls": [calls]}
+    tool = {"role": "tool", "tool_call_id": "t1", "content": "4"}
+
+    def call(name: str, asked: list[Any], answer: Any) -> Any:
+        attributes: Attributes = {
+            c.INPUT_MESSAGES: genai_messages.dump(asked),
+            c.OUTPUT_MESSAGES: genai_messages.dump([answer]),
+        }
+        return make_call_span(name, attributes=attributes)
+
+    spans = [
+        call("c1", [system, user], assistant),
+        call("c2", [system, user, assistant, tool], {"role": "assistant", "content": f"4 {KEY}"}),
+        make_span(
+            "s1",
+            SpanKind.TOOL,
+            attributes={
+                c.TOOL_NAME: "add",
+                c.TOOL_CALL_ARGUMENTS: "[2,2]",
+                c.TOOL_CALL_RESULT: "4",
+            },
+        ),
+        make_span(
+            "s2",
+            SpanKind.TOOL,
+            attributes={c.TOOL_NAME: "find"},
+            status=SpanStatus.ERROR,
+            status_message="gone",
+        ),
+        make_span("s3", SpanKind.MESSAGE, attributes={c.MESSAGE_BODY: "four is right"}),
+        make_reward_span("s4", 0.123),
+    ]
+    episode = build_episode(make_attempt(reward=0.456), make_rollout(), spans, [])
+    assert transcript(episode) == (
+        "Model call of the agent 'writer':\n"
+        "  system: Be brief.\n"
+        "  user: 2+2?\n"
+        "  answer: calls add([2,2])\n"
+        "Model call of the agent 'writer':\n"
+        "  tool: 4\n"
+        "  answer: 4 <key>\n"
+        "The tool add([2,2]) gave: 4\n"
+        "The tool find failed: gone\n"
+        "The app says: four is right"
+    )
+    assert transcript(episode, whole=False) == "answer: 4 <key>\nThe app says: four is right"
+    assert answer_of(episode) == f"4 {KEY}"
+    assert answer_of(build_episode(make_attempt(), make_rollout(), [], [])) == ""
+    assert task_text({"q": KEY}) == '{"q": "<key>"}'
+
+
+async def test_the_question_has_rubric_task_and_rollouts(
+    server: ScriptedServer, script: Any
+) -> None:
+    server.script = script.gives(by_number)
+    llm = LLM(base_url=server.url, model="wise", sampling={"temperature": 0, "max_tokens": 500})
+    [two], _ = await scored(Judge("Larger is better.", llm, orders=1), group(["3", "7"]))
+    assert values(two) == [0.3, 0.7]
+    [request] = server.requests
+    asked = request.last_text
+    assert request.body["model"] == "wise"
+    assert (request.body["temperature"], request.body["max_tokens"]) == (0, 500)
+    assert "<rubric>\nLarger is better.\n</rubric>" in asked
+    assert '\n{"q": "g"}\n[[end ' in asked
+    assert asked.endswith('the score of each: {"A": …, "B": …}')
+    assert sorted(script.shown(asked)) == [
+        f"Model call of the agent 'writer':\n  user: Say a number.\n  answer: {n}" for n in "37"
+    ]
+
+
+async def test_alone_or_against_each_other_or_the_answer_only(
+    server: ScriptedServer, script: Any
+) -> None:
+    server.script = script.gives(by_number)
+    answers = ["1", "2", "3", "4", "5"]
+    for options, questions, largest in (
+        ({"together": 1}, 5, 1),
+        ({"together": 2, "orders": 1}, 3, 2),
+        ({"together": 5, "orders": 3}, 3, 5),
+        ({"together": 8, "orders": 2, "show": "answer"}, 2, 5),
+    ):
+        server.requests.clear()
+        [five], spent = await scored(judge(server, **options), group(answers))
+        assert values(five) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+        sizes = [len(script.shown(request.last_text)) for request in server.requests]
+        assert (len(sizes), max(sizes)) == (questions, largest)
+        assert spent["calls"] == questions
+    assert all("Say a number" not in request.last_text for request in server.requests)
+
+
+async def test_rollouts_that_say_the_same_are_asked_about_once(
+    server: ScriptedServer, script: Any
+) -> None:
+    server.script = script.gives(by_number)
+    [three, same], spent = await scored(
+        judge(server), group(["4", "9", "4"]), group(["6", "6"], name="h")
+    )
+    assert (values(three), values(same)) == ([0.4, 0.9, 0.4], [0.6, 0.6])
+    assert spent["calls"] == 3  # two orders of two, and one alone
+    assert Counter(len(script.shown(r.last_text)) for r in server.requests) == {2: 2, 1: 1}
+
+
+# --- order ----------------------------------------------------------------------------------
+def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> None:
+    texts = [f"text {number}" for number in range(6)]
+
+    def orders(given: list[str], seed: int, count: int = 2) -> list[tuple[str, ...]]:
+        made = ballots("r", "t", given, together=8, orders=count, seed=seed)
+        return [ballot.shown for ballot in made]
+
+    [first, second] = orders(texts, 0)
+    assert second == first[::-1] != tuple(texts)
+    assert orders(texts[::-1], 0) == [first, second]  # whoever finished first
+    assert orders(texts, 1)[0] != first
+    everywhere = [order.index("text 0") for order in orders(texts, 0, 12)]
+    assert Counter(everywhere) == dict.fromkeys(range(6), 2)
+    firsts = Counter(orders(texts, seed, 1)[0][0] for seed in range(600))
+    assert set(firsts) == set(texts)
+    assert max(firsts.values()) < 160  # 100 expected; 6 standard errors are 55
+
+
+async def test_its_reasons_are_kept_beside_the_reward(
+    server: ScriptedServer, script: Any, tmp_path: Path
+) -> None:
+    """Of rollouts that were compared each has what was said of both, and how it was called; a
+    reflection reads it."""
+    server.script = script.gives(by_number)
+    [[alone], pair], _ = await scored(judge(server), group("5", "a"), group(["1", "2"], "b"))
+    assert alone.reasons == "A {rambling} sentence."
+    for each in pair:
+        lines = each.reasons.splitlines()
+        assert sorted(lines) == [
+            "(called A beside 1) A {rambling} sentence.",
+            "(called B beside 1) A {rambling} sentence.",
+        ]
+    folder = RunFolder(tmp_path)
+    folder.add_rewards("judge", {"r": alone})
+    assert folder.rewards("judge") == {"r": Kept(rollout_id="r", **structs.asdict(alone))}
+    episode = with_reward(said("x", "5"), alone)
+    shown = evidence_of(episode, {"q": 1}).text
+    assert shown.endswith(
+        "Reward: 0.5\n  app: 1\nWhy, in the words of who gave it: A {rambling} sentence."
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('{"A": 1}', ""),
+        ('Good.\n```json\n{"A": 1}\n```', "Good."),
+        ('{"A": 9} was my first thought.\n{"A": 1}', '{"A": 9} was my first thought.'),
+        ('{"A": 1} because {it} rambles', "because {it} rambles"),
+        ("nothing but words", "nothing but words"),
+    ],
+)
+def test_the_words_of_an_answer(answer: str, expected: str) -> None:
+    assert words(answer) == expected
+
+
+async def test_a_judge_who_prefers_places_is_evened_out(
+    server: ScriptedServer, script: Any
+) -> None:
+    """What grows by place cancels with two orders; any preference with two of each place."""
+    answers = ["1", "2", "3", "4"]
+
+    def linear(text: str, place: int) -> float:
+        return by_number(text, place) + place
+
+    def first_only(text: str, place: int) -> float:
+        return by_number(text, place) + 4 * (place == 0)
+
+    for preference, orders, added in ((linear, 2, 1.5), (first_only, 8, 1.0)):
+        server.script = script.gives(preference)
+        [four], _ = await scored(judge(server, orders=orders), group(answers))
+        fair = [(number + added) / 10 for number in (1, 2, 3, 4)]
+        assert values(four) == pytest.approx(fair, abs=1e-12)
+    [one_order], _ = await scored(judge(server, orders=1), group(answers))
+    assert values(one_order) != pytest.approx(fair)  # so the judge above was no fair one
+
+
+async def test_with_one_order_a_preference_falls_on_nobody_in_particular(
+    server: ScriptedServer, script: Any
+) -> None:
+    server.script = script.gives(lambda text, place: 10 * (place == 0))
+    groups = [group(["x", "y"], name=f"n{number}") for number in range(60)]
+    found, _ = await scored(judge(server, orders=1), *groups)
+    assert {tuple(values(each)) for each in found} == {(0.0, 1.0), (1.0, 0.0)}
+    won = sum(first == 1.0 for first, _ in map(values, found))
+    assert 15 < won < 45  # 30 expected; the seed is fixed
+
+
+# --- failures -------------------------------------------------------------------------------
+BALLOT = Ballot("…", ("first", "second"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('{"A": 10, "B": 0}', [1.0, 0.0]),
+        ('Of {"A": 1, "B": 1} I think better:\n```json\n{"A": 7.5, "B": 2}\n```', [0.75, 0.2]),
+        ('{"A": 5}', [0.5, "the judge gave it no score"]),
+        ('{"A": "5", "B": 11}', ["score '5' is no number", "score 11 is no number from 0 to 10"]),
+        ('{"A": true, "B": -1}', ["score True is no number", "score -1 is no number"]),
+        ('{"A": NaN, "B": null}', ["score nan is no number", "score None is no number"]),
+        ("A is better.", ["has no line of JSON: 'A is better.'"] * 2),
+        ('{"A": 7, "B"', ["has no line of JSON"] * 2),
+        ("", ["has no line of JSON: ''"] * 2),
+    ],
+)
+def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
+    found = scores(BALLOT, answer)
+    for one, wanted in zip(found, expected, strict=True):
+        if isinstance(wanted, str):
+            assert isinstance(one, str)
+            assert wanted in one
+        else:
+            assert one == wanted
+
+
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    assert (
+        scores(BALLOT, "I th", "length")
+        == ["the judge's answer was cut off (finish_reason=length): 'I th'"] * 2
+    )
+
+
+async def test_failures_are_unscored_and_counted(
+    server: ScriptedServer, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.001)
+
+    def answers(request: Request) -> Any:
+        shown = script.shown(request.last_text)
+        if any("boom" in text for text in shown):
+            return Reply(status=500, text="no")
+        if any("too long" in text for text in shown):
+            return Reply(status=400, text="context")
+        if any("mumble" in text for text in shown):
+            return "I cannot say."
+        return script.gives(by_number)(request)
+
+    server.script = answers
+    names = ["fine", "boom", "too long", "mumble"]
+    groups = [group(["5", "8"] if n == "fine" else ["5", n], name=n[0]) for n in names]
+    found, spent = await scored(judge(server), *groups)
+    assert [values(each) for each in found] == [[0.5, 0.8], *[[None, None]] * 3]
+    whys = [each[0].why for each in found[1:]]
+    assert whys[0].startswith("the judge wise at http")
+    assert "InternalServerError" in whys[0]
+    assert "BadRequestError" in whys[1]
+    assert whys[2] == "the judge's answer has no line of JSON: 'I cannot say.'"
+    assert spent["calls"] == 4  # what failed was not answered; what was mumbled was
+    assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.TRIES
+
+
+async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, script: Any) -> None:
+    full = script.gives(by_number)
+    server.script = lambda request: '{"A": 9}' if len(server.requests) == 2 else full(request)
+    [two], _ = await scored(judge(server, concurrency=1), group(["3", "7"]))
+    assert sorted(map(str, values(two))) in (["0.6", "None"], ["0.8", "None"])
+    assert {each.why for each in two} == {"", "the judge gave it no score"}
+
+
+@pytest.mark.parametrize(
+    ("message", "value"),
+    [
+        ({"content": '\ud83d {"A": 3}'}, 0.3),
+        ({"content": [{"type": "text", "text": '{"A": 3}'}]}, 0.3),
+        (None, None),
+    ],
+)
+async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
+    server: ScriptedServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    message: Any,
+    value: float | None,
+) -> None:
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    usage = {"prompt_tokens": 3, "completion_tokens": None}
+    reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
+    monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
+    for asked in (1, 1):  # the second time by what was kept
+        [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
+        assert values(one) == [value]
+        assert len(server.requests) == asked
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(401, "AuthenticationError"), (403, "PermissionDenied"), (404, "NotFound")],
+)
+async def test_what_will_never_be_answered_ends_the_run(
+    server: ScriptedServer, script: Any, status: int, error: str
+) -> None:
+    full = script.gives(by_number)
+    server.script = lambda request: (
+        Reply(status=status, text="go away") if len(server.requests) > 2 else full(request)
+    )
+    await scored(judge(server), group(["3", "7"]))
+    with pytest.raises(EngineError, match=f"the judge wise at .* failed: {error}"):
+        await scored(judge(server), group(["2", "4"]), group(["2", "5"], name="h"))
+
+
+async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.001)
+    server.script = lambda request: Reply(drop=True)
+    with pytest.raises(EngineError, match="the judge has answered nothing yet: the judge wise at"):
+        await scored(judge(server), group(["3", "7"]))
+
+
+async def test_busy_is_waited_for_and_told_once(server: ScriptedServer, script: Any) -> None:
+    busy: set[str] = set()
+    full = script.gives(by_number)
+
+    def answers(request: Request) -> Any:
+        if request.last_text not in busy:
+            busy.add(request.last_text)
+            return Reply(status=429, text="busy", headers={"retry-after-ms": "5"})
+        return full(request)
+
+    server.script = answers
+    notes: list[str] = []
+    [two, other], _ = await scored(
+        judge(server), group(["3", "7"]), group(["1", "2"], name="h"), notes=notes
+    )
+    assert (values(two), values(other)) == ([0.3, 0.7], [0.1, 0.2])
+    assert notes == ["the judge is busy (429): waiting 0 s"]
+    server.script = lambda request: Reply(status=429, text="busy", headers={"retry-after": "9"})
+    with pytest.raises(EngineError, match="RateLimitError"):
+        await scored(judge(server, patience_s=5), group(["3", "7"]))
+
+
+async def test_no_more_at_once_than_it_may(server: ScriptedServer, script: Any) -> None:
+    """The third question is not sent before one of two was answered."""
+    waiting, peak, lock = 0, 0, threading.Lock()
+    two_wait = threading.Event()
+    full = script.gives(by_number)
+
+    def answers(request: Request) -> Any:
+        nonlocal waiting, peak
+        with lock:
+            waiting += 1
+            peak = max(peak, waiting)
+            if waiting == 2:
+                two_wait.set()
+        assert two_wait.wait(30)
+        answer = full(request)
+        with lock:
+            waiting -= 1
+        return answer
+
+    server.script = answers
+    groups = [group([str(number)], name=f"n{number}") for number in range(8)]
+    await scored(judge(server, concurrency=2), *groups)
+    assert peak == 2
+    assert len(server.requests) == 8
+
+
+# --- what it costs, and what is kept --------------------------------------------------------
+async def test_what_was_answered_is_asked_of_nobody_again(
+    server: ScriptedServer, script: Any, tmp_path: Path
+) -> None:
+    server.script = script.gives(by_number)
+    groups = [group([str(n), "9"], name=f"n{n}") for n in range(4)]
+    whole, spent = await scored(judge(server), *groups, folder=tmp_path)
+    assert spent["calls"] == len(server.requests) == 8
+    path = tmp_path / "journal" / "judge.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 8
+    assert {"asked", "answer", "input_tokens", "output_tokens"} < json.loads(lines[0]).keys()
+    for cut in range(9):
+        for torn in (b"", b'{"key": "hal'):
+            path.write_bytes(b"".join(lines[:cut]) + torn)
+            server.requests.clear()
+            again, spent = await scored(judge(server), *groups, folder=tmp_path)
+            assert again == whole
+            assert spent["calls"] == len(server.requests) == 8 - cut
+            assert len(path.read_bytes().splitlines()) == 8 or cut == 8
+    path.write_bytes(b"".join(lines))
+    server.requests.clear()
+    other = [judge(server, orders=3), Judge("Less.", LLM(base_url=server.url, model="wise"))]
+    for each in other:
+        await scored(each, *groups, folder=tmp_path)
+    assert len(server.requests) == 8  # a third order of two is the first; another rubric is new
+    path.write_bytes(b"{nonsense}\n")
+    with pytest.raises(ConfigError, match=r"judge\.jsonl is damaged in line 1"):
+        await scored(judge(server), *groups, folder=tmp_path)
+
+
+async def test_an_answer_of_no_use_is_not_asked_for_again(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    server.script = lambda request: "I cannot say."
+    for _ in range(2):
+        [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
+        assert values(one) == [None]
+    assert len(server.requests) == 1
+
+
+async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> None:
+    server.script = script.gives(by_number)
+    four = judge(server, max_calls=4)
+    await scored(four, group(["1", "2"]), folder=tmp_path)
+    await scored(four, group(["1", "3"]), folder=tmp_path)
+    with pytest.raises(
+        BudgetError, match=r"answered 4 questions \([\d,]+ tokens\), and 2 questions more would"
+    ):
+        await scored(four, group(["1", "4"]), folder=tmp_path)
+    assert len(server.requests) == 4
+    await scored(four, group(["1", "3"]), folder=tmp_path)  # which is known
+    [request_tokens] = {
+        json.loads(line)["input_tokens"] + json.loads(line)["output_tokens"]
+        for line in (tmp_path / "journal" / "judge.jsonl").read_text().splitlines()[:1]
+    }
+    assert request_tokens > 0
+    few = judge(server, max_tokens=request_tokens, concurrency=1)
+    with pytest.raises(BudgetError, match=f"max_tokens={request_tokens} is reached"):
+        await scored(few, group(["1", "5"]), folder=tmp_path)
+    assert len(server.requests) == 4
+    # what is under way when the tokens are spent is paid for, and kept
+    waits = threading.Barrier(2)
+    full = script.gives(by_number)
+
+    def side_by_side(request: Request) -> str:
+        waits.wait(30)
+        said: str = full(request)
+        return said
+
+    server.script = side_by_side
+    two = judge(server, max_tokens=1, concurrency=2, together=1)
+    with pytest.raises(BudgetError, match=r"answered 2 questions .*, and max_tokens=1 is reached"):
+        await scored(two, group(["1", "2", "3"]), folder=tmp_path / "other")
+    assert len((tmp_path / "other" / "journal" / "judge.jsonl").read_text().splitlines()) == 2
+
+
+async def test_only_rollouts_that_ended_well_are_judged(
+    server: ScriptedServer, script: Any
+) -> None:
+    from lightspan.schema.records import AttemptStatus, Outcome
+    from lightspan.training.rewards import with_reward
+
+    server.script = script.gives(by_number)
+    failed = said("f", "1", status=AttemptStatus.FAILED, outcome=Outcome.APP_ERROR, reward=None)
+    lost = said("l", "1", status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE, reward=None)
+    damaged = said("d", "1", damage=["a hole"])
+    fine = said("a", "8")
+    members = [Member({}, each) for each in (failed, lost, damaged, fine)]
+    async with judge(server).opened(Place(None, keeps=False, note=print)) as scoring:
+        found = await scored_groups(scoring, members)
+    assert found == {"ro-a": Scored(value=0.8, reasons="A {rambling} sentence.")}
+    given = [
+        with_reward(m.episode, found.get(m.episode.rollout_id), failure_reward=-1.0)
+        for m in members
+    ]
+    assert [each.reward for each in given] == [-1.0, None, None, 0.8]
+    assert [each.reward_source for each in given] == ["failure", None, "scored", "scored"]
+    assert given[2].unscored == "its trace is damaged"
+    assert dict(given[3].dimensions) == {"app": 1.0}
+
+
+async def test_keys_are_taken_out_of_what_it_is_asked(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DESK_API_KEY", "9f8e7d6c5b4a39281706")
+    server.script = lambda request: f"You leak {KEY}. " + '{"A": 3}'
+    member = Member({"q": "9f8e7d6c5b4a39281706"}, said("k", f"my key is {KEY}"))
+    [[one]], _ = await scored(judge(server), [member], folder=tmp_path)
+    assert one.value == 0.3
+    kept = (tmp_path / "journal" / "judge.jsonl").read_text()
+    for text in (server.requests[0].last_text, kept):
+        assert KEY not in text
+        assert "9f8e7d6c5b4a39281706" not in text
+        assert "<key>" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rubric": " "}, "say in words what is good"),
+        ({"llm": "gpt"}, "use LLM"),
+        ({"llm": LLM(base_url="ftp://x", model="m")}, "the judge's base URL"),
+        (
+            {"llm": LLM(base_url="http://x/v1", model="m", api_key_env="NO_SUCH_KEY")},
+            r"the key in \$NO_SUCH_KEY",
+        ),
+        ({"together": 27}, "together=27 must be at most 26"),
+        ({"together": 0}, "together=0"),
+        ({"orders": 0}, "orders=0"),
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"max_calls": 0}, "max_calls=0"),
+        ({"max_tokens": 1.5}, "max_tokens=1.5"),
+        ({"show": "all"}, "show='all': use one of 'conversation', 'answer'"),
+        ({"name": "app"}, "not 'app', which is the app's own"),
+        ({"name": "../x"}, "letters, digits"),
+        ({"name": "gepa"}, "name='gepa': a search for prompts keeps what is called so"),
+        ({"name": "apo"}, "name='apo': a search for prompts"),
+        ({"name": "step-1"}, "name='step-1': a search for prompts"),
+        ({"timeout_s": 0}, "timeout_s=0"),
+        ({"patience_s": math.nan}, "patience_s=nan"),
+    ],
+)
+def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
+    given = {"rubric": "Good.", "llm": LLM(base_url="http://x/v1", model="m"), **options}
+    with pytest.raises(ConfigError, match=message):
+        Judge(**given)
+
+
+async def test_cancelling_it_cancels_its_questions(server: ScriptedServer) -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    def answers(request: Request) -> str:
+        asked.set()
+        go.wait(30)
+        return '{"A": 1}'
+
+    server.script = answers
+    task = asyncio.create_task(scored(judge(server), group(["3"])))
+    assert await asyncio.to_thread(asked.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go.set()
+
+
+async def test_its_calls_are_not_recorded_as_an_apps(
+    server: ScriptedServer, script: Any, tmp_path: Path
+) -> None:
+    """Whoever trains may also record what the process does (`lightspan.record`)."""
+    server.script = script.gives(by_number)
+    url = f"sqlite:///{tmp_path / 'traces.db'}"
+    with lightspan.record(url) as recording:
+        await scored(judge(server), group(["3", "7"]))
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="k") as client:
+            asked: Any = [{"role": "user", "content": "an app's own"}]
+            await client.chat.completions.create(model="wise", messages=asked)
+        assert await asyncio.to_thread(recording.flush)
+    assert len(server.requests) == 3
+    async with open_store(url) as store:
+        [state] = await store.rollouts()
+        [attempt] = await store.attempts([state.rollout.rollout_id])
+        spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+    assert "an app's own" in str(spans[0].attributes[c.INPUT_MESSAGES])

@@ -1,0 +1,161 @@
+"""A budget of money: what is counted, what ends a search, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import Price
+from lightspan.errors import ConfigError
+from lightspan_testing.scripted import ScriptedServer
+from packages.prompts.tests.made_up import World, call, gepa, pool, reflects, search
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(reflects) as running:
+        yield running
+
+
+PRICES = {"thinker": Price(input=2000.0, output=10_000.0), "small": Price(input=50.0, output=500.0)}
+
+
+async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
+    """The app's two calls and each question; of a call with two choices the tokens are those of
+    both, once."""
+    app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1), call(2, "small", 20, 2)]
+    world = World(tmp_path, calls=app)
+    found = await search(gepa(server, max_cost=1.5, prices=PRICES), world)
+    asked = answered = 0
+    for line in (tmp_path / "journal/gepa.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if entry["type"] == "reflection":
+            assert entry["model"] == "thinker"
+            asked, answered = asked + entry["input_tokens"], answered + entry["output_tokens"]
+    rollouts = found.rollouts * (110 * 50.0 + 12 * 500.0) / 1e6
+    cost = rollouts + (asked * 2000.0 + answered * 10_000.0) / 1e6
+    assert asked > answered > 0
+    assert found.cost == pytest.approx(cost, rel=1e-12)
+    assert 1.5 <= found.cost < 3
+    assert found.ended == f"max_cost=1.5 is used up: {found.cost:.4g}"
+    assert found.metrics()["cost"] == found.cost
+    assert f"this cost {found.cost:.4g}, by prices=" in found.notes()
+    assert not any(each.again for each in found.candidates)
+
+
+async def test_a_model_without_a_price_ends_the_search_and_nothing_is_asked_again(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    app = [call(1, "large", 90, 10)]
+    world = World(tmp_path, calls=app)
+    with pytest.raises(ConfigError, match=r"'large' was: give prices=.*resume=True"):
+        await search(gepa(server, max_cost=0.9, prices=PRICES), world)
+    assert (world.rollouts_done, len(server.requests)) == (5, 0)
+    prices = {**PRICES, "large": Price(input=1.0, output=1.0)}
+    again = World(tmp_path, calls=app)
+    found = await search(gepa(server, max_cost=0.9, prices=prices), again)
+    assert again.rollouts_done == found.rollouts - 5
+    whole = await search(
+        gepa(server, max_cost=0.9, prices=prices), World(tmp_path / "other", calls=app)
+    )
+    assert (pool(whole), whole.cost) == (pool(found), found.cost)
+
+
+async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    silent, own = call(2, "who knows", 0, 0), call(3, "policy", 50, 50)
+    # as of a call whose client left before it sampled anything: there is no record
+    assert own.span is not None
+    own.span.attributes["lightspan.policy"] = "policy"
+    found = await search(
+        gepa(server, max_cost=1000.0, prices=PRICES, max_reflections=1),
+        World(tmp_path, calls=[silent, own]),
+    )
+    [line] = [
+        json.loads(line)
+        for line in (tmp_path / "journal/gepa.jsonl").read_text().splitlines()
+        if '"type":"reflection"' in line
+    ]
+    cost = (line["input_tokens"] * 2000.0 + line["output_tokens"] * 10_000.0) / 1e6
+    assert found.cost == pytest.approx(cost, rel=1e-12)
+
+
+async def test_choices_of_a_call_count_once(server: ScriptedServer, tmp_path: Path) -> None:
+    app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1)]
+    found = await search(gepa(server, max_reflections=1), World(tmp_path, calls=app))
+    [asked] = [
+        entry["input_tokens"] + entry["output_tokens"]
+        for entry in map(json.loads, (tmp_path / "journal/gepa.jsonl").read_text().splitlines())
+        if entry["type"] == "reflection"
+    ]
+    assert found.tokens == 100 * found.rollouts + asked
+
+
+async def test_an_older_journal_does_not_say_what_was_asked(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    app = [call(1, "small", 90, 10)]
+    before = await search(gepa(server, max_rollouts=40), World(tmp_path, calls=app))
+    journal = tmp_path / "journal/gepa.jsonl"
+    entries = [json.loads(line) for line in journal.read_text().splitlines()]
+    for entry in entries:
+        entry.pop("model", None)
+        for seen in entry.get("seen", ()):
+            del seen["usage"]
+    journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    with pytest.raises(ConfigError, match="begun by a version whose journal does not say"):
+        await search(gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=app))
+    again = await search(gepa(server, max_rollouts=40), World(tmp_path, calls=app))
+    assert (pool(again), again.tokens) == (pool(before), before.tokens)
+
+
+async def test_a_call_that_names_no_model_has_no_price(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="a call of the app's has tokens and names no model"):
+        await search(
+            gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=[call(1, "", 9, 1)])
+        )
+
+
+def test_prices_may_be_changed_by_their_owner(server: ScriptedServer) -> None:
+    prices = dict(PRICES)
+    algorithm = gepa(server, max_cost=1.0, prices=prices)
+    prices.clear()
+    assert algorithm.prices == PRICES
+
+
+async def test_without_a_budget_of_money_nobody_asks_for_prices(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    found = await search(gepa(server), World(tmp_path, calls=[call(1, "large", 9, 1)]))
+    assert found.cost is None
+    assert "cost" not in found.metrics()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_cost": 0, "prices": PRICES}, "max_cost=0 must be a finite number above 0"),
+        ({"max_cost": 1.0}, r"max_cost=1 needs the price .* has none for 'thinker'"),
+        ({"prices": PRICES}, "prices= are for max_cost="),
+        ({"max_cost": 1.0, "prices": None}, "prices=None: use {model: Price"),
+        ({"max_cost": 1.0, "prices": {"thinker": 2.0}}, r"prices\['thinker'\]=2.0: use Price"),
+    ],
+)
+def test_a_budget_of_money_that_cannot_be_kept(
+    server: ScriptedServer, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        gepa(server, **options)
+
+
+@pytest.mark.parametrize("given", [-1.0, float("nan"), float("inf"), "2", None, True])
+def test_a_price_is_a_number(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Price\(output=\)"):
+        Price(input=0.0, output=given)

@@ -1,0 +1,164 @@
+"""Budgets of tokens and money of both searches: how far they are exceeded, and what is kept.
+
+1. Nothing is asked once a budget is used up: without what was under way then, which is one
+   evaluation or the questions that are asked together, it is not.
+2. What was compared by then is found, and the best of it is chosen.
+3. Going on with the same budget asks for nothing, and finds the same.
+4. Going on with more finds what a search with more from its beginning finds, and asks for nothing
+   twice.
+5. A search that is killed anywhere finds what it would have found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from lightspan import Price
+from lightspan_prompts.search.candidates import Found
+from lightspan_testing.scripted import ScriptedServer
+from packages.prompts.tests import made_up
+from packages.prompts.tests.made_up import World, call, gepa, pool
+from packages.prompts.tests.test_apo import apo, reflects
+
+PER_ROLLOUT = 20
+APP = [call(1, "small", 15, 5)]
+PRICES = {"thinker": Price(input=1e4, output=1e4), "small": Price(input=1e4, output=1e4)}
+"""A token costs 0.01."""
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[ScriptedServer]:
+    with ScriptedServer(made_up.reflects) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def critic() -> Iterator[ScriptedServer]:
+    with ScriptedServer(reflects) as running:
+        yield running
+
+
+class Life(NamedTuple):
+    """What a search did in one process."""
+
+    found: Found
+    batches: list[int]
+    """Rollouts that were asked for together."""
+    questions: int
+
+
+async def live(make: Any, server: ScriptedServer, folder: Path, **options: Any) -> Life:
+    world, before = World(folder, calls=APP), len(server.requests)
+    algorithm = make(server, **options)
+    await algorithm.run_step(world)
+    return Life(algorithm.found, world.batches, len(server.requests) - before)
+
+
+def journal(folder: Path) -> Path:
+    [path] = (folder / "journal").glob("*.jsonl")
+    return path
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal(folder).read_text().splitlines()[1:]]
+
+
+def tokens(entry: dict[str, Any]) -> int:
+    if entry["type"] == "evaluation":
+        return PER_ROLLOUT * len(entry["seen"])
+    return int(entry["input_tokens"] + entry["output_tokens"])
+
+
+def under_way(kept: list[dict[str, Any]], batch: int, at_once: int) -> int:
+    """The tokens of what was asked for last: rollouts, or questions."""
+    kind, most = kept[-1]["type"], at_once
+    if kind == "evaluation":
+        return PER_ROLLOUT * batch
+    total = 0
+    for entry in reversed(kept):
+        if entry["type"] != kind or most == 0:
+            break
+        total, most = total + tokens(entry), most - 1
+    return total
+
+
+async def check(
+    make: Any, server: ScriptedServer, limit: int, is_money: bool, at_once: int, **options: Any
+) -> None:
+    """The five things that this module says."""
+
+    def budget(most: int) -> dict[str, Any]:
+        money = {"max_cost": most / 100, "prices": PRICES}
+        return {**options, **(money if is_money else {"max_tokens": most})}
+
+    with TemporaryDirectory() as name:
+        folder, other = Path(name) / "run", Path(name) / "other"
+        life = await live(make, server, folder, **budget(limit))
+        kept = entries(folder)
+        assert life.found.tokens == sum(map(tokens, kept))
+        if "is used up" not in life.found.ended:
+            assert life.found.tokens < limit
+            return
+        assert life.found.tokens >= limit
+        assert life.found.tokens - under_way(kept, life.batches[-1], at_once) < limit
+        whole = [each.mean if each.is_whole else -1.0 for each in life.found.candidates]
+        assert whole[life.found.chosen] == max(whole)
+        assert all(each.rewards for each in life.found.candidates)
+
+        again = await live(make, server, folder, **budget(limit))
+        assert (again.batches, again.questions) == ([], 0)
+        assert again.found == life.found
+
+        more = await live(make, server, folder, **budget(2 * limit))
+        at_a_time = await live(make, server, other, **budget(2 * limit))
+        assert pool(more.found) == pool(at_a_time.found)
+        assert sum(life.batches) + sum(more.batches) == sum(at_a_time.batches)
+        assert life.questions + more.questions == at_a_time.questions
+
+        lines = journal(other).read_bytes().splitlines(keepends=True)
+        for cut in range(1, len(lines), max(1, len(lines) // 2)):
+            journal(other).write_bytes(b"".join(lines[:cut]))
+            killed = await live(make, server, other, **budget(2 * limit))
+            assert pool(killed.found) == pool(at_a_time.found)
+
+
+@settings(max_examples=2, deadline=None)
+@example(limit=500, is_money=False, proposals=1)
+@example(limit=450, is_money=True, proposals=2)
+@given(limit=st.integers(1, 1500), is_money=st.booleans(), proposals=st.integers(1, 2))
+async def test_gepa(thinker: ScriptedServer, limit: int, is_money: bool, proposals: int) -> None:
+    await check(gepa, thinker, limit, is_money, 1, proposals=proposals)
+
+
+@settings(max_examples=2, deadline=None)
+@example(limit=500, is_money=False)
+@example(limit=450, is_money=True)
+@given(limit=st.integers(1, 3000), is_money=st.booleans())
+async def test_apo(critic: ScriptedServer, limit: int, is_money: bool) -> None:
+    await check(apo, critic, limit, is_money, 1, reflections_at_once=1)
+
+
+@settings(max_examples=3, deadline=None)
+@example(limit=500, at_once=2)
+@given(limit=st.integers(1, 3000), at_once=st.integers(2, 4))
+async def test_questions_that_are_under_way_are_waited_for(
+    critic: ScriptedServer, limit: int, at_once: int
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        options = {"max_tokens": limit, "reflections_at_once": at_once}
+        life = await live(apo, critic, folder, **options)
+        kept = entries(folder)
+        questions = sum(entry["type"] == "reflection" for entry in kept)
+        assert questions == life.questions == life.found.reflections
+        if "is used up" in life.found.ended:
+            assert life.found.tokens - under_way(kept, life.batches[-1], at_once) < limit
+        again = await live(apo, critic, folder, **options)
+        assert (again.batches, again.questions, again.found) == ([], 0, life.found)

@@ -1,0 +1,612 @@
+"""The vLLM engine against a small server that speaks vLLM's routes over real HTTP.
+
+It answers with tokens that say which weights it had: token 10 + the number of updates that it took
+on. What only vLLM itself can show is in tests/vllm_servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aiohttp import web
+from safetensors.torch import load_file
+
+from lightspan.errors import (
+    ConfigError,
+    ContextOverflowError,
+    EngineClosedError,
+    EngineError,
+    UnsupportedError,
+)
+from lightspan.protocols.engine import GenerationRequest, TokenChunk, TokenEngine
+from lightspan.schema.token_records import FinishReason, Sampling
+from lightspan_testing.engine_suite import Answer, generate
+from lightspan_testing.tiny import tiny_model
+from lightspan_vllm import client, server_pool
+from lightspan_vllm.client import Client, Unreachable
+from lightspan_vllm.config import VLLM
+from lightspan_vllm.engine import VLLMEngine
+from packages.vllm.tests.vllm_wire import NEVER, Wire, body
+
+PROMPT = [5, 6, 7, 8]
+SERVERS = "lightspan_vllm.supervised_server"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("servers") / "model", seed=1, context=256)
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{SERVERS}.LOOK_S", 0.01)
+    monkeypatch.setattr(f"{SERVERS}._DYING_S", 0.1)
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, tmp_path: Path, *servers: Wire, **options: Any
+) -> AsyncIterator[VLLMEngine]:
+    """An engine on these servers; both end with the block."""
+    for server in servers:
+        await server.start()
+    addresses = tuple(server.address for server in servers)
+    vllm = VLLM(**{"addresses": addresses, "exchange": str(tmp_path), **options})
+    engine = VLLMEngine(vllm, {"writer": folder}, logs=tmp_path)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+        for server in servers:
+            await server.stop()
+
+
+def wait_no_longer_than(engine: VLLMEngine, seconds: float) -> None:
+    """From now on: to begin with, a server of this process may be slow on a busy machine."""
+    for lane in engine._lanes.values():
+        for server in lane._servers:
+            server._start_s = seconds
+
+
+def moved(folder: Path, by: float) -> dict[str, torch.Tensor]:
+    """Other weights."""
+    weights = load_file(folder / "model.safetensors")
+    return {name: tensor + by for name, tensor in weights.items()}
+
+
+def same(server: Wire, name: str, tensor: torch.Tensor) -> bool:
+    """Whether a server has loaded this weight."""
+    return bool((server.loaded[name] == tensor.numpy()).all())
+
+
+async def test_what_a_server_is_asked(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        answer = await generate(engine, PROMPT, max_tokens=3, top_k=4, top_p=0.9, temperature=0.7)
+        assert engine.usage() == {"tokens": 3, "requests": 1, "cpu_s": 0.0}
+    assert (answer.ids, answer.versions) == ([11, 11, 11], [0, 0, 0])
+    assert answer.logprobs == [-0.5] * 3
+    assert answer.finish is FinishReason.LENGTH
+    (asked,) = server.asked
+    end = asked["stop_token_ids"]
+    assert end == sorted(engine.tokenizer("writer").eos_ids)
+    assert asked == {
+        "model": "the-name",
+        "prompt": PROMPT,
+        "max_tokens": 3,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 4,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": end,
+        "add_special_tokens": False,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "stream": False,
+    }
+
+
+async def test_the_models_own_weights_are_sent_at_the_start(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server):
+        pass
+    own = load_file(folder / "model.safetensors")
+    assert set(server.loaded) == {*own, "lm_head.weight"}
+    assert same(server, "lm_head.weight", own["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_an_update_cuts_goes_on_after_its_ids(
+    folder: Path, tmp_path: Path, stream: bool
+) -> None:
+    server = Wire(folder)
+    server.hold.clear()  # the last token does not come before the update
+    async with served(folder, tmp_path, server) as engine:
+        task = asyncio.create_task(generate(engine, PROMPT, max_tokens=4, stream=stream))
+        for _ in range(3):
+            await server.served.acquire()
+        server.hold.set()
+        server.hold = held = asyncio.Event()
+        await engine.update("writer", moved(folder, 1.0), 7)
+        held.set()
+        answer = await task
+    assert answer.ids == [11, 11, 11, 12]
+    assert answer.versions == [0, 0, 0, 7]
+    assert [asked["prompt"] for asked in server.asked] == [PROMPT, [*PROMPT, 11, 11, 11]]
+    assert [asked["max_tokens"] for asked in server.asked] == [4, 1]
+    assert same(server, "lm_head.weight", moved(folder, 1.0)["model.embed_tokens.weight"])
+
+
+async def test_who_reads_a_stream_is_told_that_its_client_was_closed(folder: Path) -> None:
+    """As after a control request that was lost: aiohttp itself would let it wait for ever."""
+    server = Wire(folder)
+    server.hold.clear()
+    await server.start()
+    client = Client("the server")
+    await client.open(server.address)
+    await client.facts()
+    parts = client.complete(
+        PROMPT, Sampling(), request_id="r", max_tokens=3, eos_ids=[], stream=True
+    )
+    assert [(await anext(parts)).ids, (await anext(parts)).ids] == [[10], [10]]
+    rest = asyncio.create_task(anext(parts))
+    await asyncio.sleep(0.01)  # it waits for the third
+    await client.close()
+    async with asyncio.timeout(30):
+        with pytest.raises(Unreachable, match="closed here"):
+            await rest
+    await server.stop()
+
+
+async def test_what_came_too_late_for_the_pause_is_cut_too(folder: Path, tmp_path: Path) -> None:
+    """It waits in the server and would be answered with the new weights, as the old version."""
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        server._open.clear()  # as if paused already: the call waits
+        task = asyncio.create_task(generate(engine, PROMPT, max_tokens=2))
+        await server.came.wait()
+        pausing = server._pause
+
+        async def pause(request: web.Request) -> web.Response:
+            return web.json_response({})  # it ends nothing
+
+        server._pause = pause  # type: ignore[method-assign]
+        await engine.update("writer", moved(folder, 1.0), 5)
+        server._pause = pausing  # type: ignore[method-assign]
+        answer = await task
+    assert (answer.ids, answer.versions) == ([12, 12], [5, 5])
+
+
+async def test_a_failed_check_leaves_weights_and_version(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        with pytest.raises(Exception, match="unknown names"):
+            await engine.update("writer", {**moved(folder, 1.0), "x": torch.zeros(1)}, 5)
+        assert engine.policies() == {"writer": 0}
+        assert (await generate(engine, PROMPT, max_tokens=1)).ids == [11]
+
+
+async def test_a_refused_update_ends_the_policy(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        server.refuse["/update_weights"] = 500, "the weights lack 1 of the model: ['x']"
+        with pytest.raises(EngineError, match=r"did not take on version 5 .*lack 1 of the model"):
+            await engine.update("writer", moved(folder, 1.0), 5)
+        with pytest.raises(EngineError, match="an update of policy writer failed"):
+            await generate(engine, PROMPT)
+        with pytest.raises(EngineError, match="an update of policy writer failed"):
+            engine.usage()
+        assert engine.policies() == {"writer": 0}
+
+
+async def test_only_the_present_weights_are_kept(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        for version in (1, 2, 3):
+            await engine.update("writer", moved(folder, version), version)
+        (kept,) = tmp_path.rglob("*.safetensors")
+        assert same(server, "model.norm.weight", load_file(kept)["model.norm.weight"])
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+async def test_a_server_that_was_started_again_gets_the_weights_before_any_call(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        await engine.update("writer", moved(folder, 1.0), 4)
+        await server.restart()
+        answer = await generate(engine, PROMPT, max_tokens=2)
+    assert (answer.ids, answer.versions) == ([11, 11], [4, 4])  # its first update since
+    assert same(server, "model.norm.weight", moved(folder, 1.0)["model.norm.weight"])
+
+
+async def test_a_server_that_is_started_again_in_mid_update_gets_all_of_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        server.dies.add("/finish_weight_update")
+        await engine.update("writer", moved(folder, 1.0), 4)
+        answer = await generate(engine, PROMPT, max_tokens=2)
+    assert (answer.ids, answer.versions) == ([11, 11], [4, 4])  # its first update since
+    assert same(server, "model.norm.weight", moved(folder, 1.0)["model.norm.weight"])
+
+
+async def test_a_call_on_a_server_that_is_killed_goes_on_afterwards(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Wire(folder)
+    server.hold.clear()
+    async with served(folder, tmp_path, server) as engine:
+        request = GenerationRequest(
+            request_id="r", policy="writer", prompt_ids=PROMPT, sampling=Sampling(max_tokens=3)
+        )
+        chunks = aiter(engine.generate(request, stream=True))
+        ids = [*(await anext(chunks)).ids, *(await anext(chunks)).ids]
+        rest = asyncio.create_task(anext(chunks))
+        await server.restart()
+        server.hold.set()
+        ids += (await rest).ids
+    assert ids == [11, 11, 11]
+    assert server.asked[-1]["prompt"] == [*PROMPT, 11, 11]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_listens_no_more_and_keeps_a_call(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """As vLLM's front does when its engine has died, where it waits for a call of that."""
+    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.02)
+    first, second = Wire(folder), Wire(folder)
+    first.hold.clear()
+    async with served(folder, tmp_path, first, second) as engine:
+        request = GenerationRequest(
+            request_id="r", policy="writer", prompt_ids=PROMPT, sampling=Sampling(max_tokens=2)
+        )
+        chunks = engine.generate(request, stream=stream)
+        call = asyncio.create_task(_all(chunks))
+        await first.came.wait()
+        await first.lose("listens no more")
+        async with asyncio.timeout(60):
+            assert await call == [11, 11]
+    (asked,) = second.asked
+    assert asked["prompt"] == [*PROMPT, *([11] if stream else [])]
+
+
+async def test_an_engine_that_dies_of_an_update_is_lost_and_not_the_policy(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its front refuses what it is asked with 500, as it would if the weights did not fit."""
+    monkeypatch.setattr(f"{SERVERS}._DYING_S", 60.0)
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        server.says["/start_weight_update"] = (500, b"EngineDeadError")
+        server.paused.clear()
+        update = asyncio.create_task(engine.update("writer", moved(folder, 1.0), 7))
+        await server.paused.wait()
+        await server.lose("health")
+        await server.looked.acquire()
+        server.says.clear()
+        await server.restart()
+        async with asyncio.timeout(60):
+            await update
+        assert same(server, "model.norm.weight", moved(folder, 1.0)["model.norm.weight"])
+        assert engine.policies() == {"writer": 7}
+
+
+async def test_one_bad_look_at_a_server_loses_nothing(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.02)
+    monkeypatch.setattr(f"{SERVERS}._LOOKS", 10_000)
+    server = Wire(folder)
+    server.hold.clear()
+    async with served(folder, tmp_path, server) as engine:
+        call = asyncio.create_task(generate(engine, PROMPT, max_tokens=2))
+        await server.came.wait()
+        await server.lose("health")
+        while "is lost" not in caplog.text:  # noqa: ASYNC110 - a log has no event
+            await asyncio.sleep(0.01)
+        del server.says["/health"]
+        server.hold.set()
+        assert (await call).ids == [11, 11]
+    assert (len(server.asked), server.updates) == (1, 1)
+
+
+@pytest.mark.parametrize("status", [NEVER, 404, 500])
+async def test_a_server_that_is_only_unwell_is_not_given_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Slow, or behind something with troubles of its own: only two things say that it is gone."""
+    monkeypatch.setattr(client, "_HEALTH_S", 0.02)
+    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.005)
+    monkeypatch.setattr(f"{SERVERS}._LOOKS", 1)
+    server = Wire(folder)
+    server.hold.clear()
+    async with served(folder, tmp_path, server) as engine:
+        call = asyncio.create_task(generate(engine, PROMPT, max_tokens=2))
+        await server.came.wait()
+        server.says["/health"] = (status, b"no")
+        for _ in range(5):
+            await server.looked.acquire()
+        server.hold.set()
+        assert (await call).ids == [11, 11]
+    assert (len(server.asked), server.updates) == (1, 1)
+
+
+async def _all(chunks: AsyncIterator[TokenChunk]) -> list[int]:
+    return [token async for chunk in chunks for token in chunk.ids]
+
+
+async def test_other_servers_take_over(folder: Path, tmp_path: Path) -> None:
+    first, second = Wire(folder), Wire(folder)
+    async with served(folder, tmp_path, first, second) as engine:
+        wait_no_longer_than(engine, 0.2)
+        await asyncio.gather(*(of_rollout(engine, f"r{n}") for n in range(4)))
+        assert (len(first.asked), len(second.asked)) == (2, 2)
+        await first.stop()
+        answers = [await of_rollout(engine, f"r{n}") for n in range(4)]
+        assert [answer.ids for answer in answers] == [[11]] * 4
+        assert len(second.asked) == 6
+        async with asyncio.timeout(60):  # no update waits for the one that is gone
+            await engine.update("writer", moved(folder, 1.0), 7)
+        assert (await of_rollout(engine, "r0")).ids == [12]
+        assert engine.policies() == {"writer": 7}
+
+
+async def test_the_calls_of_a_rollout_stay_on_one_server(folder: Path, tmp_path: Path) -> None:
+    first, second = Wire(folder), Wire(folder)
+    async with served(folder, tmp_path, first, second) as engine:
+        for rollout in ("r0", "r1", "r1", "r1", "r0"):  # in turns there would be 3 on the first
+            await of_rollout(engine, rollout)
+    assert (len(first.asked), len(second.asked)) == (2, 3)
+
+
+async def test_the_last_server_that_is_gone_for_good_ends_the_policy(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        wait_no_longer_than(engine, 0.05)
+        await server.stop()
+        with pytest.raises(EngineError, match=r"was not ready within 0\.05 s \(VLLM\(start_s="):
+            await generate(engine, PROMPT)
+        with pytest.raises(EngineError, match="was not ready"):
+            engine.usage()
+
+
+async def test_a_call_that_no_server_survives_is_given_up(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+
+        async def breaks(request: web.Request) -> web.Response:
+            raise web.HTTPInternalServerError(text="EngineDeadError")
+
+        server._complete = breaks  # type: ignore[method-assign]
+        await server.restart()
+        tries = server_pool.TRIES
+        with pytest.raises(EngineError, match=f"was tried {tries} times: .*EngineDeadError"):
+            await generate(engine, PROMPT)
+
+
+async def test_a_server_that_ends_calls_without_an_answer(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+
+    async def ends(request: web.Request) -> web.Response:
+        return web.json_response(body([], "abort"))
+
+    server._complete = ends  # type: ignore[method-assign]
+    async with served(folder, tmp_path, server) as engine:
+        with pytest.raises(EngineError, match="ended it without an answer"):
+            await generate(engine, PROMPT)
+
+
+async def test_an_engine_that_is_closed_while_a_server_comes_back(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server, start_s=600) as engine:
+        await server.stop()
+        task = asyncio.create_task(generate(engine, PROMPT))
+        while not engine._lanes["writer"]._recovering:  # noqa: ASYNC110 (until it is noticed)
+            await asyncio.sleep(0)
+        update = asyncio.create_task(engine.update("writer", moved(folder, 1.0), 1))
+        while not list(tmp_path.rglob("*.safetensors")):  # noqa: ASYNC110 (then it waits)
+            await asyncio.sleep(0.01)
+        await engine.close()
+        for each in (task, update):
+            with pytest.raises(EngineClosedError):
+                await each
+
+
+async def test_a_refused_call_is_not_tried_again(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        server.refuse["/v1/completions"] = 400, "no"
+        with pytest.raises(EngineError, match="400 no"):
+            await generate(engine, PROMPT)
+        assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"choices": [{"token_ids": None, "finish_reason": "length"}]}, "gives no token ids"),
+        ({"choices": [{"token_ids": [5], "logprobs": None}]}, "--logprobs-mode processed_logprobs"),
+        (
+            {"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [None]}}]},
+            "--logprobs-mode",
+        ),
+        ({"choices": "x"}, "no completion"),
+    ],
+)
+async def test_answers_that_cannot_be_trained(
+    folder: Path, tmp_path: Path, body: dict[str, Any], message: str
+) -> None:
+    server = Wire(folder)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(body)
+
+    server._complete = answer  # type: ignore[method-assign]
+    async with served(folder, tmp_path, server) as engine:
+        with pytest.raises(EngineError, match=message):
+            await generate(engine, PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda server: server.facts.update(hidden=1), "another model"),
+        (lambda server: server.facts.update(tied=True), "--hf-overrides"),
+        (lambda server: server.facts.pop("transfer"), "this lightspan cannot read"),
+        (
+            lambda server: server.refuse.update({"/collective_rpc": (404, "none")}),
+            "VLLM_SERVER_DEV_MODE=1",
+        ),
+        (
+            lambda server: server.refuse.update({"/collective_rpc": (500, "no attribute")}),
+            "--worker-extension-cls",
+        ),
+    ],
+)
+async def test_servers_that_cannot_be_used_are_refused_at_the_start(
+    folder: Path, tmp_path: Path, prepare: Callable[[Wire], Any], message: str
+) -> None:
+    server = Wire(folder)
+    prepare(server)
+    with pytest.raises(ConfigError, match=message):
+        async with served(folder, tmp_path, server):
+            pass
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert not list(tmp_path.glob("lightspan-weights-*"))
+
+
+async def test_the_client_ends_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the server, which would end one in the moment in which a call is sent on it."""
+    assert client.KEPT_S < 5.0  # after which vLLM does
+    monkeypatch.setattr(client, "KEPT_S", 0.05)
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        assert await reader.read() == b""
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    asked = Client("")
+    await asked.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert await asked.ailment() is None
+    await ended.wait()
+    await asked.close()
+    server.close()
+
+
+async def test_nobody_there(folder: Path, tmp_path: Path) -> None:
+    vllm = VLLM(addresses=("http://127.0.0.1:9",), exchange=str(tmp_path), start_s=0.05)
+    engine = VLLMEngine(vllm, {"writer": folder}, logs=tmp_path)
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9 was not ready"):
+        await engine.start()
+    with pytest.raises(EngineClosedError):
+        await generate(engine, PROMPT)
+
+
+async def test_an_interpreter_without_vllm(folder: Path, tmp_path: Path) -> None:
+    vllm = VLLM(python=sys.executable, exchange=str(tmp_path))
+    engine = VLLMEngine(vllm, {"the/writer": folder}, logs=tmp_path / "logs")
+    with pytest.raises(EngineError, match="server 0 of policy the/writer: its interpreter has no"):
+        await engine.start()
+    assert "No module named" in (tmp_path / "logs" / "vllm-the-writer-0.log").read_text()
+
+
+def test_no_interpreter(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        VLLMEngine(VLLM(python=".venv/no/such"), {"writer": folder}, logs=tmp_path)
+    assert str(caught.value) == (
+        "VLLM: python='.venv/no/such' is no interpreter: there is no such program; make vLLM's "
+        "environment first, such as with `python3 -m venv .venv-vllm && .venv-vllm/bin/pip install "
+        "vllm`, on a machine without a GPU as docs/vllm.md says, and give the path of its "
+        "interpreter"
+    )
+
+
+async def test_requests_that_are_refused(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server, context_length=100) as engine:
+        with pytest.raises(ContextOverflowError, match=r"holds 100.*VLLM\(context_length=…\)"):
+            await generate(engine, [5] * 100)
+        with pytest.raises(EngineError, match="empty prompt"):
+            await generate(engine, [])
+        with pytest.raises(EngineError, match="prompt ids must be from 0"):
+            await generate(engine, [10**6])
+        for temperature in (2.5, 0.001):
+            with pytest.raises(UnsupportedError, match=rf"temperature={temperature} .*0\.01 to 2"):
+                await generate(engine, PROMPT, temperature=temperature)
+        constrained = GenerationRequest(
+            request_id="r", policy="writer", prompt_ids=PROMPT, sampling=Sampling(), grammar="{}"
+        )
+        with pytest.raises(UnsupportedError, match="grammar"):
+            await anext(aiter(engine.generate(constrained, stream=False)))
+        assert engine.capabilities.grammars == ""
+        assert engine.capabilities.temperatures == (0.01, 2.0)
+    assert server.asked == []
+
+
+async def test_a_call_that_waits_when_the_engine_is_closed(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+    server.hold.clear()
+    async with served(folder, tmp_path, server) as engine:
+        task = asyncio.create_task(generate(engine, PROMPT, max_tokens=3))
+        await server.served.acquire()
+        await engine.close()
+        with pytest.raises(EngineClosedError):
+            await task
+
+
+async def test_probes_are_of_late_prompts_and_every_server(folder: Path, tmp_path: Path) -> None:
+    first, second = Wire(folder), Wire(folder)
+    async with served(folder, tmp_path, first, second) as engine:
+        (probe, other) = await engine.probes("writer")
+        greeting = engine.tokenizer("writer").render([{"role": "user", "content": "Hello"}])
+        assert probe.prompt_ids == other.prompt_ids == greeting
+        await generate(engine, PROMPT, max_tokens=1)
+        await engine.update("writer", moved(folder, 1.0), 2)
+        await first.restart()
+        probes = await engine.probes("writer")
+    assert [probe.prompt_ids for probe in probes] == [PROMPT, PROMPT]
+    assert len({probe.where for probe in probes}) == 2
+    assert [probe.version for probe in probes] == [2, 2]
+    assert [probe.ids for probe in probes] == [[11] * 8, [12] * 8]  # its first update since
+
+
+async def of_rollout(engine: TokenEngine, rollout: str) -> Answer:
+    """One token for a rollout's call."""
+    request = GenerationRequest(
+        request_id=rollout,
+        policy="writer",
+        prompt_ids=PROMPT,
+        sampling=Sampling(max_tokens=1),
+        rollout=rollout,
+    )
+    answer = Answer()
+    async for chunk in engine.generate(request, stream=False):
+        answer.ids += chunk.ids
+    return answer

@@ -1,0 +1,410 @@
+"""The shim around Anthropic's SDK: what reaches the gateway, and what is recorded of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture._globals import state
+from lightspan.capture.emit import agent
+from lightspan.capture.entry import open_scope
+from lightspan.capture.sdks import ANTHROPIC, OPENAI
+from lightspan.production.record import record
+from lightspan.schema import semconv as c
+from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan.stores import open_store
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
+from packages.core.tests.capture.clients import acting_as, llm_spans, make_scope
+
+pytestmark = pytest.mark.usefixtures("unwrapped")
+
+ASKED: dict[str, Any] = {
+    "model": "claude",
+    "max_tokens": 9,
+    "messages": [{"role": "user", "content": "hi"}],
+}
+
+
+def client_of(server: ScriptedServer, **options: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(**{"base_url": server.origin, "api_key": "app-key", **options})
+
+
+def async_client_of(server: ScriptedServer, **options: Any) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(**{"base_url": server.origin, "api_key": "app-key", **options})
+
+
+def text_of(message: Any) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def text_of_stream(stream: Any) -> str:
+    return "".join(event.delta.text for event in stream if event.type == "content_block_delta")
+
+
+def _helper_stream(client: Any) -> str:
+    with client.messages.stream(**ASKED) as stream:
+        return text_of(stream.get_final_message())
+
+
+def _streaming_response(client: Any) -> str:
+    with client.messages.with_streaming_response.create(**ASKED) as response:
+        return str(json.loads(response.read())["content"][0]["text"])
+
+
+WAYS: dict[str, Any] = {
+    "create": lambda client: text_of(client.messages.create(**ASKED)),
+    "stream=True": lambda client: text_of_stream(client.messages.create(**ASKED, stream=True)),
+    "stream()": _helper_stream,
+    "raw": lambda client: text_of(client.messages.with_raw_response.create(**ASKED).parse()),
+    "raw stream": lambda client: text_of_stream(
+        client.messages.with_raw_response.create(**ASKED, stream=True).parse()
+    ),
+    "streaming response": _streaming_response,
+    "beta": lambda client: text_of(client.beta.messages.create(**ASKED)),
+    "with_options": lambda client: text_of(client.with_options(timeout=5).messages.create(**ASKED)),
+}
+ASYNC_WAYS = ("create", "stream=True", "stream()", "raw", "raw stream")
+
+
+async def ask_async(client: anthropic.AsyncAnthropic, way: str) -> str:
+    match way:
+        case "create":
+            return text_of(await client.messages.create(**ASKED))
+        case "raw":
+            return text_of(await (await client.messages.with_raw_response.create(**ASKED)).parse())
+        case "stream()":
+            async with client.messages.stream(**ASKED) as helper:
+                return text_of(await helper.get_final_message())
+    stream: Any
+    if way == "raw stream":
+        raw = await client.messages.with_raw_response.create(**ASKED, stream=True)
+        stream = await raw.parse()
+    else:
+        stream = await client.messages.create(**ASKED, stream=True)
+    return "".join([e.delta.text async for e in stream if e.type == "content_block_delta"])
+
+
+# --- whatever way an app asks ---------------------------------------------------------------
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_ask(gateway: ScriptedServer, elsewhere: ScriptedServer, way: str) -> None:
+    """A client built before the shim is installed, and used in a scope and outside."""
+    with client_of(elsewhere) as client:
+        assert WAYS[way](client) == "from elsewhere"
+        with acting_as(gateway, "writer") as scope:
+            assert WAYS[way](client) == "from the gateway"
+            assert llm_spans(scope) == []  # the gateway records it
+        assert WAYS[way](client) == "from elsewhere"
+        with acting_as(gateway, "checker") as scope:
+            assert WAYS[way](client) == "from elsewhere"
+        _check_recorded(scope, elsewhere)
+    assert (len(gateway.requests), len(elsewhere.requests)) == (1, 3)
+
+
+@pytest.mark.parametrize("way", ASYNC_WAYS)
+async def test_every_async_way_to_ask(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, way: str
+) -> None:
+    async with async_client_of(elsewhere) as client:
+        with acting_as(gateway, "writer") as scope:
+            assert await ask_async(client, way) == "from the gateway"
+            assert llm_spans(scope) == []
+        with acting_as(gateway, "checker") as scope:
+            assert await ask_async(client, way) == "from elsewhere"
+        _check_recorded(scope, elsewhere)
+    await sdk_instrumentation.aclose()
+    assert (len(gateway.requests), len(elsewhere.requests)) == (1, 1)
+
+
+def _check_recorded(scope: Any, elsewhere: ScriptedServer, model: str = "claude") -> None:
+    """The same whichever way it was asked for, but for whether it was streamed."""
+    assert scope.recorder.capture_errors() == []
+    [span] = llm_spans(scope)
+    known = dict(span.attributes)
+    known.pop(c.REQUEST_STREAM, None)
+    assert str(known.pop(c.CALL_ID)).startswith("call-")
+    assert str(known.pop(c.RESPONSE_ID)).startswith("msg_")
+    said = {"role": "assistant", "parts": [{"type": "text", "content": "from elsewhere"}]}
+    assert json.loads(str(known.pop(c.OUTPUT_MESSAGES))) == [{**said, "finish_reason": "stop"}]
+    assert json.loads(str(known.pop(c.INPUT_MESSAGES))) == [
+        {"role": "user", "parts": [{"type": "text", "content": "hi"}]}
+    ]
+    assert known == {
+        c.AGENT_PATH: "checker",
+        c.CALL_OUTCOME: "ok",
+        c.ROUTE: "app",
+        c.OPERATION_NAME: "chat",
+        c.PROVIDER_NAME: "anthropic",
+        c.OPENINFERENCE_KIND: "LLM",
+        c.REQUEST_MODEL: "claude",
+        c.REQUEST_MAX_TOKENS: 9,
+        c.RESPONSE_MODEL: model,
+        c.FINISH_REASONS: ["stop"],
+        c.INPUT_TOKENS: 4,
+        c.OUTPUT_TOKENS: 2,
+        c.SERVER_ADDRESS: "127.0.0.1",
+        c.SERVER_PORT: int(elsewhere.origin.rpartition(":")[2]),
+    }
+    assert (span.name, span.status) == ("chat claude", SpanStatus.OK)
+
+
+def test_a_recorded_call_with_tools(elsewhere: ScriptedServer) -> None:
+    reply = Reply(tool_calls=[ToolCall(name="add", arguments='{"x": 1}', call_id="toolu_1")])
+    tool: Any = {"name": "add", "input_schema": {"type": "object"}}
+    with ScriptedServer(lambda request: reply) as server, client_of(server) as client:
+        for streamed in (False, True):
+            with acting_as(None, "checker") as scope:
+                answer: Any = client.messages.create(**ASKED, tools=[tool], stream=streamed)
+                if streamed:
+                    list(answer)
+            [span] = llm_spans(scope)
+            [said] = json.loads(str(span.attributes[c.OUTPUT_MESSAGES]))
+            assert said == {
+                "role": "assistant",
+                "parts": [
+                    {"type": "tool_call", "id": "toolu_1", "name": "add", "arguments": '{"x":1}'}
+                ],
+                "finish_reason": "tool_calls",
+            }
+
+
+def test_a_stream_that_the_app_leaves(elsewhere: ScriptedServer) -> None:
+    """What it saw is recorded: with the id a reward may come later."""
+    with client_of(elsewhere) as client, acting_as(None, "checker") as scope:
+        with client.messages.create(**ASKED, stream=True) as stream:
+            for event in stream:
+                if event.type == "content_block_delta":
+                    break
+        [span] = llm_spans(scope)
+    assert span.attributes[c.CALL_OUTCOME] == "cancelled"
+    assert str(span.attributes[c.RESPONSE_ID]).startswith("msg_")
+    [said] = json.loads(str(span.attributes[c.OUTPUT_MESSAGES]))
+    assert said["parts"] == [{"type": "text", "content": "from"}]
+
+
+# --- what the gateway sees ------------------------------------------------------------------
+def test_the_headers_of_a_redirected_call(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the app's client, nor of the environment's."""
+    for name, value in {
+        "ANTHROPIC_API_KEY": "env-key",
+        "ANTHROPIC_AUTH_TOKEN": "env-token",
+        "ANTHROPIC_CUSTOM_HEADERS": "x-of-env: yes",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:9",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with (
+        client_of(elsewhere, default_headers={"x-own": "yes"}) as client,
+        open_scope(make_scope(gateway)),
+        agent("team/ä b"),
+        agent("writer") as span,
+    ):
+        client.beta.messages.create(**ASKED, extra_headers={"x-call": "yes"})
+    [request] = gateway.requests
+    headers = {key: value for key, value in request.headers.items() if "stainless" not in key}
+    assert headers.pop(c.HEADER_CALL_ID).startswith("call-")
+    assert span is not None
+    for transport in ("accept-encoding", "connection", "content-length", "user-agent"):
+        headers.pop(transport)
+    headers.pop("anthropic-version")
+    assert headers.pop("x-api-key", "per-call") == "per-call"  # of older versions
+    assert headers == {
+        "host": gateway.origin.removeprefix("http://"),
+        "accept": "application/json",
+        "content-type": "application/json",
+        "authorization": "Bearer token-1",
+        c.HEADER_ATTEMPT: "at-1",
+        c.HEADER_AGENT: "team%2F%C3%A4%20b/writer",
+        c.HEADER_PARENT: f"00-0123456789abcdef0123456789abcdef-{span.span_id}-01",
+        c.HEADER_PROTOCOL: str(c.PROTOCOL_VERSION),
+    }
+    assert (request.path, request.body) == ("/v1/messages", ASKED)
+
+
+@pytest.mark.parametrize("cloud", ["vertex", "foundry", "bedrock"])
+def test_a_client_of_another_cloud_is_redirected_too(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, cloud: str
+) -> None:
+    clients: dict[str, Any] = {
+        "vertex": lambda: anthropic.AnthropicVertex(
+            region="r", project_id="p", access_token="own", base_url=elsewhere.origin
+        ),
+        "foundry": lambda: anthropic.AnthropicFoundry(api_key="own", base_url=elsewhere.origin),
+        "bedrock": lambda: anthropic.AnthropicBedrock(
+            aws_region="r", aws_access_key="own", aws_secret_key="own", base_url=elsewhere.origin
+        ),
+    }
+    with clients[cloud]() as client:
+        for way in ("create", "stream=True"):
+            with acting_as(gateway, "writer") as scope:
+                assert WAYS[way](client) == "from the gateway"
+                assert llm_spans(scope) == []
+            if cloud == "bedrock":
+                continue  # its own calls need boto3
+            with acting_as(gateway, "checker") as scope:
+                assert WAYS[way](client) == "from elsewhere"
+            # to Google the model goes in the path, which the scripted server does not read
+            _check_recorded(scope, elsewhere, "" if cloud == "vertex" else "claude")
+    assert {request.path for request in gateway.requests} == {"/v1/messages"}
+    assert "own" not in {value for r in gateway.requests for value in r.headers.values()}
+
+
+def test_a_client_without_any_key(
+    gateway: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("ANTHROPIC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with anthropic.Anthropic() as client, acting_as(gateway, "writer"):
+        assert WAYS["create"](client) == "from the gateway"
+        assert WAYS["stream()"](client) == "from the gateway"
+
+
+def test_other_requests_are_not_touched(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
+    with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+        assert [model.id for model in client.models.list()] == ["scripted"]
+        client.messages.with_raw_response.count_tokens(model="claude", messages=ASKED["messages"])
+    assert llm_spans(scope) == []
+    assert gateway.requests == []
+
+
+def test_retries_carry_one_call_id(elsewhere: ScriptedServer) -> None:
+    bad = Reply(status=500, headers={"retry-after-ms": "1"})
+    with (
+        ScriptedServer([bad, bad, "fine"]) as gateway,
+        client_of(elsewhere, max_retries=2) as client,
+        acting_as(gateway, "writer"),
+    ):
+        assert WAYS["create"](client) == "fine"
+    assert [r.headers["x-stainless-retry-count"] for r in gateway.requests] == ["0", "1", "2"]
+    assert len({request.headers[c.HEADER_CALL_ID] for request in gateway.requests}) == 1
+
+
+def test_a_gateway_that_is_gone(elsewhere: ScriptedServer) -> None:
+    with ScriptedServer() as gone:
+        pass
+    with (
+        client_of(elsewhere, max_retries=0) as client,
+        acting_as(gone, "writer") as scope,
+        pytest.raises(anthropic.APIConnectionError),
+    ):
+        WAYS["create"](client)
+    [span] = llm_spans(scope)
+    assert span.attributes[c.CALL_OUTCOME] == "undelivered"
+    assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_error_of_the_apps_endpoint_is_recorded(streamed: bool) -> None:
+    bad = Reply(status=400, text="no such thing")
+    with (
+        ScriptedServer(lambda request: bad) as server,
+        client_of(server) as client,
+        acting_as(None, "checker") as scope,
+        pytest.raises(anthropic.BadRequestError, match="no such thing"),
+    ):
+        client.messages.create(**ASKED, stream=streamed)
+    [span] = llm_spans(scope)
+    assert (span.attributes[c.CALL_OUTCOME], span.status) == ("error", SpanStatus.ERROR)
+
+
+async def test_concurrent_calls(elsewhere: ScriptedServer) -> None:
+    async def one(client: anthropic.AsyncAnthropic, number: int) -> str:
+        said: Any = [{"role": "user", "content": str(number)}]
+        return text_of(await client.messages.create(model="m", max_tokens=9, messages=said))
+
+    with ScriptedServer(lambda request: f"echo {request.last_text}") as gateway:
+        async with async_client_of(elsewhere) as client:
+            with acting_as(gateway, "writer"):
+                answers = await asyncio.gather(*(one(client, number) for number in range(16)))
+        await sdk_instrumentation.aclose()
+    assert answers == [f"echo {number}" for number in range(16)]
+
+
+# --- production -----------------------------------------------------------------------------
+async def test_a_recorded_app(elsewhere: ScriptedServer, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/recorded.db"
+    with record(url), client_of(elsewhere) as client, agent("checker"):
+        assert WAYS["create"](client) == "from elsewhere"
+        assert WAYS["stream()"](client) == "from elsewhere"
+    async with open_store(url) as store:
+        [kept] = await store.rollouts()
+        [attempt] = await store.attempts([kept.rollout.rollout_id])
+        spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+    calls = [span for span in spans if span.kind is SpanKind.LLM]
+    assert [span.attributes[c.PROVIDER_NAME] for span in calls] == ["anthropic", "anthropic"]
+    assert {span.attributes[c.AGENT_PATH] for span in calls} == {"checker"}
+
+
+def test_a_graph_with_chat_anthropic_is_recorded_once(
+    elsewhere: ScriptedServer, tmp_path: Path
+) -> None:
+    """LangChain tells of the call as well; streamed or not, it is one."""
+    from langchain_anthropic import ChatAnthropic
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    import lightspan_langgraph
+
+    model: Any = ChatAnthropic(model="m", base_url=elsewhere.origin, api_key="own")  # type: ignore[call-arg]
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("writer", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_edge(START, "writer")
+    graph.add_edge("writer", END)
+    compiled, asked = graph.compile(), {"messages": [("user", "hi")]}
+    url = f"sqlite:///{tmp_path}/recorded.db"
+    lightspan_langgraph.instrument()
+    try:
+        with record(url):
+            assert compiled.invoke(asked)["messages"][-1].text == "from elsewhere"
+            streamed = [m.text for m, _ in compiled.stream(asked, stream_mode="messages")]
+            assert "".join(streamed) == "from elsewhere"
+    finally:
+        lightspan_langgraph.uninstrument()
+    found = read_recorded(url)
+    assert [len(one.calls) for one in found] == [1, 1]
+    for one in found:
+        known = one.calls[0].attributes
+        assert (known[c.AGENT_PATH], known[c.PROVIDER_NAME]) == ("writer", "anthropic")
+        assert [answer.answer for answer in one.answered] == ["from elsewhere"]
+
+
+# --- installing -----------------------------------------------------------------------------
+def test_uninstalling_leaves_the_classes_as_they_were() -> None:
+    kinds = ANTHROPIC.wrapped_classes()
+    before = [dict(vars(kind)) for kind in kinds]
+    sdk_instrumentation.install()
+    assert all(vars(k)["request"] is not b["request"] for k, b in zip(kinds, before, strict=True))
+    sdk_instrumentation.uninstall()
+    assert [dict(vars(kind)) for kind in kinds] == before
+
+
+def test_an_sdk_that_cannot_be_wrapped_does_not_stop_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import openai
+
+    from lightspan.capture.sdks import Sdk
+
+    def broken(self: Sdk) -> Any:
+        if self is OPENAI:
+            raise ImportError("broken")
+        return classes(self)
+
+    classes = Sdk.wrapped_classes
+    monkeypatch.setattr(Sdk, "wrapped_classes", broken)
+    for _ in range(2):
+        with pytest.raises(ImportError, match="broken"):
+            sdk_instrumentation.install()
+    assert "request" not in vars(openai.OpenAI)
+    assert list(state.shims) == ["anthropic"]
+    monkeypatch.setattr(Sdk, "wrapped_classes", classes)
+    sdk_instrumentation.install()
+    assert sorted(state.shims) == ["anthropic", "openai"]

@@ -1,0 +1,237 @@
+"""Calls past the OpenAI SDK: a span with their structure, and a coverage that says why."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lightspan import LightningRL
+from lightspan.capture.context import AgentContext, AttemptContext, Frame
+from lightspan.capture.other_clients import (
+    NestedCalls,
+    bypassing_call,
+    client_of,
+    is_at_gateway,
+)
+from lightspan.lightning import Rejection, build_episode, cover
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Mode, Report, Rollout
+from lightspan.schema.resources import ROUTING
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.token_records import CallOutcome
+from lightspan.stores import open_store
+from lightspan.training.folder import RunFolder
+from lightspan_testing.strategies import make_rollout
+from lightspan_tools.inspect import inspect_run
+
+ACTING = AgentContext(
+    AttemptContext(rollout_id="r", attempt_id="a", trace_id="0" * 32),
+    (Frame("writer", "1" * 16),),
+    "1" * 16,
+)
+REQUEST = {"model": "mine", "messages": [{"role": "user", "content": "go"}]}
+ANSWER = {
+    "choices": [{"message": {"role": "assistant", "content": "fine"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+}
+
+
+def call(**fields: object) -> Span:
+    return bypassing_call(ACTING, REQUEST, ANSWER, start_ns=1, **fields)  # type: ignore[arg-type]
+
+
+def test_its_span() -> None:
+    span = call()
+    assert (span.name, span.kind, span.status) == ("chat mine", SpanKind.LLM, SpanStatus.OK)
+    assert (span.parent_id, span.start_ns) == ("1" * 16, 1)
+    assert span.end_ns > 1
+    known = dict(span.attributes)
+    assert str(known.pop(c.CALL_ID)).startswith("call")
+    assert known == {
+        c.AGENT_PATH: "writer",
+        c.ROUTE: "app",
+        c.CALL_OUTCOME: "ok",
+        c.OPERATION_NAME: "chat",
+        c.REQUEST_MODEL: "mine",
+        c.OPENINFERENCE_KIND: "LLM",
+        c.INPUT_MESSAGES: '[{"role":"user","parts":[{"type":"text","content":"go"}]}]',
+        c.OUTPUT_MESSAGES: '[{"role":"assistant","parts":[{"type":"text","content":"fine"}],'
+        '"finish_reason":"stop"}]',
+        c.FINISH_REASONS: ["stop"],
+        c.INPUT_TOKENS: 5,
+        c.OUTPUT_TOKENS: 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "told"),
+    [
+        (SpanStatus.ERROR, None, "error"),
+        (SpanStatus.UNSET, None, "cancelled"),
+        (SpanStatus.ERROR, CallOutcome.CANCELLED, "cancelled"),
+    ],
+)
+def test_how_it_ended(status: SpanStatus, outcome: CallOutcome | None, told: str) -> None:
+    span = call(status=status, outcome=outcome, message="no", attributes={c.ERROR_TYPE: "Down"})
+    assert (span.status, span.status_message) == (status, "no")
+    assert (span.attributes[c.CALL_OUTCOME], span.attributes[c.ERROR_TYPE]) == (told, "Down")
+
+
+def test_two_calls_are_two() -> None:
+    assert call().attributes[c.CALL_ID] != call().attributes[c.CALL_ID]
+
+
+async def _run_with(span: Span, folder: RunFolder) -> str:
+    """A run of one attempt with one call; the rollout's id."""
+    folder.write_config({**LightningRL("a/model", optimize="writer").config(), "run_id": "run"})
+    async with open_store(folder.store_url) as store:
+        routing = LightningRL("a/model", optimize="writer").routing()
+        resources_id = await store.put_resources({ROUTING: routing})
+        rollout = make_rollout(resources_id=resources_id, run_id="run")
+        await store.enqueue([rollout])
+        [claim] = await store.claim("runner", 1, 60.0)
+        ref = AttemptRef(claim.attempt.attempt_id, claim.attempt.epoch)
+        ids = {"attempt_id": ref.attempt_id, "rollout_id": rollout.rollout_id}
+        await store.add_spans(ref, [span.replace(**ids)])
+        done = Report(attempt_id=ref.attempt_id, epoch=ref.epoch, status=AttemptStatus.SUCCEEDED)
+        await store.report([done])
+    return rollout.rollout_id
+
+
+def test_inspect_says_that_it_is_not_trainable(tmp_path: Path) -> None:
+    rollout_id = asyncio.run(_run_with(call(), RunFolder(tmp_path)))
+    assert "coverage of calls: rejected:no_tokens 1\n" in inspect_run(tmp_path)
+    told = "/0 writer: rejected no tokens: not trainable; the call did not go through the gateway"
+    assert told in inspect_run(tmp_path, rollout_id)
+
+
+def test_the_coverage_says_that_it_is_not_trainable() -> None:
+    ended = Attempt(
+        rollout_id="r", attempt_id="a", number=1, epoch=1, status=AttemptStatus.SUCCEEDED
+    )
+    episode = build_episode(ended, Rollout(rollout_id="r", task={}, task_id="t"), [call()], [])
+    trained = Routing(default=Target(route=Route.POLICY, policy="policy"))
+    (entry,) = cover(episode, trained).entries
+    assert entry.rejection is Rejection.NO_TOKENS
+    assert entry.reason == "no tokens: not trainable; the call did not go through the gateway"
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "gateway", "routed"),
+    [
+        (Mode.TRAIN, "writer", "http://gateway", True),
+        (Mode.VAL, "writer", "http://gateway", True),
+        (Mode.DEV, "writer", "http://gateway", True),
+        (Mode.PRODUCTION, "writer", "http://gateway", False),  # one that serves an app
+        (Mode.TRAIN, "writer", None, False),
+        (Mode.TRAIN, "checker", "http://gateway", False),
+    ],
+)
+def test_calls_that_the_gateway_answers_in_a_rollout(
+    mode: Mode, path: str, gateway: str | None, routed: bool
+) -> None:
+    routing = Routing(rules=[Rule("writer", Target(route=Route.POLICY, policy="main"))])
+    scope = AttemptContext(
+        rollout_id="r", attempt_id="a", mode=mode, gateway_url=gateway, routing=routing
+    )
+    assert AgentContext(scope, (Frame(path, "1" * 16),)).is_routed is routed
+
+
+# --- clients --------------------------------------------------------------------------------
+class Plain:
+    """It takes nothing, and keeps nothing."""
+
+
+class LiteLLMChat:
+    def __init__(self, api_base: str) -> None:
+        self.api_base = api_base
+
+
+class OllamaChat:
+    def __init__(self, base_url: str) -> None:
+        self.settings = base_url
+
+
+class Hostile:
+    def __init__(self, api_base: str, openai_api_key: str) -> None:
+        self._create_args = {"base_url": api_base, "api_key": openai_api_key}
+
+    @property
+    def base_url(self) -> str:
+        raise RuntimeError("a property of the app's")
+
+
+REPLACED = "use the.Native in its place"
+LITELLM = 'name its model "openai/…": LiteLLM then uses the OpenAI SDK, which lightspan sees'
+HERE = "tests.capture.test_other_clients"
+
+
+@pytest.mark.parametrize(
+    ("client", "known"),
+    [
+        (Plain(), {c.CLIENT: f"{HERE}.Plain", c.CLIENT_FIX: REPLACED}),
+        (
+            LiteLLMChat("http://user:secret@models.test/v1?key=secret"),
+            {
+                c.CLIENT: f"{HERE}.LiteLLMChat",
+                c.CLIENT_FIX: LITELLM,
+                c.SERVER_ADDRESS: "models.test",
+            },
+        ),
+        (OllamaChat("http://127.0.0.1"), {c.CLIENT: f"{HERE}.OllamaChat", c.CLIENT_FIX: REPLACED}),
+        (
+            Hostile("http://[::1]:8000/v1", "secret"),
+            {
+                c.CLIENT: f"{HERE}.Hostile",
+                c.CLIENT_FIX: REPLACED,
+                c.SERVER_ADDRESS: "::1",
+                c.SERVER_PORT: 8000,
+            },
+        ),
+        (
+            LiteLLMChat("http://models.test:port/v1"),
+            {c.CLIENT: f"{HERE}.LiteLLMChat", c.CLIENT_FIX: LITELLM},
+        ),
+    ],
+)
+def test_what_is_said_of_a_client(client: object, known: dict[str, object]) -> None:
+    found = client_of(client, "the.Native").attributes()
+    assert found == known
+
+
+def test_a_client_at_the_attempts_endpoint() -> None:
+    client = client_of(LiteLLMChat("http://127.0.0.1:80/v1"), "the.Native")
+    assert is_at_gateway(client, "http://127.0.0.1:80")
+    assert not is_at_gateway(client, "http://127.0.0.1:8")
+    assert not is_at_gateway(client, None)
+    assert not is_at_gateway(None, "http://127.0.0.1:80")
+
+
+ENDS: dict[str, tuple[list[bool | None], bool, bool]] = {
+    # how the calls inside ended (None: not yet) → whether the one around them is recorded
+    "none, well": ([], True, True),
+    "none, badly": ([], False, True),
+    "one failed, and another way was found": ([False], True, True),
+    "one failed, and no other way was found": ([False], False, False),
+    "one brought the answer": ([True], True, False),
+    "one is under way": ([None], True, False),
+    "one failed and was tried again": ([False, True], True, False),
+    "both failed": ([False, False], True, True),
+    "two at once, one of which won": ([True, False], True, False),
+    "one failed, another is under way": ([False, None], True, False),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_who_records_a_call_inside_which_others_were_made(case: str) -> None:
+    ended, is_ok, expected = ENDS[case]
+    calls = NestedCalls()
+    told = [calls.start() for _ in ended]
+    for end, is_answered in zip(told, ended, strict=True):
+        if is_answered is not None:
+            end(is_answered)
+            end(not is_answered)  # only the first time counts
+    assert calls.needs_record(is_ok=is_ok) is expected

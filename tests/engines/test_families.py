@@ -1,0 +1,504 @@
+"""Qwen2.5 and Llama 3.2, tiny and random, with the chat templates that they publish.
+
+Template, tool calls, streaming, rows, engine and training are real; only where a test must know
+what a model says is its text scripted.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan import LightningRL, LoRA, Trainer
+from lightspan.errors import ConfigError, ModelError
+from lightspan.lightning.episode import Call
+from lightspan.lightning.merge_diagnostics import Cause, Exchange, read_merging
+from lightspan.lightning.rows import merge
+from lightspan.lightning.transitions import Transition
+from lightspan.schema.token_records import CallOutcome, TokenRecord
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan_gateway.tools import ParsedCall, tool_parser
+from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, reference
+from lightspan_testing.gateway_suite import Answered, Reading, Rig
+from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_testing.tiny import Family, tiny_model
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
+from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner.policy_model import merge_adapter
+from packages.core.tests.published import published_template
+
+FAMILIES: list[Family] = ["qwen2", "llama"]
+PUBLISHED = {"qwen2": "qwen2_5", "llama": "llama3_2"}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "execute",
+        "description": "Run a query.",
+        "parameters": {"type": "object", "properties": {"sql": {"type": "string"}}},
+    },
+}
+SAID = {
+    "qwen2": '<tool_call>\n{"name": "execute", "arguments": {"sql": "SELECT 1"}}\n</tool_call>',
+    "llama": '{"name": "execute", "parameters": {"sql": "SELECT 1"}}',
+}
+"""A tool call exactly as the family's template renders one."""
+SYSTEM = {"role": "system", "content": "Be brief."}
+QUESTION = {"role": "user", "content": "One?"}
+CALL = {
+    "id": "call-1",
+    "type": "function",
+    "function": {"name": "execute", "arguments": {"sql": "SELECT 1"}},
+}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "call-1", "content": "1"}
+
+
+@functools.cache
+def _folder(base: Path, family: Family) -> Path:
+    template = published_template(PUBLISHED[family])
+    return tiny_model(
+        base / family, seed=0, family=family, key_heads=2, context=1024, template=template
+    )
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
+    """A family's tiny model with its published template."""
+    torch.set_num_threads(1)
+    return functools.partial(_folder, tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture
+def folder(models: Callable[[Family], Path], family: Family) -> Path:
+    return models(family)
+
+
+@pytest.fixture
+def tokenizer(folder: Path) -> TransformersTokenizer:
+    return load_tokenizer(folder)
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    async with open_store("memory:") as store:
+        yield store
+
+
+def text_of(tokenizer: TransformersTokenizer, messages: list[Any], *tools: Any) -> str:
+    return tokenizer.decode(
+        tokenizer.render(messages, list(tools) or None), skip_special_tokens=False
+    )
+
+
+# --- templates ------------------------------------------------------------------------------
+CHAT: list[Any] = [SYSTEM, QUESTION, CALLING, RESULT, {"role": "assistant", "content": "One."}]
+
+
+def test_qwen_s_chat(models: Callable[[Family], Path]) -> None:
+    tokenizer = load_tokenizer(models("qwen2"))
+    assert text_of(tokenizer, [QUESTION]) == (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+        "<|im_end|>\n<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    text = text_of(tokenizer, CHAT, TOOL)
+    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in text
+    assert text.endswith(
+        "<|im_start|>user\nOne?<|im_end|>\n"
+        f"<|im_start|>assistant\n{SAID['qwen2']}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\nOne.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_llama_s_chat(models: Callable[[Family], Path]) -> None:
+    tokenizer = load_tokenizer(models("llama"))
+    assert text_of(tokenizer, [SYSTEM, QUESTION]) == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+        "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nOne?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    text = text_of(tokenizer, CHAT, TOOL)
+    assert "<|end_header_id|>\n\nEnvironment: ipython\nCutting Knowledge" in text
+    assert text.endswith(
+        f"{json.dumps(TOOL, indent=4)}\n\nOne?<|eot_id|>"
+        f"<|start_header_id|>assistant<|end_header_id|>\n\n{SAID['llama']}<|eot_id|>"
+        '<|start_header_id|>ipython<|end_header_id|>\n\n"1"<|eot_id|>'
+        "<|start_header_id|>assistant<|end_header_id|>\n\nOne.<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_llama_s_text_begins_once(models: Callable[[Family], Path]) -> None:
+    tokenizer = load_tokenizer(models("llama"))
+    start = tokenizer.tokenizer.bos_token_id
+    assert tokenizer.tokenizer("One?").input_ids[0] == start, "the tokenizer would add one"
+    assert tokenizer.render([QUESTION]).count(start) == 1
+    assert tokenizer.render([QUESTION])[0] == start
+    assert start not in tokenizer.encode("One?")
+
+
+@pytest.mark.parametrize("none", [None, []])
+def test_tool_calls_that_are_none(tokenizer: TransformersTokenizer, none: Any) -> None:
+    """Client libraries send the key along with every message; Llama's template asks for the key."""
+    said = {"role": "assistant", "content": "One."}
+    chat = [QUESTION, {**said, "tool_calls": none}, QUESTION]
+    assert tokenizer.render(chat) == tokenizer.render([QUESTION, said, QUESTION])
+
+
+def test_ends_of_turns(models: Callable[[Family], Path]) -> None:
+    ends = {"qwen2": ["<|im_end|>"], "llama": ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]}
+    for family in FAMILIES:
+        tokenizer = load_tokenizer(models(family))
+        assert sorted(tokenizer.token_text(token) for token in tokenizer.eos_ids) == ends[family]
+
+
+def test_our_templates_have_the_families_format(family: Family, tmp_path: Path) -> None:
+    """Words of our own around the tools; all else is rendered as the published template does."""
+    own = load_tokenizer(tiny_model(tmp_path / "own", seed=0, family=family))
+    chat = [*CHAT, QUESTION] if family == "llama" else [SYSTEM, QUESTION, CHAT[-1], QUESTION]
+    before = text_of(own, chat)
+    own.tokenizer.chat_template = published_template(PUBLISHED[family])
+    assert text_of(own, chat) == before
+
+
+# --- the date -------------------------------------------------------------------------------
+def test_prompts_do_not_change_with_the_day(models: Callable[[Family], Path]) -> None:
+    folder = models("llama")
+    assert "strftime_now" in load_tokenizer(folder).tokenizer.chat_template
+    day = datetime.date(2031, 2, 3)
+    assert "\nToday Date: 03 Feb 2031\n" in text_of(load_tokenizer(folder, date=day), [QUESTION])
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.render([QUESTION], template_options={"date_string": "1 May 2030"})
+    assert "\nToday Date: 1 May 2030\n" in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [("%Y-%m-%d", "2031-02-03"), ("%A, %-d %B %y", "Monday, 3 February 31"), ("day", "day")],
+)
+def test_any_form_of_the_date(tmp_path: Path, form: str, told: str) -> None:
+    template = (
+        f"\n{{%- if strftime_now is defined %}} {{{{ strftime_now('{form}') }}}}{{% endif %}}"
+    )
+    folder = tiny_model(tmp_path / "model", seed=0, template=template)
+    tokenizer = load_tokenizer(folder, date=datetime.date(2031, 2, 3))
+    assert tokenizer.decode(tokenizer.render([QUESTION])) == f" {told}"
+
+
+# --- which parser ---------------------------------------------------------------------------
+def test_the_template_says_which_parser(folder: Path, family: Family) -> None:
+    assert load_tokenizer(folder).tool_parser == {"qwen2": "hermes", "llama": "llama"}[family]
+    assert load_tokenizer(folder, tool_parser="json").tool_parser == "json"
+    with pytest.raises(ConfigError, match=r"tool_parser='xml' is none of hermes, llama, json"):
+        load_tokenizer(folder, tool_parser="xml")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "parser"),
+    [("qwen2_5", "hermes"), ("qwen3", "hermes"), ("llama3_1", "llama"), ("llama3_2", "llama"),
+     ("cohere2", "json"), ("phi3", "json")],
+)  # fmt: skip
+def test_parsers_of_published_templates(tmp_path: Path, name: str, parser: str) -> None:
+    template = published_template(name)
+    folder = tiny_model(tmp_path / "model", seed=0, template=template)
+    assert load_tokenizer(folder).tool_parser == parser
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("phi3", "has no place for tools"), ("glm4moe", "writes tool calls as <arg_key>")],
+)
+def test_tools_that_would_go_nowhere_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    folder = tiny_model(tmp_path / name, seed=0, template=published_template(name))
+    tokenizer = load_tokenizer(folder)
+    tokenizer.render([QUESTION])
+    with pytest.raises(ModelError, match=message):
+        tokenizer.render([QUESTION], [TOOL])
+
+
+async def test_the_engine_s_option(folder: Path, tokenizer: TransformersTokenizer) -> None:
+    day = datetime.date(2031, 2, 3)
+    engine = TransformersEngine({"writer": folder}, tool_parser="json", template_date=day)
+    assert engine.tokenizer("writer").tool_parser == "json"
+    with pytest.raises(ConfigError, match=r"template_date='2031-02-03' must be a date, such as"):
+        TransformersEngine({"writer": folder}, template_date="2031-02-03")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="leave tool_parser= out"):
+        TransformersEngine({"writer": folder}, tokenizers={"writer": tokenizer}, tool_parser="json")
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"holds a LoRA adapter, not a model: merge it"):
+        load_model(tmp_path)
+
+
+# --- tool calls over the gateway ------------------------------------------------------------
+class Chat:
+    """A chat of one agent with a model whose text is scripted."""
+
+    def __init__(self, store: Store, tokenizer: TransformersTokenizer, said: list[str]) -> None:
+        self.rig = Rig(store, ScriptedEngine(tokenizer, said), tokenizer)
+        self.messages: list[Any] = [SYSTEM, QUESTION]
+
+    async def ask(self, *, stream: bool = False, **body: Any) -> Answered:
+        """The next answer, which the chat then holds."""
+        call_id = f"call-{len(self.messages)}"
+        extra = {"extra_body": {"return_token_ids": True}, "stream": stream, **body}
+        reading: Reading = await self.rig.ask(call_id, **{"messages": self.messages, **extra})
+        answered = reading.choices[0]
+        calls = [
+            {
+                "id": identity,
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for identity, (name, arguments) in zip(answered.call_ids, answered.calls, strict=True)
+        ]
+        # as client libraries send a message back: a key without calls, too
+        self.messages.append(
+            {"role": "assistant", "content": answered.content, "tool_calls": calls or None}
+        )
+        return answered
+
+    async def rows(self) -> list[list[Transition]]:
+        return merge(await self.transitions())
+
+    async def transitions(self) -> list[Transition]:
+        records: list[TokenRecord] = await self.rig.records()
+        return [
+            Transition(
+                rollout_id="r",
+                attempt_id="a",
+                task_id="t",
+                group_id="g",
+                agent_path="writer",
+                policy="policy",
+                record=record,
+                turn=turn,
+            )
+            for turn, record in enumerate(records)
+        ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_two_turns_with_a_tool_are_one_row(
+    store: Store, tokenizer: TransformersTokenizer, family: Family, stream: bool
+) -> None:
+    chat = Chat(store, tokenizer, [SAID[family], "It is one."])
+    await chat.rig.start()
+    try:
+        first = await chat.ask(stream=stream, tools=[TOOL])
+        assert (first.content, first.reason) == (None, "tool_calls")
+        assert first.calls == [("execute", '{"sql": "SELECT 1"}')]
+        chat.messages.append({**RESULT, "tool_call_id": first.call_ids[0]})
+        last = await chat.ask(stream=stream, tools=[TOOL])
+        assert (last.content, last.calls, last.reason) == ("It is one.", [], "stop")
+        [row] = await chat.rows()
+        assert [transition.call_id for transition in row] == ["call-2", "call-4"]
+    finally:
+        await chat.rig.gateway.close()
+
+
+async def test_two_turns_of_text_are_one_row(
+    store: Store, tokenizer: TransformersTokenizer
+) -> None:
+    chat = Chat(store, tokenizer, ["Hello there.", "Certainly."])
+    await chat.rig.start()
+    try:
+        await chat.ask()
+        chat.messages.append({"role": "user", "content": "Sure?"})
+        await chat.ask()
+        [row] = await chat.rows()
+        assert len(row) == 2
+    finally:
+        await chat.rig.gateway.close()
+
+
+async def test_where_a_row_ends_it_is_said_which_token(
+    store: Store, tokenizer: TransformersTokenizer
+) -> None:
+    """Both templates render compact JSON with spaces: that call is rendered as other tokens."""
+    said = {"hermes": '<tool_call>{"name":"execute","arguments":{"sql":"a"}}</tool_call>'}
+    said["llama"] = '{"name":"execute","parameters":{"sql":"a"}}'
+    chat = Chat(store, tokenizer, [said[tokenizer.tool_parser], "It is one."])
+    await chat.rig.start()
+    try:
+        first = await chat.ask(tools=[TOOL])
+        assert first.calls == [("execute", '{"sql":"a"}')]
+        chat.messages.append({**RESULT, "tool_call_id": first.call_ids[0]})
+        await chat.ask(tools=[TOOL])
+        assert len(await chat.rows()) == 2
+        transitions, spans = await chat.transitions(), await chat.rig.spans()
+        exchanges = {
+            made.key: Exchange.of(Call("", 0, "writer", CallOutcome.OK, span=span))
+            for made, span in zip(transitions, spans, strict=True)
+        }
+        [found] = read_merging(
+            transitions, exchanges, lambda _, ids: tokenizer.decode(ids, skip_special_tokens=False)
+        ).breaks
+        assert (found.where, found.cause) == ("response", Cause.TEMPLATE)
+        assert found.expected_text != found.got_text
+    finally:
+        await chat.rig.gateway.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "content", "calls"),
+    [
+        ('<|python_tag|>{"name": "f", "parameters": {}}<|eom_id|>', None, [("f", "{}")]),
+        ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', None,
+         [("f", "{}"), ("g", "{}")]),
+        ("<|python_tag|>print(1)<|eom_id|>", "<|python_tag|>print(1)", []),
+        ('{"name": "f", "parameters": {', '{"name": "f", "parameters": {', []),
+        ('So: {"name": "f", "parameters": {}}', 'So: {"name": "f", "parameters": {}}', []),
+    ],
+)  # fmt: skip
+async def test_llama_s_answers(
+    store: Store,
+    models: Callable[[Family], Path],
+    said: str,
+    content: str | None,
+    calls: list[Any],
+    stream: bool,
+) -> None:
+    """The special token before a call is seen by the parser, and by the app if there is no call."""
+    chat = Chat(store, load_tokenizer(models("llama")), [said])
+    await chat.rig.start()
+    try:
+        answered = await chat.ask(stream=stream, tools=[TOOL])
+        assert (answered.content, answered.calls) == (content, calls)
+    finally:
+        await chat.rig.gateway.close()
+
+
+async def test_without_tools_nothing_is_parsed(
+    store: Store, tokenizer: TransformersTokenizer, family: Family
+) -> None:
+    chat = Chat(store, tokenizer, [SAID[family]])
+    await chat.rig.start()
+    try:
+        answered = await chat.ask()
+        assert (answered.content, answered.calls) == (SAID[family], [])
+    finally:
+        await chat.rig.gateway.close()
+
+
+async def test_llama_s_template_takes_one_call_a_turn(
+    store: Store, models: Callable[[Family], Path]
+) -> None:
+    two = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
+    chat = Chat(store, load_tokenizer(models("llama")), [two])
+    await chat.rig.start()
+    try:
+        await chat.ask(tools=[TOOL])
+        with pytest.raises(Exception, match="only supports single tool-calls at once"):
+            await chat.ask(tools=[TOOL])
+    finally:
+        await chat.rig.gateway.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"sql": "SELECT \'ü\\n\\"x\\"\' -- 🙂"}',
+        '{"a": [1, 2.5, null, true], "b": {"c": {}}}',
+        "{}",
+    ],
+)
+def test_a_parsed_call_is_rendered_as_it_was_written(
+    tokenizer: TransformersTokenizer, family: Family, arguments: str
+) -> None:
+    said = SAID[family].replace('{"sql": "SELECT 1"}', arguments)
+    [call] = tool_parser(tokenizer.tool_parser).parse(said).calls
+    assert call == ParsedCall("execute", arguments)
+    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    calling = {**CALLING, "tool_calls": [{**CALL, "function": function}]}
+    prompt = tokenizer.render([QUESTION], [TOOL])
+    whole = tokenizer.render([QUESTION, calling], [TOOL], add_generation_prompt=False)
+    assert whole[: len(prompt)] == prompt
+    assert whole[len(prompt) :][: len(tokenizer.encode(said))] == tokenizer.encode(said)
+
+
+# --- the real engine and learner ------------------------------------------------------------
+async def test_the_engine_s_logprobs_are_those_of_a_forward_pass(
+    folder: Path, tokenizer: TransformersTokenizer
+) -> None:
+    """Grouped heads, tied embeddings, and for Llama scaled rotary positions past their origin."""
+    model = load_model(folder)
+    assert model.config.num_key_value_heads == 2
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    engine = TransformersEngine({"writer": folder}, seed=0)
+    await engine.start()
+    long = tokenizer.encode("How many singers are there? ") * 40
+    for prompt in (tokenizer.render([SYSTEM, QUESTION], [TOOL]), long[:600]):
+        answer = await generate(engine, prompt, temperature=0.7)
+        expected = of_tokens(reference(model, prompt, answer.ids, 0.7), answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)
+    await engine.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_real_model_answers_through_the_gateway(
+    store: Store, folder: Path, tokenizer: TransformersTokenizer, stream: bool
+) -> None:
+    """The official client, tools offered; random weights say nonsense, with exact ids."""
+    engine: Any = TransformersEngine({"policy": folder}, seed=0)
+    await engine.start()
+    rig = Rig(store, engine, tokenizer)
+    await rig.start()
+    try:
+        body = {"messages": [SYSTEM, QUESTION], "tools": [TOOL], "max_tokens": 8, "logprobs": True}
+        reading = await rig.ask(stream=stream, extra_body={"return_token_ids": True}, **body)
+    finally:
+        await rig.gateway.close()
+        await engine.close()
+    answered, prompt = reading.choices[0], tokenizer.render([SYSTEM, QUESTION], [TOOL])
+    assert reading.prompt_ids == prompt
+    assert 0 < len(answered.token_ids) <= 8
+    assert answered.content == tokenizer.decode(answered.token_ids)
+    distribution = reference(load_model(folder), prompt, answered.token_ids)
+    expected = of_tokens(distribution, answered.token_ids)
+    assert answered.logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
+def test_one_step_of_training_and_its_export(
+    folder: Path, family: Family, apps: Any, tmp_path: Path, lora: LoRA | None
+) -> None:
+    algorithm = LightningRL(
+        folder, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-2, lora=lora
+    )
+    trainer = Trainer(algorithm, runners=2, steps=1, folder=tmp_path / "run")
+    result = trainer.fit(apps.spell, [{"q": "One?"}, {"q": "Two?"}])
+    assert result.model is not None
+    exported = merge_adapter(result.model, tmp_path / "merged") if lora else result.model
+    start, trained = load_model(folder), load_model(exported)
+    moved = [
+        name
+        for name, tensor in trained.state_dict().items()
+        if not torch.equal(tensor, start.state_dict()[name])
+    ]
+    assert "model.layers.0.self_attn.q_proj.weight" in moved
+    assert trained.config.model_type == family
+    again, own = load_tokenizer(exported), load_tokenizer(folder)
+    assert again.render(CHAT, [TOOL]) == own.render(CHAT, [TOOL])
+    assert again.eos_ids == own.eos_ids
+    assert again.tool_parser == own.tool_parser

@@ -1,0 +1,518 @@
+"""The dry run with the algorithm's own model: every section exact, and nothing disturbed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightspan import DevReport, Trainer
+from lightspan.errors import ConfigError, OutOfMemoryError
+from lightspan.progress import SilentReporter
+from lightspan.schema.records import Mode
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import tiny_chat_tokenizer
+from lightspan_tools.dry_run import rendering
+from lightspan_tools.inspect import inspect_run
+from lightspan_torch.learner.torch import TorchLearner
+from tests.reports.dry_runs import dev, scripted
+
+APPS = Path(__file__).parents[1] / "apps"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer("more help please") as running:
+        yield running
+
+
+ANSWERS = {
+    "plan easy": ["look"],
+    "plan hard": ["wait"],
+    "please": ["1", "1", "0", "0.5"],
+    "fine?": ["yes"],
+}
+
+
+@pytest.fixture(scope="module")
+def report(
+    dry_apps: Any, server: ScriptedServer, tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> DevReport:
+    """Two tasks, four rollouts each."""
+    from lightspan import LightningRL
+
+    algorithm = LightningRL(tiny, optimize="planner", frozen={"checker": "base"}, temperature=0.7)
+    trainer = Trainer(
+        algorithm,
+        engine=scripted(ANSWERS),
+        steps=5,
+        validate_every=2,
+        max_frozen_calls=100,
+        folder=tmp_path_factory.mktemp("dry") / "run",
+        reporter=SilentReporter(),
+    )
+    tasks = [{"q": q, "url": server.url, "id": q} for q in ("easy", "hard")]
+    val = [{"q": "val", "url": server.url, "id": str(n)} for n in range(10)]
+    known = ["team/planner", "team/planner/helper", "checker", "idle"]
+    return trainer.dev(dry_apps.research, tasks, val, agents=known)
+
+
+def test_every_agent_is_there_with_what_becomes_of_its_calls(report: DevReport) -> None:
+    agents = {agent.path: agent for agent in report.agents}
+    assert list(agents) == ["checker", "idle", "team", "team/planner", "team/planner/helper"]
+    shown = [
+        (a.path, a.policy, a.route, a.calls, a.calls_per_rollout, a.trained, a.frozen, a.rejected)
+        for a in report.agents
+    ]
+    assert shown == [
+        ("checker", None, "base", 8, 1.0, 0, 8, []),
+        ("idle", None, "app", 0, 0.0, 0, 0, []),
+        ("team", None, "app", 0, 0.0, 0, 0, []),
+        ("team/planner", "policy", "policy", 16, 2.0, 16, 0, []),
+        ("team/planner/helper", None, "app", 8, 1.0, 0, 8, []),
+    ]
+    assert agents["team/planner"].goes_to == ["policy policy"]
+    assert agents["checker"].goes_to == ["the starting weights"]
+
+
+def test_tokens_are_counted_as_they_were(report: DevReport) -> None:
+    tokenizer = tiny_chat_tokenizer()
+    planner = next(a for a in report.agents if a.path == "team/planner")
+    asked = [[{"role": "user", "content": f"plan {q}"}] for q in ("easy", "hard")]
+    firsts = [tokenizer.render(messages) for messages in asked]
+    assert planner.prompt_tokens is not None
+    assert planner.prompt_tokens.max > max(map(len, firsts))
+    lengths = [len(tokenizer.encode(text)) + 1 for text in ("look", "wait", "1", "0", "0.5")]
+    assert planner.response_tokens is not None
+    assert planner.response_tokens.max == max(lengths)
+
+
+def test_frozen_calls_name_the_endpoint(report: DevReport, server: ScriptedServer) -> None:
+    host = server.origin.removeprefix("http://")
+    helper = next(a for a in report.agents if a.path == "team/planner/helper")
+    assert helper.goes_to == [f"any at {host}"]
+    [endpoint] = report.costs.endpoints
+    assert (endpoint.name, endpoint.agents) == (f"any at {host}", ["team/planner/helper"])
+    assert (endpoint.calls, endpoint.expected_calls) == (8, 680.0)
+    # the server counts words: "help" in, "more help please" out
+    assert (endpoint.expected_prompt_tokens, endpoint.expected_response_tokens) == (680.0, 2040.0)
+
+
+def test_overrides_are_told_with_what_was_asked(report: DevReport) -> None:
+    assert [(o.agent, o.field, o.asked, o.used, o.calls) for o in report.overrides] == [
+        ("team/planner", "presence_penalty", 0.5, None, 16),
+        ("team/planner", "seed", 7, None, 16),
+        ("team/planner", "temperature", 0.2, 0.7, 16),
+    ]
+
+
+def test_rewards_by_group(report: DevReport) -> None:
+    rewards = report.rewards
+    assert (rewards.rollouts, rewards.scored, rewards.unscored, rewards.failed) == (8, 8, 0, 0)
+    assert (rewards.lost, rewards.damaged, rewards.failures) == (0, 0, [])
+    groups = {group.task_id: group for group in rewards.groups}
+    assert set(groups) == {"easy", "hard"}
+    for group in groups.values():
+        assert sorted(group.rewards, key=lambda value: value or 0.0) == [0.0, 0.5, 1.0, 1.0]
+        assert group.mean == 0.625
+        assert group.varies
+    assert rewards.mean == 0.625
+    assert rewards.varying == 2
+
+
+def test_rows_merge_token_for_token(report: DevReport) -> None:
+    rows = report.rows
+    assert rows is not None
+    assert (rows.calls, rows.rows, rows.merged, rows.new) == (16, 8, 8, 8)
+    assert (rows.branch, rows.broken, rows.breaks) == (0, 0, [])
+    assert rows.row_tokens < rows.call_tokens
+    lengths = [_row_length("easy", "look", "0.5"), _row_length("hard", "wait", "0.5")]
+    assert rows.longest_row == max(lengths)
+
+
+def _row_length(question: str, plan: str, answer: str) -> int:
+    tokenizer = tiny_chat_tokenizer()
+    messages = [
+        {"role": "user", "content": f"plan {question}"},
+        {"role": "assistant", "content": plan},
+        {"role": "user", "content": "more help please"},
+    ]
+    return len(tokenizer.render(messages)) + len(tokenizer.encode(answer)) + 1
+
+
+def test_costs_of_a_whole_fit(report: DevReport) -> None:
+    costs = report.costs
+    # evaluations: before, after steps 2 and 4, and after the last
+    assert costs.plan == "5 steps x 16 tasks x 8 + 4 x 10 evaluated"
+    assert costs.rollouts == 5 * 128 + 40
+    [search] = costs.tools
+    assert (search.name, search.calls) == ("search", 16)
+    assert search.expected_calls == 1360.0
+    assert costs.expected_frozen_calls == 680.0
+    assert costs.max_frozen_calls == 100
+
+
+def test_warnings_come_first_and_say_what_matters(report: DevReport) -> None:
+    assert report.warnings == [
+        "fit would make about 680 calls to endpoints and stop at max_frozen_calls=100"
+    ]
+    lines = report.text().splitlines()
+    assert lines[0].startswith("dry run of dry_apps:research: lightning_rl on ")
+    assert lines[0].endswith("nothing was trained")
+    assert lines[1] == report.choices[0]
+    assert lines[3] == f"! {report.warnings[0]}"
+
+
+def test_the_time_of_fit_is_what_was_measured_scaled(report: DevReport) -> None:
+    time, rows = report.time, report.rows
+    assert time is not None
+    assert rows is not None
+    assert time.rollout_s == report.seconds / 8
+    assert time.token_s > 0
+    assert time.rollouts_s == pytest.approx(680 * time.rollout_s)
+    assert time.updates_s == pytest.approx(5 * 128 * rows.row_tokens / 8 * time.token_s)
+    assert time.total_s == time.rollouts_s + time.updates_s
+    assert report.memory is None
+    assert report.missing == ["memory: engine= or learner= is your own"]
+
+
+def test_json_is_plain_and_complete(report: DevReport) -> None:
+    plain = json.loads(json.dumps(report.json(), allow_nan=False))
+    assert plain["time"].pop("total_s") == pytest.approx(report.time.total_s)  # type: ignore[union-attr]
+    assert msgspec.convert(plain, DevReport) == report
+    assert list(plain) == [
+        "lightspan",
+        "app",
+        "algorithm",
+        "models",
+        "answered_by",
+        "endpoint",
+        "tasks",
+        "group_size",
+        "rollouts",
+        "seconds",
+        "warnings",
+        "choices",
+        "agents",
+        "uncaptured",
+        "overrides",
+        "rewards",
+        "rows",
+        "costs",
+        "memory",
+        "time",
+        "missing",
+        "folder",
+    ]
+
+
+def test_text_is_made_of_aligned_sections(report: DevReport) -> None:
+    text = report.text()
+    for heading in (
+        "AGENTS",
+        "SAMPLING SET BY TRAINING",
+        "REWARDS",
+        "ROWS",
+        "WHAT FIT WOULD CALL",
+        "TIME (estimate)",
+        "NOT KNOWN",
+    ):
+        assert f"\n\n{heading}\n" in text
+    assert "  team/planner  seed              7      left out  16 calls" in text
+    assert (
+        "  16 calls make 8 rows: 8 go on in a row, 8 begin a conversation, 0 branch off, 0 break;"
+        in text
+    )
+    assert "  checker: frozen, it is not selected; answered by the starting weights" in text
+    assert "  idle: called no model" in text
+    assert "  680 rollouts: 5 steps x 16 tasks x 8 + 4 x 10 evaluated" in text
+    assert max(map(len, text.splitlines())) < 200
+
+
+# --- what is wrong with a run ---------------------------------------------------------------------
+
+
+def test_a_misspelt_agent_is_named_with_what_there_is(
+    rl: Callable[..., Any], dry_apps: Any
+) -> None:
+    report = dev(rl, dry_apps.says, ["1", "0"], algorithm={"optimize": "writter"})
+    assert report.warnings[0] == (
+        "fit would stop: no agent matches 'writter'. Did you mean 'writer'? Agents: 'writer'"
+    )
+    assert "no call would be trained (no selected agent called a model)" in report.warnings
+    [writer] = report.agents
+    assert (writer.calls, writer.frozen, writer.trained) == (4, 4, 0)
+
+
+def test_calls_that_no_agent_made_beside_those_of_agents(
+    rl: Callable[..., Any], dry_apps: Any
+) -> None:
+    report = dev(rl, dry_apps.forgets_a_name, ["1", "0"])
+    assert [(agent.path, agent.calls) for agent in report.agents] == [("app", 4), ("writer", 4)]
+    assert report.warnings[-1] == (
+        "4 of 8 calls were made outside every agent (their path is `app`): if one is an agent's, "
+        'name it by `with lightspan.agent("name"):` around the call, or as the README of your '
+        "framework's adapter says"
+    )
+
+
+def test_groups_that_do_not_vary(rl: Callable[..., Any], dry_apps: Any) -> None:
+    report = dev(rl, dry_apps.says, ["1"], tasks=3, count=2)
+    assert (report.tasks, report.rollouts) == (2, 8)
+    assert [group.varies for group in report.rewards.groups] == [False, False]
+    assert report.warnings == [
+        "no reward varies inside a group (2 groups): there is nothing to learn from. The tasks may "
+        "be too easy or too hard, or the reward too coarse"
+    ]
+    assert "teaches nothing  1 1 1 1" in report.text()
+
+
+def test_failures_and_missing_rewards(rl: Callable[..., Any], dry_apps: Any) -> None:
+    report = dev(rl, dry_apps.says, ["1", "none", "oops", "0"])
+    rewards = report.rewards
+    assert (rewards.scored, rewards.unscored, rewards.failed) == (2, 2, 1)
+    [group] = rewards.groups
+    assert sorted(map(str, group.rewards)) == ["0.0", "1.0", "None", "None"]
+    [failure] = rewards.failures
+    assert failure.startswith("app_error: ")
+    assert failure.endswith("(1 of 4 rollouts)")
+    assert report.warnings[0] == f"1 of 4 rollouts failed, first of all: {failure}"
+    assert report.warnings[1].startswith("2 of 4 rollouts have no usable reward")
+    [writer] = report.agents
+    assert (writer.trained, sum(reason.calls for reason in writer.rejected)) == (2, 2)
+    [unscored] = writer.rejected
+    assert (unscored.code, unscored.calls) == ("unscored", 2)
+    assert unscored.text == "the episode has no usable reward, which is not a reward of zero"
+    assert report.warnings[2].startswith("2 of 4 calls would be rejected (2 unscored: ")
+
+
+def test_calls_that_are_too_long_are_rejected_by_name(
+    rl: Callable[..., Any], dry_apps: Any
+) -> None:
+    report = dev(rl, dry_apps.says, ["1", "0"], algorithm={"max_length": 5})
+    [writer] = report.agents
+    assert [(r.code, r.calls) for r in writer.rejected] == [("out_of_context", 4)]
+    assert report.warnings[0].startswith("no call would be trained (4 out_of_context: ")
+
+
+def test_a_broken_conversation_is_shown_with_its_first_differing_token(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    trainer = Trainer(
+        rl(), engine=scripted({"q": ["name"], "and?": ["1", "0"]}), reporter=SilentReporter()
+    )
+    report = trainer.dev(dry_apps.edits, [{"q": "q"}], group_size=2, folder=tmp_path / "dry")
+    rows = report.rows
+    assert rows is not None
+    assert (rows.calls, rows.rows, rows.new, rows.broken, rows.merged) == (4, 4, 2, 2, 0)
+    assert rows.causes == {"template": 0, "retokenisation": 0, "other": 2}
+    tokenizer = tiny_chat_tokenizer()
+    prompt = tokenizer.render([{"role": "user", "content": "q"}])
+    expected, got = tokenizer.encode("name")[0], tokenizer.encode("NAME")[0]
+    texts = tokenizer.token_text(expected), tokenizer.token_text(got)
+    detail = "the app changed the answer before it sent it back (message 1)"
+    for example in rows.breaks:
+        assert example.startswith(f"writer, token {len(prompt)} (response), after ")
+        assert f": {texts[0]!r} ({expected}) became {texts[1]!r} ({got}): {detail} " in example
+    assert report.warnings[0] == (
+        "2 of 2 calls that go on with a conversation begin a new row (2 other): the learner "
+        "computes their history again"
+    )
+    assert f"  2 breaks by other\n    {rows.breaks[0]}\n" in report.text()
+    [(rollout, call)] = re.findall(r"rollout (\S+), call (\S+)\)$", rows.breaks[0])
+    shown = inspect_run(tmp_path / "dry", rollout, call)
+    assert shown.startswith(f"call {call}, choice 0, agent writer")
+
+
+def test_a_learner_that_runs_out_of_memory_leaves_a_report(
+    rl: Callable[..., Any], dry_apps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(*_: Any, **__: Any) -> dict[str, float]:
+        raise OutOfMemoryError("lower token_budget")
+
+    monkeypatch.setattr(TorchLearner, "update", update)
+    report = dev(rl, dry_apps.says, ["1", "0"])
+    assert report.warnings == ["fit would stop: lower token_budget"]
+    assert report.time is None
+    assert "time: the learner ran out of memory" in report.missing
+
+
+# --- what it leaves alone -------------------------------------------------------------------------
+
+
+def test_the_trainers_folder_and_store_are_not_touched(
+    rl: Callable[..., Any], apps: Any, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """With the real model; a run can be resumed as if nothing had been."""
+    reporter = SilentReporter()
+    folder = tmp_path / "run"
+    Trainer(rl(), steps=1, folder=folder, reporter=reporter).fit(apps.spell, ask(2))
+    before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    trainer = Trainer(rl(), steps=2, folder=folder, reporter=reporter)
+    report = trainer.dev(apps.spell, ask(2), count=1)
+    assert report.rollouts == 4
+    after = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    assert after == before
+    assert trainer.fit(apps.spell, ask(2), resume=True).steps == 2
+
+
+def test_the_rollouts_can_be_kept_and_looked_at(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    report = dev(rl, dry_apps.says, ["1", "0"], folder=tmp_path / "dry")
+    assert report.folder == str(tmp_path / "dry")
+    assert f"rollouts: lightspan inspect {tmp_path / 'dry'}" in report.text()
+    assert "4 rollouts; calls by agent: writer 4" in inspect_run(tmp_path / "dry")
+    assert not any((tmp_path / "dry" / "checkpoints").iterdir())
+
+
+def test_nothing_is_kept_unless_asked(
+    rl: Callable[..., Any],
+    dry_apps: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    report = dev(rl, dry_apps.says, ["1", "0"])
+    assert report.folder is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dev_works_inside_a_running_loop(rl: Callable[..., Any], dry_apps: Any) -> None:
+    import asyncio
+
+    async def notebook() -> DevReport:
+        return dev(rl, dry_apps.says, ["1", "0"])
+
+    assert asyncio.run(notebook()).rollouts == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 0}, "count=0, group_size=None: both must be at least 1"),
+        ({"group_size": 0}, "count=4, group_size=0: both must be at least 1"),
+    ],
+)
+def test_impossible_requests_are_refused(
+    rl: Callable[..., Any],
+    dry_apps: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=message):
+        dev(rl, dry_apps.says, ["1"], **options)
+
+
+def test_the_trainers_own_folder_is_refused(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    trainer = Trainer(rl(), folder=tmp_path / "run")
+    with pytest.raises(ConfigError, match="is the trainer's own folder"):
+        trainer.dev(dry_apps.says, [{"q": "a"}], folder=tmp_path / "run")
+
+
+def test_a_folder_that_holds_a_dry_run_is_refused(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """Nothing would lead to the first one's rollouts any more."""
+    folder = tmp_path / "dry"
+    dev(rl, dry_apps.says, ["1", "0"], folder=folder)
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"dry holds a run already.*another folder, or delete"):
+        dev(rl, dry_apps.says, ["1", "0"], folder=folder)
+    assert (folder / "config.json").read_bytes() == before
+    assert "4 rollouts; calls by agent: writer 4" in inspect_run(folder)
+
+
+def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any) -> None:
+    """As typed members, by the names of the protocol."""
+    from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+    from lightspan.lightning.batch import BatchConfig
+    from lightspan.lightning.selection import Coverage, Rejection, Selection, cover
+    from lightspan.protocols.learner import Loss, SFTLoss
+    from lightspan.schema.routing import Routing
+
+    class Own(Algorithm):
+        minibatches = 3
+        batch_config = BatchConfig(estimator="rloo")
+
+        @property
+        def group_size(self) -> int:
+            return 2
+
+        @property
+        def loss(self) -> Loss:
+            return SFTLoss()
+
+        def coverages(self, episodes: Any, *, modes: Any = (Mode.TRAIN,)) -> list[Coverage]:
+            found = [cover(episode, self.routing(), modes=modes) for episode in episodes]
+            return [
+                one.reject({c.key: Rejection.OUT_OF_CONTEXT for c in one.trained}) for one in found
+            ]
+
+        def policies(self) -> dict[str, PolicySpec]:
+            return {"policy": PolicySpec(model=str(tiny))}
+
+        def routing(self) -> Routing:
+            return Selection.of({"writer": "policy"}).routing
+
+        async def run_step(self, world: World) -> Metrics:
+            raise AssertionError("a dry run trains nothing")
+
+    algorithm = Own()
+    assert (algorithm.minibatches, algorithm.loss) == (3, SFTLoss())
+    trainer = Trainer(algorithm, engine=scripted({"": ["1"]}), steps=1, reporter=SilentReporter())
+    report = trainer.dev(dry_apps.says, [{"q": "a"}])
+    assert (report.group_size, report.rollouts, report.agents[0].trained) == (2, 2, 0)
+
+
+def test_a_critic_compares_no_group(rl: Callable[..., Any], dry_apps: Any) -> None:
+    """One rollout of each task, rewards all alike: `fit` learns from them."""
+    algorithm = {"estimator": "ppo", "group_size": 1}
+    report = dev(rl, dry_apps.says, ["1"], tasks=2, algorithm=algorithm)
+    assert (report.group_size, report.rewards.varying, report.rewards.teaching) == (1, 0, 2)
+    assert not any("group" in warning for warning in report.warnings)
+    assert "2 of 2 rollouts scored; 2 groups, not compared inside" in report.text()
+    assert "teaches nothing" not in report.text()
+
+
+def test_an_algorithm_of_ones_own_needs_no_more_than_the_protocol(
+    tiny: Path, dry_apps: Any
+) -> None:
+    """Without group size, credit or coverage of its own."""
+    from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+    from lightspan.lightning.selection import Selection
+    from lightspan.schema.routing import Routing
+
+    class Own(Algorithm):
+        def policies(self) -> dict[str, PolicySpec]:
+            return {"policy": PolicySpec(model=str(tiny))}
+
+        def routing(self) -> Routing:
+            return Selection.of({"writer": "policy"}).routing
+
+        async def run_step(self, world: World) -> Metrics:
+            raise AssertionError("a dry run trains nothing")
+
+    trainer = Trainer(Own(), engine=scripted({"": ["1"]}), steps=1, reporter=SilentReporter())
+    report = trainer.dev(dry_apps.says, [{"q": "a"}, {"q": "b"}])
+    assert (report.algorithm, report.group_size, report.rollouts) == ("Own", 1, 2)
+    assert "one rollout per task compares nothing: use group_size=2 or more" in report.warnings
+    assert report.agents[0].trained == 2
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"), [(0.0, "0.0"), (2 / 54, "<0.1"), (0.1, "0.1"), (1.25, "1.2")]
+)
+def test_who_is_seldom_called_does_not_read_as_never(calls: float, shown: str) -> None:
+    assert rendering._rate(calls) == shown

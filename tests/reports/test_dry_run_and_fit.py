@@ -1,0 +1,297 @@
+"""What `dev` says of apps that cannot be trained is what `fit` then says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import LLM, Trainer
+from lightspan.capture import misattributed_calls
+from lightspan.errors import UnsupportedError
+from lightspan.progress import SilentReporter
+from lightspan.schema.records import Mode
+from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_tools.dry_run.report_model import Reason
+from tests.reports.dry_runs import dev, scripted
+
+
+def test_an_app_that_calls_no_model(rl: Callable[..., Any], dry_apps: Any) -> None:
+    report = dev(rl, dry_apps.silent, ["1"], agents=["writer"])
+    assert report.warnings[0].startswith("fit would stop: the app made no model call through the ")
+    assert report.warnings[1] == "never called, so not trained: writer"
+    assert "  writer: called no model" in report.text().splitlines()
+    assert report.rows is not None
+    assert (report.rows.calls, report.rows.rows) == (0, 0)
+    assert report.failure == ""
+    assert "time: no call could be trained, so the learner was not measured" in report.missing
+
+
+FIX = "use framework.ChatOpenAI in its place"
+WAY_OUT = (
+    "base_url=llm.base_url and api_key=llm.api_key(), where `llm` is an argument that the app asks "
+    "for, and the agent's name as the model; or use the OpenAI SDK"
+)
+
+
+def test_a_client_that_bypasses_the_gateway_is_named_by_dev_and_fit(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    trainer = Trainer(
+        rl(group_size=2, tasks_per_step=1),
+        engine=scripted({"": ["1"]}),
+        steps=3,
+        folder=tmp_path / "run",
+        reporter=SilentReporter(),
+    )
+    report = trainer.dev(dry_apps.bypasses, [{"q": "a"}], group_size=2)
+    named = f"by dry_apps.Foreign at models.test:8443, which lightspan does not see: {FIX}"
+    assert [agent.unseen for agent in report.agents] == [[f"2 calls {named}"]]
+    stops = f"no call of the agents to train can be trained: writer: 2 calls {named}"
+    assert report.warnings[0] == f"fit would stop: {stops}"
+    why = "no tokens: not trainable; the call did not go through the gateway"
+    text = report.text()
+    assert f"  writer: 2 rejected (no_tokens): {why}\n  writer: 2 calls {named}\n" in text
+    assert "secret" not in text + str(report.json())
+    with pytest.raises(UnsupportedError) as caught:
+        trainer.fit(dry_apps.bypasses, [{"q": "a"}])
+    assert str(caught.value) == stops
+
+
+def test_a_client_that_nobody_tells_of(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """Plain Python over HTTP: an agent is named, and no call of it is seen."""
+    trainer = Trainer(
+        rl(group_size=2, tasks_per_step=1),
+        engine=scripted({"": ["1"]}),
+        steps=3,
+        folder=tmp_path / "run",
+        reporter=SilentReporter(),
+    )
+    with ScriptedServer("1") as server:
+        task = {"q": "a", "url": server.url}
+        report = trainer.dev(dry_apps.posts, [task], group_size=2)
+        stops = (
+            "the app made no model call through the OpenAI SDK in its own process, nor to "
+            "OPENAI_BASE_URL (rollouts: 2). Give another client (LiteLLM, httpx, requests) or "
+            f"process {WAY_OUT}"
+        )
+        assert report.warnings[0] == f"fit would stop: {stops}"
+        told = (
+            "  writer: made no call of the OpenAI SDK, of a client that an adapter knows, or to "
+            "the attempt's endpoint. If it calls a model by another client, give that one "
+            f"{WAY_OUT}"
+        )
+        assert told in report.text().splitlines()
+        with pytest.raises(UnsupportedError) as caught:
+            trainer.fit(dry_apps.posts, [task])
+        assert str(caught.value) == stops
+
+
+def test_an_app_that_asks_in_processes_of_its_own(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """Forked ones, which have a copy of all that is ours, and make no use of it."""
+    trainer = Trainer(
+        rl(group_size=2, tasks_per_step=1),
+        engine=scripted({"": ["1"]}),
+        steps=3,
+        folder=tmp_path / "run",
+        reporter=SilentReporter(),
+    )
+    with ScriptedServer("1") as server:
+        task = {"q": "a", "url": server.url}
+        report = trainer.dev(dry_apps.asks_in_a_process, [task], group_size=2)
+        assert len(server.requests) == 2
+        stops = (
+            "the app made no model call through the OpenAI SDK in its own process, nor to "
+            "OPENAI_BASE_URL (rollouts: 2). Give another client (LiteLLM, httpx, requests) or "
+            f"process {WAY_OUT}"
+        )
+        assert report.warnings[0] == f"fit would stop: {stops}"
+        with pytest.raises(UnsupportedError) as caught:
+            trainer.fit(dry_apps.asks_in_a_process, [task])
+        assert str(caught.value) == stops
+
+
+def test_an_app_whose_worker_asks_for_all_attempts(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path, lines: Any
+) -> None:
+    """One after the other: the first attempt has its own call, the others have none."""
+
+    def trainer() -> Trainer:
+        """With an engine of its own: a closed one answers nobody."""
+        return Trainer(
+            rl(group_size=2, tasks_per_step=1),
+            engine=scripted({"": ["1", "0"]}),
+            steps=1,
+            runners=1,
+            folder=tmp_path / "run",
+            reporter=lines,
+        )
+
+    cause = (
+        "it made no model call that was seen, and one was made beside it for no attempt under way, "
+        f"by the thread 'consumer', which belongs to one that is over: {misattributed_calls.ADVICE}"
+    )
+    report = trainer().dev(dry_apps.asks_by_a_worker, [{"q": "a"}], group_size=2)
+    assert f"1 of 2 rollouts are damaged, first of all: damaged: {cause} (1 of 2 rollouts)" in (
+        report.warnings
+    )
+    training = trainer()
+    training.fit(dry_apps.asks_by_a_worker, [{"q": "a"}])
+    told = f"1 of 2 rollouts are damaged, so not trained (for example task {{}}: {cause})"
+    episodes = stored_episodes(training.folder.store_url)
+    assert any(told.format(episode.task_id) in line for line in lines.texts for episode in episodes)
+    assert sorted((bool(episode.damage), len(episode.calls)) for episode in episodes) == [
+        (False, 1),
+        (True, 0),
+    ]
+
+
+def test_a_client_that_is_given_the_attempts_endpoint_trains(
+    rl: Callable[..., Any], dry_apps: Any
+) -> None:
+    """What the report advises."""
+    trainer = Trainer(
+        rl(group_size=2), engine=scripted({"": ["1", "0"]}), steps=1, reporter=SilentReporter()
+    )
+    report = trainer.dev(dry_apps.posts_to, [{"q": "a"}], group_size=2)
+    assert [(agent.path, agent.trained, agent.unseen) for agent in report.agents] == [
+        ("writer", 2, [])
+    ]
+    assert not [warning for warning in report.warnings if "fit would stop" in warning]
+
+
+CHAT_REFUSED = "messages[0].content[1] is of type 'image_url': only text is understood"
+RESPONSE_REFUSED = (
+    "input[0].content[0] is of type 'input_image': only messages with text, function calls and "
+    "their outputs are understood"
+)
+ADVICE = (
+    "Take such parts out of what this agent sends, or leave it out of optimize= and let a model "
+    "that reads them answer it (frozen=)"
+)
+
+
+@pytest.mark.parametrize(
+    ("app", "refused", "failed", "at"),
+    [
+        ("looks", CHAT_REFUSED, 0, "model"),
+        ("looks", CHAT_REFUSED, 0, "endpoint"),
+        ("sees", RESPONSE_REFUSED, 2, "model"),
+    ],
+)
+def test_pictures_are_refused_by_fit_as_dev_says(
+    rl: Callable[..., Any],
+    dry_apps: Any,
+    tmp_path: Path,
+    app: str,
+    refused: str,
+    failed: int,
+    at: str,
+) -> None:
+    program, tasks = getattr(dry_apps, app), [{"q": "a"}, {"q": "b"}]
+    trainer = Trainer(
+        rl(group_size=2),
+        engine=scripted({"": ["1"]}),
+        steps=3,
+        folder=tmp_path / "run",
+        reporter=SilentReporter(),
+    )
+    with ScriptedServer("1") as server:
+        where = LLM(base_url=server.url, model="big") if at == "endpoint" else None
+        report = trainer.dev(program, tasks, count=1, endpoint=where, folder=tmp_path / "dev")
+        assert server.requests == []
+    stops = "no call of the agents to train can be trained: writer: {} calls refused: "
+    stops += f"{refused}. {ADVICE}"
+    assert f"fit would stop: {stops.format(2)}" in report.warnings
+    assert not any("no call would be trained" in warning for warning in report.warnings)
+    [writer] = report.agents
+    why = f"the gateway refused the request: {refused}. {ADVICE}"
+    assert writer.rejected == [Reason(code="refused", text=why, calls=2)]
+    assert f"  writer: 2 rejected (refused): {why}" in report.text()
+    rewards = report.rewards
+    assert (rewards.failed, rewards.lost, rewards.rollouts) == (failed, 0, 2)
+    assert report.failure.startswith("all 2 ")
+    assert refused in report.failure
+    assert sum(file.stat().st_size for file in (tmp_path / "dev").glob("store.db*")) < 500_000
+    with pytest.raises(UnsupportedError) as caught:
+        trainer.fit(program, tasks)
+    assert str(caught.value) == stops.format(4)
+
+
+def test_an_endpoint_that_is_asked_for_chat_says_nothing_of_fit(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """`fit` asks its own model, which answers through the Responses API too."""
+    trainer = Trainer(
+        rl(group_size=2),
+        engine=scripted({"": ["1", "0"]}),
+        steps=1,
+        folder=tmp_path / "run",
+        reporter=SilentReporter(),
+    )
+    with ScriptedServer("1") as server:
+        where = LLM(base_url=server.url, model="big")
+        report = trainer.dev(dry_apps.responds, [{"q": "a"}], group_size=2, endpoint=where)
+    assert not [warning for warning in report.warnings if "fit would stop" in warning]
+    [writer] = report.agents
+    [reason] = writer.rejected
+    assert (reason.code, reason.calls) == ("refused", 2)
+    assert "for chat completions only: `dev` with the model on this machine" in reason.text
+    trainer.fit(dry_apps.responds, [{"q": "a"}])
+    [line] = [line for line in trainer.folder.metrics() if line["kind"] == "train"]
+    assert {key for key in line if key.startswith("calls/")} == {"calls/trained"}
+
+
+def test_pictures_are_found_before_a_training_rollout_is_spent(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """The held-out tasks are tried first."""
+    trainer = Trainer(
+        rl(),
+        engine=scripted({"": ["1"]}),
+        steps=3,
+        folder=tmp_path / "run",
+        reporter=SilentReporter(),
+    )
+    with pytest.raises(
+        UnsupportedError, match=r"writer: 4 calls refused: messages\[0\].content\[1\]"
+    ):
+        trainer.fit(
+            dry_apps.looks, [{"q": "a"}, {"q": "b"}], [{"q": f"held out {n}"} for n in range(4)]
+        )
+    assert {episode.mode for episode in stored_episodes(trainer.folder.store_url)} == {Mode.VAL}
+
+
+def test_a_picture_in_some_tasks_leaves_the_others_to_learn_from(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+
+    def trainer() -> Trainer:
+        """With an engine of its own: a closed one answers nobody."""
+        return Trainer(
+            rl(group_size=2),
+            engine=scripted({"": ["1", "0"]}),
+            steps=1,
+            folder=tmp_path / "run",
+            reporter=SilentReporter(),
+        )
+
+    tasks = [{"q": "a"}, {"q": "b", "text": True}]
+    report = trainer().dev(dry_apps.looks, tasks, group_size=2)
+    [writer] = report.agents
+    assert (writer.trained, [(r.code, r.calls) for r in writer.rejected]) == (2, [("refused", 2)])
+    why = f"the gateway refused the request: {CHAT_REFUSED}. {ADVICE}"
+    assert f"2 of 4 calls would be rejected (2 refused: {why})" in report.warnings
+    assert not any("fit would stop" in warning for warning in report.warnings)
+    training = trainer()
+    training.fit(dry_apps.looks, tasks)
+    [line] = [line for line in training.folder.metrics() if line["kind"] == "train"]
+    calls = {key: value for key, value in line.items() if key.startswith("calls/")}
+    assert calls == {"calls/trained": 2, "calls/rejected:refused": 2}

@@ -1,0 +1,298 @@
+"""The dry run with an endpoint in the model's place: what is known, and what is estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import LLM, DevReport, LightningRL, Trainer
+from lightspan.errors import ConfigError
+from lightspan.lightning.selection import Selection
+from lightspan.progress import SilentReporter
+from lightspan.schema.routing import Route
+from lightspan.schema.token_records import Sampling
+from lightspan_gateway.dialects.chat import as_in_training
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_tools.dry_run.endpoints import (
+    endpoint_routing,
+    environment_endpoint,
+    named_endpoint,
+)
+
+APPS = Path(__file__).parents[1] / "apps"
+
+
+def answer(request: Request) -> str:
+    """Numbers in turn to whom asks for help, words to the others."""
+    return "0.5" if request.last_text == "more help please" else "look here"
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ScriptedServer]:
+    with ScriptedServer("more help please") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def asked(
+    dry_apps: Any, elsewhere: ScriptedServer, tiny: Path
+) -> Iterator[tuple[DevReport, ScriptedServer]]:
+    """One task, two rollouts, with the model's folder at hand."""
+    with ScriptedServer(answer) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("THE_KEY", "sk-secret")
+        algorithm = LightningRL(
+            tiny, optimize="planner", frozen={"checker": "base"}, temperature=0.7, max_tokens=30
+        )
+        trainer = Trainer(algorithm, steps=1, reporter=SilentReporter())
+        where = LLM(base_url=server.url, model="big", api_key_env="THE_KEY")
+        tasks = [{"q": "easy", "url": elsewhere.url, "id": "easy"}]
+        yield (
+            trainer.dev(dry_apps.research, tasks, group_size=2, endpoint=where),
+            server,
+        )
+
+
+def test_the_endpoint_answers_for_every_model_of_ours(
+    asked: tuple[DevReport, ScriptedServer],
+) -> None:
+    report, server = asked
+    assert [request.body["model"] for request in server.requests] == ["big"] * 6
+    assert {request.headers["authorization"] for request in server.requests} == {"Bearer sk-secret"}
+    assert report.answered_by == "endpoint"
+    assert report.endpoint == f"big at {server.origin.removeprefix('http://')}"
+    assert "sk-secret" not in str(report.json())
+
+
+def test_agents_that_would_be_trained_are_asked_as_in_training(
+    asked: tuple[DevReport, ScriptedServer],
+) -> None:
+    """Temperature and length are the algorithm's, what it cannot honour is left out; the frozen
+    checker asks as it likes."""
+    report, server = asked
+    fields = ("temperature", "max_tokens", "seed", "presence_penalty")
+    sent = [
+        {field: request.body[field] for field in fields if field in request.body}
+        for request in server.requests
+    ]
+    assert sent.count({"temperature": 0.7, "max_tokens": 30}) == 4
+    assert sent.count({"max_tokens": 3}) == 2
+    assert [(o.agent, o.field, o.asked, o.used, o.calls) for o in report.overrides] == [
+        ("team/planner", "max_tokens", 40, 30, 4),
+        ("team/planner", "presence_penalty", 0.5, None, 4),
+        ("team/planner", "seed", 7, None, 4),
+        ("team/planner", "temperature", 0.2, 0.7, 4),
+    ]
+
+
+def test_who_will_answer_in_fit(asked: tuple[DevReport, ScriptedServer]) -> None:
+    report, _ = asked
+    checker, planner = report.agents[0], report.agents[2]
+    assert (checker.goes_to, planner.goes_to) == (["the starting weights"], ["policy policy"])
+    # the server counts words: "plan easy", then "plan easy look here more help please"
+    assert planner.prompt_tokens is not None
+    assert planner.prompt_tokens.max > 2
+
+
+def test_verdicts_are_those_of_fit(asked: tuple[DevReport, ScriptedServer]) -> None:
+    report, _ = asked
+    shown = [(a.path, a.route, a.calls, a.trained, a.frozen, a.rejected) for a in report.agents]
+    assert shown == [
+        ("checker", "base", 2, 0, 2, []),
+        ("team", "app", 0, 0, 0, []),
+        ("team/planner", "policy", 4, 4, 0, []),
+        ("team/planner/helper", "app", 2, 0, 2, []),
+    ]
+    # what this dry run paid for is not what `fit` would pay for
+    assert [e.agents for e in report.costs.endpoints] == [["team/planner/helper"]]
+
+
+def test_memory_is_estimated_and_rows_and_time_are_not(
+    asked: tuple[DevReport, ScriptedServer],
+) -> None:
+    report, _ = asked
+    assert report.memory is not None
+    assert list(report.memory.parts) == [
+        "engine weights",
+        "key-value cache",
+        "learner weights",
+        "gradients",
+        "optimiser states",
+    ]
+    assert report.memory.peak_bytes is None
+    assert (report.rows, report.time) == (None, None)
+    assert report.missing == [
+        "rows: the token ids of an endpoint's answers",
+        "time: an endpoint's speed says nothing of a model trained here",
+    ]
+
+
+def test_token_counts_are_the_endpoints(dry_apps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of the hub that is not here: nothing is fetched, and the report says what lacks."""
+    with ScriptedServer("1") as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
+        monkeypatch.delenv("OPENAI_MODEL", raising=False)
+        trainer = Trainer(LightningRL("nobody/nothing"), steps=1, reporter=SilentReporter())
+        report = trainer.dev(
+            dry_apps.says,
+            [{"q": "three words here"}],
+            group_size=2,
+            endpoint=environment_endpoint(),
+        )
+        assert {request.body["model"] for request in server.requests} == {"any"}
+    assert (report.rows, report.memory, report.time) == (None, None, None)
+    assert report.endpoint is not None
+    assert report.endpoint.startswith("the model that the app names at 127.0.0.1:")
+    assert report.missing[0].startswith(
+        "memory: the configuration of nobody/nothing is not on this machine: fetch it"
+    )
+    [writer] = report.agents
+    assert (writer.trained, writer.rejected) == (2, [])
+    assert writer.prompt_tokens is not None
+    assert (writer.prompt_tokens.mean, writer.prompt_tokens.max) == (3.0, 3)
+    assert writer.response_tokens is not None
+    assert writer.response_tokens.mean == 1.0
+
+
+def test_unscored_calls_at_an_endpoint_are_rejected_as_such(
+    dry_apps: Any, rl: Callable[..., Any]
+) -> None:
+    with ScriptedServer("none") as server:
+        trainer = Trainer(rl(), steps=1, reporter=SilentReporter())
+        where = LLM(base_url=server.url, model="big")
+        report = trainer.dev(dry_apps.says, [{"q": "a"}], group_size=2, endpoint=where)
+    [writer] = report.agents
+    assert [(reason.code, reason.calls) for reason in writer.rejected] == [("unscored", 2)]
+
+
+def test_an_endpoint_that_refuses_is_named(dry_apps: Any, rl: Callable[..., Any]) -> None:
+    """A wrong model name, for example: the report comes all the same, and says what happened."""
+    with ScriptedServer(lambda request: Reply(status=404, text="no such model")) as server:
+        trainer = Trainer(rl(), steps=1, reporter=SilentReporter())
+        where = LLM(base_url=server.url, model="big")
+        report = trainer.dev(dry_apps.says, [{"q": "a"}], group_size=1, endpoint=where)
+    assert report.warnings[0].startswith("1 of 1 rollouts failed, first of all: app_error: ")
+    assert "answered 404: no such model" in report.warnings[0]
+    [writer] = report.agents
+    assert [(reason.code, reason.calls) for reason in writer.rejected] == [("error", 1)]
+
+
+def test_calls_that_the_app_gets_over_are_told(dry_apps: Any, rl: Callable[..., Any]) -> None:
+    """It scores 0 where its call failed; what failed is in the report all the same."""
+    with ScriptedServer(lambda request: Reply(status=400, text="no such model")) as server:
+        trainer = Trainer(rl(), steps=1, reporter=SilentReporter())
+        where = LLM(base_url=server.url, model="big")
+        report = trainer.dev(dry_apps.forgives, [{"q": "a"}], group_size=2, endpoint=where)
+    [writer] = report.agents
+    [reason] = writer.rejected
+    assert (reason.code, reason.calls) == ("error", 2)
+    assert "no such model" in reason.text
+    assert report.failure.startswith("all 2 calls of the agents that would be trained failed: ")
+    assert report.failure.endswith(reason.text)
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def test_routing_of_a_dry_run() -> None:
+    """Ours go to the endpoint, with training's sampling where they would be trained."""
+    helper = LLM(base_url="http://helper/v1", model="h")
+    sampling = Sampling(temperature=0.7)
+    routing = Selection.of(
+        {"writer": "policy"},
+        {"a": "base", "b": "shared", "c": None, "d": helper},
+        default_policy="policy",
+        sampling=sampling,
+    ).routing
+    where = LLM(base_url="http://dev/v1", model="m")
+    found = endpoint_routing(routing, where)
+    targets = {name: found.target(name) for name in ("writer", "a", "b", "c", "d", "other")}
+    assert {name: target.route for name, target in targets.items()} == {
+        "writer": Route.ENDPOINT,
+        "a": Route.ENDPOINT,
+        "b": Route.ENDPOINT,
+        "c": Route.APP,
+        "d": Route.ENDPOINT,
+        "other": Route.APP,
+    }
+    assert targets["d"].endpoint == helper
+    assert targets["a"].endpoint == targets["writer"].endpoint == where
+    assert (targets["writer"].sampling, targets["a"].sampling) == (sampling, None)
+    assert targets["d"].sampling is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "forced", "sent", "overrides"),
+    [
+        ({}, Sampling(), {"temperature": 1.0}, {}),
+        (
+            {"temperature": 0, "top_p": 0.5, "seed": 1, "max_completion_tokens": 9, "n": 2},
+            Sampling(temperature=0.7, max_tokens=5),
+            {"temperature": 0.7, "max_completion_tokens": 5, "n": 2},
+            {
+                "seed": (1, None),
+                "temperature": (0.0, 0.7),
+                "top_p": (0.5, 1.0),
+                "max_tokens": (9, 5),
+            },
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "stream": True, "stop": "x"},
+            Sampling(top_p=0.9, top_k=5),
+            {
+                "response_format": {"type": "json_object"},
+                "stream": True,
+                "stop": "x",
+                "temperature": 1.0,
+                "top_p": 0.9,
+                "top_k": 5,
+            },
+            {},
+        ),
+    ],
+)
+def test_what_an_endpoint_is_asked_in_trainings_place(
+    asked: dict[str, Any], forced: Sampling, sent: dict[str, Any], overrides: dict[str, Any]
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert as_in_training({**body, **asked}, forced) == ({**body, **sent}, overrides)
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, None),
+        (
+            {"OPENAI_API_KEY": "k"},
+            LLM(base_url="https://api.openai.com/v1", model="", api_key_env="OPENAI_API_KEY"),
+        ),
+        (
+            {"OPENAI_BASE_URL": "http://here/v1", "OPENAI_MODEL": "m"},
+            LLM(base_url="http://here/v1", model="m"),
+        ),
+    ],
+)
+def test_the_endpoint_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], found: LLM | None
+) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert environment_endpoint() == found
+
+
+def test_the_endpoint_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    assert named_endpoint(None, None) is None
+    assert named_endpoint("http://here/v1", None) == LLM(base_url="http://here/v1", model="")
+    with pytest.raises(ConfigError, match="--endpoint-model m names no endpoint: give --base-url"):
+        named_endpoint(None, "m")
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    where: dict[str, Any] = {"model": "m", "api_key_env": "OPENAI_API_KEY"}
+    assert named_endpoint("http://here/v1", "m") == LLM(base_url="http://here/v1", **where)
+    assert named_endpoint(None, "m") == LLM(base_url="https://api.openai.com/v1", **where)

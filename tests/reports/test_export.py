@@ -1,0 +1,315 @@
+"""`lightspan export` writes what the store and the learner had, in JSONL and Parquet."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from pyarrow import parquet
+from transformers import AutoModelForCausalLM
+
+from lightspan import LightningRL, LoRA, Trainer
+from lightspan.cli import main
+from lightspan.errors import ConfigError, DataError
+from lightspan.lightning.rows import Row
+from lightspan.progress import SilentReporter
+from lightspan.schema.records import Mode
+from lightspan.stores import open_store
+from lightspan_tools.export import Filter, What, export_run
+from lightspan_tools.inspect import inspect_run
+
+APPS = Path(__file__).parents[1] / "apps"
+TASKS = [{"question": f"say {number}"} for number in range(3)]
+
+
+def exported(run: Path, what: What, **options: Any) -> list[dict[str, Any]]:
+    stream = io.BytesIO()
+    export_run(run, what, stream, **options)
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_transitions_are_what_the_learner_was_given(
+    one_step: tuple[Path, list[Row]],
+) -> None:
+    run, rows = one_step
+    assert rows, "no group varied: change the seed of the test"
+    found = {
+        row["call_id"]: row for row in exported(run, "transitions") if row["verdict"] == "trained"
+    }
+    assert len(found) == 24
+    for row in rows:
+        for call_id, _ in row.call_ids:
+            line = found[call_id]
+            whole = line["prompt_ids"] + line["response_ids"]
+            start = len(line["prompt_ids"])
+            assert row.ids[: len(whole)] == whole
+            assert row.advantages[start] == line["advantage"]
+            assert row.weights[start] == line["token_weight"]
+            assert row.logprobs[start : len(whole)] == line["logprobs"]
+            assert row.versions[start : len(whole)] == line["versions"]
+            assert line["agent_path"] == "writer"
+            assert line["mode"] == "train"
+            assert line["temperature"] == 1.0
+
+
+def test_what_no_update_consumed_is_not_called_trained(
+    one_step: tuple[Path, list[Row]], tmp_path: Path
+) -> None:
+    """As after an interruption: the step is done again, with other rollouts."""
+    run = tmp_path / "run"
+    shutil.copytree(one_step[0], run)
+    told = run / "explanations" / "step-000001.json"
+    kept = json.loads(told.read_text())
+    lost = {key.split("/")[0] for key in list(kept)[:1]}
+    told.write_text(json.dumps({k: v for k, v in kept.items() if k.split("/")[0] not in lost}))
+    lines = exported(run, "transitions", only=Filter(mode=Mode.TRAIN))
+    verdicts = Counter((line["verdict"], line["attempt_id"] in lost) for line in lines)
+    assert verdicts == {("trained", False): 22, ("rejected", True): 2}
+    [reason] = {line["reason"] for line in lines if line["verdict"] == "rejected"}
+    assert reason.startswith("no update learned from it: its step was interrupted")
+    assert "trained 22" in inspect_run(run)
+
+
+def test_spans_are_those_of_the_store(one_step: tuple[Path, list[Row]]) -> None:
+    run, _ = one_step
+
+    async def stored() -> set[str]:
+        async with open_store(run / "store.db") as store:
+            attempts = [state.attempt_id or "" for state in await store.rollouts()]
+            return {s.span_id for spans in (await store.spans(attempts)).values() for s in spans}
+
+    lines = exported(run, "spans")
+    assert {line["span_id"] for line in lines} == asyncio.run(stored())
+    agents = [line for line in lines if line["kind"] == "agent" and line["mode"] == "train"]
+    assert sorted({line["name"] for line in agents}) == [
+        "invoke_agent checker",
+        "invoke_agent writer",
+    ]
+    assert len(agents) == 24
+    assert agents[0]["attributes"]["gen_ai.agent.name"] in ("writer", "checker")
+
+
+def test_messages_are_conversations_with_the_answer_last(
+    one_step: tuple[Path, list[Row]],
+) -> None:
+    run, _ = one_step
+    lines = exported(run, "messages", only=Filter(mode=Mode.TRAIN, agents=("writer",)))
+    assert len(lines) == 24
+    assert {tuple(m["role"] for m in line["messages"]) for line in lines} == {
+        ("user", "assistant"),
+        ("user", "assistant", "user", "assistant"),
+    }
+    by_rollout = {(line["rollout_id"], len(line["messages"])): line for line in lines}
+    for (rollout, length), line in by_rollout.items():
+        if length == 4:
+            assert line["messages"][:2] == by_rollout[rollout, 2]["messages"]
+            assert line["messages"][2] == {"role": "user", "content": "more"}
+
+
+def test_filters_and_what_they_leave_out(one_step: tuple[Path, list[Row]]) -> None:
+    run, _ = one_step
+    stream = io.BytesIO()
+    done = export_run(run, "messages", stream, only=Filter(agents=("checker",), min_reward=1.0))
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert lines
+    assert {line["agent"] for line in lines} == {"checker"}
+    assert {line["rollout_reward"] for line in lines} == {1.0}
+    good = len({line["rollout_id"] for line in lines})
+    assert (done.rows, done.rollouts) == (good, good)
+    # 3 tasks x 4 members and an evaluation of 1 before and after
+    assert done.left_out == {
+        "calls of other agents": 2 * good,
+        "rollouts of another mode or reward": 14 - good,
+    }
+    text = done.text("messages", Path("x.jsonl"))
+    assert text.startswith(f"{good} messages of {good} rollouts to x.jsonl; left out: ")
+
+
+@pytest.mark.parametrize("what", ["spans", "transitions", "messages"])
+def test_parquet_says_the_same(
+    what: What, one_step: tuple[Path, list[Row]], tmp_path: Path
+) -> None:
+    run, _ = one_step
+    out = tmp_path / "out.parquet"
+    done = export_run(run, what, out)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600  # it holds what people asked
+    from_parquet = parquet.read_table(out).to_pylist()
+    lines = exported(run, what)
+    assert len(from_parquet) == len(lines) == done.rows
+    for row, line in zip(from_parquet, lines, strict=True):
+        as_text = [k for k, v in row.items() if isinstance(v, str) and not isinstance(line[k], str)]
+        restored = {k: json.loads(v) if k in as_text else v for k, v in row.items()}
+        assert list(restored) == list(line)
+        for key, value in line.items():
+            if key == "logprobs":
+                assert restored[key] == pytest.approx(value, rel=1e-6)
+            else:
+                assert restored[key] == value
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet"]
+
+
+def test_the_command(
+    one_step: tuple[Path, list[Row]],
+    tmp_path: Path,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    run, _ = one_step
+    assert main(["export", str(run), "transitions", "--mode", "train", "--agent", "writer"]) == 0
+    printed = capsysbinary.readouterr()
+    assert len(printed.out.splitlines()) == 24
+    assert printed.err.startswith(b"24 transitions of 12 rollouts; left out: ")
+    out = tmp_path / "messages.jsonl"
+    assert main(["export", str(run), "messages", "-o", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 42
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert main(["export", str(tmp_path), "spans"]) == 1
+    assert b"is no run" in capsysbinary.readouterr().err
+
+
+def test_the_model(
+    one_step: tuple[Path, list[Row]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, _ = one_step
+    out = tmp_path / "model"
+    assert main(["export", str(run), "model", "-o", str(out)]) == 0
+    assert (out / "model.safetensors").read_bytes() == (
+        run / "model" / "model.safetensors"
+    ).read_bytes()
+    (tmp_path / "file").touch()
+    for more, problem in (
+        (["-o", str(out)], f"{out} exists; a model goes into a new folder"),
+        (["-o", str(tmp_path / "file" / "x")], f"{tmp_path}/file/x: Not a directory; give another"),
+        ([], "a model needs a folder: -o FOLDER"),
+        (["-o", str(out / "x"), "--merge"], "no LoRA adapter: there is nothing to merge"),
+        (["-o", str(out / "x"), "--policy", "other"], "the run has the policies policy: name one"),
+    ):
+        assert main(["export", str(run), "model", *more]) == 1
+        assert problem in capsys.readouterr().err
+
+
+def test_a_model_that_is_gone(
+    one_step: tuple[Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(one_step[0], run, ignore=shutil.ignore_patterns("model"))
+    for more in ([], ["--merge"]):
+        assert main(["export", str(run), "model", "-o", str(tmp_path / "x"), *more]) == 1
+        assert capsys.readouterr().err == (
+            f"lightspan: the run's model {run}/model is gone: put it back, or train again\n"
+        )
+    (run / "model").mkdir()
+    (run / "model" / "weights").symlink_to("gone")
+    assert main(["export", str(run), "model", "-o", str(tmp_path / "x")]) == 1
+    assert capsys.readouterr().err == (
+        f"lightspan: the model {run}/model cannot be written to {tmp_path}/x: [Errno 2] No such "
+        f"file or directory: '{run}/model/weights'; give another folder (-o FOLDER)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "option", "said"),
+    [
+        ("spans", ["--merge"], "--merge applies only to model"),
+        ("spans", ["--policy", "p"], "--policy p applies only to model"),
+        ("spans", ["--agent", "x"], "--agent x applies only to transitions, messages"),
+        ("tasks", ["--agent", "x"], "--agent x applies only to transitions, messages"),
+        ("model", ["--agent", "x"], "--agent x applies only to transitions, messages"),
+        (
+            "model",
+            ["--format", "parquet"],
+            "--format parquet applies only to spans, transitions, messages, tasks",
+        ),
+        (
+            "model",
+            ["--mode", "val"],
+            "--mode val applies only to spans, transitions, messages, tasks",
+        ),
+        (
+            "model",
+            ["--min-reward", "0"],
+            "--min-reward 0.0 applies only to spans, transitions, messages, tasks",
+        ),
+    ],
+)
+def test_an_option_that_is_not_of_this_export_is_refused(
+    what: str, option: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "runs/none", what, *option]) == 1
+    assert capsys.readouterr().err == f"lightspan: {said}, not to {what}: leave it out\n"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft 0.21's
+def test_a_lora_result_as_an_adapter_and_merged(
+    tiny: Path, apps: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    algorithm = LightningRL(
+        tiny, optimize="writer", frozen="base", group_size=2, tasks_per_step=1, lora=LoRA(rank=2)
+    )
+    Trainer(algorithm, steps=1, folder=run, reporter=SilentReporter()).fit(apps.two, [{"q": "a"}])
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    assert main(["export", str(run), "model", "-o", str(adapter)]) == 0
+    assert main(["export", str(run), "model", "--merge", "-o", str(merged)]) == 0
+    ids = torch.tensor([[5, 6, 7, 8]])
+    base = AutoModelForCausalLM.from_pretrained(tiny)
+    with torch.no_grad():
+        from_adapter = PeftModel.from_pretrained(base, str(adapter))(ids).logits
+        from_merged = AutoModelForCausalLM.from_pretrained(merged)(ids).logits
+    torch.testing.assert_close(from_merged, from_adapter, rtol=1e-4, atol=1e-5)
+    assert (merged / "tokenizer.json").is_file()
+    (tmp_path / "file").touch()
+    nowhere = tmp_path / "file" / "x"
+    assert main(["export", str(run), "model", "--merge", "-o", str(nowhere)]) == 1
+    assert f"cannot be written to {nowhere}: Not a directory; give" in capsys.readouterr().err
+
+
+def test_bad_outputs(one_step: tuple[Path, list[Row]], tmp_path: Path) -> None:
+    run, _ = one_step
+    with pytest.raises(ConfigError, match="Parquet needs a file"):
+        export_run(run, "spans", io.BytesIO(), format="parquet")
+    with pytest.raises(ConfigError, match="use one of jsonl, parquet"):
+        export_run(run, "spans", io.BytesIO(), format="csv")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="cannot be written: No such file or directory"):
+        export_run(run, "spans", tmp_path / "no" / "folder.jsonl")
+    if Path("/dev/full").exists():
+        program = [sys.executable, "-m", "lightspan.cli", "export", str(run), "spans"]
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1
+        assert done.stderr == "lightspan: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("name", [".", "/", "file/x"])
+def test_what_cannot_be_a_file(
+    name: str,
+    one_step: tuple[Path, list[Row]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert main(["export", str(one_step[0]), "spans", "-o", name]) == 1
+    assert capsys.readouterr().err.startswith(f"lightspan: {name} cannot be written: ")
+    assert os.listdir() == ["file"]
+
+
+def test_the_case_of_a_suffix_does_not_matter(
+    one_step: tuple[Path, list[Row]], tmp_path: Path
+) -> None:
+    done = export_run(one_step[0], "spans", tmp_path / "t.PARQUET")
+    assert parquet.read_table(tmp_path / "t.PARQUET").num_rows == done.rows > 0

@@ -1,0 +1,248 @@
+"""`lightspan inspect` prints the numbers that the learner used."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightspan import LightningRL, Trainer
+from lightspan.cli import main
+from lightspan.errors import ConfigError, NotFoundError
+from lightspan.lightning.credit import terminal
+from lightspan.lightning.episode import CallKey, Episode
+from lightspan.lightning.rows import Row
+from lightspan.lightning.selection import Coverage
+from lightspan.schema import semconv as c
+from lightspan.schema.records import AttemptRef, AttemptStatus, Report
+from lightspan.schema.resources import ROUTING
+from lightspan.stores import open_store
+from lightspan.stores.protocol import StoredCall
+from lightspan.training.folder import RunFolder
+from lightspan.training.results import Evaluation
+from lightspan_testing.strategies import (
+    make_call_span,
+    make_record,
+    make_reward_span,
+    make_rollout,
+)
+from lightspan_tools.inspect import inspect_run
+from lightspan_tools.pagination import Page
+
+APPS = Path(__file__).parents[1] / "apps"
+
+
+def _rollouts(run: Path) -> list[str]:
+    text = inspect_run(run, page=Page(limit=0))
+    short = re.findall(r"^(\S+) +train ", text, re.MULTILINE)
+    heads = [inspect_run(run, name).split(" ", 2)[1] for name in short]
+    assert all(whole.endswith(name) for whole, name in zip(heads, short, strict=True))
+    return heads
+
+
+def test_it_says_what_was_forgotten(
+    apps: Any, rl: Any, ask: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The steps of which nothing is left: a store forgets in the order of time."""
+    folder = tmp_path / "run"
+    Trainer(rl(), steps=3, folder=folder).fit(apps.spell, ask(6))
+    assert "no longer in the store" not in inspect_run(folder)
+    assert main(["prune", str(folder / "store.db"), "--older-than", "0s", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # what came and what moved last is kept
+    [count] = [line for line in lines if re.match(r"[12] rollouts; calls by agent", line)]
+    assert lines[lines.index(count) + 1] == (
+        "rollouts of steps 1 to 2 are no longer in the store, as after lightspan prune"
+    )
+
+
+def test_printed_advantages_and_weights_are_those_the_learner_used(
+    one_step: tuple[Path, list[Row]],
+) -> None:
+    run, rows = one_step
+    assert rows, "no group varied: change the seed of the test"
+    printed: dict[str, tuple[str, str]] = {}
+    for rollout in _rollouts(run):
+        text = inspect_run(run, rollout)
+        found = re.findall(
+            r"(call-\w+)/0 writer: trained\n +temperature: .*\n +advantage (\S+) = .* of weight "
+            r"(\S+) \(",
+            text,
+        )
+        printed |= {call: (advantage, weight) for call, advantage, weight in found}
+    for row in rows:
+        used = [
+            (f"{advantage:+.6g}", f"{weight:.6g}")
+            for advantage, weight, trained_token in zip(
+                row.advantages, row.weights, row.mask, strict=True
+            )
+            if trained_token
+        ]
+        # each call's tokens carry what was printed for that call, in the order of the calls
+        expected = [printed[call] for call, _ in row.call_ids]
+        assert list(dict.fromkeys(used)) == list(dict.fromkeys(expected))
+
+
+def test_run_shows_agents_coverage_and_evaluations(one_step: tuple[Path, list[Row]]) -> None:
+    text = inspect_run(one_step[0])
+    assert "calls by agent: writer 28, checker 14" in text
+    assert "coverage of calls: trained 24, frozen 14, rejected:mode_not_train 4" in text
+    assert "sampling overridden, in calls: temperature 24\n" in text
+    assert re.search(r"step 0: held-out reward \d\.\d{3} ", text)
+    assert len(_rollouts(one_step[0])) == 12
+
+
+def test_evaluation_that_scored_nothing_is_shown(
+    one_step: tuple[Path, list[Row]], tmp_path: Path
+) -> None:
+    run = shutil.copytree(one_step[0], tmp_path / "run")
+    nothing = Evaluation(step=0, rewards={}, unscored=2)
+    RunFolder(run).add_evaluation(nothing, {"kind": "eval", "step": 0, **nothing.metrics()})
+    assert "step 0: held-out reward nan (nan..nan, n=0)\n" in inspect_run(run)
+
+
+def test_rollout_shows_the_span_tree(one_step: tuple[Path, list[Row]]) -> None:
+    text = inspect_run(one_step[0], _rollouts(one_step[0])[0])
+    tree = [re.sub(r" \([\d.]+ ms\)$", "", line) for line in text.splitlines() if "ms)" in line]
+    assert tree == [
+        "attempt",
+        "  invoke_agent writer",
+        "    chat any [writer] -> trained",
+        "    chat any [writer] -> trained",
+        "  invoke_agent checker",
+        "    chat any [checker] -> frozen",
+    ]
+    assert "coverage: trained 2, frozen 1" in text
+    assert "writer: trained" in text
+    assert text.count("temperature: 0.3 asked, 1.0 used") == 2
+    assert "checker: frozen agent checker is not selected" in text
+
+
+def test_call_shows_its_tokens_and_text(one_step: tuple[Path, list[Row]]) -> None:
+    rollout = _rollouts(one_step[0])[0]
+    call = re.findall(r"(call-\w+)/0 writer", inspect_run(one_step[0], rollout))[0]
+    text = inspect_run(one_step[0], rollout, call)
+    assert text.splitlines()[0] == f"call {call}, choice 0, agent writer"
+    assert re.search(r"policy policy: \d+ prompt tokens, \d sampled \(\d of version 1\)", text)
+    assert re.search(r"^response ids \[\d+(, \d+)*\]$", text, re.MULTILINE)
+    assert "--- user\nsay " in text
+
+
+def test_the_start_or_end_of_an_id_is_enough_unless_several_share_it(
+    one_step: tuple[Path, list[Row]],
+) -> None:
+    run, rollouts = one_step[0], _rollouts(one_step[0])
+    assert inspect_run(run, rollouts[-1]).startswith(f"rollout {rollouts[-1]}")
+    call = re.findall(r"(call-\w+)/0 writer", inspect_run(run, rollouts[-1]))[0]
+    assert inspect_run(run, rollouts[-1], call[-8:]) == inspect_run(run, rollouts[-1], call)
+    with pytest.raises(NotFoundError, match="14 rollouts start or end with 'run-'"):
+        inspect_run(run, "run-")
+    with pytest.raises(NotFoundError, match="there is no rollout 'nobody'; there are, for example"):
+        inspect_run(run, "nobody")
+
+
+async def _stepwise_run(folder: RunFolder) -> None:
+    """One attempt whose only reward is on its only call."""
+    async with open_store(folder.store_url) as store:
+        routing = LightningRL("a/model", optimize="writer").routing()
+        resources_id = await store.put_resources({ROUTING: routing})
+        await store.enqueue([make_rollout(resources_id=resources_id, run_id="run")])
+        [claim] = await store.claim("runner", 1, 60.0)
+        attempt = claim.attempt
+        ids = {"attempt_id": attempt.attempt_id, "rollout_id": attempt.rollout_id}
+        record = msgspec.structs.replace(make_record("c"), attempt_id=attempt.attempt_id)
+        span = make_call_span("c", sequence=(1, 2)).replace(**ids)
+        await store.add_calls([StoredCall(span=span, records=[record], epoch=attempt.epoch)])
+        reward = make_reward_span("r", 0.5, {c.REWARD_CALL_ID: "c"}).replace(**ids)
+        ref = AttemptRef(attempt.attempt_id, attempt.epoch)
+        await store.add_spans(ref, [reward])
+        ended = Report(
+            attempt_id=attempt.attempt_id, epoch=attempt.epoch, status=AttemptStatus.SUCCEEDED
+        )
+        await store.report([ended])
+
+
+class Lenient(msgspec.Struct, frozen=True):
+    """A rule of the user's, called as no rule of ours, that uses no rewards on calls."""
+
+    step_rewards: bool = False
+
+    @property
+    def name(self) -> str:
+        return "lenient"
+
+    def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
+        return terminal(episode, coverage)
+
+
+@pytest.mark.parametrize(
+    ("credit", "coverage"),
+    [
+        ("terminal", "rejected:unscored 1"),
+        ("discounted", "trained 1"),
+        (Lenient(), "rejected:unscored 1"),
+        (Lenient(step_rewards=True), "trained 1"),
+    ],
+)
+def test_rewards_on_calls_count_as_they_did_in_the_run(
+    tmp_path: Path, credit: Any, coverage: str
+) -> None:
+    folder = RunFolder(tmp_path)
+    config = LightningRL("a/model", credit=credit).config()
+    folder.write_config({**config, "run_id": "run"})
+    asyncio.run(_stepwise_run(folder))
+    assert f"coverage of calls: {coverage}\n" in inspect_run(tmp_path)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run of lightspan"):
+        inspect_run(tmp_path)
+
+
+def test_command_prints_or_fails_with_one_line(
+    one_step: tuple[Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(one_step[0])]) == 0
+    assert "calls by agent" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"lightspan: {tmp_path} is no run of lightspan")
+
+
+def test_the_commands_options_choose_the_page(
+    one_step: tuple[Path, list[Row]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*options: str) -> tuple[list[tuple[str, float]], str]:
+        """Id and reward of each rollout that is listed, and the last line."""
+        assert main(["inspect", str(one_step[0]), *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        found = (re.match(r"(\S+) +(?:train|val) +\d+ +\w+ +(\S+) ", line) for line in lines)
+        return [(each[1], float(each[2])) for each in found if each], lines[-1]
+
+    whole, _ = shown()
+    assert len(whole) == 14
+    lowest_first = sorted(whole, key=lambda row: row[1])
+    assert lowest_first != whole, "change the seed of the test"
+    assert shown("--sort", "reward")[0] == lowest_first
+    page, last = shown("--limit", "3")
+    assert page == whole[-3:]
+    assert last.startswith("the last 3 of 14 rollouts; --limit 0 shows all")
+    page, last = shown("--sort", "agent", "--limit", "2")
+    assert page == whole[:2]
+    assert last.startswith("the first 2 of 14 rollouts; ")
+    nothing = ([], "no rollout is failed; there are: succeeded 14")
+    assert shown("--status", "failed") == nothing
+    assert shown("--status", "succeeded")[0] == whole
+
+
+def test_help_explains_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert "show a run, a rollout or a call" in capsys.readouterr().out

@@ -1,0 +1,393 @@
+"""Programs in several languages as apps, run by a real runner against a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import Command
+from lightspan.capture import context_propagation, sdk_instrumentation
+from lightspan.runners.app import as_app
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
+from lightspan.schema.reward import Reward
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan_gateway import Gateway
+from lightspan_testing.gateway_suite import shared_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_testing.wait import until
+
+PROGRAMS = Path(__file__).parents[1] / "apps" / "programs"
+POLICY = Target(route=Route.POLICY, policy="policy")
+BASE = Target(route=Route.BASE, policy="base")
+EVERYONE = Routing(rules=[Rule("*", POLICY)])
+
+
+def needs(program: str) -> Any:
+    """What is not on a machine is skipped; the other languages say the same."""
+    return pytest.mark.skipif(
+        shutil.which(program) is None, reason=f"{program} is not on this machine"
+    )
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.setenv(name, "the-users-own")
+    yield
+    context_propagation.stop_carrying()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    async with open_store("memory:") as store:
+        yield store
+
+
+class World:
+    """A gateway whose engine repeats the prompt."""
+
+    def __init__(self, store: Store, gateway: Gateway, engine: ScriptedEngine) -> None:
+        self.store = store
+        self.engine = engine
+        self.gateway = gateway
+
+    async def enqueue(
+        self, routing: Routing, tasks: list[Any], stem: str = "ro", **fields: Any
+    ) -> list[str]:
+        routed = Routing(rules=routing.rules, default=routing.default, gateway_url=self.gateway.url)
+        resources = await self.store.put_resources({"routing": routed})
+        names = [f"{stem}-{number}" for number in range(len(tasks))]
+        given = {"resources_id": resources, "mode": Mode.VAL, **fields}
+        await self.store.enqueue(
+            [
+                Rollout(rollout_id=name, task=task, task_id=name, **given)
+                for name, task in zip(names, tasks, strict=True)
+            ]
+        )
+        return names
+
+    @asynccontextmanager
+    async def running(self, command: Command, slots: int = 4) -> AsyncIterator[Runner]:
+        runner = Runner(self.store, as_app(command), RunnerConfig(slots=slots))
+        task = asyncio.create_task(runner.run())
+        try:
+            yield runner
+        finally:
+            runner.stop()
+            await task
+
+    async def run(
+        self, command: Command, tasks: list[Any], routing: Routing = EVERYONE, **fields: Any
+    ) -> list[Attempt]:
+        """The attempts of these tasks' rollouts."""
+        names = await self.enqueue(routing, tasks, **fields)
+        async with self.running(command):
+            await self.ended(names)
+        return await self.store.attempts(names)
+
+    async def ended(self, names: list[str]) -> None:
+        cursor = 0
+        while not all(state.status.final for state in await self.store.rollouts(names)):
+            cursor = (await self.store.watch(cursor, timeout_s=5)).cursor
+
+    async def spans(self, attempt: Attempt) -> list[Span]:
+        return (await self.store.spans([attempt.attempt_id]))[attempt.attempt_id]
+
+
+@pytest.fixture
+async def world(store: Store) -> AsyncIterator[World]:
+    def repeat(request: Any) -> str:
+        said = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
+        return said.split("\n")[0]
+
+    engine = ScriptedEngine(shared_tokenizer(), repeat, policies={"policy": 1, "base": 0})
+    async with Gateway(store, engine) as gateway:
+        yield World(store, gateway, engine)
+
+
+def python(code: str, **options: Any) -> Command:
+    return Command([sys.executable, "-c", code], **options)
+
+
+ASK = """
+import json, os, sys, urllib.request
+
+def ask(text, url=None, **headers):
+    url = url or os.environ["OPENAI_BASE_URL"]
+    body = {"model": os.environ["LIGHTSPAN_MODEL"], "messages": [{"role": "user", "content": text}]}
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], **headers}
+    asked = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(asked) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        sys.exit("error: " + error.read().decode())
+"""
+
+
+# --- the same program with five clients -----------------------------------------------------------
+LANGUAGES = [
+    pytest.param(["sh", "ask.sh"], "file", marks=needs("curl"), id="shell-with-curl"),
+    pytest.param(["sh", "ask_plain.sh"], "environment", id="shell-without-curl"),
+    pytest.param([sys.executable, "ask.py"], "file", id="python-with-openai"),
+    pytest.param([sys.executable, "ask_anthropic.py"], "file", id="python-with-anthropic"),
+    pytest.param(["node", "ask.mjs"], "file", marks=needs("node"), id="node"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "task"), LANGUAGES)
+async def test_a_program_in_any_language(world: World, arguments: list[str], task: Any) -> None:
+    """Four agents: told apart by name, by path, by the model's name, and by none."""
+    command = Command(arguments, task=task, cwd=PROGRAMS, env={"PYTHON": sys.executable})
+    routing = Routing(
+        rules=[Rule("planner", BASE), Rule("team/*", POLICY), Rule("edit*", POLICY)], default=POLICY
+    )
+    attempts = await world.run(command, [{"number": number} for number in range(2)], routing)
+    rewards = [attempt.reward for attempt in attempts]
+    assert rewards == [Reward(float(n)) for n in range(2)], {each.message for each in attempts}
+    records = await world.store.token_records([attempt.attempt_id for attempt in attempts])
+    for number, attempt in enumerate(attempts):
+        assert (attempt.status, attempt.damage) == (AttemptStatus.SUCCEEDED, [])
+        spans = await world.spans(attempt)
+        calls = sorted(
+            (span for span in spans if span.kind is SpanKind.LLM),
+            key=lambda span: span.sequence_start or 0,
+        )
+        expected = [
+            ("planner", "base", f"plan {number}"),
+            ("team/writer", "policy", f"write {number}"),
+            ("editor", "policy", f"edit {number}"),
+            ("app", "policy", f"{number}"),
+        ]
+        found = {record.call_id: record for record in records[attempt.attempt_id]}
+        got = [
+            (
+                span.attributes[c.AGENT_PATH],
+                found[str(span.attributes[c.CALL_ID])].policy,
+                shared_tokenizer().decode(found[str(span.attributes[c.CALL_ID])].response_ids),
+            )
+            for span in calls
+        ]
+        assert got == expected
+        [program] = [span for span in spans if c.COMMAND_STATUS in span.attributes]
+        assert program.attributes[c.COMMAND_STATUS] == 0
+        assert program.attributes[c.COMMAND_STDOUT] == f"{number}\n"
+        said = f"plan {number}\nwrite {number}\nedit {number}\n"
+        assert program.attributes[c.COMMAND_STDERR] == said
+
+
+async def test_model_names_are_agents_where_they_are_named(world: World) -> None:
+    """`optimize="*"` says no name: a command's `agents` does, as a session hands it on."""
+    command = Command(
+        ["sh", "ask_plain.sh"],
+        task="environment",
+        cwd=PROGRAMS,
+        env={"PYTHON": sys.executable},
+        agents=["planner", "team/writer", "editor"],
+    )
+    [attempt] = await world.run(command, [{"number": 3}], EVERYONE.naming(command.agents))
+    calls = [span for span in await world.spans(attempt) if span.kind is SpanKind.LLM]
+    paths = {str(span.attributes[c.AGENT_PATH]) for span in calls}
+    assert paths == {"planner", "team/writer", "editor", "app"}
+
+
+# --- what it finds, and what it does not --------------------------------------------------------
+async def test_its_environment_opens_its_own_model_calls_only(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_STORE", "sqlite:///secret.db")
+    monkeypatch.setenv("LIGHTSPAN_CALL_TOKEN", "of-another")
+    monkeypatch.setenv("USERS_OWN", "stays")
+    code = ASK + "ask('1')\njson.dump(dict(os.environ), open('env.json', 'w'))\nprint(1)"
+    command = python(code, cwd=tmp_path)
+    [attempt] = await world.run(command, [{}])
+    assert attempt.reward == Reward(1.0), attempt.message
+    env = json.loads((tmp_path / "env.json").read_text())
+    names = [name for name in env if name.startswith("LIGHTSPAN_")]
+    assert sorted(names) == [
+        "LIGHTSPAN_ATTEMPT_ID",
+        "LIGHTSPAN_GATEWAY_URL",
+        "LIGHTSPAN_MODE",
+        "LIGHTSPAN_MODEL",
+        "LIGHTSPAN_ROLLOUT_ID",
+        "LIGHTSPAN_TASK_FILE",
+    ]
+    assert (env["USERS_OWN"], env["OPENAI_API_KEY"]) == ("stays", attempt.call_token)
+    assert (env["LIGHTSPAN_MODEL"], env["LIGHTSPAN_MODE"]) == ("policy", "val")
+    assert env["LIGHTSPAN_ATTEMPT_ID"] == attempt.attempt_id
+    assert not Path(env["LIGHTSPAN_TASK_FILE"]).exists()
+    # when the attempt has ended its key opens nothing
+    url = f"{env['OPENAI_BASE_URL']}/models"
+    key = {"Authorization": f"Bearer {env['OPENAI_API_KEY']}"}
+    await asyncio.to_thread(_until_refused, url, key)
+
+
+def _until_refused(url: str, headers: Mapping[str, str]) -> None:
+    """The gateway looks every second whether an attempt goes on."""
+    while _status(url, headers) != 403:
+        time.sleep(0.1)
+
+
+def _status(url: str, headers: Mapping[str, str]) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers))) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+async def test_the_token_is_not_in_what_is_kept(world: World) -> None:
+    code = "import os, sys\nkey = os.environ['OPENAI_API_KEY']\nprint(key)\nsys.exit(key)"
+    [attempt] = await world.run(python(code), [{}])
+    assert attempt.message == "the program ended with exit status 1: <call token>"
+    [program] = [s for s in await world.spans(attempt) if c.COMMAND_STATUS in s.attributes]
+    assert program.attributes[c.COMMAND_STDOUT] == "<call token>\n"
+    assert attempt.call_token not in repr(program)
+
+
+@pytest.mark.parametrize("shape", ["%s", '"%s"'])
+async def test_the_token_is_not_in_what_is_said_of_a_last_line(world: World, shape: str) -> None:
+    code = f"import os\nprint({shape!r} % os.environ['OPENAI_API_KEY'])"
+    [attempt] = await world.run(python(code), [{}])
+    assert attempt.outcome is Outcome.BAD_REWARD
+    assert attempt.message.startswith(f"the program's last line {shape % '<call token>'!r}: ")
+    assert attempt.call_token not in attempt.message
+
+
+# --- agents that nobody answers -----------------------------------------------------------------
+@pytest.mark.parametrize("how", ["url", "model"])
+async def test_the_calls_of_an_agent_that_is_neither_trained_nor_frozen(
+    world: World, how: str
+) -> None:
+    """`frozen=None` sends them where the app points them: the gateway does not know that place."""
+    calls = {
+        "url": "ask('1', os.environ['LIGHTSPAN_GATEWAY_URL'] + '/agents/planner/v1')",
+        "model": "os.environ['LIGHTSPAN_MODEL'] = 'planner'; ask('1')",
+    }
+    messages = {
+        "url": "agent 'planner' is not served here: it is neither optimised nor frozen to a model",
+        "model": "unknown model 'planner': use the name of a policy or agent (base, policy, ",
+    }
+    routing = Routing(rules=[Rule("writer", POLICY)])
+    [attempt] = await world.run(python(ASK + calls[how]), [{}], routing)
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
+    assert attempt.message.startswith("the program ended with exit status 1: error: ")
+    assert messages[how] in attempt.message
+    assert world.engine.requests == []
+
+
+async def test_a_program_can_be_interrupted_though_its_runner_cannot(world: World) -> None:
+    code = "import signal; print(int(signal.getsignal(signal.SIGINT) is not signal.SIG_IGN))"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        [attempt] = await world.run(python(code), [{}])
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (attempt.message, attempt.reward) == ("", Reward(1.0))
+
+
+# --- endings ------------------------------------------------------------------------------------
+async def test_endings_are_outcomes(world: World) -> None:
+    code = (
+        "import json, os, time\n"
+        "task = json.loads(os.environ['LIGHTSPAN_TASK'])\n"
+        "time.sleep(task.get('sleep', 0))\n"
+        "print(task['print'])\n"
+        "os._exit(task.get('status', 0))\n"
+    )
+    tasks = [
+        {"print": "0.25"},
+        {"print": "nan"},
+        {"print": "null"},
+        {"print": "well"},
+        {"print": "1", "status": 7},
+    ]
+    command = python(code, task="environment")
+    attempts = await world.run(command, tasks)
+    late = {"print": "1", "sleep": 600}
+    attempts += await world.run(command, [late], stem="late", timeout_s=1)
+    assert [(a.status, a.outcome) for a in attempts] == [
+        *[(AttemptStatus.SUCCEEDED, Outcome.OK)] * 3,
+        (AttemptStatus.FAILED, Outcome.BAD_REWARD),
+        (AttemptStatus.FAILED, Outcome.APP_ERROR),
+        (AttemptStatus.TIMEOUT, Outcome.TIMEOUT),
+    ]
+    assert [attempt.reward for attempt in attempts] == [
+        *(Reward(0.25), Reward(None), None),
+        *[None] * 3,
+    ]
+    assert attempts[3].message.startswith("the program's last line 'well': that is no reward")
+    assert attempts[4].message == "the program ended with exit status 7"
+    assert attempts[5].message == "the app ran longer than 1 s"
+    states = await world.store.rollouts()
+    assert [len(await world.store.attempts([s.rollout.rollout_id])) for s in states] == [1] * 6
+
+
+async def test_a_limit_of_its_own(world: World) -> None:
+    command = Command(["sh", "-c", "echo begun; sleep 600"], timeout_s=2)
+    [attempt] = await world.run(command, [{}])
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.TIMEOUT, Outcome.TIMEOUT)
+    assert attempt.message == "the program ran longer than 2 s"
+    [program] = [s for s in await world.spans(attempt) if c.COMMAND_STDOUT in s.attributes]
+    assert (program.status, program.status_message) == (SpanStatus.ERROR, "it ran too long")
+    assert program.attributes[c.COMMAND_STDOUT] == "begun\n"
+
+
+async def test_a_runner_that_stops_ends_its_programs(world: World, tmp_path: Path) -> None:
+    """The attempt is lost and queued again, no try used up; what it wrote is kept."""
+    code = "import os, time\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\ntime.sleep(60)"
+    [name] = await world.enqueue(EVERYONE, [{}])
+    async with world.running(python(code, cwd=tmp_path)) as runner:
+        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        runner.abort()
+    [attempt] = await world.store.attempts([name])
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.LOST, Outcome.CANCELLED)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    [program] = [s for s in await world.spans(attempt) if c.COMMAND_STDOUT in s.attributes]
+    assert program.status_message == "it was stopped"
+
+
+async def test_a_retry_without_the_shim_is_the_same_call(world: World) -> None:
+    """A client leaves before its answer came and asks again, as OpenAI's clients do."""
+    world.engine._pace_s = 0.3
+    code = ASK + (
+        "import socket, time, urllib.parse\n"
+        "before = urllib.request.urlopen\n"
+        "def leave(request):\n"
+        "    try:\n"
+        "        return before(request, timeout=0.2)\n"
+        "    except TimeoutError:\n"
+        "        request.add_header('x-stainless-retry-count', '1')\n"
+        "        return before(request)\n"
+        "urllib.request.urlopen = leave\n"
+        "print(ask('5')['choices'][0]['message']['content'])\n"
+    )
+    [attempt] = await world.run(python(code), [{}])
+    assert attempt.reward == Reward(5.0), attempt.message
+    assert len([s for s in await world.spans(attempt) if s.kind is SpanKind.LLM]) == 1
+    [record] = (await world.store.token_records([attempt.attempt_id]))[attempt.attempt_id]
+    calls = {request.request_id.rsplit("-", 2)[0] for request in world.engine.requests}
+    assert calls == {record.call_id}

@@ -1,0 +1,312 @@
+"""The app in an environment of its own: the trainer starts runners with its interpreter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
+from lightspan.errors import AppError, ConfigError, LightspanError
+from lightspan.runners import foreign_python
+from lightspan.runners.app import as_app
+from lightspan.runners.foreign_python import Greeting, complaint, environment_for_others
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema.records import Mode, Rollout, RolloutStatus
+from lightspan.schema.semconv import PROTOCOL_VERSION
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan.training.collector import stored_episodes
+
+APART = Path(__file__).parents[1] / "apps" / "apart"
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+        yield store
+
+
+# --- it trains ----------------------------------------------------------------------------------
+def test_an_app_that_the_trainer_cannot_import(
+    app_python: Path, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """It is trained by its name alone, without torch where it runs."""
+    assert find_spec("apart_app") is None
+    assert find_spec("only_here") is None
+    runners = LocalRunners(4, processes=2, python=app_python, app_dirs=[APART])
+    trainer = Trainer(rl(), runners=runners, steps=2, folder=tmp_path / "run")
+    result = trainer.fit("apart_app:answer", ask(4), ask(2, held=1))
+    assert result.steps == 2
+    episodes = stored_episodes(trainer.folder.store_url)
+    assert len(episodes) == 2 * 2 * 4 + 2 * 2
+    assert trainer.folder.read_config()["app"] == "apart_app:answer"
+    assert "apart_app" not in sys.modules
+    trained = sum(len(trainer.folder.explanations(step)) for step in (1, 2))
+    assert trained > 0
+    for episode in episodes:
+        assert [call.agent_path for call in episode.calls] == ["writer"]
+        assert episode.calls[0].record is not None
+        assert episode.dimensions == {
+            "reward": episode.reward,
+            "heavy": 0.0,
+            "apart": 1.0,
+            "foreign_paths": 0.0,
+        }
+
+
+def test_an_app_is_named_by_text_and_not_imported_here() -> None:
+    app = as_app("no_such_module:answer")
+    assert app.reference == "no_such_module:answer"
+    with pytest.raises(AppError, match=r"'no_such_module:answer' is known by name only"):
+        app(None)
+    for text in ("my_app", ":answer", "my_app:"):
+        with pytest.raises(AppError, match=f"an app is named module:name, not '{text}'"):
+            as_app(text)
+
+
+def test_a_named_app_that_is_not_there_costs_no_rollout(
+    rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    trainer = Trainer(rl(), runners=2, steps=1, folder=tmp_path / "run")
+    with pytest.raises(AppError, match="'no_such_module:answer' cannot be imported"):
+        trainer.fit("no_such_module:answer", ask(2))
+    assert stored_episodes(trainer.folder.store_url) == []
+
+
+# --- interpreters that will not do --------------------------------------------------------------
+CHECKOUT = "./packages/core`, from a checkout of lightspan"
+
+
+def _fake(folder: Path, version: str, protocol: int) -> Path:
+    """An environment with a lightspan of another version."""
+    from app_environment import app_environment  # type: ignore[import-not-found]
+
+    python: Path = app_environment(folder, core=False)
+    [packages] = (folder / "lib").glob("python*/site-packages")
+    (packages / "lightspan" / "schema").mkdir(parents=True)
+    (packages / "lightspan" / "__init__.py").write_text(f'__version__ = "{version}"\n')
+    semconv = packages / "lightspan" / "schema" / "semconv.py"
+    semconv.write_text(f"PROTOCOL_VERSION = {protocol}\n")
+    return python
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ("bare", ["has no lightspan", f"-m pip install {CHECKOUT} {__version__}"]),
+        (
+            "newer",
+            [
+                "has lightspan 9.9.9 (protocol 99)",
+                f"{sys.executable} has {__version__} (protocol {PROTOCOL_VERSION})",
+                "install the same version on both sides",
+                f"-m pip install {CHECKOUT} {__version__}",
+                f"{sys.executable} -m pip install {CHECKOUT} 9.9.9",
+            ],
+        ),
+        (
+            "older",
+            [
+                "lightspan 0.0.1 of",
+                "No module named 'lightspan.runners'",
+                f"-m pip install {CHECKOUT} {__version__}",
+            ],
+        ),
+    ],
+)
+async def test_environments_that_do_not_fit(
+    store: Store, tmp_path: Path, app_python: Path, environment: str, words: list[str]
+) -> None:
+    """Nothing is claimed."""
+    from app_environment import app_environment
+
+    made = {
+        "bare": lambda: app_environment(tmp_path / "v", core=False),
+        "newer": lambda: _fake(tmp_path / "v", "9.9.9", 99),
+        "older": lambda: _fake(tmp_path / "v", "0.0.1", PROTOCOL_VERSION),
+    }
+    python = made[environment]()
+    await store.enqueue([Rollout(rollout_id="ro-0", task={}, task_id="t", mode=Mode.VAL)])
+    plan = RunnerPlan(store_url=store.url, app="apart_app:answer")
+    with pytest.raises(ConfigError) as caught:
+        await LocalRunners(2, python=python, app_dirs=[APART]).start(plan)
+    for word in [str(python), *words]:
+        assert word in str(caught.value)
+    assert await store.count() == {RolloutStatus.QUEUED: 1}
+    assert await store.attempts(["ro-0"]) == []
+
+
+@pytest.fixture
+def other_version(tmp_path: Path, app_python: Path) -> Callable[[str, int], Path]:
+    """Makes an environment whose lightspan has another version."""
+    from app_environment import app_environment, of_another_version
+
+    def make(version: str, protocol: int) -> Path:
+        python: Path = app_environment(tmp_path / "environment", "openai")
+        [packages] = (tmp_path / "environment" / "lib").glob("python*/site-packages")
+        (packages / "only_here.py").write_text('VALUE = "installed"\n')
+        of_another_version(python, version, protocol)
+        return python
+
+    return make
+
+
+async def test_another_version_that_is_understood(
+    store: Store, other_version: Callable[[str, int], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It works, and is told of."""
+    python = other_version("0.1.77", PROTOCOL_VERSION)
+    await store.enqueue([Rollout(rollout_id="ro-0", task={}, task_id="t", mode=Mode.VAL)])
+    runners = LocalRunners(1, python=python, app_dirs=[APART])
+    await runners.start(RunnerPlan(store_url=store.url, app="apart_app:naps"))
+    try:
+        while await store.count() != {RolloutStatus.SUCCEEDED: 1}:
+            runners.check()
+            await asyncio.sleep(0.05)
+    finally:
+        await runners.stop()
+    [told] = caplog.messages
+    assert f"{python} has lightspan 0.1.77, {sys.executable} has {__version__}" in told
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        ("no_such_app:answer", ["No module named 'no_such_app'", "app_dirs="]),
+        ("lacking:answer", ["No module named 'a_framework'", "install there what is missing"]),
+        ("lacking_nothing:answer", ["has no 'answer'"]),
+    ],
+)
+async def test_an_environment_that_lacks_the_app(
+    store: Store, tmp_path: Path, app_python: Path, app: str, words: list[str]
+) -> None:
+    (tmp_path / "lacking.py").write_text("import a_framework\n")
+    (tmp_path / "lacking_nothing.py").write_text("")
+    plan = RunnerPlan(store_url=store.url, app=app)
+    with pytest.raises(AppError) as caught:
+        await LocalRunners(1, python=app_python, app_dirs=[tmp_path]).start(plan)
+    for word in [str(app_python), *words]:
+        assert word in str(caught.value)
+
+
+async def test_an_app_that_ends_its_process_at_import(
+    store: Store, tmp_path: Path, app_python: Path
+) -> None:
+    (tmp_path / "ends.py").write_text("import os\nos._exit(5)\n")
+    plan = RunnerPlan(store_url=store.url, app="ends:answer")
+    with pytest.raises(AppError, match=r"ended before it was ready \(exit code 5\) \(in "):
+        await LocalRunners(1, python=app_python, app_dirs=[tmp_path]).start(plan)
+
+
+def test_programs_that_are_no_interpreter(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").write_text("")
+    for given, hint in (
+        (tmp_path / "absent" / "python", r"there is no such program; make .* environment first"),
+        (plain, "it cannot be executed"),
+        (tmp_path / "venv", f"did you mean {tmp_path}/venv/bin/python"),
+    ):
+        with pytest.raises(ConfigError, match=f"python='{given}' is no interpreter: .*{hint}"):
+            LocalRunners(1, python=given)
+
+
+@pytest.mark.parametrize("name", ["true", "cat"])
+async def test_a_program_that_is_no_python(store: Store, name: str) -> None:
+    python = shutil.which(name)
+    assert python is not None
+    plan = RunnerPlan(store_url=store.url, app="apart_app:answer")
+    with pytest.raises(ConfigError, match=rf"python='{python}' ended \(exit code \d\) before"):
+        await LocalRunners(1, python=python).start(plan)
+
+
+def test_an_older_python() -> None:
+    known = Greeting(python="3.9.18", error="SyntaxError: invalid syntax")
+    assert complaint("/a/python", known) == (
+        "/a/python is Python 3.9.18, and lightspan needs 3.11 or newer"
+    )
+
+
+def test_options_that_make_no_sense(app_python: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="app_dirs= belongs to python="):
+        LocalRunners(1, app_dirs=[tmp_path])
+    with pytest.raises(ConfigError, match=f"app_dirs: there is no folder {tmp_path}/absent"):
+        LocalRunners(1, python=app_python, app_dirs=[tmp_path / "absent"])
+    with pytest.raises(ConfigError, match=f"app_dirs: there is no folder {tmp_path}/absent"):
+        LocalRunners(1, python=app_python, app_dirs=str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="slots=0 must be at least 1"):
+        ExternalRunners(0)
+    for timeout_s in (0, float("nan")):
+        with pytest.raises(ConfigError, match=f"timeout_s={timeout_s} must be a finite number"):
+            ExternalRunners(timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("runners", ["python", "external"])
+async def test_an_app_of_the_script_cannot_leave_it(app_python: Path, runners: str) -> None:
+    made = {"python": lambda: LocalRunners(1, python=app_python), "external": ExternalRunners}
+    with pytest.raises(AppError, match=r'put it into a module.*fit\("my_app:answer", …\)'):
+        await made[runners]().start(RunnerPlan(store_url="x.db", app="__main__:answer"))
+
+
+# --- what goes there, and what does not ---------------------------------------------------------
+def test_what_is_installed_here_stays_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    [packages] = [path for path in sys.path if path.endswith("site-packages")][:1]
+    given = os.pathsep.join([packages, str(tmp_path), "", f"{sys.prefix}/lib"])
+    monkeypatch.setenv("PYTHONPATH", given)
+    monkeypatch.setenv("PYTHONHOME", "/usr")
+    monkeypatch.setenv("MY_KEY", "kept")
+    kept = environment_for_others()
+    assert kept["PYTHONPATH"] == str(tmp_path)
+    assert "PYTHONHOME" not in kept
+    assert kept["MY_KEY"] == "kept"
+    monkeypatch.setenv("PYTHONPATH", packages)
+    assert "PYTHONPATH" not in environment_for_others()
+
+
+def test_the_app_is_looked_for_beside_the_script_and_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = str(tmp_path / "a" / "train.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
+    assert foreign_python.app_folders(None) == [str(tmp_path / "a"), str(tmp_path)]
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/bin/lightspan")
+    assert foreign_python.app_folders(None) == [str(tmp_path)]
+
+
+async def test_command_lines_show_nothing(store: Store, app_python: Path) -> None:
+    """`ps` shows every user of the machine how a program was started."""
+    runners = LocalRunners(2, processes=2, python=app_python, app_dirs=[APART])
+    await runners.start(RunnerPlan(store_url=store.url, app="apart_app:naps"))
+    try:
+        for pid in runners.pids:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+            assert line.startswith(f"{app_python}\0-c\0")
+            assert "run.db" not in line
+            assert "apart_app" not in line
+    finally:
+        await runners.stop()
+
+
+async def test_nobody_comes(tmp_path: Path) -> None:
+    runners = ExternalRunners(timeout_s=5)
+    await runners.start(RunnerPlan(store_url="sqlite:////a b/x.db", app="my_app:answer"))
+    runners.missing(5.0)
+    runners.check()
+    runners.missing(5.1)
+    with pytest.raises(LightspanError) as caught:
+        runners.check()
+    assert str(caught.value) == (
+        "no runner for 5 s: start one in the app's environment, `lightspan runner --store "
+        "'sqlite:////a b/x.db' my_app:answer`, and go on with resume=True"
+    )
+    await asyncio.gather(runners.stop(), runners.stop())

@@ -1,0 +1,434 @@
+"""The runner: model calls of apps of every kind, claims, leases, the store."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan.errors import StoreError
+from lightspan.runners.app import App
+from lightspan.runners.outcome import _causes, classify
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema import semconv as c
+from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.records import (
+    AttemptStatus,
+    Outcome,
+    Rollout,
+    RolloutStatus,
+)
+from lightspan.schema.reward import Reward
+from lightspan.schema.routing import Routing
+from lightspan.schema.spans import SpanKind
+from lightspan.stores.protocol import Store
+from lightspan_gateway import Gateway
+from lightspan_testing.gateway_suite import shared_tokenizer
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_testing.wait import until
+from packages.core.tests.runners.runs import (
+    WRITER,
+    apps,
+    enqueue,
+    finished,
+    reaches,
+    running,
+    spans_of,
+)
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+# --- model calls ----------------------------------------------------------------------------
+@asynccontextmanager
+async def gateway(store: Store, script: Any) -> AsyncIterator[tuple[str, ScriptedEngine]]:
+    engine = ScriptedEngine(shared_tokenizer(), script)
+    async with Gateway(store, engine) as made:
+        yield made.url, engine
+
+
+@pytest.mark.parametrize("app", ["asks", "asks_async"])
+async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -> None:
+    def script(request: Any) -> str:
+        said = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
+        return said.split("\n")[0]
+
+    async with gateway(store, script) as (url, _):
+        routing = Routing(gateway_url=url, rules=[WRITER])
+        tasks = [{"text": str(number)} for number in range(40)]
+        await enqueue(store, tasks, {"routing": routing})
+        async with running(store, getattr(apps, app), slots=8):
+            states = await finished(store)
+    assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
+    attempts = await store.attempts([f"ro-{number}" for number in range(40)])
+    assert [attempt.reward for attempt in attempts] == [Reward(float(n)) for n in range(40)]
+    records = await store.token_records([attempt.attempt_id for attempt in attempts])
+    assert {len(found) for found in records.values()} == {1}
+    for attempt in attempts:
+        llm, agent, root = await spans_of(store, attempt)
+        assert (llm.parent_id, agent.parent_id) == (agent.span_id, root.span_id)
+        assert llm.trace_id == root.trace_id
+        assert llm.attributes[c.AGENT_PATH] == "writer"
+
+
+@pytest.mark.parametrize("form", ["async def", "returns its awaitable"])
+async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form: str) -> None:
+    with ScriptedServer("fine") as server:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as kept:
+
+            async def ask(task: Any) -> float:
+                await kept.models.list()
+                said = [{"role": "user", "content": "How are you?"}]
+                answer = await kept.chat.completions.create(model="m", messages=said)  # type: ignore[arg-type]
+                return float(answer.choices[0].message.content == "fine")
+
+            await enqueue(store, [{}] * 6)
+            async with running(store, ask if form == "async def" else lambda task: ask(task)):
+                await finished(store)
+    attempts = await store.attempts([f"ro-{number}" for number in range(6)])
+    assert [(attempt.reward, attempt.message) for attempt in attempts] == [(Reward(1.0), "")] * 6
+
+
+async def test_an_awaitable_that_comes_too_late_is_not_left_alone(store: Store) -> None:
+    """Python warns of a coroutine that nobody awaits, and a warning fails a test."""
+
+    def app(task: Any) -> Any:
+        time.sleep(0.5)
+        return apps.returns_async({"value": 1})
+
+    await enqueue(store, [{}], timeout_s=0.1)
+    async with running(store, app) as runner:
+        await finished(store)
+        await until(lambda: not runner.stuck)
+    gc.collect()
+    [attempt] = await store.attempts(["ro-0"])
+    assert attempt.outcome is Outcome.TIMEOUT
+
+
+async def test_threads_and_executors_carry_the_scope(store: Store) -> None:
+    async with gateway(store, "ok") as (url, _):
+        await enqueue(store, [{}], {"routing": Routing(gateway_url=url, rules=[WRITER])})
+        async with running(store, apps.asks_in_threads):
+            await finished(store)
+    [attempt] = await store.attempts(["ro-0"])
+    assert attempt.reward == Reward(3.0)
+    llm = [span for span in await spans_of(store, attempt) if span.kind is SpanKind.LLM]
+    assert [span.attributes[c.AGENT_PATH] for span in llm] == ["writer"] * 3
+
+
+async def test_a_prompt_that_is_too_long_is_an_outcome(store: Store) -> None:
+    async with gateway(store, "ok") as (url, _):
+        routing = Routing(gateway_url=url, default=WRITER.target)
+        await enqueue(store, [{"text": "word " * 600}], {"routing": routing})
+        async with running(store, apps.catches_and_hides):
+            await finished(store)
+    [attempt] = await store.attempts(["ro-0"])
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.CONTEXT_OVERFLOW)
+    assert attempt.message == "RuntimeError: the model does not answer"
+
+
+@pytest.mark.parametrize("app", ["asks", "catches_and_hides"])
+async def test_a_gateway_that_is_gone_is_infrastructure(
+    store: Store, monkeypatch: pytest.MonkeyPatch, app: str
+) -> None:
+    monkeypatch.setattr("lightspan.runners.runner._PATIENCE_S", 0.1)
+    routing = Routing(gateway_url="http://127.0.0.1:9", default=WRITER.target)
+    await enqueue(store, [{"text": "1"}], {"routing": routing}, max_infrastructure_tries=2)
+    async with running(store, getattr(apps, app)):
+        [state] = await finished(store)
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.LOST, 2)
+    attempts = await store.attempts(["ro-0"])
+    assert [attempt.outcome for attempt in attempts] == [Outcome.INFRASTRUCTURE] * 2
+
+
+async def test_without_its_gateway_a_runner_claims_nothing(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trainer was killed, and took the gateway with it: one rollout after another was lost to
+    connection errors until the runner was gone too. The first one says enough."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    routing = Routing(gateway_url=f"http://127.0.0.1:{port}", default=WRITER.target)
+    tasks = [{"text": str(number)} for number in range(6)]
+    await enqueue(store, tasks, {"routing": routing})
+    names = [f"ro-{number}" for number in range(6)]
+    async with running(store, apps.asks, slots=1):
+
+        def has_stopped() -> bool:
+            return "nothing is claimed until it does" in caplog.text
+
+        ended = asyncio.create_task(finished(store))
+        watching = asyncio.create_task(until(has_stopped))
+        await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)
+        assert has_stopped()
+        [attempt] = await store.attempts(names)
+        assert attempt.outcome is Outcome.INFRASTRUCTURE
+        engine = ScriptedEngine(shared_tokenizer(), "7")
+        async with Gateway(store, engine, port=port):
+            states = await ended
+    assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
+    assert len(await store.attempts(names)) == len(names) + 1
+
+
+@pytest.mark.parametrize("app", ["asks", "asks_async"])
+async def test_a_request_that_the_gateway_refuses_is_the_apps_failure(
+    store: Store, app: str
+) -> None:
+    """The SDK raises its error over the HTTP client's, which knows the gateway's address too: taken
+    for a gateway that is gone, the attempt was tried again and its rollout lost."""
+    async with gateway(store, "ok") as (url, _):
+        routing = Routing(gateway_url=url, default=WRITER.target)
+        await enqueue(store, [{"text": [{"type": "image_url"}]}], {"routing": routing})
+        async with running(store, getattr(apps, app)):
+            [state] = await finished(store)
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.FAILED, 0)
+    [attempt] = await store.attempts(["ro-0"])
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
+    assert "messages[0].content" in attempt.message
+
+
+async def test_another_server_that_is_gone_is_the_apps_failure(store: Store) -> None:
+    with ScriptedServer("1") as server:
+        routing = Routing(gateway_url=server.origin, rules=[])
+        await enqueue(store, [{"text": "1"}], {"routing": routing})
+        async with running(store, apps.asks_async):
+            await finished(store)
+    [attempt] = await store.attempts(["ro-0"])
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
+
+
+def test_causes_are_found_in_groups_and_chains() -> None:
+    inner = ValueError("inner")
+    try:
+        try:
+            raise inner
+        except ValueError as error:
+            raise KeyError("outer") from error
+    except KeyError as error:
+        group = ExceptionGroup("several", [error])
+    assert inner in _causes(group)
+    assert classify(group, None).outcome is Outcome.APP_ERROR
+
+
+class Odd(Exception):
+    """It is equal to everything, and has attributes that raise."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not to be compared")
+
+    __hash__ = Exception.__hash__
+
+    @property
+    def code(self) -> str:
+        raise RuntimeError("no code")
+
+
+def test_an_exception_whose_attributes_raise_is_an_app_error() -> None:
+    outer = KeyError("outer")
+    outer.__cause__ = Odd("inner")
+    assert classify(outer, "http://gateway").outcome is Outcome.APP_ERROR
+    assert classify(Odd("alone"), None).message == "Odd: alone"
+
+
+def test_what_is_in_a_group_is_told() -> None:
+    """As a TaskGroup raises: its own text names nothing."""
+    inner = ExceptionGroup("b", [KeyError("k"), OSError("o"), ValueError("left out")])
+    group = BaseExceptionGroup("a", [inner, RuntimeError("r")])
+    assert classify(group, None).message == (
+        "ExceptionGroup: a (2 sub-exceptions): KeyError: 'k'; OSError: o; ValueError: left out; "
+        "1 more"
+    )
+
+
+# --- claims, leases, the store --------------------------------------------------------------
+async def test_injected_arguments(store: Store) -> None:
+    resources = {"routing": Routing(), "hello": PromptTemplate(template="Hi {name}")}
+    await enqueue(store, [{}], resources)
+    async with running(store, apps.decorated):
+        await finished(store)
+    [attempt] = await store.attempts(["ro-0"])
+    assert (attempt.message, attempt.reward) == ("", Reward(1.0))
+
+
+async def test_only_this_runs_rollouts_are_claimed(store: Store) -> None:
+    await enqueue(store, [{"value": 1}], run_id="mine")
+    other = Rollout(rollout_id="other", task={}, task_id="t", run_id="other")
+    await store.enqueue([other])
+    async with running(store, apps.returns, run_id="mine"):
+        await reaches(store, RolloutStatus.SUCCEEDED)
+    assert await store.count("other") == {RolloutStatus.QUEUED: 1}
+
+
+@pytest.mark.parametrize(("new", "shares"), [(9, (4, 4)), (2, (6, 2)), (0, (8, 0))])
+@pytest.mark.parametrize("runs", [["old", "new"], ["new", "old"]])
+async def test_every_training_has_its_share_and_no_slot_waits(
+    store: Store, runs: list[str], new: int, shares: tuple[int, int]
+) -> None:
+    """The one that was there first does not keep the others out while it has work, and what one
+    has no work for is another's."""
+    gate = asyncio.Event()
+
+    async def app(task: Any) -> float:
+        await gate.wait()
+        return 1.0
+
+    names = [("old", number) for number in range(20)] + [("new", number) for number in range(new)]
+    await store.enqueue(
+        [
+            Rollout(rollout_id=f"{run}-{number}", task={}, task_id="t", run_id=run)
+            for run, number in names
+        ]
+    )
+    claim, asked = store.claim, list[int]()
+
+    async def counted(*args: Any, **named: Any) -> Any:
+        asked.append(args[1])
+        return await claim(*args, **named)
+
+    store.claim = counted  # type: ignore[method-assign]
+    async with running(store, app, slots=8) as runner:
+        runner.work_for(runs)
+        await reaches(store, RolloutStatus.RUNNING, 8)
+        assert len(asked) <= 3
+        under_way = [
+            (await store.count(run)).get(RolloutStatus.RUNNING, 0) for run in ("old", "new")
+        ]
+        gate.set()
+        await finished(store)
+    assert tuple(under_way) == shares
+
+
+async def test_never_more_than_its_slots(store: Store) -> None:
+    busy = most = 0
+
+    async def app(task: Any) -> float:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await asyncio.sleep(0.001)
+        busy -= 1
+        return 1.0
+
+    await enqueue(store, [{}] * 30)
+    async with running(store, app, slots=3):
+        await finished(store)
+    assert most == 3
+
+
+async def test_a_cancelled_rollout_is_stopped(store: Store) -> None:
+    await enqueue(store, [{"seconds": 60}])
+    async with running(store, apps.sleeps_async, lease_s=0.03):
+        await reaches(store, RolloutStatus.RUNNING)
+        await store.cancel(["ro-0"])
+    [attempt] = await store.attempts(["ro-0"])
+    assert attempt.status is AttemptStatus.CANCELLED
+
+
+async def test_aborting_queues_the_rollouts_again(store: Store) -> None:
+    await enqueue(store, [{"seconds": 60}] * 2)
+    runner = Runner(store, App(apps.sleeps_async), RunnerConfig())
+    task = asyncio.create_task(runner.run())
+    await reaches(store, RolloutStatus.RUNNING, 2)
+    runner.abort()
+    await task
+    states = await store.rollouts()
+    assert [(s.status, s.infrastructure_tries) for s in states] == [(RolloutStatus.QUEUED, 0)] * 2
+
+
+async def test_a_runner_that_is_cancelled_leaves_nothing_running(store: Store) -> None:
+    await enqueue(store, [{"seconds": 60}])
+    task = asyncio.create_task(Runner(store, App(apps.sleeps_async)).run())
+    await reaches(store, RolloutStatus.RUNNING)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    [state] = await store.rollouts()
+    assert state.status is RolloutStatus.QUEUED
+
+
+async def test_a_store_that_fails_for_a_while(store: Store) -> None:
+    """The runner goes on claiming, and reports again."""
+    await enqueue(store, [{"value": 1}])
+    report, claim, failures = store.report, store.claim, [0, 0]
+
+    async def failing_report(reports: Any) -> Any:
+        failures[0] += 1
+        if failures[0] == 1:
+            raise StoreError("busy")
+        return await report(reports)
+
+    async def failing_claim(*args: Any, **named: Any) -> Any:
+        failures[1] += 1
+        if failures[1] == 1:
+            raise StoreError("busy")
+        return await claim(*args, **named)
+
+    store.report = failing_report  # type: ignore[method-assign]
+    store.claim = failing_claim  # type: ignore[method-assign,assignment]
+    async with running(store, apps.returns):
+        [state] = await finished(store)
+    assert state.status is RolloutStatus.SUCCEEDED
+    assert failures[0] == 2
+
+
+async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> None:
+    """The runner asks for the same claim again, and no lease has to end for it."""
+    await enqueue(store, [{"value": 1}] * 3)
+    claim, asked = store.claim, list[str]()
+
+    async def unanswered(*args: Any, **named: Any) -> Any:
+        claims = await claim(*args, **named)
+        asked.append(named["request_id"])
+        if len(asked) == 1:
+            assert len(claims) == 2
+            raise StoreError("the answer is lost")
+        return claims
+
+    store.claim = unanswered  # type: ignore[method-assign,assignment]
+    async with running(store, apps.returns, slots=2):
+        states = await finished(store)
+    assert asked[0] == asked[1] != asked[2]
+    attempts = await store.attempts([state.rollout.rollout_id for state in states])
+    assert [attempt.number for attempt in attempts] == [1, 1, 1]
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
+async def cancels_itself(task: Any) -> float:
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel()
+    await asyncio.sleep(0)
+    return 1.0
+
+
+async def raises_what_cannot_be_read(task: Any) -> float:
+    raise Unreadable
+
+
+@pytest.mark.parametrize(
+    ("app", "message"),
+    [
+        (cancels_itself, "CancelledError: "),
+        (raises_what_cannot_be_read, "Unreadable: <Unreadable>"),
+    ],
+)
+async def test_odd_ways_to_end_are_the_apps_own(store: Store, app: Any, message: str) -> None:
+    """At once, and not taken for our own stop, which would run it again for ever."""
+    await enqueue(store, [{}])
+    async with running(store, app):
+        [state] = await finished(store)
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.FAILED, 0)
+    [attempt] = await store.attempts(["ro-0"])
+    assert (attempt.outcome, attempt.message) == (Outcome.APP_ERROR, message)

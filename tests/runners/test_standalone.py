@@ -1,0 +1,605 @@
+"""`lightspan runner`: started by hand, it joins the trainings of a store, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
+from lightspan.runners.app import App
+from lightspan.runners.discovery import Presence, here
+from lightspan.runners.external import RunnerWatch
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.standalone import Trainings, look_after, trainings
+from lightspan.schema.records import (
+    AttemptStatus,
+    Mode,
+    Outcome,
+    Peer,
+    PeerRole,
+    Rollout,
+    RolloutStatus,
+)
+from lightspan.schema.semconv import PROTOCOL_VERSION
+from lightspan.stores import open_store
+from lightspan.stores.memory import MemoryStore
+from lightspan.stores.protocol import Store
+from lightspan.stores.sqlite import SQLiteStore
+from packages.gateway.tests.remote_store.served import serving
+
+APART = Path(__file__).parents[1] / "apps" / "apart"
+SOON_S = 60.0
+TALKATIVE = """
+import sys
+import lightspan.runners.standalone as joiner
+joiner.TELL_S = 0.0
+from lightspan.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""A runner that says at once what it has under way: the moment to send it a signal."""
+
+
+class Started:
+    """A runner as a user starts it, and what it prints."""
+
+    def __init__(
+        self,
+        python: Path,
+        log: Path,
+        *arguments: str,
+        env: dict[str, str],
+        talkative: bool = False,
+    ) -> None:
+        self._log = log
+        program = ["-c", TALKATIVE] if talkative else ["-m", "lightspan.cli"]
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [python, *program, "runner", *arguments],
+                stdout=file,
+                stderr=file,
+                env=env,
+                cwd=APART,
+            )
+
+    @property
+    def text(self) -> str:
+        return self._log.read_text()
+
+    async def says(self, text: str) -> None:
+        """Wait until it has printed this."""
+        deadline = time.monotonic() + SOON_S
+        while text not in self.text:
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            await asyncio.sleep(0.05)
+
+    async def ends(self) -> int:
+        """Its exit status."""
+        return await asyncio.to_thread(self.process.wait, SOON_S)
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(app_python: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts runners in the app's environment, without any setting of the tests'."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    started: list[Started] = []
+
+    def begin(*arguments: str, talkative: bool = False, python: Path = app_python) -> Started:
+        log = tmp_path / f"runner-{len(started)}.log"
+        started.append(Started(python, log, *arguments, env=env, talkative=talkative))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+        yield store
+
+
+def trainer_of(app: str, run_id: str = "run-1", **fields: Any) -> Peer:
+    return here(run_id, PeerRole.TRAINER, app, **{"run_id": run_id, **fields})
+
+
+async def enqueue(store: Store, app: str, *tasks: Any, run_id: str = "run-1") -> list[str]:
+    """Queue a rollout per task; their ids."""
+    known = len(await store.rollouts())
+    rollouts = [
+        Rollout(
+            rollout_id=f"ro-{known + number}",
+            task=task,
+            task_id=f"t{number}",
+            mode=Mode.VAL,
+            run_id=run_id,
+            app=app,
+        )
+        for number, task in enumerate(tasks)
+    ]
+    await store.enqueue(rollouts)
+    return [rollout.rollout_id for rollout in rollouts]
+
+
+async def succeeded(store: Store, names: list[str]) -> None:
+    """Wait until they have."""
+    deadline = time.monotonic() + SOON_S
+    while {state.status for state in await store.rollouts(names)} != {RolloutStatus.SUCCEEDED}:
+        assert time.monotonic() < deadline, await store.rollouts(names)
+        await asyncio.sleep(0.05)
+
+
+async def claimed(store: Store, names: list[str], runner: Started) -> None:
+    """Wait until each is an attempt."""
+    while len(await store.attempts(names)) < len(names):
+        assert runner.process.poll() is None, runner.text
+        await asyncio.sleep(0.05)
+
+
+# --- it joins -----------------------------------------------------------------------------------
+def test_a_training_and_a_runner_meet(
+    start: Start,
+    rl: Callable[..., Any],
+    tmp_path: Path,
+    ask: Callable[..., Any],
+    lines: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The runner is there before the training, and ends with it: who came is said all the same."""
+    monkeypatch.setattr("lightspan.runners.external.LOOK_S", 3600.0)
+    folder = tmp_path / "a run"
+    url = f"sqlite:///{folder}/store.db"
+    runner = start("--store", url, "--slots", "4", "apart_app:answer")
+    asyncio.run(runner.says(f"waiting for the store {folder}/store.db to exist (Ctrl-C ends)"))
+    trainer = Trainer(
+        rl(),
+        runners=ExternalRunners(4, timeout_s=SOON_S),
+        steps=2,
+        folder=folder,
+        reporter=lines,
+    )
+    result = trainer.fit("apart_app:answer", ask(4), ask(2, held=1))
+    assert result.steps == 2
+    assert runner.process.wait(SOON_S) == 0
+    run_id = trainer.folder.read_config()["run_id"]
+    assert f"joined training {run_id} (lightspan {__version__} of {sys.executable})" in runner.text
+    assert f"training {run_id} is complete" in runner.text
+    assert runner.text.endswith("ended; attempts claimed: 20, finished: 20\n")
+    assert any(" joined: 4 attempts at once, lightspan " in text for text in lines.texts)
+
+
+async def test_it_serves_its_app_alone(start: Start, store: Store) -> None:
+    """Of two trainings in one store, and of rollouts that no live training asked for."""
+    mine, other = trainer_of("apart_app:naps"), trainer_of("apart_app:other", "run-2")
+    await store.announce(other)
+    theirs = await enqueue(store, "apart_app:other", {}, {}, run_id="run-2")
+    nobodys = await enqueue(store, "apart_app:naps", {}, run_id="run-3")
+    runner = start("--store", store.url, "apart_app:naps")
+    await runner.says(f"waiting for a training of apart_app:naps in {store.url}")
+    assert "(those that are there ask for apart_app:other)" in runner.text
+    await store.announce(mine)
+    names = await enqueue(store, "apart_app:naps", {}, {}, {})
+    await succeeded(store, names)
+    await store.announce(msgspec.structs.replace(mine, complete=True))
+    assert await runner.ends() == 0
+    assert await store.attempts([*theirs, *nobodys]) == []
+    assert [peer.role for peer in await store.peers()] == [PeerRole.TRAINER] * 2
+
+
+async def test_it_can_be_told_which_run_to_serve(start: Start, store: Store) -> None:
+    for number in (1, 2):
+        await store.announce(trainer_of("apart_app:naps", f"run-{number}"))
+    theirs = await enqueue(store, "apart_app:naps", {}, run_id="run-1")
+    mine = await enqueue(store, "apart_app:naps", {}, run_id="run-2")
+    runner = start("--store", store.url, "--run", "run-2", "--until-idle", "1", "apart_app:naps")
+    await succeeded(store, mine)
+    assert await runner.ends() == 0
+    assert await store.attempts(theirs) == []
+    assert "ended; attempts claimed: 1, finished: 1" in runner.text
+
+
+async def test_a_training_that_stops_can_be_resumed(start: Start, store: Store) -> None:
+    """The runner waits; when another app is asked for then, it claims nothing."""
+    peer = trainer_of("apart_app:naps")
+    await store.announce(peer)
+    runner = start("--store", store.url, "apart_app:naps")
+    await runner.says("joined training run-1")
+    await store.withdraw(peer.peer_id)
+    await runner.says("training run-1 has stopped; it can be resumed")
+    left = await enqueue(store, "apart_app:naps", {})
+    await store.announce(trainer_of("apart_app:other"))
+    await runner.says("(those that are there ask for apart_app:other)")
+    await asyncio.sleep(1.0)
+    assert await store.attempts(left) == []
+    await store.announce(peer)
+    await succeeded(store, left)
+    await store.announce(msgspec.structs.replace(peer, complete=True))
+    assert await runner.ends() == 0
+
+
+async def test_another_store_in_its_place(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    async with open_store(f"sqlite:///{path}") as store:
+        await store.announce(trainer_of("apart_app:naps"))
+        runner = start("--store", str(path), "apart_app:naps")
+        await succeeded(store, await enqueue(store, "apart_app:naps", {}))
+    for file in tmp_path.glob("run.db*"):
+        file.unlink()
+    async with open_store(f"sqlite:///{path}") as store:
+        await store.announce(trainer_of("apart_app:naps", "run-9"))
+        await succeeded(store, await enqueue(store, "apart_app:naps", {}, run_id="run-9"))
+    assert "was replaced by another one" in runner.text
+
+
+async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: Path) -> None:
+    await store.announce(trainer_of("apart_app:naps"))
+    arguments = ("--slots", "2", "--isolation", "process", "--until-idle", "2", "--stay")
+    runner = start("--store", store.url, *arguments, "apart_app:naps")
+    names = await enqueue(store, "apart_app:naps", *[{"until": str(tmp_path / "go")}] * 2)
+    await claimed(store, names, runner)
+    (tmp_path / "go").touch()
+    names += await enqueue(store, "apart_app:naps", {}, {})
+    await succeeded(store, names)
+    assert await runner.ends() == 0
+    assert len({attempt.runner_id for attempt in await store.attempts(names)}) == 2
+
+
+async def test_a_task_that_kills_its_process(start: Start, store: Store, tmp_path: Path) -> None:
+    """It costs its own rollout, in a runner that somebody started as in a trainer's own."""
+    app = "misbehaving_apps:crashes"
+    markers = [str(tmp_path / f"marker-{number}") for number in (1, 2)]
+    others = [{"kind": "neighbour", "marker": marker} for marker in markers]
+    names = await enqueue(store, app, {"kind": "is killed", "when": markers}, *others)
+    folders = ("--app-dir", str(Path(__file__).parent))
+    async with Presence(store, trainer_of(app)):
+        runner = start("--store", store.url, "--slots", "3", *folders, app, talkative=True)
+        while not all(state.status.final for state in await store.rollouts(names)):
+            assert runner.process.poll() is None, runner.text
+            await asyncio.sleep(0.05)
+        await runner.says("attempts claimed: 8, finished: 8, under way: 0\n")
+    states = await store.rollouts(names)
+    assert [(state.status, state.infrastructure_tries) for state in states] == [
+        (RolloutStatus.LOST, 3),
+        (RolloutStatus.SUCCEEDED, 0),
+        (RolloutStatus.SUCCEEDED, 0),
+    ]
+    *_, last = await store.attempts(names[:1])
+    assert last.message == (
+        "only this attempt ran (rollout ro-0, task t0) when the runner's process died by signal 9 "
+        "(SIGKILL)"
+    )
+
+
+# --- it ends ------------------------------------------------------------------------------------
+async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, list[str]]:
+    """A runner whose supervisor knows that the tasks which wait are under way, and no others."""
+    await store.announce(trainer_of("apart_app:naps"))
+    names = await enqueue(store, "apart_app:naps", *tasks)
+    runner = start(
+        *("--store", store.url, "--slots", str(len(tasks)), "apart_app:naps"), talkative=True
+    )
+    waiting = sum(bool(task) for task in tasks)
+    finished = len(tasks) - waiting
+    await runner.says(
+        f"attempts claimed: {len(tasks)}, finished: {finished}, under way: {waiting}\n"
+    )
+    return runner, names
+
+
+async def test_ctrl_c_lets_attempts_end(start: Start, store: Store, tmp_path: Path) -> None:
+    waits = {"until": str(tmp_path / "go")}
+    runner, names = await _at_work(start, store, waits, waits)
+    runner.process.send_signal(signal.SIGINT)
+    await runner.says("finishing 2 attempts; Ctrl-C again gives them back")
+    later = await enqueue(store, "apart_app:naps", {})
+    (tmp_path / "go").touch()
+    assert await runner.ends() == 0
+    await succeeded(store, names)
+    assert await store.attempts(later) == []
+    assert runner.text.endswith("ended; attempts claimed: 2, finished: 2\n")
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
+async def test_a_runner_in_a_hurry_gives_attempts_back(
+    start: Start, store: Store, signals: list[signal.Signals]
+) -> None:
+    """They are queued again at once, and no try is used up."""
+    runner, names = await _at_work(start, store, {}, {"seconds": 100.0})
+    runner.process.send_signal(signals[0])
+    for number in signals[1:]:
+        await runner.says("finishing 1 attempts; Ctrl-C again gives them back")
+        runner.process.send_signal(number)
+    assert await runner.ends() == 0
+    done, left = await store.rollouts(names)
+    assert (done.status, left.status) == (RolloutStatus.SUCCEEDED, RolloutStatus.QUEUED)
+    assert left.infrastructure_tries == 0
+    assert [(a.status, a.outcome) for a in await store.attempts(names[1:])] == [
+        (AttemptStatus.LOST, Outcome.CANCELLED)
+    ]
+    assert "Traceback" not in runner.text
+    assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
+
+
+async def test_a_server_that_is_away_is_waited_for(start: Start, tmp_path: Path) -> None:
+    """A runner that ended would have to be seen to wherever a machine starts before the server."""
+    waiting = "waiting for the store's server: store http://127.0.0.1:"
+    (tmp_path / "plain_app.py").write_text("def answer(task):\n    return 1.0\n")
+    options = ("--app-dir", str(tmp_path), "plain_app:answer")
+    with serving(lambda: SQLiteStore(tmp_path / "run.db")) as served:
+        url, port = served.url, await asyncio.to_thread(served.stop)
+        runner = start("--store", url, *options, python=Path(sys.executable))
+        await runner.says(waiting)
+        await asyncio.to_thread(served.start, port)
+        async with open_store(url) as store, Presence(store, trainer_of("plain_app:answer")):
+            await runner.says("joined training run-1")
+            await succeeded(store, await enqueue(store, "plain_app:answer", {}))
+        runner.process.send_signal(signal.SIGINT)
+        assert await runner.ends() == 0
+    assert runner.text.count(waiting) == 1
+    assert runner.text.endswith("ended; attempts claimed: 1, finished: 1\n")
+
+
+# --- it cannot ----------------------------------------------------------------------------------
+CHECKOUT = "./packages/core`, from a checkout of lightspan"
+
+
+async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: Any) -> None:
+    """Nothing is claimed, and both say the versions and what to do."""
+    newer: dict[str, Any] = {"lightspan": "9.9.9", "protocol": PROTOCOL_VERSION + 1}
+    theirs = trainer_of("apart_app:naps")
+    theirs = msgspec.structs.replace(theirs, python="/trainer/python", **newer)
+    await store.announce(theirs)
+    left = await enqueue(store, "apart_app:naps", {})
+    runner = start("--store", store.url, "apart_app:naps")
+    assert await runner.ends() == 1
+    assert await store.attempts(left) == []
+    assert "Traceback" not in runner.text
+    for word in (
+        f"lightspan: /trainer/python has lightspan 9.9.9 (protocol {PROTOCOL_VERSION + 1})",
+        f"has {__version__} (protocol {PROTOCOL_VERSION})",
+        f"/trainer/python -m pip install {CHECKOUT} {__version__}",
+        f"-m pip install {CHECKOUT} 9.9.9",
+    ):
+        assert word in runner.text
+    # the trainer's side, as it would see a runner of another protocol
+    [seen] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
+    foreign = msgspec.structs.replace(seen, **newer)
+    plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
+    watch = RunnerWatch(plan, LocalRunners(1), lines.line)
+    watch.look([foreign], 0.0)
+    watch.look([foreign], 1.0)
+    [line] = lines.texts
+    for word in (seen.peer_id, seen.python, "cannot join", "9.9.9", __version__, "pip install"):
+        assert word in line
+
+
+async def test_who_came_since_the_last_look_is_said_at_the_end(store: Store, lines: Any) -> None:
+    """And nothing else: it is no time to wait for runners any more, or to miss them."""
+    plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
+    watch = RunnerWatch(plan, ExternalRunners(), lines.line)
+    await watch.end(store)
+    assert lines.texts == []
+    peer = here("runner-1", PeerRole.RUNNER, "apart_app:naps", slots=3)
+    await store.announce(peer)
+    await watch.end(store)
+    [line] = lines.texts
+    assert line.startswith("runner runner-1 joined: 3 attempts at once, lightspan ")
+    watch.look(await store.peers(), 0.0)
+    await store.withdraw(peer.peer_id)
+    said = len(lines.texts)
+    await watch.end(store)
+    assert len(lines.texts) == said
+
+
+async def test_a_runner_of_another_protocol(
+    store: Store, tmp_path: Path, lines: Any, app_python: Path
+) -> None:
+    """A real one: it names both versions, claims nothing, and the trainer names it too."""
+    from app_environment import (  # type: ignore[import-not-found]
+        app_environment,
+        of_another_version,
+    )
+
+    python = app_environment(tmp_path / "environment", "openai")
+    of_another_version(python, "9.9.9", PROTOCOL_VERSION + 1)
+    (tmp_path / "my_app.py").write_text("def answer(task):\n    return 1.0\n")
+    await store.announce(trainer_of("my_app:answer"))
+    left = await enqueue(store, "my_app:answer", {})
+    command = [python, "-m", "lightspan.cli", "runner", "--store", store.url, "my_app:answer"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = await asyncio.to_thread(
+        subprocess.run, command, cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert await store.attempts(left) == []
+    both = [
+        f"{__version__} (protocol {PROTOCOL_VERSION})",
+        f"9.9.9 (protocol {PROTOCOL_VERSION + 1})",
+    ]
+    remedies = [
+        f"{python} -m pip install {CHECKOUT} {__version__}",
+        f"pip install {CHECKOUT} 9.9.9",
+    ]
+    plan = RunnerPlan(store_url=store.url, app="my_app:answer", run_id="run-1")
+    RunnerWatch(plan, LocalRunners(1), lines.line).look(await store.peers(), 0.0)
+    [told] = lines.texts
+    for word in (*both, str(python)):
+        assert word in done.stderr
+        assert word in told
+    assert "cannot join" in told
+    assert remedies[0] in told
+    assert f"{sys.executable} -m {remedies[1]}" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--store", "sqlite:x.db", "no_such_app:answer"], ["No module named", "--app-dir"]),
+        (["--store", "sqlite:x.db", "apart_app:nothing"], ["has no 'nothing'"]),
+        (["--store", "sqlite:x.db", "apart_app"], ["an app is named module:name"]),
+        (["--store", "mysql://host/db", "apart_app:naps"], ["'mysql://host/db' is not"]),
+        (["--store", "memory:", "apart_app:naps"], ["lives in one process", "store.db"]),
+        (["--store", "x.db", "--slots", "0", "apart_app:naps"], ["slots=0 must be at least 1"]),
+        (["--store", "x.db", "--lease", "0", "apart_app:naps"], ["lease_s=0.0 must be", "above 0"]),
+        (["--store", "x.db", "--lease", "nan", "apart_app:naps"], ["lease_s=nan must be a finite"]),
+        (["--store", "x.db", "--until-idle", "nan", "apart_app:naps"], ["until_idle_s=nan must"]),
+        (["--store", "x.db", "--app-dir", "/no/such", "apart_app:naps"], ["no folder /no/such"]),
+    ],
+)
+async def test_what_cannot_be_done(start: Start, arguments: list[str], words: list[str]) -> None:
+    runner = start(*arguments)
+    assert await runner.ends() == 1
+    assert runner.text.startswith("lightspan: ")
+    for word in words:
+        assert word in runner.text
+    assert "Traceback" not in runner.text
+    assert not (APART / "x.db").exists()
+
+
+# --- no rollout goes to the wrong app -----------------------------------------------------------
+async def test_a_rollout_of_another_app_is_given_back(store: Store) -> None:
+    """Whatever the runner was told of its run."""
+
+    def app(task: Any) -> float:
+        return 1.0
+
+    [name] = await enqueue(store, "my_app:other", {})
+    runner = Runner(store, App(app), RunnerConfig(run_id="run-1", app="my_app:answer"))
+    running = asyncio.create_task(runner.run())
+    deadline = time.monotonic() + SOON_S
+    while not await store.attempts([name]):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
+    runner.stop()
+    await running
+    [attempt] = await store.attempts([name])
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.LOST, Outcome.CANCELLED)
+    assert attempt.message == "for the app my_app:other, not my_app:answer"
+    [state] = await store.rollouts([name])
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.QUEUED, 0)
+
+
+async def test_a_runner_works_for_the_runs_it_is_told() -> None:
+    def app(task: Any) -> float:
+        return 1.0
+
+    async with MemoryStore() as store:
+        one = await enqueue(store, "", {}, {}, run_id="run-1")
+        two = await enqueue(store, "", {}, run_id="run-2")
+        runner = Runner(store, App(app), RunnerConfig(slots=1))
+        runner.work_for([])
+        running = asyncio.create_task(runner.run())
+        await asyncio.sleep(0.2)
+        assert runner.claimed == 0
+        runner.work_for(["run-2"])
+        await succeeded(store, two)
+        assert await store.attempts(one) == []
+        runner.work_for(["run-2", "run-1"])
+        await succeeded(store, one)
+        runner.stop()
+        await running
+        assert (runner.claimed, runner.running) == (3, 0)
+
+
+def test_a_runner_that_nobody_needs_looks_seldom() -> None:
+    looks = [look_after(quiet_s) for quiet_s in (0.0, 10.0, 20.0, 60.0, 100.0, 3600.0)]
+    assert looks == [0.5, 0.5, 1.0, 3.0, 5.0, 5.0]
+
+
+# --- who sees whom ------------------------------------------------------------------------------
+def test_what_the_peers_of_a_store_mean_for_a_runner() -> None:
+    live, silent = trainer_of("a:b", "1"), trainer_of("a:b", "2", silent_s=20.0)
+    complete, other = trainer_of("a:b", "3", complete=True), trainer_of("c:d", "4")
+    gone, foreign = trainer_of("e:f", "5", silent_s=99.0), trainer_of("a:b", "6")
+    foreign = msgspec.structs.replace(foreign, protocol=PROTOCOL_VERSION - 1)
+    runner = here("r", PeerRole.RUNNER, "a:b")
+    peers = [live, silent, complete, other, gone, foreign, runner]
+    assert trainings(peers, "a:b") == Trainings((live,), (complete,), (foreign,), ("c:d",))
+    assert trainings(peers, "a:b", "3") == Trainings((), (complete,), (), ())
+    assert trainings(peers, "c:d") == Trainings((other,), (), (), ("a:b",))
+
+
+def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
+    plan = RunnerPlan(store_url="sqlite:////a b/x.db", app="a:b", run_id="run-1")
+    runners = ExternalRunners(timeout_s=100)
+    asyncio.run(runners.start(plan))
+    watch = RunnerWatch(plan, runners, lines.line)
+    waiting = (
+        "waiting for runners: in the app's environment, `lightspan runner --store "
+        "'sqlite:////a b/x.db' a:b`"
+    )
+
+    def told(now: float, *peers: Peer) -> list[str]:
+        lines.texts.clear()
+        watch.look(peers, now)
+        return list(lines.texts)
+
+    one = here("r1", PeerRole.RUNNER, "a:b", slots=8)
+    elsewhere = here("r2", PeerRole.RUNNER, "c:d", slots=8)
+    bound = here("r3", PeerRole.RUNNER, "a:b", slots=8, run_id="run-2")
+    trainer = trainer_of("a:b")
+    assert told(0, trainer) == [waiting]
+    assert told(1, trainer, elsewhere, bound) == []
+    assert told(60, trainer, elsewhere, bound) == [
+        waiting.replace("runners:", "runners (those that are there run a:b, c:d):")
+    ]
+    joined = f"runner r1 joined: 8 attempts at once, lightspan {__version__}, {sys.executable}"
+    assert told(61, trainer, one) == [joined]
+    assert told(62, trainer, one) == []
+    silent = msgspec.structs.replace(one, silent_s=20.0)
+    assert told(63, trainer, silent) == ["runner r1 is gone", waiting]
+    runners.check()
+    assert told(150, trainer, one) == [joined]
+    assert told(151) == ["runner r1 is gone", waiting]
+    runners.check()
+    watch.look([], 251.5)
+    with pytest.raises(Exception, match="no runner for 100 s"):
+        runners.check()
+
+
+def test_local_runners_are_not_waited_for(lines: Any) -> None:
+    watch = RunnerWatch(RunnerPlan(store_url="x.db", app="a:b"), LocalRunners(1), lines.line)
+    watch.look([], 0.0)
+    watch.look([], 100.0)
+    assert lines.texts == []
+
+
+async def test_a_trainer_says_that_it_is_there(
+    rl: Callable[..., Any], apps: Any, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """While it works; afterwards that it is complete, or nothing if it is not."""
+    seen: list[list[Peer]] = []
+
+    class Looking(LocalRunners):
+        async def stop(self) -> None:
+            async with open_store(f"sqlite:///{tmp_path}/run/store.db") as store:
+                seen.append(await store.peers())
+            await super().stop()
+
+    trainer = Trainer(rl(), runners=Looking(2), steps=1, folder=tmp_path / "run")
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.to_thread(trainer.fit, apps.spell, ask(2))
+    [[peer]] = [[p for p in peers if p.role is PeerRole.TRAINER] for peers in seen]
+    run_id = trainer.folder.read_config()["run_id"]
+    assert (peer.run_id, peer.app, peer.complete) == (run_id, "toy_apps:spell", True)
+    await asyncio.to_thread(trainer.evaluate, apps.spell, ask(1), resume=True)
+    assert seen[-1] == []

@@ -1,0 +1,323 @@
+"""An app that connects to a serving gateway: one line sends each agent to its policy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+import lightspan
+from lightspan.capture import context, sdk_instrumentation, sdks
+from lightspan.capture.context import AttemptContext
+from lightspan.capture.emit import agent, emit_reward
+from lightspan.capture.entry import open_scope
+from lightspan.errors import ConfigError
+from lightspan.production.connect import ENDPOINT_VARIABLE, KEY_VARIABLE
+from lightspan.schema import semconv as c
+from lightspan_gateway.serving.public_access import (
+    ServingGateway,
+    Visitors,
+)
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.gateway_suite import MESSAGES
+from lightspan_testing.scripted import Reply, ScriptedServer
+from tests.serving.gateways import (
+    serving,
+)
+
+
+@contextmanager
+def in_thread(**options: Any) -> Iterator[ServingGateway]:
+    """A server with an event loop of its own."""
+    gateways: list[ServingGateway] = []
+    started, loop = threading.Event(), asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def run() -> None:
+        async with serving(**options) as gateway:
+            gateways.append(gateway)
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    try:
+        assert started.wait(20)
+        yield gateways[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def served() -> Iterator[ServingGateway]:
+    with in_thread() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ScriptedServer]:
+    """Where the app pointed its client."""
+    with ScriptedServer(lambda request: Reply(text="from elsewhere")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in (ENDPOINT_VARIABLE, KEY_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
+
+
+def say(client: openai.OpenAI, who: str | None) -> str:
+    if who is None:
+        answer = client.chat.completions.create(model="gpt-5", messages=MESSAGES)
+    else:
+        with agent(who):
+            answer = client.chat.completions.create(model="gpt-5", messages=MESSAGES)
+    return str(answer.choices[0].message.content)
+
+
+def app_client(elsewhere: ScriptedServer) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=elsewhere.url,
+        api_key="app-key",
+        organization="app-org",
+        default_headers={"x-app": "1"},
+        max_retries=0,
+    )
+
+
+EXPECTED = {
+    "writer": "I am sql",
+    "planner": "I am plan",
+    "checker": "I am base",
+    "helper": "from elsewhere",
+    None: "from elsewhere",
+}
+
+
+def test_one_line_sends_each_agent_to_its_policy(
+    served: ServingGateway, elsewhere: ScriptedServer
+) -> None:
+    """One client for all agents, built before the line."""
+    with app_client(elsewhere) as client:
+        assert {who: say(client, who) for who in EXPECTED} == dict.fromkeys(
+            EXPECTED, "from elsewhere"
+        )
+        with lightspan.connect(served.url) as connection:
+            assert connection.url == served.url
+            assert {who: say(client, who) for who in EXPECTED} == EXPECTED
+        assert say(client, "writer") == "from elsewhere"
+    own = {"sql": 1, "plan": 1, "base": 1}
+    counted = {policy: n for one in served.usage.summary().values() for policy, n in one.items()}
+    assert counted == own
+    assert {request.headers["authorization"] for request in elsewhere.requests} == {
+        "Bearer app-key"
+    }
+
+
+def test_nothing_of_the_apps_client_travels(
+    elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, str]] = []
+    original = Visitors.authenticate
+
+    async def authenticate(self: Visitors, request: Any) -> Any:
+        seen.append({key.lower(): value for key, value in request.headers.items()})
+        return await original(self, request)
+
+    monkeypatch.setattr(Visitors, "authenticate", authenticate)
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "app-project")
+    with in_thread() as served, lightspan.connect(served.url), app_client(elsewhere) as client:
+        assert say(client, "writer") == "I am sql"
+    [asked, called] = seen
+    assert asked["authorization"] == "Bearer"
+    assert called["authorization"] == "Bearer none"
+    assert called[c.HEADER_AGENT] == "writer"
+    values = {value for one in seen for value in one.values()}
+    assert not any(own in value for value in values for own in ("app-key", "app-org", "app-pro"))
+    assert not {"x-app", "openai-organization", "openai-project", "cookie"} & called.keys()
+    assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize("connect_first", [True, False])
+def test_what_a_connected_app_says_can_be_recorded(
+    served: ServingGateway, elsewhere: ScriptedServer, tmp_path: Path, connect_first: bool
+) -> None:
+    """The server records nothing, so the app's process does: of trained agents and of others."""
+    url = f"sqlite:{tmp_path / 'production.db'}"
+    with contextlib.ExitStack() as stack, app_client(elsewhere) as client:
+        if connect_first:
+            stack.enter_context(lightspan.connect(served.url))
+        stack.enter_context(lightspan.record(url))
+        if not connect_first:
+            stack.enter_context(lightspan.connect(served.url))
+        assert {who: say(client, who) for who in EXPECTED} == EXPECTED
+        with agent("writer"):
+            streamed = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+            assert [chunk for chunk in streamed if chunk.choices]
+    found = read_recorded(url)
+    assert [one.calls[0].attributes[c.AGENT_PATH] for one in found] == [
+        "writer",
+        "planner",
+        "checker",
+        "helper",
+        "app",
+        "writer",
+    ]
+    answers = [one.answered[0].answer for one in found]
+    assert answers == [*EXPECTED.values(), "I am sql"]
+    assert [str(one.calls[0].attributes[c.ROUTE]) for one in found] == [
+        "policy",
+        "policy",
+        "base",
+        "app",
+        "app",
+        "policy",
+    ]
+    assert context.current_context() is None
+
+
+def test_the_servers_key(elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with in_thread(key="the servers key") as served, app_client(elsewhere) as client:
+        monkeypatch.setenv("MY_KEY", "the servers key")
+        with lightspan.connect(f"{served.url}/v1/", api_key_env="MY_KEY"):
+            assert say(client, "writer") == "I am sql"
+        monkeypatch.setenv(KEY_VARIABLE, "the servers key")
+        with lightspan.connect(served.url):
+            assert say(client, "writer") == "I am sql"
+        monkeypatch.setenv(KEY_VARIABLE, "app-key")
+        with pytest.raises(ConfigError, match=f"wants another key: set {KEY_VARIABLE}"):
+            lightspan.connect(served.url)
+    assert elsewhere.requests == []
+
+
+def test_threads_streams_and_async_clients(
+    served: ServingGateway, elsewhere: ScriptedServer
+) -> None:
+    async def stream(who: str) -> str:
+        async with openai.AsyncOpenAI(base_url=elsewhere.url, api_key="k") as client:
+            with agent(who):
+                answer = await client.chat.completions.create(
+                    model="m", messages=MESSAGES, stream=True
+                )
+                async with answer:
+                    return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+
+    async def several() -> list[str]:
+        return await asyncio.gather(*(stream(who) for who in ("writer", "checker", "helper")))
+
+    with lightspan.connect(served.url), app_client(elsewhere) as client:
+        with ThreadPoolExecutor(4) as pool:
+            names = ["writer", "checker", "planner", "helper"] * 3
+            assert list(pool.map(lambda who: say(client, who), names)) == [
+                EXPECTED[who] for who in names
+            ]
+        assert asyncio.run(several()) == ["I am sql", "I am base", "from elsewhere"]
+        with agent("writer"):
+            text = client.completions.create(model="m", prompt="SELECT")
+        assert text.choices[0].text == "I am sql"
+
+
+def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) -> None:
+    """In training the algorithm's routing counts, and a block of agents is the scope's."""
+    context = AttemptContext(rollout_id="ro", attempt_id="at")
+    with lightspan.connect(served.url), app_client(elsewhere) as client:
+        with open_scope(context):
+            assert say(client, "writer") == "from elsewhere"
+        assert say(client, "writer") == "I am sql"
+        assert emit_reward(1.0) is not None  # goes nowhere
+    kinds = [span.kind for span in context.recorder.drain()]
+    assert kinds == ["llm", "agent"]
+
+
+def test_an_app_with_anthropics_client_connects(
+    served: ServingGateway, elsewhere: ScriptedServer
+) -> None:
+    with (
+        lightspan.connect(served.url),
+        anthropic.Anthropic(base_url=elsewhere.origin, api_key="own") as client,
+    ):
+        answers = {}
+        for who in EXPECTED:
+            with agent(who) if who else contextlib.nullcontext():
+                message: Any = client.messages.create(
+                    model="m", max_tokens=50, messages=MESSAGES[1:]
+                )
+            answers[who] = message.content[0].text
+    assert answers == EXPECTED
+
+
+def test_connections_nest_and_end_once(served: ServingGateway, elsewhere: ScriptedServer) -> None:
+    with in_thread(script="the other") as other, app_client(elsewhere) as client:
+        first = lightspan.connect(served.url)
+        second = lightspan.connect(other.url)
+        assert say(client, "writer") == "the other"
+        second.close()
+        second.close()
+        assert say(client, "writer") == "I am sql"
+        first.close()
+        assert say(client, "writer") == "from elsewhere"
+
+
+def test_the_environment_names_the_server(
+    served: ServingGateway, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with app_client(elsewhere) as client:
+        with lightspan.connect() as connection:
+            assert connection.url is None
+            assert say(client, "writer") == "from elsewhere"
+            assert not sdk_instrumentation.installed()
+        monkeypatch.setenv(ENDPOINT_VARIABLE, served.url)
+        with lightspan.connect():
+            assert say(client, "writer") == "I am sql"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://127.0.0.1:9", "nobody serves at http://127.0.0.1:9"),
+        ("127.0.0.1:8000", "is no endpoint: give one such as"),
+        ("ftp://127.0.0.1", "is no endpoint"),
+        ("http://me:secret@127.0.0.1", "is no endpoint"),
+    ],
+)
+def test_a_server_that_is_not_there(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lightspan.connect(url)
+
+
+def test_an_environment_without_a_client(
+    served: ServingGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdks, "SDKS", ())
+    with pytest.raises(ConfigError, match="there is no client of OpenAI or Anthropic in this"):
+        lightspan.connect(served.url)
+
+
+def test_a_server_of_another_kind(elsewhere: ScriptedServer) -> None:
+    with pytest.raises(ConfigError, match="is no `lightspan serve` of this version"):
+        lightspan.connect(elsewhere.url)
+    with pytest.raises(ConfigError, match="api_key_env='NO_SUCH'"):
+        lightspan.connect(elsewhere.url, api_key_env="NO_SUCH")
+
+
+def test_another_protocol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightspan.production.connect._fetch", lambda origin, key: {"protocol": 7})
+    with pytest.raises(
+        ConfigError, match=f"speaks protocol 7, this lightspan speaks {c.PROTOCOL_VERSION}: install"
+    ):
+        lightspan.connect("http://127.0.0.1:8000")

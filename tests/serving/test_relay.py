@@ -1,0 +1,451 @@
+"""Model calls of runners elsewhere, which a store's server hands on to the gateway of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from yarl import URL
+
+import lightspan
+from lightspan.runners.app import as_app
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema import semconv as c
+from lightspan.schema.records import AttemptStatus, Claim, Outcome, RolloutStatus
+from lightspan.schema.resources import ROUTING
+from lightspan.schema.routing import Route, Routing, Target
+from lightspan.stores import open_store, relay_url
+from lightspan.stores.protocol import Store
+from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway import Gateway
+from lightspan_gateway.store_server.api_keys import Keys
+from lightspan_testing.scripted_engine import (
+    Gate,
+    Say,
+    ScriptedEngine,
+    TokenScript,
+    tiny_chat_tokenizer,
+)
+from lightspan_testing.store_suite import make_report, make_rollout
+from lightspan_testing.wait import until
+from packages.gateway.tests.remote_store.served import KEYS, RUNNER, TRAINER, Served, serving
+
+BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+TOKENIZER = tiny_chat_tokenizer()
+
+
+class Training:
+    """A gateway whose address is in the store, as a trainer's."""
+
+    def __init__(self, store: Store, engine: ScriptedEngine, gateway: Gateway) -> None:
+        self.store = store
+        self.engine = engine
+        self.gateway = gateway
+
+    async def enqueue(self, name: str, url: str | None = None, run_id: str = "") -> str:
+        """A rollout; `url` is what is registered in place of the gateway's address."""
+        routing = Routing(
+            gateway_url=self.gateway.url if url is None else url,
+            default=Target(route=Route.POLICY, policy="policy"),
+        )
+        resources_id = await self.store.put_resources({ROUTING: routing})
+        fields = {"run_id": run_id, "resources_id": resources_id, "max_infrastructure_tries": 99}
+        await self.store.enqueue([make_rollout(name, **fields)])
+        return name
+
+    async def claim(self, name: str, url: str | None = None) -> Claim:
+        """A new attempt of a rollout of its own."""
+        await self.enqueue(name, url, f"run of {name}")
+        [claim] = await self.store.claim("runner", 1, 60.0, f"run of {name}")
+        return claim
+
+
+@asynccontextmanager
+async def training(store: Store, script: TokenScript) -> AsyncIterator[Training]:
+    engine = ScriptedEngine(TOKENIZER, script)
+    async with Gateway(store, engine) as gateway:
+        yield Training(store, engine, gateway)
+
+
+class Place:
+    """A served store, and what asks its relay."""
+
+    def __init__(self, served: Served, store: Store, session: aiohttp.ClientSession) -> None:
+        self.served = served
+        self.store = store
+        self.session = session
+
+    def ask(self, claim: Claim | str, path: str = "/v1/chat/completions", **fields: Any) -> Any:
+        token = claim if isinstance(claim, str) else claim.attempt.call_token
+        headers = {"Authorization": f"Bearer {token}", **fields.pop("headers", {})}
+        url = URL(f"{self.served.url}/gateway{path}", encoded=True)
+        return self.session.post(url, json={**BODY, **fields}, headers=headers)
+
+    async def said(self, claim: Claim | str, *path: str, **fields: Any) -> tuple[int, str]:
+        """The status, and the text or the message."""
+        async with self.ask(claim, *path, **fields) as answer:
+            told = await answer.json()
+            if answer.status == 200:
+                return 200, told["choices"][0]["message"]["content"]
+            return answer.status, told["error"]["message"]
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        async with open_store(served.url) as store, aiohttp.ClientSession() as session:
+            yield Place(served, store, session)
+
+
+async def test_two_trainings_each_at_its_own_gateway(place: Place) -> None:
+    """The exact tokens of both are in the store, as of direct calls."""
+    async with training(place.store, "one") as one, training(place.store, "two") as two:
+        claims = {name: await each.claim(name) for name, each in (("a", one), ("b", two))}
+        answers = await asyncio.gather(
+            *(place.said(claims[name]) for name in ("a", "b") for _ in range(4))
+        )
+        assert answers == [(200, "one")] * 4 + [(200, "two")] * 4
+        for name, each, text in (("a", one, "one"), ("b", two, "two")):
+            direct = await each.claim(f"direct-{name}")
+            headers = {"Authorization": f"Bearer {direct.attempt.call_token}"}
+            url = f"{each.gateway.url}/v1/chat/completions"
+            async with place.session.post(url, json=BODY, headers=headers) as answer:
+                assert (await answer.json())["choices"][0]["message"]["content"] == text
+            ids = [claims[name].attempt.attempt_id, direct.attempt.attempt_id]
+            records = await place.store.token_records(ids)
+            relayed, plain = (records[attempt_id] for attempt_id in ids)
+            assert len(relayed) == 4
+            [known] = plain
+            for record in relayed:
+                assert record.prompt_ids == known.prompt_ids
+                assert record.response_ids == known.response_ids
+                assert record.logprobs == known.logprobs
+
+
+async def test_agents_by_their_path_and_query(place: Place) -> None:
+    """What is written in percent stays so: it is part of the agent's name."""
+    async with training(place.store, "yes") as run:
+        claim = await run.claim("a")
+        path = "/agents/team/a%2Fb%20c/v1/chat/completions?api-version=1"
+        assert await place.said(claim, path) == (200, "yes")
+        [span] = (await place.store.spans([claim.attempt.attempt_id]))[claim.attempt.attempt_id]
+        assert span.attributes[c.AGENT_PATH] == "team/a%2Fb c"
+
+
+async def test_a_stream_comes_as_it_is_made(place: Place) -> None:
+    """The first part is here while the model is held before its last token."""
+    gate = Gate()
+    last = len(TOKENIZER.encode("a b c")) - 1
+    async with training(place.store, [Say(text="a b c", gates={last: gate})]) as run:
+        claim = await run.claim("a")
+        async with place.ask(claim, stream=True) as answer:
+            assert answer.status == 200
+            assert answer.content_type == "text/event-stream"
+            assert answer.headers["X-Accel-Buffering"] == "no"
+            first = await answer.content.readline()
+            assert first.startswith(b"data: ")
+            await gate.reached.wait()
+            gate.open()
+            rest = await answer.content.read()
+        events = [line for line in (first + rest).split(b"\n") if line.startswith(b"data: ")]
+        assert events[-1] == b"data: [DONE]"
+        parts = [json.loads(event[6:])["choices"][0]["delta"] for event in events[:-1]]
+        assert "".join(part.get("content") or "" for part in parts) == "a b c"
+
+
+async def test_who_leaves_leaves_at_the_gateway_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which samples no further if nobody comes back; who asks again under the same id asks for the
+    same call, and a finished one is not sampled again."""
+    monkeypatch.setattr("lightspan_gateway.request_handler.RELAYED_S", 0.1)
+    gate, asked = Gate(), list[object]()
+
+    def script(request: object) -> Say:
+        asked.append(request)
+        return Say(text="a b", gates={1: gate})
+
+    async with training(place.store, script) as run:
+        claim = await run.claim("a")
+        headers = {c.HEADER_CALL_ID: "call-1"}
+        first = asyncio.create_task(place.said(claim, headers=headers))
+        await gate.reached.wait()
+        [account] = run.gateway.access.sessions()
+        assert account.is_busy
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        while account.is_busy:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        gate.open()
+        for _ in range(3):
+            assert await place.said(claim, headers=headers) == (200, "a b")
+        assert len(asked) == 2  # the one that nobody waited for, and the one that was answered
+        ids = [claim.attempt.attempt_id]
+        [record] = (await place.store.token_records(ids))[ids[0]]
+        assert record.call_id == "call-1"
+
+
+async def test_a_gateway_that_breaks_off(place: Place) -> None:
+    """In mid-answer the client's connection breaks off too: that is no whole answer."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /health "):
+            said = b'{"status": "ok", "protocol": %d, "policies": {}}' % c.PROTOCOL_VERSION
+            head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % len(said) + said)
+        else:
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                b"Connection: close, X-Hop\r\nX-Hop: here\r\nX-Far: there\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n6\r\ndata: \r\n"
+            )
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, training(place.store, "unasked") as run:
+        claim = await run.claim("a", f"http://127.0.0.1:{port}")
+        async with place.ask(claim, stream=True) as answer:
+            assert (answer.headers["X-Far"], "X-Hop" in answer.headers) == ("there", False)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.content.read()
+
+
+def timers(port: int) -> list[str]:
+    """What the kernel waits for on the connections to a port of this machine."""
+    entries = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [entry[5][:2] for entry in entries if entry[2].endswith(f":{port:04X}")]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux alone tells of its timers")
+async def test_a_trainers_machine_that_is_gone_without_a_word_is_noticed(place: Place) -> None:
+    """While a call waits, the kernel will ask the other end whether it is there (timer 2)."""
+    gate = Gate()
+    async with training(place.store, lambda request: Say(text="a b", gates={1: gate})) as run:
+        asking = asyncio.create_task(place.said(await run.claim("a")))
+        await gate.reached.wait()
+        port = int(run.gateway.url.rpartition(":")[2])
+        await until(lambda: timers(port) == ["02"])  # once what was sent has arrived
+        gate.open()
+        assert await asking == (200, "a b")
+
+
+async def test_a_gateway_that_is_gone_and_comes_back(place: Place) -> None:
+    async with training(place.store, "here") as run:
+        claim = await run.claim("a")
+        assert await place.said(claim) == (200, "here")
+        port = int(run.gateway.url.rpartition(":")[2])
+        await run.gateway.close()
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            status, message = await place.said(claim, path)
+            assert status == 502
+            assert "the trainer may have ended or stopped" in message
+            assert 'Trainer(gateway="HOST")' in message
+        engine = ScriptedEngine(TOKENIZER, "again")
+        async with Gateway(place.store, engine, port=port):
+            assert await place.said(claim) == (200, "again")
+
+
+async def test_what_opens_nothing(place: Place) -> None:
+    """No token, a wrong one, a key of the store, another attempt's, and one that has ended."""
+    async with training(place.store, "never") as run:
+        claim, other = await run.claim("a"), await run.claim("b")
+        assert await place.said("") == (401, "a call token is missing")
+        for token in ("nonsense", TRAINER, RUNNER, f"{claim.attempt.call_token}x"):
+            assert await place.said(token) == (401, "unknown call token")
+        foreign = {c.HEADER_ATTEMPT: other.attempt.attempt_id}
+        status, message = await place.said(claim, headers=foreign)
+        assert (status, other.attempt.attempt_id in message) == (403, True)
+        await place.store.report([make_report(other.attempt)])
+        assert await place.said(other) == (
+            403,
+            f"attempt {other.attempt.attempt_id} has ended (succeeded)",
+        )
+        health = f"{place.served.url}/gateway/health"
+        for token, status in ((other.attempt.call_token, 200), ("nonsense", 401)):
+            headers = {"Authorization": f"Bearer {token}"}
+            async with place.session.get(health, headers=headers) as answer:
+                assert answer.status == status
+        assert run.engine.usage() == ScriptedEngine(TOKENIZER, "never").usage()
+
+
+async def test_a_call_token_opens_nothing_of_the_store(tmp_path: Path) -> None:
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), Keys(KEYS)) as served:
+        async with (
+            SQLiteStore(tmp_path / "store.db") as store,
+            training(store, "yes") as run,
+            aiohttp.ClientSession() as session,
+        ):
+            claim = await run.claim("a")
+            assert await Place(served, store, session).said(claim) == (200, "yes")
+            headers = {"Authorization": f"Bearer {claim.attempt.call_token}"}
+            for path in ("/store/v1", "/anything"):
+                async with session.get(f"{served.url}{path}", headers=headers) as answer:
+                    assert answer.status == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/http://127.0.0.1:{port}/v1/chat/completions",
+        "//127.0.0.1:{port}/v1/chat/completions",
+        "@127.0.0.1:{port}/v1/chat/completions",
+        "/v1/../store/v1",
+        "/v1/%2e%2e/%2E%2E/health",
+        "/agents/../../v1/models",
+        "/lightspan/routing",
+        "/store/v1",
+        "/",
+        "",
+    ],
+)
+async def test_a_request_chooses_no_upstream(place: Place, path: str) -> None:
+    """Nor does a header. Who would be chosen hears nothing."""
+    heard = list[bytes]()
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(100))
+        writer.close()
+
+    server = await asyncio.start_server(hear, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, training(place.store, "right") as run:
+        claim = await run.claim("a")
+        elsewhere = f"127.0.0.1:{port}"
+        headers = {
+            "X-Forwarded-Host": elsewhere,
+            "Forwarded": f"host={elsewhere}",
+            "X-Original-URL": f"http://{elsewhere}/",
+            "X-Lightspan-Gateway": f"http://{elsewhere}",
+        }
+        assert await place.said(claim, headers={**headers, "Host": elsewhere}) in (
+            (200, "right"),
+            (403, "a request for or from"),
+        )
+        target = f"/gateway{path.format(port=port)}"
+        for form in (target, f"http://{elsewhere}{target}"):
+            assert await _status_of(place, form, claim) in (b"400", b"404", b"409")
+        form = f"http://{elsewhere}/gateway/v1/models"
+        assert await _status_of(place, form, claim) == b"200"  # of the training's own gateway
+    assert heard == []
+
+
+async def _status_of(place: Place, target: str, claim: Claim) -> bytes:
+    """Of a request whose target is written so, whatever a client would make of it."""
+    host, port = place.served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    token = claim.attempt.call_token
+    head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
+    writer.write(f"{head}Connection: close\r\n\r\n".encode())
+    status = (await reader.readline()).split()[1]
+    writer.close()
+    return status
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "said"),
+    [
+        ("", 404, "registered no gateway"),
+        ("ftp://127.0.0.1", 404, "registered no gateway"),
+        ("http://user:pw@127.0.0.1:1", 404, "registered no gateway"),
+        ("http://[", 404, "registered no gateway"),
+        ("itself", 502, "no gateway of a training"),
+        ("nobody", 502, "cannot be reached"),
+    ],
+)
+async def test_what_is_registered_is_no_gateway(
+    place: Place, url: str, status: int, said: str
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+        registered = {"itself": place.served.url, "nobody": nobody}.get(url, url)
+        async with training(place.store, "unasked") as run:
+            found, message = await place.said(await run.claim("a", registered))
+    assert (found, said in message) == (status, True), message
+
+
+async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that is too large is refused; more calls than there are places wait."""
+    monkeypatch.setattr("lightspan_gateway.store_server.gateway_proxy.MAX_BODY", 1_000)
+    gate, places = Gate(), asyncio.Semaphore(1)
+    place.served.server._relay._places = places
+    script = [Say(text="a b", gates={1: gate}), "second"]
+    async with training(place.store, script) as run:
+        claim = await run.claim("a")
+        large = {"messages": [{"role": "user", "content": "x" * 1_000}]}
+        assert await place.said(claim, **large) == (
+            413,
+            "the request body is too large: at most 1,000 bytes are read",
+        )
+        first = asyncio.create_task(place.said(claim))
+        await gate.reached.wait()
+        second = asyncio.create_task(place.said(claim))
+        await until(lambda: bool(places._waiters))
+        gate.open()
+        assert await asyncio.gather(first, second) == [(200, "a b"), (200, "second")]
+
+
+async def test_one_reported_lost_opens_nothing(place: Place) -> None:
+    """A runner that has lost its lease has lost its calls."""
+    async with training(place.store, "never") as run:
+        claim = await run.claim("a")
+        report = claim.attempt.report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
+        await place.store.report([report])
+        status, message = await place.said(claim)
+        assert (status, message.endswith("has ended (lost)")) == (403, True)
+
+
+@lightspan.rollout
+async def asks(task: Any) -> float:
+    """One call by a client that asks once."""
+    url = "http://127.0.0.1:9/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        reply = await client.chat.completions.create(model="any", messages=BODY["messages"])
+    return float(reply.choices[0].message.content or "nan")
+
+
+@asynccontextmanager
+async def running(place: Place) -> AsyncIterator[None]:
+    """A runner that knows the store's server alone."""
+    config = RunnerConfig(slots=1, name="far", relay=relay_url(place.served.url))
+    runner = Runner(place.store, as_app(asks), config)
+    task = asyncio.create_task(runner.run())
+    try:
+        yield
+    finally:
+        runner.stop()
+        await task
+
+
+async def _ended(store: Store, count: int) -> None:
+    while (await store.count()) != {RolloutStatus.SUCCEEDED: count}:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_a_runner_waits_for_a_gateway_that_is_gone(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That the server is there does not mislead it: one attempt is lost, not one after another."""
+    async with training(place.store, "7") as run:
+        port = int(run.gateway.url.rpartition(":")[2])
+        await run.gateway.close()
+        names = [await run.enqueue(f"ro-{number}") for number in range(4)]
+        async with running(place):
+            await until(lambda: "nothing is claimed until it does" in caplog.text)
+            [attempt] = await place.store.attempts(names)
+            assert attempt.outcome is Outcome.INFRASTRUCTURE
+            engine = ScriptedEngine(TOKENIZER, "7")
+            async with Gateway(place.store, engine, port=port):
+                await _ended(place.store, 4)
+    assert len(await place.store.attempts(names)) == 4 + 1

@@ -1,0 +1,137 @@
+"""`lightspan runner --store http://…`: an app of another folder learns at a gateway that it never
+sees, by the store's server alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_process import serving_store  # type: ignore[import-not-found]
+
+from lightspan import ExternalRunners, Trainer
+from lightspan.progress import SilentReporter
+from lightspan.schema.records import AttemptStatus
+from lightspan.stores import open_store
+from packages.gateway.tests.remote_store.served import RUNNER, TRAINER
+from tests.conftest import questions
+
+KEYS = ("--trainer-key-env", "TRAINER_KEY", "--runner-key-env", "RUNNER_KEY")
+IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}
+
+APP = """
+import os, socket, sys
+import openai
+from lightspan import agent, rollout
+
+ALLOWED = %r
+client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_retries=0)
+reached = set()
+connect = socket.socket.connect
+
+def note(self, address):
+    reached.add(address[1] if isinstance(address, tuple) else address)
+    return connect(self, address)
+
+socket.socket.connect = note
+
+@rollout
+def spell(task, llm):
+    messages = [{"role": "user", "content": task["q"]}]
+    with agent("writer"):
+        reply = client.chat.completions.create(model="any", max_tokens=4, messages=messages)
+        stream = client.chat.completions.create(
+            model="any", max_tokens=4, messages=messages, stream=True
+        )
+        parts = [part.choices[0].delta.content or "" for part in stream if part.choices]
+    text = reply.choices[0].message.content or ""
+    return {
+        "reward": float(len(text)),
+        "strangers": float(len(reached - {ALLOWED})),
+        "reached": float(ALLOWED in reached),
+        "relayed": float(llm.base_url == f"http://127.0.0.1:{ALLOWED}/gateway/v1"),
+        "foreign paths": float(sum(%r in path for path in sys.path)),
+        "folder": float(os.path.realpath(os.getcwd()) == os.path.realpath(%r)),
+        "streamed": float(bool("".join(parts)) or bool(parts)),
+    }
+"""
+
+
+async def _records(url: str, run_id: str) -> tuple[list[Any], dict[str, list[Any]]]:
+    async with open_store(url) as store:
+        states = await store.rollouts(run_id=run_id)
+        attempts = await store.attempts([state.rollout.rollout_id for state in states])
+        records = await store.token_records([attempt.attempt_id for attempt in attempts])
+        tasks = {state.rollout.rollout_id: state.rollout.task["q"] for state in states}
+    said = {tasks[each.rollout_id]: records[each.attempt_id] for each in attempts}
+    return attempts, said
+
+
+def _evaluated(
+    rl: Callable[..., Any], folder: Path, elsewhere: Path, url: str, trainers_path: str
+) -> tuple[list[Any], dict[str, list[Any]]]:
+    """What a runner of elsewhere made of an evaluation, greedily sampled."""
+    name = folder.name
+    port = int(url.rpartition(":")[2]) if url.startswith("http") else 0
+    (elsewhere / f"{name}_app.py").write_text(APP % (port, trainers_path, str(elsewhere)))
+    trainer = Trainer(
+        rl(),
+        folder=folder,
+        runners=ExternalRunners(2, timeout_s=240),
+        store=url,
+        validate_temperature=0.0,
+        gateway="127.0.0.2" if port else None,  # an address that only the server is told
+        reporter=SilentReporter(),
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    environment["LIGHTSPAN_STORE_KEY"] = RUNNER
+    command = [sys.executable, "-m", "lightspan.cli", "runner", "--store", url]
+    with subprocess.Popen(
+        [*command, "--slots", "1", f"{name}_app:spell"], cwd=elsewhere, env=environment
+    ) as runner:
+        try:
+            trainer.evaluate(f"{name}_app:spell", questions(4))
+        finally:
+            runner.terminate()
+    return asyncio.run(_records(url, trainer.folder.read_config()["run_id"]))
+
+
+@pytest.mark.timeout(300)
+def test_the_store_s_server_is_all_that_a_runner_reaches(
+    rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the exact tokens are those of a runner beside the trainer."""
+    trainers_path = str(tmp_path / "of-the-trainer")
+    monkeypatch.syspath_prepend(trainers_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    _, direct = _evaluated(
+        rl, tmp_path / "direct", elsewhere, f"sqlite:///{tmp_path}/direct.db", trainers_path
+    )
+    with serving_store(str(tmp_path / "store.db"), *KEYS, **IN_ENVIRONMENT) as (url, _):
+        # a trainer takes its key out of the environment, and remembers it
+        monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
+        attempts, relayed = _evaluated(rl, tmp_path / "far", elsewhere, url, trainers_path)
+    assert {attempt.status for attempt in attempts} == {AttemptStatus.SUCCEEDED}
+    for attempt in attempts:
+        seen = dict(attempt.reward.dimensions)
+        del seen["reward"]
+        assert seen == {
+            "strangers": 0.0,
+            "reached": 1.0,
+            "relayed": 1.0,
+            "foreign paths": 0.0,
+            "folder": 1.0,
+            "streamed": 1.0,
+        }
+    assert relayed.keys() == direct.keys() == {each["q"] for each in questions(4)}
+    for question, records in relayed.items():
+        assert len(records) == 2
+        for record, known in zip(records, direct[question], strict=True):
+            assert record.prompt_ids == known.prompt_ids
+            assert record.response_ids == known.response_ids

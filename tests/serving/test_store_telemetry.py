@@ -1,0 +1,466 @@
+"""OTLP over HTTP into a served store: what is kept of it, what reads it, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib import error as refused, request
+
+import pytest
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceResponse,
+)
+
+import lightspan
+from lightspan.algorithms.recorded_attempts import Query
+from lightspan.errors import NotFoundError
+from lightspan.schema import semconv as c
+from lightspan.schema.records import AttemptStatus, Mode, RolloutStatus
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.stores import open_store
+from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway.remote_store.roles import Role
+from lightspan_gateway.store_server.api_keys import Keys
+from lightspan_otel import encode_otlp
+from lightspan_otel.ingest import gathered
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.store_suite import make_rollout
+from lightspan_tools.export import export_store
+from lightspan_tools.inspect import inspect_store
+from lightspan_torch.sft.chat_dataset import load_chats
+from packages.gateway.tests.remote_store.served import KEYS, RUNNER, TRAINER, Served, serving
+
+TRACER = "a-tracer-key-0123456789"
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+TRACE = "5b8efff798038103d269b633813fc60c"
+ROOT, AGENT, CALL, TOOL = (
+    "eee19b7ec3c1b174",
+    "eee19b7ec3c1b175",
+    "eee19b7ec3c1b176",
+    "00000000000000aa",
+)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    keys = Keys({**KEYS, Role.TRACER: TRACER})
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), keys) as served:
+        yield served
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path / 'store.db'}"
+
+
+def send(
+    served: Served,
+    body: bytes,
+    kind: str = JSON,
+    *,
+    key: str = TRACER,
+    packing: str = "",
+    path: str = "/v1/traces",
+) -> tuple[int, str, bytes]:
+    """Status, content type and body of the answer."""
+    headers = {"Content-Type": kind, "Authorization": f"Bearer {key}"}
+    if packing:
+        headers["Content-Encoding"] = packing
+    asked = request.Request(f"{served.url}{path}", data=body, headers=headers)
+    try:
+        with request.urlopen(asked, timeout=30) as response:
+            return response.status, response.headers["Content-Type"], response.read()
+    except refused.HTTPError as error:
+        with error:
+            return error.code, error.headers["Content-Type"], error.read()
+
+
+def attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": {"stringValue": value}} for key, value in values.items()]
+
+
+def otlp_span(span_id: str, parent: str, name: str, at: int, **said: Any) -> dict[str, Any]:
+    """A span as OTLP's JSON has it; its attributes are texts."""
+    return {
+        "traceId": TRACE,
+        "spanId": span_id,
+        "parentSpanId": parent,
+        "name": name,
+        "kind": 1,
+        "startTimeUnixNano": str(1_700_000_000_000_000_000 + at),
+        "endTimeUnixNano": str(1_700_000_000_000_000_900 + at),
+        "attributes": attributes(said),
+        "status": {},
+    }
+
+
+def body(*spans: dict[str, Any], service: str = "desk") -> bytes:
+    scope = {"scope": {"name": "a.framework"}, "spans": list(spans)}
+    resource = {"attributes": attributes({"service.name": service})}
+    return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}).encode()
+
+
+INVOKES = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "writer"}
+SAID = {
+    "openinference.span.kind": "LLM",
+    "llm.model_name": "m",
+    "llm.input_messages.0.message.role": "user",
+    "llm.input_messages.0.message.content": "Where?",
+    "llm.output_messages.0.message.role": "assistant",
+    "llm.output_messages.0.message.content": "Here.",
+}
+GIVEN = {"openinference.span.kind": "CHAIN", "input.value": '{"question": "Where?"}'}
+LOOKS = {"openinference.span.kind": "TOOL", "tool.name": "look"}
+SPANS = [
+    otlp_span(ROOT, "", "desk", 0, **GIVEN),
+    otlp_span(AGENT, ROOT, "invoke_agent writer", 1, **INVOKES),
+    otlp_span(CALL, AGENT, "chat m", 2, **SAID),
+    otlp_span(TOOL, AGENT, "look", 3, **LOOKS),
+]
+
+
+async def stored(url: str) -> tuple[Any, Any, list[Span]]:
+    """Rollout, attempt and spans of the one attempt that there is."""
+    async with open_store(url) as store:
+        [state] = await store.rollouts(mode=Mode.PRODUCTION)
+        [attempt] = await store.attempts([state.rollout.rollout_id])
+        return state, attempt, (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+
+
+def test_a_trace_is_an_attempt_of_its_service(served: Served, url: str) -> None:
+    assert send(served, body(*SPANS)) == (200, JSON, b"{}")
+    state, attempt, spans = asyncio.run(stored(url))
+    assert (state.rollout.run_id, state.status) == ("desk", RolloutStatus.SUCCEEDED)
+    assert (attempt.status, attempt.started_at) == (AttemptStatus.SUCCEEDED, 1_700_000_000.0)
+    assert [span.span_id for span in spans] == [ROOT, AGENT, CALL, TOOL]
+    assert {span.trace_id for span in spans} == {TRACE}
+    assert [span.late for span in spans] == [False] * 4
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [SPANS],
+        [[span] for span in SPANS],
+        [[span] for span in reversed(SPANS)],
+        [SPANS[2:], SPANS[:2], SPANS, SPANS[1:3]],
+    ],
+    ids=["whole", "root first", "children first", "repeated"],
+)
+def test_batches_in_any_order(served: Served, url: str, batches: list[Any]) -> None:
+    for batch in batches:
+        assert send(served, body(*batch)) == (200, JSON, b"{}")
+    state, _, spans = asyncio.run(stored(url))
+    assert sorted(span.span_id for span in spans) == sorted([ROOT, AGENT, CALL, TOOL])
+    assert state.status is RolloutStatus.SUCCEEDED
+    assert lightspan.tasks_from_store(url) == [{"question": "Where?"}]
+    assert "calls by agent: writer 1" in inspect_store(url, query=Query())
+
+
+def test_inspect_says_that_trainings_are_there_too(served: Served, url: str) -> None:
+    send(served, body(*SPANS))
+    told = "rollouts of trainings (shown by lightspan inspect RUN_FOLDER): "
+    assert told not in inspect_store(url, query=Query())
+
+    async def enqueue() -> None:
+        async with open_store(url) as store:
+            await store.enqueue([make_rollout("first"), make_rollout("second")])
+
+    asyncio.run(enqueue())
+    shown = inspect_store(url, query=Query()).splitlines()
+    assert shown[1:5:3] == ["1 attempts by service: desk 1", f"{told}2"]
+
+
+def test_two_servers_at_once(tmp_path: Path, url: str) -> None:
+    def store() -> SQLiteStore:
+        return SQLiteStore(tmp_path / "store.db")
+
+    keys = Keys({Role.TRACER: TRACER})
+
+    async def all_at_once(one: Served, other: Served) -> list[Any]:
+        sent = [(server, body(span)) for span in SPANS * 3 for server in (one, other)]
+        return await asyncio.gather(*(asyncio.to_thread(send, *each) for each in sent))
+
+    with serving(store, keys) as one, serving(store, keys) as other:
+        answers = asyncio.run(all_at_once(one, other))
+    assert answers == [(200, JSON, b"{}")] * 24
+    _, _, spans = asyncio.run(stored(url))
+    assert sorted(span.span_id for span in spans) == sorted([ROOT, AGENT, CALL, TOOL])
+
+
+def test_what_reads_production_reads_it(served: Served, url: str, tmp_path: Path) -> None:
+    send(served, body(SPANS[0]))
+    send(served, body(*SPANS[1:]))  # late, after the root; and it counts
+    _, attempt, spans = asyncio.run(stored(url))
+    assert [span.late for span in spans] == [False, True, True, True]
+    call_id = next(str(s.attributes[c.CALL_ID]) for s in spans if s.kind is SpanKind.LLM)
+    lightspan.feedback(call_id, 1.0, store=url, comment="good")
+    shown = inspect_store(url, attempt.attempt_id, query=Query())
+    assert f"{call_id}/0 writer: rejected" in shown
+    assert "note: its spans were sent by OpenTelemetry: no tokens are known of its calls" in shown
+    assert "look" in shown
+    said = inspect_store(url, attempt.attempt_id, call_id, query=Query())
+    assert said.endswith("--- user\nWhere?\n--- assistant\nHere.")
+    chats = load_chats(url, min_reward=0.5, agents="writer")
+    assert [chat["content"] for chat in chats.chats[0]["messages"]] == ["Where?", "Here."]
+    exported = export_store(url, "messages", tmp_path / "good.jsonl")
+    assert exported.rows == 1
+    [line] = (tmp_path / "good.jsonl").read_text().splitlines()
+    assert [m["content"] for m in json.loads(line)["messages"]] == ["Where?", "Here."]
+
+
+def test_protobuf_says_the_same(served: Served, url: str) -> None:
+    span = Span(
+        span_id=ROOT,
+        trace_id=TRACE,
+        name="chat m",
+        kind=SpanKind.LLM,
+        start_ns=1,
+        end_ns=2,
+        status=SpanStatus.ERROR,
+        status_message="it broke",
+        attributes={c.INPUT_MESSAGES: '[{"role":"user","parts":[{"type":"text","content":"hi"}]}]'},
+        resource={"service.name": "desk"},
+    )
+    packed = gzip.compress(encode_otlp([span]))
+    assert send(served, packed, PROTOBUF, packing="gzip") == (200, PROTOBUF, b"")
+    state, attempt, [kept] = asyncio.run(stored(url))
+    assert (state.status, attempt.status) == (RolloutStatus.FAILED, AttemptStatus.FAILED)
+    assert (kept.name, kept.status_message, kept.status) == ("chat m", "it broke", SpanStatus.ERROR)
+
+
+def test_services_of_one_trace_have_attempts_of_their_own(served: Served, url: str) -> None:
+    send(served, body(SPANS[0]))
+    remote = {**SPANS[1], "flags": 0x301}  # its parent is another process's
+    send(served, body(remote, service="tools"))
+
+    async def ended() -> list[Any]:
+        async with open_store(url) as store:
+            states = await store.rollouts(mode=Mode.PRODUCTION)
+            return [(state.rollout.run_id, state.status) for state in states]
+
+    done = RolloutStatus.SUCCEEDED
+    assert asyncio.run(ended()) == [("desk", done), ("tools", done)]
+
+
+def test_a_span_that_names_an_attempt_is_late_beside_it(served: Served, url: str) -> None:
+    async def running() -> Any:
+        async with open_store(url) as store:
+            await store.enqueue([make_rollout("r1")])
+            [claim] = await store.claim("runner", 1, 600.0)
+            return claim.attempt
+
+    async def found(attempt_id: str) -> list[Span]:
+        async with open_store(url) as store:
+            return (await store.spans([attempt_id]))[attempt_id]
+
+    attempt = asyncio.run(running())
+    named = otlp_span(CALL, "", "chat m", 2, **{c.ATTEMPT_ID: attempt.attempt_id})
+    assert send(served, body(named)) == (200, JSON, b"{}")
+    [kept] = asyncio.run(found(attempt.attempt_id))
+    assert (kept.span_id, kept.late, kept.rollout_id) == (CALL, True, attempt.rollout_id)
+
+
+def test_a_tracer_pays_nobody(served: Served, url: str) -> None:
+    reward = {c.SPAN_KIND: "reward", c.REWARD_VALUE: "1.0"}
+    paid = otlp_span(TOOL, ROOT, "lightspan.reward", 3, **reward)
+    status, _, said = send(served, body(SPANS[0], paid))
+    assert status == 200
+    assert json.loads(said) == {
+        "partialSuccess": {
+            "rejectedSpans": "1",
+            "errorMessage": "span 'lightspan.reward': a reward needs a trainer's key",
+        }
+    }
+    assert send(served, body(paid), key=TRAINER) == (200, JSON, b"{}")
+    _, _, spans = asyncio.run(stored(url))
+    assert [span.kind for span in spans] == [SpanKind.CHAIN, SpanKind.REWARD]
+
+
+def test_a_span_that_is_none_is_left_out_by_itself(served: Served, url: str) -> None:
+    short = {**SPANS[1], "spanId": "eee1"}
+    unknown = otlp_span(TOOL, "", "lost", 1, **{c.ATTEMPT_ID: "at-nobody"})
+    status, kind, said = send(served, body(SPANS[0], short, unknown))
+    assert (status, kind) == (200, JSON)
+    partial = json.loads(said)["partialSuccess"]
+    assert partial["rejectedSpans"] == "2"
+    assert "its spanId is 'eee1', not 16 hex digits" in partial["errorMessage"]
+    assert "at-nobody" in partial["errorMessage"]
+    _, _, spans = asyncio.run(stored(url))
+    assert [span.span_id for span in spans] == [ROOT]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"endTimeUnixNano": str(2**64 - 1)}, "beyond what 63 bits hold"),
+        ({"attributes": attributes({c.SPAN_SCHEMA: "999"})}, "it has schema 999"),
+        ({"attributes": attributes({c.SPAN_SCHEMA: "x"})}, "invalid literal"),
+        ({"status": {"code": 7}}, "7 is not a valid StatusCode"),
+    ],
+)
+def test_a_span_that_nobody_could_read(
+    served: Served, url: str, changes: dict[str, Any], said: str
+) -> None:
+    status, _, answer = send(served, body({**SPANS[1], **changes}, SPANS[0]))
+    assert status == 200
+    assert said in json.loads(answer)["partialSuccess"]["errorMessage"]
+    _, _, spans = asyncio.run(stored(url))
+    assert [span.span_id for span in spans] == [ROOT]
+    assert "1 attempts by service: desk 1" in inspect_store(url, query=Query())
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "packing", "status", "said"),
+    [
+        (b"{", JSON, "", 400, "the body is no JSON"),
+        (b"[]", JSON, "", 400, "an object, not list"),
+        (b'{"resourceSpans": 3}', JSON, "", 400, "resourceSpans is no list of objects"),
+        (body({**SPANS[0], "traceId": "xyz"}), JSON, "", 400, "traceId is 'xyz', not hexadecimal"),
+        (body({**SPANS[0], "name": 5}), JSON, "", 400, "no OTLP JSON"),
+        (b"[" * 100_000, JSON, "", 400, "the body is no JSON"),
+        (b"\xff\xff\xff", PROTOBUF, "", 400, "no OTLP protobuf"),
+        (b"{}", "text/plain", "", 415, "not as 'text/plain'"),
+        (b"{}", JSON, "br", 415, "'br'"),
+        (b"no gzip", JSON, "gzip", 400, "gzip"),
+        (gzip.compress(b"\0" * 2**25, mtime=0), JSON, "gzip", 413, "16,777,216 bytes"),
+        (b" " * (2**24 + 1), JSON, "", 413, "16,777,216 bytes"),
+    ],
+)
+def test_what_is_refused(
+    served: Served, sent: bytes, kind: str, packing: str, status: int, said: str
+) -> None:
+    answered = send(served, sent, kind, packing=packing)
+    assert answered[0] == status
+    if answered[1] == JSON:
+        text = json.loads(answered[2])["message"]
+    else:
+        text = Status.FromString(answered[2]).message
+    assert said in text
+
+
+def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 MiB that are packed in 256 KiB no more is unpacked than may be."""
+    longest = []
+    unpack = zlib.decompressobj
+
+    class Spy:
+        def __init__(self, *bits: int) -> None:
+            self._inner = unpack(*bits)
+
+        def decompress(self, data: bytes, most: int = 0) -> bytes:
+            found = self._inner.decompress(data, most)
+            longest.append(len(found))
+            return found
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    monkeypatch.setattr(zlib, "decompressobj", Spy)
+    bomb = gzip.compress(b"\0" * 2**28)
+    assert len(bomb) < 2**19
+    assert send(served, bomb, packing="gzip")[0] == 413
+    assert sum(longest) <= 2**24 + 1
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "said"),
+    [
+        (
+            RUNNER,
+            403,
+            "the key is a runner's, who may not send traces: only admin, tracer, trainer",
+        ),
+        ("wrong", 401, "the key that was sent opens nothing here"),
+    ],
+)
+def test_who_may_not(served: Served, url: str, key: str, status: int, said: str) -> None:
+    answer = send(served, body(*SPANS), key=key)
+    assert answer[0] == status
+    assert said in json.loads(answer[2])["message"]
+    with pytest.raises(NotFoundError):
+        lightspan.feedback("at-none", 1.0, store=url)
+
+
+def test_a_tracer_may_do_nothing_else(served: Served) -> None:
+    for path in ("/lightspan/store/count", "/lightspan/store"):
+        asked = request.Request(served.url + path, headers={"Authorization": f"Bearer {TRACER}"})
+        with pytest.raises(refused.HTTPError) as caught, request.urlopen(asked, timeout=30):
+            pass
+        with caught.value:
+            assert caught.value.code in (403, 404)
+
+
+def test_the_exporter_of_opentelemetry(served: Served, url: str) -> None:
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    provider = TracerProvider(resource=Resource({"service.name": "desk"}))
+    exporter = OTLPSpanExporter(
+        f"{served.url}/v1/traces",
+        headers={"Authorization": f"Bearer {TRACER}"},
+        compression=Compression.Gzip,
+    )
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("app")
+    asks, calls = {"input.value": "Where?"}, {"gen_ai.operation.name": "chat"}
+    with tracer.start_as_current_span("ask", attributes=asks):
+        tracer.start_span("chat", attributes=calls).end()
+    provider.shutdown()
+    state, _, spans = asyncio.run(stored(url))
+    assert [span.name for span in spans] == ["chat", "ask"]
+    assert state.status is RolloutStatus.SUCCEEDED
+    assert lightspan.tasks_from_store(url, service="desk") == ["Where?"]
+
+
+def test_what_lightspan_sends(served: Served, url: str) -> None:
+    """And what is refused of it, its sender is told."""
+    spans = [
+        Span(span_id=ROOT, trace_id=TRACE, name="desk", kind=SpanKind.CHAIN, start_ns=1, end_ns=9),
+        Span(span_id=CALL, trace_id=TRACE, name="chat m", kind=SpanKind.LLM, parent_id=ROOT),
+        Span(span_id=TOOL, trace_id=TRACE, name="reward", kind=SpanKind.REWARD, parent_id=ROOT),
+    ]
+    status, _, answer = send(served, encode_otlp(spans), PROTOBUF)
+    response = ExportTraceServiceResponse.FromString(answer)
+    assert (status, response.partial_success.rejected_spans) == (200, 1)  # a tracer pays nobody
+    _, attempt, kept = asyncio.run(stored(url))
+    assert attempt.status is AttemptStatus.SUCCEEDED
+    assert {span.span_id: span.kind for span in kept} == {
+        ROOT: SpanKind.CHAIN,
+        CALL: SpanKind.LLM,
+    }
+
+
+def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) -> None:
+    """A request says it once, and each span has it: few bytes would become many."""
+    spans = [otlp_span(f"{number:016x}", "", "s", 0) for number in range(1, 201)]
+    status, _, said = send(served, body(*spans, service="x" * 400_000))
+    assert status == 400
+    assert b"come to 80," in said
+    status, _, said = send(served, body(*spans, service="x" * 1_001))
+    assert (status, json.loads(said)["partialSuccess"]["rejectedSpans"]) == (200, "200")
+    assert read_recorded(url) == []
+
+
+def test_spans_inside_one_another_without_end(served: Served, url: str) -> None:
+    """Each is looked at once, and a path names so many agents."""
+    ids = [f"{number:016x}" for number in range(1, 3_001)]
+    spans = [
+        otlp_span(own, outer, "s", 0, **{**INVOKES, "gen_ai.agent.name": f"a{own}"})
+        for own, outer in zip(ids, ["", *ids], strict=False)
+    ]
+    spans.append(otlp_span(CALL, ids[-1], "chat", 0, **SAID))
+    assert send(served, body(*spans))[0] == 200
+    [found] = read_recorded(url)
+    _, spans_read = gathered(found.rollout, found.attempt, found.spans)
+    [call] = [span for span in spans_read if span.kind is SpanKind.LLM]
+    assert str(call.attributes[c.AGENT_PATH]).split("/") == [f"a{own}" for own in ids[:64]]

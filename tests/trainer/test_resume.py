@@ -1,0 +1,338 @@
+"""A run that was interrupted goes on as if it had not been; one that is complete stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from drilled import Drilled, row_of  # type: ignore[import-not-found]
+
+from lightspan import Trainer
+from lightspan.algorithms import Metrics, World
+from lightspan.errors import CheckpointError, ConfigError
+from lightspan.protocols.learner import SFTLoss
+from lightspan.training.checkpoints import Life, latest, load_state
+from lightspan.training.folder import RunFolder
+from lightspan_torch.learner.torch import TorchLearner
+
+SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
+
+
+class Drill(Drilled):  # type: ignore[misc]
+    """A user's own algorithm: imitates numbers that it draws, whatever the rollouts were."""
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model)
+        self.log: list[tuple[int, float, list[str]]] = []
+
+    async def run_step(self, world: World) -> Metrics:
+        tasks = world.next_tasks(3)
+        episodes = await world.rollouts(tasks, 1)
+        drawn = world.rng.random()
+        row = row_of([world.rng.randrange(300) for _ in range(8)])
+        result = await world.learn(lambda: world.learner.update([row], SFTLoss()))
+        await world.publish()
+        self.log.append((world.step, drawn, [episode.task_id for episode in episodes]))
+        return {"loss": result["loss"]}
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": len(self.log)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.log = [(0, 0.0, [])] * state["steps"]
+
+
+def _weights(model: Path) -> str:
+    return TorchLearner({"policy": str(model)}).weight_hash("policy")
+
+
+class Interrupting:
+    """A reporter at whose n-th piece of work with this title somebody presses Ctrl-C.
+
+    Args:
+        error: what happens there instead.
+    """
+
+    def __init__(self, title: str, error: BaseException | None = None) -> None:
+        self.title = title
+        self.error = error or KeyboardInterrupt()
+        self.texts: list[str] = []
+
+    def start(self, title: str, total: int) -> None:
+        if title == self.title:
+            raise self.error
+
+    def advance(self, count: int = 1, **values: float | str) -> None: ...
+
+    def finish(self, summary: str = "") -> None: ...
+
+    def line(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_resumed_run_is_the_uninterrupted_one(
+    apps: Any, tiny: Path, tmp_path: Path, ask: Callable[..., Any], lines: Any
+) -> None:
+    """Weights, optimiser, random numbers and the order of tasks: bit for bit."""
+    whole, first, second = Drill(tiny), Drill(tiny), Drill(tiny)
+    tasks = ask(5)
+    expected = Trainer(whole, steps=4, folder=tmp_path / "whole").fit(apps.spell, tasks)
+    folder = tmp_path / "parts"
+    interrupting = Interrupting("step 3/4")
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(first, steps=4, folder=folder, reporter=interrupting).fit(apps.spell, tasks)
+    assert interrupting.texts == [
+        f"stopped; {folder} keeps step-000002: go on with resume=True (--resume)"
+    ]
+    result = Trainer(second, steps=4, folder=folder, reporter=lines).fit(
+        apps.spell, tasks, resume=True
+    )
+    assert lines.texts[0] == f"resuming {folder} after step 2"
+    assert first.log == whole.log[:2]
+    assert second.log[2:] == whole.log[2:]
+    assert [len(task_ids) for _, _, task_ids in whole.log] == [3, 3, 3, 3]
+    assert _weights(result.model) == _weights(expected.model)
+    assert _losses(folder) == _losses(tmp_path / "whole")
+
+
+def test_an_error_says_what_is_kept(apps: Any, tiny: Path, tmp_path: Path, ask: Any) -> None:
+    """Once there is something, and where the error itself does not say how to go on."""
+    folder, tasks = tmp_path / "run", ask(5)
+    failing = Interrupting("step 2/4", OSError("no space left"))
+    with pytest.raises(OSError, match="no space left"):
+        Trainer(Drill(tiny), steps=4, folder=folder, reporter=failing).fit(apps.spell, tasks)
+    told = f"ended by an error; {folder} keeps step-000001: once that is mended, go on with"
+    assert failing.texts == [f"{told} resume=True (--resume)"]
+    settled = Interrupting("step 4/4", ConfigError("the budget is spent: resume=True with another"))
+    trainer = Trainer(Drill(tiny), steps=4, folder=folder, reporter=settled)
+    with pytest.raises(ConfigError, match="the budget"):
+        trainer.fit(apps.spell, tasks, resume=True)
+    assert settled.texts == [f"resuming {folder} after step 1"]
+    other = Interrupting("never")
+    with pytest.raises(ConfigError, match="other settings"):
+        Trainer(Drill(tiny), steps=4, folder=folder, reporter=other).fit(
+            apps.spell, ask(3), resume=True
+        )
+    assert other.texts == []
+
+
+def _losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in RunFolder(folder).metrics()]
+
+
+@pytest.fixture(scope="module")
+def complete(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one step, with evaluations."""
+    from lightspan import LightningRL
+
+    folder = tmp_path_factory.mktemp("complete") / "run"
+    algorithm = LightningRL(
+        tiny, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3
+    )
+    train, val = [{"q": "a"}, {"q": "b"}], [{"q": "c"}, {"q": "d"}]
+    Trainer(algorithm, steps=1, folder=folder).fit(apps.spell, train, val)
+    return folder
+
+
+@pytest.fixture
+def copied(complete: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, to spoil."""
+    shutil.copytree(complete, tmp_path / "run")
+    return tmp_path / "run"
+
+
+TRAIN = [{"q": "a"}, {"q": "b"}]
+VAL = [{"q": "c"}, {"q": "d"}]
+
+
+def test_complete_run_gives_its_result_without_training(
+    apps: Any, rl: Callable[..., Any], copied: Path, lines: Any
+) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    trainer = Trainer(rl(), steps=1, folder=copied, reporter=lines)
+    result = trainer.fit(apps.spell, TRAIN, VAL, resume=True)
+    assert (result.steps, [e.step for e in result.evaluations]) == (1, [0, 1])
+    assert result.seconds["engine"] > 0
+    assert lines.texts == [f"{copied} is complete: nothing is left to train"]
+    after = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    assert {p for p in before if before[p] != after[p]} <= {copied / "lock", copied / "config.json"}
+
+
+def test_more_steps_go_on_from_a_complete_run(
+    apps: Any, rl: Callable[..., Any], copied: Path
+) -> None:
+    trainer = Trainer(rl(), steps=2, folder=copied)
+    result = trainer.fit(apps.spell, TRAIN, VAL, resume=True)
+    kinds = [(line["kind"], line["step"]) for line in trainer.folder.metrics()]
+    assert kinds == [("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2)]
+    assert result.steps == 2
+    found = latest(trainer.folder.checkpoints)
+    assert found is not None
+    state = load_state(found)
+    assert [(life.first_step, life.last_step) for life in state.lives] == [(1, 1), (2, 2)]
+    assert state.versions["policy"] > 3
+
+
+def test_lost_model_is_exported_again(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+    before = _weights(copied / "model")
+    shutil.rmtree(copied / "model")
+    trainer = Trainer(rl(), steps=1, folder=copied)
+    trainer.fit(apps.spell, TRAIN, VAL, resume=True)
+    assert _weights(copied / "model") == before
+    kinds = [(line["kind"], line["step"]) for line in trainer.folder.metrics()]
+    assert kinds == [("eval", 0), ("train", 1), ("eval", 1)]
+
+
+def test_run_is_not_overwritten(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+    with pytest.raises(ConfigError, match="holds a run already: resume it"):
+        Trainer(rl(), folder=copied).fit(apps.spell, TRAIN, VAL)
+
+
+def test_other_settings_are_named(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+    algorithm = rl(estimator="rloo", seed=7, optimize=["writer", "reviewer"])
+    with pytest.raises(ConfigError) as caught:
+        Trainer(algorithm, steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
+    assert (
+        "(estimator: 'grpo' before, 'rloo' now; "
+        "optimize: 'writer' before, ['writer', 'reviewer'] now; seed: 0 before, 7 now)"
+    ) in str(caught.value)
+
+
+def test_other_data_are_named(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+    with pytest.raises(ConfigError, match=r"other settings.*\(train: \{'tasks': 2, 'fingerprint'"):
+        Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN[::-1], VAL, resume=True)
+
+
+def test_lost_store_is_noticed(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+    """Versions are never reused: a store that does not know them cannot go on."""
+    for path in copied.glob("store.db*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="was at version 2, but the store allots 1"):
+        Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
+
+
+def test_damaged_checkpoint_is_named(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+    (copied / "checkpoints" / "step-000001" / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"step-000001 cannot be read"):
+        Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
+
+
+def test_resume_without_a_checkpoint_starts_anew(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, lines: Any, ask: Callable[..., Any]
+) -> None:
+    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=lines)
+    assert trainer.fit(apps.spell, ask(2), resume=True).steps == 1
+    assert lines.texts[0] == f"{tmp_path / 'run'} holds no checkpoint to resume from: starting anew"
+
+
+def test_resume_needs_a_folder(apps: Any, rl: Callable[..., Any], ask: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match=r"resume=True needs the folder"):
+        Trainer(rl()).fit(apps.spell, ask(2), resume=True)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_evaluation_that_was_interrupted_exists_once(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, step: int
+) -> None:
+    folder = tmp_path / "run"
+    reporter = Interrupting(f"step {step}: evaluating")
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(rl(), steps=1, folder=folder, reporter=reporter).fit(apps.spell, TRAIN, VAL)
+    trainer = Trainer(rl(), steps=1, folder=folder)
+    result = trainer.fit(apps.spell, TRAIN, VAL, resume=True)
+    kinds = [(line["kind"], line["step"]) for line in trainer.folder.metrics()]
+    assert kinds == [("eval", 0), ("train", 1), ("eval", 1)]
+    assert [evaluation.step for evaluation in result.evaluations] == [0, 1]
+    found = latest(trainer.folder.checkpoints)
+    assert found is not None
+    [life] = load_state(found).lives
+    assert life == Life(life.name, 1, 1)
+
+
+@contextmanager
+def _script(folder: Path, model: Path, steps: int, *more: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(SCRIPT), str(folder), str(model), str(steps), *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Signalling(Interrupting):
+    """Ctrl-C as a terminal or a notebook sends it."""
+
+    def start(self, title: str, total: int) -> None:
+        if title == self.title:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_in_a_notebook_stops_the_run(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path
+) -> None:
+    """There `fit` runs beside the notebook's own loop, in a thread that no signal reaches."""
+    reporter = Signalling("step 1/9")
+    trainer = Trainer(rl(), steps=9, folder=tmp_path / "run", reporter=reporter)
+
+    async def cell() -> None:
+        trainer.fit(apps.spell, TRAIN)
+
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(cell())
+    finally:
+        loop.close()
+    assert reporter.texts[-1].startswith(f"stopped; {tmp_path / 'run'} keeps step-000000")
+    assert "lightspan-fit" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_where_ctrl_c_is_ignored_the_run_goes_on(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Started with nohup, or in the background of a script, which Ctrl-C is not to reach."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=Signalling("step 1/1"))
+        assert trainer.fit(apps.spell, TRAIN).steps == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.long  # CI interrupts the SQL example's command, after the quickstart
+@pytest.mark.timeout(300)
+def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with _script(folder, tiny, 50) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 1/50"):
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(60) == -signal.SIGINT
+    assert f"stopped; {folder} keeps step-0000" in rest
+    assert "Task was destroyed" not in rest
+    assert rest.count("Traceback") == 1  # of the script, not of runners or of the cancellation
+    assert len(children) >= 2
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+    kept = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    with _script(folder, tiny, kept["step"] + 1, "--resume") as process:
+        output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert f"resuming {folder} after step " in output

@@ -1,0 +1,198 @@
+"""What a training exports to a backend, and what it says of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import LightningRL, Trainer
+from lightspan.capture import sdk_instrumentation
+from lightspan.lightning.episode import Episode, build_episode
+from lightspan.production import span_exporter as module
+from lightspan.production.span_exporter import ExportHandle
+from lightspan.progress import SilentReporter
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Attempt, AttemptStatus, Rollout
+from lightspan.schema.spans import Span, SpanKind
+from lightspan.stores import open_store
+from lightspan.training import span_export
+from lightspan.training.session import Session
+from lightspan.training.span_export import SpanExport
+from packages.otel.tests.backend import Backend
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    made = Backend()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> Iterator[None]:
+    for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LIGHTSPAN_OTLP", backend.url)
+    yield
+    backend.held.set()
+    sdk_instrumentation.uninstall()
+    module._close()
+    module._State.by_environment = None
+
+
+def sending() -> ExportHandle:
+    found = module.current()
+    assert found is not None
+    return found
+
+
+def trained(folder: Path, tiny: Path, apps: Any, reporter: SilentReporter) -> None:
+    algorithm = LightningRL(tiny, optimize="writer", frozen="base", group_size=4, tasks_per_step=2)
+    trainer = Trainer(algorithm, steps=1, folder=folder, reporter=reporter)
+    trainer.fit(apps.two, [{"q": "a"}, {"q": "b"}])
+
+
+def in_store(folder: Path) -> list[Span]:
+    """Of all attempts."""
+
+    async def read() -> list[Span]:
+        async with open_store(f"sqlite:{folder / 'store.db'}") as store:
+            states = await store.rollouts()
+            attempts = await store.attempts([state.rollout.rollout_id for state in states])
+            found = await store.spans([attempt.attempt_id for attempt in attempts])
+            return [span for spans in found.values() for span in spans]
+
+    return asyncio.run(read())
+
+
+def ids(spans: list[Span]) -> list[tuple[str, str]]:
+    return sorted((span.attempt_id, span.span_id) for span in spans)
+
+
+@pytest.mark.parametrize("service", ["", "shop"])
+def test_a_training_is_sent_with_rewards_advantages_and_agents(
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tiny: Path,
+    apps: Any,
+    service: str,
+) -> None:
+    if service:
+        monkeypatch.setenv("OTEL_SERVICE_NAME", service)
+    backend.pause_s = 0.1
+    trained(tmp_path / "desk", tiny, apps, SilentReporter())
+    assert sending().lost == 0
+    assert sending().pending == 0  # the end of the training has waited for it
+    spans = backend.spans()
+    assert ids(spans) == ids(in_store(tmp_path / "desk"))
+    assert len({span.attempt_id for span in spans}) == 8
+    assert {span.resource["service.name"] for span in spans} == {service or "desk"}
+    assert {span.attributes[c.STEP] for span in spans} == {1}
+    known = {(span.attempt_id, span.span_id) for span in spans}
+    outermost = [span for span in spans if (span.attempt_id, span.parent_id) not in known]
+    paid = {span.attempt_id for span in outermost if c.EPISODE_REWARD in span.attributes}
+    assert len(paid) == 8
+    calls = [span for span in spans if span.kind is SpanKind.LLM]
+    told = {str(span.attributes[c.AGENT_PATH]): c.ADVANTAGE in span.attributes for span in calls}
+    assert told["writer"] is True
+    assert [path for path, is_told in told.items() if is_told] == ["writer"]
+
+
+@pytest.mark.parametrize("how", ["failed", "stopped"])
+def test_a_step_that_is_interrupted_is_sent_too(
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tiny: Path,
+    apps: Any,
+    how: str,
+) -> None:
+    """Its rollouts had ended; nothing was learned of them yet."""
+
+    def interrupted(session: Session, explanations: Any) -> None:
+        if how == "failed":
+            raise RuntimeError("boom")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Session, "explain", interrupted)
+    expected: Any = RuntimeError if how == "failed" else KeyboardInterrupt
+    with pytest.raises(expected):
+        trained(tmp_path / "desk", tiny, apps, SilentReporter())
+    assert sending().flush()
+    spans = backend.spans()
+    assert ids(spans) == ids(in_store(tmp_path / "desk"))
+    assert not any(c.ADVANTAGE in span.attributes for span in spans)
+    assert sum(c.EPISODE_REWARD in span.attributes for span in spans) == 8
+
+
+# --- by itself --------------------------------------------------------------------------------
+def episodes(count: int, spans: int) -> list[Episode]:
+    """Of one attempt each, with as many spans."""
+    found = []
+    for number in range(count):
+        rollout = Rollout(rollout_id=f"ro-{number}", task=number, task_id=f"t{number}")
+        attempt = Attempt(
+            attempt_id=f"at-{number}",
+            rollout_id=rollout.rollout_id,
+            number=1,
+            epoch=1,
+            status=AttemptStatus.SUCCEEDED,
+        )
+        made = [
+            Span(
+                span_id=f"{number * 1_000 + place:016x}",
+                trace_id=f"{number + 1:032x}",
+                name="chat m",
+                kind=SpanKind.LLM,
+                rollout_id=rollout.rollout_id,
+                attempt_id=attempt.attempt_id,
+                start_ns=place,
+                end_ns=place,
+                attributes={c.CALL_ID: f"call-{place}"},
+            )
+            for place in range(1, spans + 1)
+        ]
+        found.append(build_episode(attempt, rollout, made, []))
+    return found
+
+
+def test_what_does_not_get_through_is_told_at_the_end(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some found no room in the queue, and the backend takes none of the others."""
+    monkeypatch.setattr(module, "MAX_QUEUE_SIZE", 300)
+    monkeypatch.setattr(span_export, "EXPORT_TIMEOUT_S", 0.2)
+    backend.held.clear()
+    messages: list[str] = []
+
+    async def run() -> None:
+        export = SpanExport("desk", messages.append)
+        export.add(episodes(5, 100), 3, is_learned=True)
+        export.send()
+        await export.close(is_patient=True)
+
+    asyncio.run(run())
+    place = f"{backend.url}/v1/traces"
+    assert messages == [f"500 spans did not get to {place}; the store keeps them"]
+
+
+def test_to_stop_the_wait_ends_it(backend: Backend) -> None:
+    backend.held.clear()
+
+    async def run() -> str:
+        export = SpanExport("desk", lambda text: None)
+        export.add(episodes(3, 10), 1, is_learned=False)
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_later(0.2, task.cancel)
+        await export.close(is_patient=True)
+        return "the result"
+
+    assert asyncio.run(run()) == "the result"
