@@ -186,7 +186,7 @@ def test_an_unknown_parser_names_those_there_are() -> None:
 def test_the_markers_of_tool_calls_are_written_in_one_place() -> None:
     """The gateway's parsers, the engine's tokenizers and AIR mean the same ones."""
     packages = Path(__file__).parents[3] / "packages"
-    sources = [path for path in packages.rglob("*.py") if "testing" not in path.parts]
+    sources = [path for path in packages.glob("*/src/**/*.py") if "testing" not in path.parts]
     written = {
         path.name
         for path in sources

@@ -38,6 +38,7 @@ _EXTRAS: Final[dict[tuple[str, str], str]] = {
     ("engines", "transformers"): "train",
     ("learners", "torch"): "train",
     ("gateway", "default"): "http",
+    ("api", "count_parameters"): "train",
     ("engines", "vllm"): "vllm",
     ("learners", "verl"): "verl",
     ("stores", "postgresql"): "postgres",
