@@ -52,7 +52,7 @@ import torch
 from _curves import Arm, crossed_interval, draw, seed_interval, steps_of
 
 from lightspan import LightningRL, Policy, Trainer
-from lightspan.algorithms import Metrics, World
+from lightspan.algorithms import Metrics, TrainerContext
 from lightspan.progress import PlainReporter
 from lightspan.schema.routing import BASE_POLICY
 from lightspan.trainer import FitResult
@@ -115,9 +115,9 @@ def fixed_plan(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mappin
     """The share of the test's quests that each plan of a quest solves, and that chance does."""
     from quest_example.reward import plan_scores, random_score
     from quest_example.training import RECIPE, plans_of
-    from quest_example.world import World
+    from quest_example.world import TrainerContext
 
-    worlds = [World.from_json(task["world"]) for task in test]
+    worlds = [TrainerContext.from_json(task["world"]) for task in test]
     plans = plans_of([*train[:FIXED_PLANS], *test[:FIXED_PLANS]])
     chance = {"any action that does something": random_score(worlds, RECIPE.max_calls)}
     return {**plan_scores(plans, worlds, RECIPE.max_calls), **chance}
@@ -331,13 +331,13 @@ class Watched(LightningRL):
         super().__init__(model, **options)
         self.hashes: list[str] = []
 
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         self._note(world)
         metrics = await super().run_step(world)
         self._note(world)
         return metrics
 
-    def _note(self, world: World) -> None:
+    def _note(self, world: TrainerContext) -> None:
         if self.frozen == "base":
             self.hashes.append(world.engine.weight_hash(BASE_POLICY))  # type: ignore[attr-defined]
 

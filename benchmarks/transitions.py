@@ -11,11 +11,12 @@ carries messages, and 0.3.0 no log-probabilities, which it would have to parse. 
 - deep: each turn's step lies in the tool of the turn before. 0.3.0 recurses and cannot read it at
   1,024 turns, so this one is ours alone.
 
-Timed are `build_episode`, `cover` and `trained_transitions` against `TracerTraceToTriplet.adapt`;
-building the spans is not. Our transitions hold their ids packed until they are asked for: "ids as
-lists" asks for all of them, "and rows" merges them into training rows besides. Both sides must give
-as many transitions with the same token ids. A figure is the fastest repeat of alternating rounds.
-"Growth" is the time per turn at the most turns over that at the second most: 1 is linear.
+Timed are `build_episode`, `classify_calls` and `trained_transitions` against
+`TracerTraceToTriplet.adapt`; building the spans is not. Our transitions hold their ids packed until
+they are asked for: "ids as lists" asks for all of them, "and rows" merges them into training rows
+besides. Both sides must give as many transitions with the same token ids. A figure is the fastest
+repeat of alternating rounds. "Growth" is the time per turn at the most turns over that at the
+second most: 1 is linear.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from lightspan.lightning import (
     Transition,
     build_episode,
     build_rows,
-    cover,
+    classify_calls,
     trained_transitions,
 )
 from lightspan.schema import semconv
@@ -149,7 +150,7 @@ def _record(turn: int) -> TokenRecord:
 def transitions(trace: Trace) -> list[Transition]:
     """Spans and records to transitions."""
     episode = build_episode(trace.attempt, trace.rollout, trace.spans, trace.records)
-    return trained_transitions(episode, cover(episode, trace.routing))
+    return trained_transitions(episode, classify_calls(episode, trace.routing))
 
 
 def with_ids(trace: Trace) -> list[tuple[list[int], list[int]]]:

@@ -10,9 +10,9 @@ from functools import partial
 
 import msgspec
 
-from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext
 from lightspan.algorithms.metrics import rollout_metrics
-from lightspan.lightning import Episode, Selection, build_rows, cover, trained_transitions
+from lightspan.lightning import Episode, Selection, build_rows, classify_calls, trained_transitions
 from lightspan.protocols.learner import Optimizer, SFTLoss
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
@@ -39,11 +39,11 @@ class RAFT(Algorithm):
     def config(self) -> dict[str, Json]:
         return {"algorithm": self.name, **msgspec.to_builtins(self)}
 
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         tasks = world.next_tasks(self.tasks_per_step)
         episodes = await world.rollouts(tasks, self.group_size)
-        # calls of selected agents that may be trained: `cover` says why others may not
-        imitated = [(e, cover(e, self.routing())) for e in best_of_each_task(episodes)]
+        # calls of selected agents that may be trained: `classify_calls` says why others may not
+        imitated = [(e, classify_calls(e, self.routing())) for e in best_of_each_task(episodes)]
         transitions = [t for pair in imitated for t in trained_transitions(*pair)]
         metrics = {**rollout_metrics(episodes), "imitated": float(len(imitated))}
         if not transitions:

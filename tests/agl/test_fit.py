@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import lightspan_agl as agl
-from lightspan.lightning.selection import Verdict, cover
+from lightspan.lightning.selection import CallStatus, classify_calls
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
@@ -119,8 +119,8 @@ def test_the_run_knows_what_it_trained(judged: tuple[FitResult, list[Any]], tiny
     [episode, *_] = stored_episodes(folder.store_url, mode=Mode.TRAIN)
     trained = [
         e.call.agent_path
-        for e in cover(episode, served.routing).entries
-        if e.verdict is Verdict.TRAINED
+        for e in classify_calls(episode, served.routing).entries
+        if e.verdict is CallStatus.TRAINED
     ]
     assert trained == ["write_query"]
 

@@ -20,7 +20,7 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
 from lightspan.lightning import build_episode
 from lightspan.production.feedback import Rated
-from lightspan.production.store_writer import Parcel, parcel_of, report_of, write_parcel
+from lightspan.production.store_writer import PendingWrite, parcel_of, report_of, write_parcel
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Json, Outcome, Report, Rollout
 from lightspan.schema.spans import Attributes, Span, SpanKind
@@ -67,7 +67,7 @@ def attempt(
     task: Json = None,
     started_at: float = 1000.0,
     damage: tuple[str, ...] = (),
-) -> Parcel:
+) -> PendingWrite:
     """An attempt of production; its calls get the ids that production gives."""
     unique = HEX.format(number)
     attempt_id, rollout_id = f"at-{unique}", f"ro-{unique}"
@@ -101,7 +101,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"sqlite:{tmp_path / 'production.db'}"
 
 
-def write(url: str, *parcels: Parcel) -> None:
+def write(url: str, *parcels: PendingWrite) -> None:
     async def write_all() -> None:
         async with open_store(url) as store:
             for parcel in parcels:

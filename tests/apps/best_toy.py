@@ -16,7 +16,7 @@ from drilled import Drilled, row_of  # type: ignore[import-not-found]
 from toy_apps import say  # type: ignore[import-not-found]
 
 import lightspan
-from lightspan.algorithms import Algorithm, Metrics, World
+from lightspan.algorithms import Algorithm, Metrics, TrainerContext
 from lightspan.progress import SilentReporter
 from lightspan.protocols.learner import SFTLoss
 
@@ -46,7 +46,7 @@ class Hashing(Drilled):  # type: ignore[misc]
         super().__init__(model)
         self.hashes: dict[int, str] = {}
 
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         await world.rollouts(world.next_tasks(1), 1)
         row = row_of([world.rng.randrange(300) for _ in range(8)])
         result = await world.learn(lambda: world.learner.update([row], SFTLoss()))

@@ -14,7 +14,7 @@ import openai
 
 import lightspan
 from lightspan import LLM, Judge, PromptTemplate, Trainer
-from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.transcript import answer_of
 from lightspan.schema.routing import Routing
@@ -64,7 +64,7 @@ class Sees(Algorithm):
     def resources(self) -> dict[str, PromptTemplate]:
         return {"style": PromptTemplate("{q}")}
 
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         given = world.next_tasks(2)
         offers = [{"style": PromptTemplate(text)} for text in self.texts for _ in given]
         self.episodes = await world.rollouts(given * 3, 2, resources=offers)

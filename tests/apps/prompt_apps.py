@@ -8,7 +8,7 @@ import openai
 
 import lightspan
 from lightspan import LLM, PromptTemplate
-from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext
 from lightspan.schema.routing import Routing
 
 
@@ -71,7 +71,7 @@ class Trial(Algorithm):
     def resources(self) -> dict[str, PromptTemplate]:
         return {"style": PromptTemplate(self.best)}
 
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         tasks = world.next_tasks(2)
         offers = [{"style": PromptTemplate(text)} for text in self.texts for _ in tasks]
         episodes = await world.rollouts(tasks * len(self.texts), 1, resources=offers)

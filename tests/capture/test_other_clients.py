@@ -15,7 +15,7 @@ from lightspan.capture.other_clients import (
     client_of,
     is_at_gateway,
 )
-from lightspan.lightning import Rejection, build_episode, cover
+from lightspan.lightning import Rejection, build_episode, classify_calls
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Mode, Report, Rollout
 from lightspan.schema.resources import ROUTING
@@ -114,7 +114,7 @@ def test_the_coverage_says_that_it_is_not_trainable() -> None:
     )
     episode = build_episode(ended, Rollout(rollout_id="r", task={}, task_id="t"), [call()], [])
     trained = Routing(default=Target(route=Route.POLICY, policy="policy"))
-    (entry,) = cover(episode, trained).entries
+    (entry,) = classify_calls(episode, trained).entries
     assert entry.rejection is Rejection.NO_TOKENS
     assert entry.reason == "no tokens: not trainable; the call did not go through the gateway"
 

@@ -19,7 +19,7 @@ import torch
 from lightspan import LightningRL, LoRA, Trainer
 from lightspan.errors import ConfigError, ModelError
 from lightspan.lightning.episode import Call
-from lightspan.lightning.merge_diagnostics import Cause, Exchange, read_merging
+from lightspan.lightning.merge_diagnostics import CallMessages, Cause, read_merging
 from lightspan.lightning.rows import merge
 from lightspan.lightning.transitions import Transition
 from lightspan.schema.token_records import CallOutcome, TokenRecord
@@ -346,7 +346,7 @@ async def test_where_a_row_ends_it_is_said_which_token(
         assert len(await chat.rows()) == 2
         transitions, spans = await chat.transitions(), await chat.rig.spans()
         exchanges = {
-            made.key: Exchange.of(Call("", 0, "writer", CallOutcome.OK, span=span))
+            made.key: CallMessages.of(Call("", 0, "writer", CallOutcome.OK, span=span))
             for made, span in zip(transitions, spans, strict=True)
         }
         [found] = read_merging(

@@ -194,7 +194,7 @@ async def in_scope(rig: Rig, app: Any, routing: Routing) -> AttemptContext:
 async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None) -> None:
     """Exact ids of every prompt and choice, sync and async, streamed or not; then trained."""
     from lightspan.lightning.episode import build_episode
-    from lightspan.lightning.selection import cover
+    from lightspan.lightning.selection import classify_calls
     from lightspan.schema.records import AttemptStatus, Outcome, Report
     from lightspan.schema.reward import Reward
 
@@ -234,7 +234,7 @@ async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None
         [state] = await store.rollouts()
         attempt = await store.attempt(rig.attempt.attempt_id)
         episode = build_episode(attempt, state.rollout, await rig.spans(), await rig.records())
-        coverage = cover(episode, routing)
+        coverage = classify_calls(episode, routing)
         assert [call.record for call in coverage.trained] == records
         assert coverage.rejected == []
 

@@ -11,11 +11,11 @@ from hypothesis import given, strategies as st
 
 from lightspan.lightning.episode import Call
 from lightspan.lightning.merge_diagnostics import (
+    CallMessages,
     Cause,
-    Exchange,
     Merging,
+    Message,
     Relation,
-    Said,
     read_merging,
 )
 from lightspan.lightning.transitions import Transition, TransitionKey
@@ -47,7 +47,7 @@ class Chat:
     def __init__(self, template: str = CHAT_TEMPLATE, name: str = "1") -> None:
         self.tokenizer: TransformersTokenizer = tiny_chat_tokenizer(template=template)
         self.transitions: list[Transition] = []
-        self.exchanges: dict[TransitionKey, Exchange] = {}
+        self.exchanges: dict[TransitionKey, CallMessages] = {}
         self._name = name
 
     def call(
@@ -84,7 +84,7 @@ class Chat:
         span = make_call_span(number, attributes=known)
         call = Call(number, 0, agent, CallOutcome.OK, 1, 2, record, span)
         self.transitions.append(transition)
-        self.exchanges[transition.key] = Exchange.of(call)
+        self.exchanges[transition.key] = CallMessages.of(call)
 
     @property
     def end(self) -> int:
@@ -355,26 +355,26 @@ def test_a_history_cut_to_its_last_answer_is_told_of() -> None:
 
 
 def test_messages_are_compared_by_what_a_template_sees() -> None:
-    plain = Said.of({"role": "user", "content": "ab"})
-    assert plain == Said.of({"role": "user", "content": [{"type": "text", "text": "ab"}]})
-    assert plain != Said.of({"role": "user", "content": "ab", "name": "eve"})
+    plain = Message.of({"role": "user", "content": "ab"})
+    assert plain == Message.of({"role": "user", "content": [{"type": "text", "text": "ab"}]})
+    assert plain != Message.of({"role": "user", "content": "ab", "name": "eve"})
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
-    assert Said.of({"role": "user", "content": [picture]}).text == json.dumps(
+    assert Message.of({"role": "user", "content": [picture]}).text == json.dumps(
         picture, sort_keys=True
     )
     one = {"id": "1", "function": {"name": "f", "arguments": '{"a": 1, "b": 2}'}}
     two = {"id": "2", "function": {"name": "f", "arguments": '{"b":2,"a":1}'}}
     bad = {"id": "2", "function": {"name": "f", "arguments": '{"b":2'}}
-    said = [Said.of({"role": "assistant", "content": "", "tool_calls": [f]}) for f in (one, two)]
+    said = [Message.of({"role": "assistant", "content": "", "tool_calls": [f]}) for f in (one, two)]
     assert said[0] == said[1]
-    assert Said.of({"role": "assistant", "tool_calls": [bad]}).calls == (("f", '"{\\"b\\":2"'),)
-    assert Said.of({"role": "assistant", "content": " "}).empty
+    assert Message.of({"role": "assistant", "tool_calls": [bad]}).calls == (("f", '"{\\"b\\":2"'),)
+    assert Message.of({"role": "assistant", "content": " "}).empty
 
 
 def test_a_call_without_a_span_is_a_new_conversation() -> None:
     record = make_record("c0", [1], [2])
     call = Call("c0", 0, "writer", CallOutcome.OK, 1, 2, record, None)
-    assert Exchange.of(call) == Exchange(())
+    assert CallMessages.of(call) == CallMessages(())
 
 
 TURNS = st.lists(st.text(alphabet="SELECT name<think>/ 日\n", max_size=8), min_size=1, max_size=5)

@@ -436,9 +436,9 @@ def test_a_folder_that_holds_a_dry_run_is_refused(
 
 def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any) -> None:
     """As typed members, by the names of the protocol."""
-    from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+    from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext
     from lightspan.lightning.batch import BatchConfig
-    from lightspan.lightning.selection import Coverage, Rejection, Selection, cover
+    from lightspan.lightning.selection import Coverage, Rejection, Selection, classify_calls
     from lightspan.protocols.learner import Loss, SFTLoss
     from lightspan.schema.routing import Routing
 
@@ -455,7 +455,7 @@ def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any
             return SFTLoss()
 
         def coverages(self, episodes: Any, *, modes: Any = (Mode.TRAIN,)) -> list[Coverage]:
-            found = [cover(episode, self.routing(), modes=modes) for episode in episodes]
+            found = [classify_calls(episode, self.routing(), modes=modes) for episode in episodes]
             return [
                 one.reject({c.key: Rejection.OUT_OF_CONTEXT for c in one.trained}) for one in found
             ]
@@ -466,7 +466,7 @@ def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any
         def routing(self) -> Routing:
             return Selection.of({"writer": "policy"}).routing
 
-        async def run_step(self, world: World) -> Metrics:
+        async def run_step(self, world: TrainerContext) -> Metrics:
             raise AssertionError("a dry run trains nothing")
 
     algorithm = Own()
@@ -490,7 +490,7 @@ def test_an_algorithm_of_ones_own_needs_no_more_than_the_protocol(
     tiny: Path, dry_apps: Any
 ) -> None:
     """Without group size, credit or coverage of its own."""
-    from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+    from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext
     from lightspan.lightning.selection import Selection
     from lightspan.schema.routing import Routing
 
@@ -501,7 +501,7 @@ def test_an_algorithm_of_ones_own_needs_no_more_than_the_protocol(
         def routing(self) -> Routing:
             return Selection.of({"writer": "policy"}).routing
 
-        async def run_step(self, world: World) -> Metrics:
+        async def run_step(self, world: TrainerContext) -> Metrics:
             raise AssertionError("a dry run trains nothing")
 
     trainer = Trainer(Own(), engine=scripted({"": ["1"]}), steps=1, reporter=SilentReporter())

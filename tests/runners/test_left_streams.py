@@ -11,7 +11,7 @@ import pytest
 
 from lightspan.capture import context_propagation, emit, sdk_instrumentation
 from lightspan.lightning import build_episode
-from lightspan.lightning.selection import cover
+from lightspan.lightning.selection import classify_calls
 from lightspan.runners.app import App
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema import semconv as c
@@ -132,7 +132,7 @@ async def test_a_stream_that_the_app_leaves_is_cancelled(app: Any) -> None:
     assert (attempt.status, attempt.damage) == (AttemptStatus.SUCCEEDED, [])
     assert len(records) == 1
     episode = build_episode(attempt, rollout, spans, records)
-    coverage = cover(episode, Routing(rules=[WRITER]))
+    coverage = classify_calls(episode, Routing(rules=[WRITER]))
     assert coverage.counts() == {"rejected:cancelled": 1}
     assert episode.late_calls == ()
     said = [span for span in spans if c.CALL_ID in span.attributes and not span.late]

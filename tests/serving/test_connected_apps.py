@@ -24,8 +24,8 @@ from lightspan.errors import ConfigError
 from lightspan.production.connect import ENDPOINT_VARIABLE, KEY_VARIABLE
 from lightspan.schema import semconv as c
 from lightspan_gateway.serving.public_access import (
+    PublicAccess,
     ServingGateway,
-    Visitors,
 )
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.gateway_suite import MESSAGES
@@ -133,13 +133,13 @@ def test_nothing_of_the_apps_client_travels(
     elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, str]] = []
-    original = Visitors.authenticate
+    original = PublicAccess.authenticate
 
-    async def authenticate(self: Visitors, request: Any) -> Any:
+    async def authenticate(self: PublicAccess, request: Any) -> Any:
         seen.append({key.lower(): value for key, value in request.headers.items()})
         return await original(self, request)
 
-    monkeypatch.setattr(Visitors, "authenticate", authenticate)
+    monkeypatch.setattr(PublicAccess, "authenticate", authenticate)
     monkeypatch.setenv("OPENAI_PROJECT_ID", "app-project")
     with in_thread() as served, lightspan.connect(served.url), app_client(elsewhere) as client:
         assert say(client, "writer") == "I am sql"

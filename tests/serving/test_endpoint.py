@@ -24,7 +24,7 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.training.manifest import KEY, Served, ServedPolicy
+from lightspan.training.manifest import KEY, ServedPolicy, ServedRun
 from lightspan_gateway.serving.endpoint import ServeOptions, describe, load_served, serve
 from lightspan_testing.scripted import ScriptedServer
 
@@ -32,7 +32,7 @@ POLICY = Target(route=Route.POLICY, policy="policy")
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
 
 
-def write_run(folder: Path, served: Served | None, **result: Any) -> Path:
+def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
     """A folder as a complete run leaves it."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -42,13 +42,13 @@ def write_run(folder: Path, served: Served | None, **result: Any) -> Path:
     return folder
 
 
-def served_by(model: Path, routing: Routing, **policies: str) -> Served:
+def served_by(model: Path, routing: Routing, **policies: str) -> ServedRun:
     """Policies → folder of each."""
     known = {
         name: ServedPolicy(folder=folder, model=str(model), version=3)
         for name, folder in policies.items()
     }
-    return Served(policies=known, base_model=str(model), routing=routing)
+    return ServedRun(policies=known, base_model=str(model), routing=routing)
 
 
 # --- the folder -----------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_an_engine_that_has_died_ends_it(
     def breaks(*arguments: Any) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("lightspan_torch.engine._batcher._Walks.prepare_tensor_args", breaks)
+    monkeypatch.setattr("lightspan_torch.engine._batcher._GrammarMasks.prepare_tensor_args", breaks)
     monkeypatch.setattr("lightspan_gateway.serving.endpoint.LOOK_S", 0.05)
     asked: list[threading.Thread] = []
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lightspan import LightningRL, LocalRunners, Trainer
-from lightspan.algorithms import World
+from lightspan.algorithms import TrainerContext
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.cli import main
 from lightspan.errors import BudgetError, ConfigError
@@ -149,11 +149,11 @@ def test_a_group_that_is_still_in_flight_was_not_left_unused(
 class Asks(LightningRL):
     """An algorithm that asks its world in one way."""
 
-    def __init__(self, ask: Callable[[World], Any], *args: Any, **options: Any) -> None:
+    def __init__(self, ask: Callable[[TrainerContext], Any], *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.ask = ask
 
-    async def collect(self, world: World) -> list[Episode]:
+    async def collect(self, world: TrainerContext) -> list[Episode]:
         await self.ask(world)
         raise AssertionError("that was taken")
 
@@ -172,7 +172,7 @@ class Asks(LightningRL):
     ],
 )
 def test_what_a_world_cannot_do(
-    ask: Callable[[World], Any], error: str, tiny: Path, apps: Any, tmp_path: Path
+    ask: Callable[[TrainerContext], Any], error: str, tiny: Path, apps: Any, tmp_path: Path
 ) -> None:
     algorithm = Asks(ask, tiny, optimize="writer", learning_rate=1e-3)
     trainer = Trainer(algorithm, runners=1, steps=1, folder=tmp_path / "run")
@@ -183,7 +183,7 @@ def test_what_a_world_cannot_do(
 class TakesTwice(LightningRL):
     """An algorithm of someone's own, whose step takes what it trains in two calls."""
 
-    async def collect(self, world: World) -> list[Episode]:
+    async def collect(self, world: TrainerContext) -> list[Episode]:
         if world.step == 1:
             await world.submit(world.next_tasks(4), GROUP)
         return [*await world.take(1), *await world.take(1)]

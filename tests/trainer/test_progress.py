@@ -16,7 +16,7 @@ from lightspan.progress import (
     default_reporter,
     describe,
     duration,
-    printable,
+    escape_control,
 )
 
 
@@ -43,8 +43,8 @@ WRITTEN_OUT = r"\x1b[2J\x1b]0;title\x07"
     ],
 )
 def test_what_would_command_a_terminal_is_written_out(text: str, shown: str) -> None:
-    assert printable(text) == shown
-    assert printable(shown) == shown
+    assert escape_control(text) == shown
+    assert escape_control(shown) == shown
 
 
 def test_no_reporter_sends_commands_to_the_terminal() -> None:

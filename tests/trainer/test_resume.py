@@ -20,10 +20,10 @@ import pytest
 from drilled import Drilled, row_of  # type: ignore[import-not-found]
 
 from lightspan import Trainer
-from lightspan.algorithms import Metrics, World
+from lightspan.algorithms import Metrics, TrainerContext
 from lightspan.errors import CheckpointError, ConfigError
 from lightspan.protocols.learner import SFTLoss
-from lightspan.training.checkpoints import Life, latest, load_state
+from lightspan.training.checkpoints import RunSegment, latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
 
@@ -37,7 +37,7 @@ class Drill(Drilled):  # type: ignore[misc]
         super().__init__(model)
         self.log: list[tuple[int, float, list[str]]] = []
 
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         tasks = world.next_tasks(3)
         episodes = await world.rollouts(tasks, 1)
         drawn = world.rng.random()
@@ -258,7 +258,7 @@ def test_evaluation_that_was_interrupted_exists_once(
     found = latest(trainer.folder.checkpoints)
     assert found is not None
     [life] = load_state(found).lives
-    assert life == Life(life.name, 1, 1)
+    assert life == RunSegment(life.name, 1, 1)
 
 
 @contextmanager

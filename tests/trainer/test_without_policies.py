@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lightspan import LLM, Trainer
-from lightspan.algorithms import PolicySpec, World
+from lightspan.algorithms import PolicySpec, TrainerContext
 from lightspan.cli import main
 from lightspan.errors import AppError, BudgetError, ConfigError
 from lightspan.progress import SilentReporter
@@ -236,7 +236,7 @@ def test_there_is_no_engine_and_no_learner(
     found: list[str] = []
 
     class Looks(apps.Trial):
-        async def run_step(self, world: World) -> dict[str, float]:
+        async def run_step(self, world: TrainerContext) -> dict[str, float]:
             for name in ("engine", "learner"):
                 with pytest.raises(ConfigError) as refused:
                     getattr(world, name)
@@ -260,7 +260,7 @@ def test_resources_are_one_for_all_or_one_per_task(
     class Wrong(apps.Trial):
         offered: Any = None
 
-        async def run_step(self, world: World) -> dict[str, float]:
+        async def run_step(self, world: TrainerContext) -> dict[str, float]:
             await world.rollouts(world.next_tasks(2), 1, resources=self.offered)
             return {}
 
@@ -283,7 +283,7 @@ def test_a_run_that_was_stopped_goes_on(apps: Any, server: ScriptedServer, tmp_p
         def name(self) -> str:
             return "Trial"
 
-        async def run_step(self, world: World) -> dict[str, float]:
+        async def run_step(self, world: TrainerContext) -> dict[str, float]:
             if world.step == self.stop_at:
                 raise KeyboardInterrupt
             metrics: dict[str, float] = await super().run_step(world)
@@ -305,7 +305,7 @@ def test_calls_that_cost_are_limited_inside_a_step(
     apps: Any, server: ScriptedServer, tmp_path: Path
 ) -> None:
     class Greedy(apps.Trial):
-        async def run_step(self, world: World) -> dict[str, float]:
+        async def run_step(self, world: TrainerContext) -> dict[str, float]:
             for _ in range(9):
                 await world.rollouts(world.next_tasks(1), 1)
             return {}

@@ -14,15 +14,15 @@ from lightspan_testing.lora_suite import RANK, LoRAEngineSuite
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import flags_of
-from lightspan_vllm.weights import Blueprint
+from lightspan_vllm.weights import ServerSpec
 from tests.vllm_servers.conftest import Start
 
 pytestmark = pytest.mark.timeout(900)
 
 
 def flags(folder: Path, *, loras: int) -> tuple[str, ...]:
-    blueprint = Blueprint.of(folder, dtype="float32", context=None)
-    return flags_of(Blueprint(**{**vars(blueprint), "lora_rank": RANK, "loras": loras}))
+    blueprint = ServerSpec.of(folder, dtype="float32", context=None)
+    return flags_of(ServerSpec(**{**vars(blueprint), "lora_rank": RANK, "loras": loras}))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from lightspan.schema.records import task_id
 from lightspan_prompts import endpoint_client
 from lightspan_prompts.apo import reflection_prompts
 from lightspan_prompts.search.candidates import Found, read_found
-from lightspan_prompts.search.search_log import Evaluation, Journal, Reflection
+from lightspan_prompts.search.search_log import Evaluation, Reflection, SearchLog
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from packages.prompts.tests.made_up import TASKS, WORDS, World, pool, score
 
@@ -291,23 +291,23 @@ def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) ->
         return Reflection(key=key, prompt="p", input_tokens=1, output_tokens=1, **answer)
 
     path = tmp_path / "journal" / "x.jsonl"
-    journal = Journal(path, "x 1")
+    journal = SearchLog(path, "x 1")
     for key in ("b", "a", "c"):
         journal.add(entry(key))
     journal.close()
-    journal = Journal(path, "x 1")
+    journal = SearchLog(path, "x 1")
     assert journal.replayed(["a", "b"], Reflection) == [entry("a"), entry("b")]
     assert journal.replayed(["d", "c", "c"], Reflection) == [None, entry("c"), None]
     assert not journal.is_replaying
     assert journal.replayed(["e"], Reflection) == [None]
     journal.close()
     for keys, kind in ((["a", "c"], Reflection), (["b"], Evaluation)):
-        journal = Journal(path, "x 1")
+        journal = SearchLog(path, "x 1")
         with pytest.raises(CheckpointError, match=r"x\.jsonl: entry \d is not what is asked now"):
             journal.replayed(keys, kind)
         journal.close()
     with pytest.raises(CheckpointError, match=r"was begun with Header\(library='x 1'"):
-        Journal(path, "x 2")
+        SearchLog(path, "x 2")
 
 
 async def test_a_journal_of_other_questions(server: ScriptedServer, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.search.candidates import read_found
 from lightspan_prompts.search.reflection import Unusable, new_text
-from lightspan_prompts.search.search_log import Journal
+from lightspan_prompts.search.search_log import SearchLog
 from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from packages.prompts.tests.made_up import TASKS, World, gepa, pool, reflects, score, search
@@ -150,10 +150,10 @@ async def test_what_a_journal_of_other_questions_says(
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0].replace(b'"library":"', b'"library":"0.0.') + lines[1])
     with pytest.raises(CheckpointError, match=r"was begun with Header\(library='0\.0\."):
-        Journal(path, "gepa 1")
+        SearchLog(path, "gepa 1")
     path.write_bytes(lines[0] + b"{}\n" + lines[1])
     with pytest.raises(CheckpointError, match=r"gepa.jsonl, line 2 is damaged"):
-        Journal(path, "gepa 1")
+        SearchLog(path, "gepa 1")
 
 
 # --- what it is compared by -----------------------------------------------------------------

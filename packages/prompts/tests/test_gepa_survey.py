@@ -28,10 +28,10 @@ from lightspan.schema.system_prompts import (
     OTHER_TEXT,
     Instructions,
 )
-from lightspan_prompts.search.evaluator import Trials
+from lightspan_prompts.search.evaluator import Evaluator
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, survey
-from lightspan_prompts.search.search_log import Journal
+from lightspan_prompts.search.search_log import SearchLog
 from lightspan_testing.scripted import ScriptedServer
 
 ROUTER = "You are the router of a desk. It is 2026-11-{day:02d}. Say which desk it is."
@@ -277,9 +277,9 @@ async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path)
         async def rollouts(self, tasks: Any, *args: Any, **given: Any) -> list[Episode]:
             return played(lambda n: ask("clerk", OTHER), Instructions(surveyed=["*"]), len(tasks))
 
-    journal = Journal(tmp_path / "gepa.jsonl", "gepa")
+    journal = SearchLog(tmp_path / "gepa.jsonl", "gepa")
     begun = journal.path.read_bytes()
-    trials = Trials(Runs(), {}, journal, 0.0)
+    trials = Evaluator(Runs(), {}, journal, 0.0)
     with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
         await trials.survey([1, 2], ["*"], print)
     journal.close()

@@ -26,7 +26,14 @@ from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan.training.folder import RunFolder
-from lightspan.training.rewards import Kept, Member, Place, Scored, scored_groups, with_reward
+from lightspan.training.rewards import (
+    Kept,
+    Member,
+    Scored,
+    ScoringPosition,
+    scored_groups,
+    with_reward,
+)
 from lightspan_prompts import endpoint_client
 from lightspan_prompts.judge_prompts import Ballot, ballots, scores, words
 from lightspan_prompts.search.feedback import evidence_of
@@ -82,7 +89,7 @@ async def scored(
     judge: Judge, *groups: list[Member], folder: Path | None = None, notes: Any = None
 ) -> tuple[list[list[Scored]], dict[str, float]]:
     said_notes: list[str] = [] if notes is None else notes
-    async with judge.opened(Place(folder, keeps=True, note=said_notes.append)) as scoring:
+    async with judge.opened(ScoringPosition(folder, keeps=True, note=said_notes.append)) as scoring:
         found = await scored_groups(scoring, [member for each in groups for member in each])
         spent = dict(scoring.spent())
     return [[found[m.episode.rollout_id] for m in each] for each in groups], spent
@@ -556,7 +563,7 @@ async def test_only_rollouts_that_ended_well_are_judged(
     damaged = said("d", "1", damage=["a hole"])
     fine = said("a", "8")
     members = [Member({}, each) for each in (failed, lost, damaged, fine)]
-    async with judge(server).opened(Place(None, keeps=False, note=print)) as scoring:
+    async with judge(server).opened(ScoringPosition(None, keeps=False, note=print)) as scoring:
         found = await scored_groups(scoring, members)
     assert found == {"ro-a": Scored(value=0.8, reasons="A {rambling} sentence.")}
     given = [

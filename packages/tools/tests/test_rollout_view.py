@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from lightspan.lightning.episode import build_episode
-from lightspan.lightning.selection import Rejection, Selection, cover
+from lightspan.lightning.selection import Rejection, Selection, classify_calls
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from lightspan_tools.rollout_view import _consumed
@@ -22,7 +22,7 @@ def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
         make_record("truncated", sampling=Sampling(top_p=0.9), sequence=(9, 10)),
     ]
     episode = build_episode(make_attempt(), make_rollout(), [], records)
-    judge = partial(cover, episode, Selection.of().routing)
+    judge = partial(classify_calls, episode, Selection.of().routing)
 
     def rejections(*explained: str) -> list[Rejection | None]:
         explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
@@ -47,7 +47,7 @@ def test_a_call_that_does_not_follow_its_grammar_says_so() -> None:
         make_record("bound", grammar="start: X", sequence=(5, 6)),
     ]
     episode = build_episode(make_attempt(), make_rollout(), [], records)
-    judge = partial(cover, episode, Selection.of().routing)
+    judge = partial(classify_calls, episode, Selection.of().routing)
     mismatches = {"at-1/mismatch/0": "token 3 is not allowed"}
 
     def rejections(*explained: str) -> list[Rejection | None]:

@@ -23,7 +23,7 @@ from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.weights import load_model
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
-from lightspan_vllm.weights import Blueprint
+from lightspan_vllm.weights import ServerSpec
 from packages.vllm.tests.vllm_wire import Wire
 
 PROMPT = [5, 6, 7, 8]
@@ -253,7 +253,7 @@ def test_policies_of_other_models_have_servers_of_their_own(folder: Path, tmp_pa
 
 
 def test_a_model_of_which_it_is_not_known_where_lora_goes(folder: Path) -> None:
-    known = Blueprint.of(folder, dtype=None, context=None)
+    known = ServerSpec.of(folder, dtype=None, context=None)
     odd = replace(known, shapes={"model.layers.0.mixer.weight": (4, 4), "a_proj.weight": (4,)})
     with pytest.raises(ModelError, match=r"VLLM\(merge=True\)"):
         odd.nothing()

@@ -27,13 +27,13 @@ from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.load_balancer import REMEMBERED, Balance
 from lightspan_vllm.process import command, environment
 from lightspan_vllm.requirements import (
-    Facts,
+    ServerInfo,
     by_hand,
-    check_facts,
+    check_server_info,
     room_for,
     without_routes,
 )
-from lightspan_vllm.weights import HEAD, PREFIX, Blueprint, Exchange
+from lightspan_vllm.weights import HEAD, PREFIX, ServerSpec, WeightStore
 
 HERE, OTHER = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 
@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def blueprint(folder: Path) -> Blueprint:
-    return Blueprint.of(folder, dtype=None, context=None)
+def blueprint(folder: Path) -> ServerSpec:
+    return ServerSpec.of(folder, dtype=None, context=None)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -303,8 +303,8 @@ class TestBalance:
 
 class TestChecks:
     @pytest.fixture
-    def facts(self, blueprint: Blueprint) -> Facts:
-        return Facts(
+    def facts(self, blueprint: ServerSpec) -> ServerInfo:
+        return ServerInfo(
             vllm="0.32.0",
             model=str(blueprint.folder),
             dtype="float32",
@@ -324,10 +324,10 @@ class TestChecks:
             device="cpu",
         )
 
-    def test_a_server_as_it_should_be(self, facts: Facts, blueprint: Blueprint) -> None:
-        check_facts(HERE, facts, blueprint)
+    def test_a_server_as_it_should_be(self, facts: ServerInfo, blueprint: ServerSpec) -> None:
+        check_server_info(HERE, facts, blueprint)
         longer = msgspec.structs.replace(facts, context=512, logprobs_mode="PROCESSED_LOGPROBS")
-        check_facts(HERE, longer, blueprint)
+        check_server_info(HERE, longer, blueprint)
 
     @pytest.mark.parametrize(
         ("change", "flag"),
@@ -345,10 +345,10 @@ class TestChecks:
         ],
     )
     def test_each_refusal_names_the_flag(
-        self, facts: Facts, blueprint: Blueprint, change: dict[str, Any], flag: str
+        self, facts: ServerInfo, blueprint: ServerSpec, change: dict[str, Any], flag: str
     ) -> None:
         with pytest.raises(ConfigError, match=flag) as caught:
-            check_facts(HERE, msgspec.structs.replace(facts, **change), blueprint)
+            check_server_info(HERE, msgspec.structs.replace(facts, **change), blueprint)
         assert by_hand(blueprint) in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -373,22 +373,22 @@ class TestChecks:
     )
     def test_other_devices_than_were_asked_for(
         self,
-        facts: Facts,
-        blueprint: Blueprint,
+        facts: ServerInfo,
+        blueprint: ServerSpec,
         asked: dict[str, Any],
         change: dict[str, Any],
         flag: str,
     ) -> None:
         wanted = replace(blueprint, **asked)
         with pytest.raises(ConfigError, match=flag):
-            check_facts(HERE, msgspec.structs.replace(facts, **change), wanted)
+            check_server_info(HERE, msgspec.structs.replace(facts, **change), wanted)
 
     def test_any_number_of_devices_of_somebody_s_server(
-        self, facts: Facts, blueprint: Blueprint
+        self, facts: ServerInfo, blueprint: ServerSpec
     ) -> None:
         shared = msgspec.structs.replace(facts, tensor_parallel=2, device="cuda:0")
-        check_facts(HERE, shared, blueprint)
-        check_facts(HERE, shared, replace(blueprint, tensor_parallel=2, on_gpu=True))
+        check_server_info(HERE, shared, blueprint)
+        check_server_info(HERE, shared, replace(blueprint, tensor_parallel=2, on_gpu=True))
 
     def test_devices_that_cannot_share_the_model_are_told_at_the_start(
         self, folder: Path, tmp_path: Path
@@ -404,19 +404,23 @@ class TestChecks:
         fine = VLLM(python=sys.executable, arguments=("--tensor-parallel-size", "2"))
         VLLMEngine(fine, {"writer": folder}, logs=tmp_path)
 
-    def test_all_that_is_wrong_is_said_at_once(self, facts: Facts, blueprint: Blueprint) -> None:
+    def test_all_that_is_wrong_is_said_at_once(
+        self, facts: ServerInfo, blueprint: ServerSpec
+    ) -> None:
         wrong = msgspec.structs.replace(facts, tied=True, dtype="float16")
         with pytest.raises(ConfigError, match=r"(?s)--dtype float32.*--hf-overrides"):
-            check_facts(HERE, wrong, blueprint)
+            check_server_info(HERE, wrong, blueprint)
 
     @pytest.fixture
-    def with_lora(self, blueprint: Blueprint) -> Blueprint:
+    def with_lora(self, blueprint: ServerSpec) -> ServerSpec:
         return replace(blueprint, lora_rank=12, loras=2)
 
-    def test_a_server_of_lora_as_it_should_be(self, facts: Facts, with_lora: Blueprint) -> None:
+    def test_a_server_of_lora_as_it_should_be(
+        self, facts: ServerInfo, with_lora: ServerSpec
+    ) -> None:
         """It keeps its own weights, so that tied embeddings are as good as others."""
         fine = {"lora_rank": 16, "loras": 3, "lora_updates": True, "tied": True, "transfer": None}
-        check_facts(HERE, msgspec.structs.replace(facts, **fine), with_lora)
+        check_server_info(HERE, msgspec.structs.replace(facts, **fine), with_lora)
 
     @pytest.mark.parametrize(
         ("change", "flag"),
@@ -428,11 +432,11 @@ class TestChecks:
         ],
     )
     def test_each_refusal_of_lora_names_the_flag(
-        self, facts: Facts, with_lora: Blueprint, change: dict[str, Any], flag: str
+        self, facts: ServerInfo, with_lora: ServerSpec, change: dict[str, Any], flag: str
     ) -> None:
         fine = {"lora_rank": 16, "loras": 3, "lora_updates": True}
         with pytest.raises(ConfigError, match=flag) as caught:
-            check_facts(HERE, msgspec.structs.replace(facts, **{**fine, **change}), with_lora)
+            check_server_info(HERE, msgspec.structs.replace(facts, **{**fine, **change}), with_lora)
         assert by_hand(with_lora) in str(caught.value)
 
     @pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (16, 16), (17, 32), (512, 512)])
@@ -452,7 +456,7 @@ class TestChecks:
 
 
 class TestCommand:
-    def test_what_a_server_is_started_with(self, blueprint: Blueprint, tmp_path: Path) -> None:
+    def test_what_a_server_is_started_with(self, blueprint: ServerSpec, tmp_path: Path) -> None:
         vllm = VLLM(python="p", arguments=("--enforce-eager",))
         said = command(vllm, "/env/bin/python", blueprint, tmp_path / "s", seed=7)
         assert said[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
@@ -467,7 +471,7 @@ class TestCommand:
         assert said[-1] == "--enforce-eager"
 
     def test_a_server_of_lora_reads_the_weights_itself(
-        self, blueprint: Blueprint, tmp_path: Path
+        self, blueprint: ServerSpec, tmp_path: Path
     ) -> None:
         shared = replace(blueprint, lora_rank=3, loras=2)
         said = command(VLLM(python="p"), "python", shared, tmp_path / "s", seed=None)
@@ -489,7 +493,7 @@ class TestCommand:
 
 
 class TestBlueprint:
-    def test_of_a_tied_model(self, blueprint: Blueprint, folder: Path) -> None:
+    def test_of_a_tied_model(self, blueprint: ServerSpec, folder: Path) -> None:
         assert blueprint.tied
         assert blueprint.again == {"lm_head.weight": "model.embed_tokens.weight"}
         assert HEAD not in blueprint.shapes
@@ -498,20 +502,20 @@ class TestBlueprint:
         assert blueprint.as_saved(0).files == (str(folder / "model.safetensors"),)
 
     def test_a_shorter_context_and_another_type(self, folder: Path) -> None:
-        made = Blueprint.of(folder, dtype="bfloat16", context=100)
+        made = ServerSpec.of(folder, dtype="bfloat16", context=100)
         assert (made.context, made.dtype) == (100, "bfloat16")
-        assert Blueprint.of(folder, dtype=None, context=1000).context == 256
+        assert ServerSpec.of(folder, dtype=None, context=1000).context == 256
 
     def test_a_loaded_model_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="not a loaded Linear"):
-            Blueprint.of(torch.nn.Linear(1, 1), dtype=None, context=None)
+            ServerSpec.of(torch.nn.Linear(1, 1), dtype=None, context=None)
 
     def test_a_folder_without_weights(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text((folder / "config.json").read_text())
         with pytest.raises(ModelError, match="no model"):
-            Blueprint.of(tmp_path, dtype=None, context=None)
+            ServerSpec.of(tmp_path, dtype=None, context=None)
 
-    def test_weights_that_are_not_these(self, blueprint: Blueprint, folder: Path) -> None:
+    def test_weights_that_are_not_these(self, blueprint: ServerSpec, folder: Path) -> None:
         weights = weights_of(folder)
         blueprint.check(weights, "p")
         blueprint.check({**weights, HEAD: weights["model.embed_tokens.weight"]}, "p")
@@ -528,8 +532,8 @@ class TestBlueprint:
 
 class TestExchange:
     def test_weights_are_written_in_the_servers_type(self, folder: Path, tmp_path: Path) -> None:
-        made = Blueprint.of(folder, dtype="bfloat16", context=None)
-        exchange = Exchange(str(tmp_path))
+        made = ServerSpec.of(folder, dtype="bfloat16", context=None)
+        exchange = WeightStore(str(tmp_path))
         weights = weights_of(folder)
         head = {HEAD: weights["model.embed_tokens.weight"]}
         written = exchange.write(made, {**weights, **head}, "p", 3)
@@ -553,14 +557,14 @@ class TestExchange:
         os.mkfifo(tmp_path / f"{PREFIX}x" / "lock")
         me = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: me + 1)
-        Exchange(str(tmp_path)).close()
+        WeightStore(str(tmp_path)).close()
         assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}x"]
 
-    def test_labels_are_of_one_writing_only(self, blueprint: Blueprint) -> None:
+    def test_labels_are_of_one_writing_only(self, blueprint: ServerSpec) -> None:
         assert blueprint.as_saved(0).label != blueprint.as_saved(0).label
 
-    def test_a_folder_that_is_too_small(self, blueprint: Blueprint, tmp_path: Path) -> None:
-        exchange = Exchange(str(tmp_path))
+    def test_a_folder_that_is_too_small(self, blueprint: ServerSpec, tmp_path: Path) -> None:
+        exchange = WeightStore(str(tmp_path))
         huge = {**blueprint.shapes, "huge": (2**50,)}
         with pytest.raises(EngineMemoryError, match=rf"do not fit into {tmp_path}.*exchange="):
             exchange.check_room(replace(blueprint, shapes=huge), "p")
@@ -574,8 +578,8 @@ class TestExchange:
         assert "--shm-size" in done.stdout
         assert done.stdout.endswith("left: ['lock']\n")
 
-    def test_lora_is_written_as_peft_names_it(self, blueprint: Blueprint, tmp_path: Path) -> None:
-        exchange = Exchange(str(tmp_path))
+    def test_lora_is_written_as_peft_names_it(self, blueprint: ServerSpec, tmp_path: Path) -> None:
+        exchange = WeightStore(str(tmp_path))
         layer = "model.layers.1.mlp.down_proj"
         first, second = torch.ones(2, 128), torch.zeros(64, 2)
         weights = LoRAWeights(rank=2, scale=1.5, layers={layer: (first, second)})
@@ -600,7 +604,7 @@ class TestExchange:
         exchange.close()
 
     def test_no_room_for_lora(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        exchange = Exchange(str(tmp_path))
+        exchange = WeightStore(str(tmp_path))
         pair = (torch.ones(1, 2**18), torch.zeros(1, 1))
         weights = LoRAWeights(rank=1, scale=1.0, layers={"layer": pair})
 
@@ -617,7 +621,7 @@ class TestExchange:
 
     def test_no_such_folder(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"exchange=.*cannot be written"):
-            Exchange(str(tmp_path / "none"))
+            WeightStore(str(tmp_path / "none"))
 
     def test_what_a_killed_trainer_left_is_removed_and_nothing_else(self, tmp_path: Path) -> None:
         with subprocess.Popen(
@@ -625,12 +629,12 @@ class TestExchange:
         ) as process:
             assert process.stdout is not None
             theirs = Path(process.stdout.readline().decode().strip())
-            ours = Exchange(str(tmp_path))
+            ours = WeightStore(str(tmp_path))
             assert theirs.is_dir(), "it lives"
             process.send_signal(signal.SIGKILL)
             process.wait()
         (tmp_path / f"{PREFIX}without-a-lock").mkdir()
-        third = Exchange(str(tmp_path))
+        third = WeightStore(str(tmp_path))
         assert not theirs.exists()
         assert ours.folder.is_dir()
         assert (tmp_path / f"{PREFIX}without-a-lock").is_dir()

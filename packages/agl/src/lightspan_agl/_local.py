@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from lightspan.lightning.episode import Episode
-from lightspan.progress import say
+from lightspan.progress import print_line
 from lightspan.runners.runner import PLACEHOLDER_KEY, Runner, RunnerConfig
 from lightspan.schema.records import Json, Mode, Rollout, new_id, task_id
 from lightspan.schema.resources import Resources
@@ -111,7 +111,7 @@ async def local_runs(
     """
     factory = factory_of(agent)
     if factory is None and slots > 1:
-        say(
+        print_line(
             f"one rollout at a time, not {slots}: {type(agent).__qualname__} was changed after it "
             "was made, so that it cannot be made again; set what it needs in __init__"
         )

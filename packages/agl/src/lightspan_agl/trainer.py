@@ -12,7 +12,7 @@ from lightspan.errors import (
     DataError,
     UnsupportedError,
 )
-from lightspan.progress import say
+from lightspan.progress import print_line
 from lightspan.schema.records import Json
 from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of
@@ -123,7 +123,7 @@ class Trainer:
             train = as_tasks(train_dataset, "train_dataset")
             val = as_tasks(val_dataset, "val_dataset")
             for line in self._notes():
-                say(line)
+                print_line(line)
             run_sync(self._search(self.algorithm, agent, train, val))
             return None
         plan = self.algorithm.plan
@@ -171,7 +171,7 @@ class Trainer:
         if not train and not val:
             raise ConfigError("dev needs tasks: dev(agent, train_dataset=…)")
         summary = self._try_out(agent, train, val)
-        say(summary.text())
+        print_line(summary.text())
         return summary
 
     async def _search(

@@ -25,7 +25,7 @@ _TOKENS: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """What opens the Ray cluster. Ray has read it by now; an app is to find none of it."""
 
 
-class Station(msgspec.Struct, frozen=True, kw_only=True):
+class ActorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an actor is to run, on whatever node it is."""
 
     slots: int
@@ -36,7 +36,7 @@ class Station(msgspec.Struct, frozen=True, kw_only=True):
     """Folders of the node with the app's modules, beside what is installed."""
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class ActorHello(msgspec.Struct, frozen=True, kw_only=True):
     """What an actor says of itself first."""
 
     node: str
@@ -51,19 +51,19 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the node asks who connects for a token."""
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class ActorRefused(msgspec.Struct, frozen=True, kw_only=True):
     """Why an actor cannot work: the class of an error of ours, and what it says."""
 
     kind: str
     message: str
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True):
+class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How an actor's processes are."""
 
     claimed: int = 0
     """Attempts that they have begun so far."""
-    failure: Refusal | None = None
+    failure: ActorRefused | None = None
     """What they cannot work for, or what made them give up."""
 
 
@@ -71,16 +71,16 @@ class RunnerActor:
     """The runner processes of one place in a Ray cluster. Its methods are called by Ray."""
 
     def __init__(self, station: bytes) -> None:
-        self._station = msgspec.json.decode(station, type=Station)
+        self._station = msgspec.json.decode(station, type=ActorConfig)
         self._runners: LocalRunners | None = None
 
     async def arrive(self) -> bytes:
-        """Say who is here (`Arrival`)."""
+        """Say who is here (`ActorHello`)."""
         import ray
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
         context = ray.get_runtime_context()
-        arrival = Arrival(
+        arrival = ActorHello(
             node=context.get_node_id(),
             address=f"{ray.util.get_node_ip_address()}, process {os.getpid()}",
             python=sys.executable,
@@ -91,7 +91,7 @@ class RunnerActor:
         return msgspec.json.encode(arrival)
 
     async def start(self, plan: bytes) -> bytes:
-        """Start the processes; returns how they are (`Condition`)."""
+        """Start the processes; returns how they are (`ActorStatus`)."""
         for variable in _TOKENS:
             os.environ.pop(variable, None)
         told = msgspec.json.decode(plan, type=RunnerPlan)
@@ -108,20 +108,20 @@ class RunnerActor:
             )
             await runners.start(told)
         except LightspanError as error:
-            return msgspec.json.encode(Condition(failure=_refusal(error)))
+            return msgspec.json.encode(ActorStatus(failure=_refusal(error)))
         self._runners = runners
         return await self.look()
 
     async def look(self) -> bytes:
-        """How they are (`Condition`)."""
+        """How they are (`ActorStatus`)."""
         if self._runners is None:
-            return msgspec.json.encode(Condition())
-        failure: Refusal | None = None
+            return msgspec.json.encode(ActorStatus())
+        failure: ActorRefused | None = None
         try:
             self._runners.check()
         except LightspanError as error:
             failure = _refusal(error)
-        return msgspec.json.encode(Condition(claimed=self._runners.claimed, failure=failure))
+        return msgspec.json.encode(ActorStatus(claimed=self._runners.claimed, failure=failure))
 
     async def stop(self) -> None:
         """End the processes, which give back what they have under way."""
@@ -130,5 +130,5 @@ class RunnerActor:
             await runners.stop()
 
 
-def _refusal(error: LightspanError) -> Refusal:
-    return Refusal(kind=type(error).__name__, message=str(error))
+def _refusal(error: LightspanError) -> ActorRefused:
+    return ActorRefused(kind=type(error).__name__, message=str(error))

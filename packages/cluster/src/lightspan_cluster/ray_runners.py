@@ -20,7 +20,7 @@ import msgspec
 
 import lightspan.errors as errors
 from lightspan.errors import ConfigError, LightspanError, UnsupportedError
-from lightspan.runners.crash_recovery import Death, bury
+from lightspan.runners.crash_recovery import ProcessExit, bury
 from lightspan.runners.foreign_python import Folders, app_folders, mismatch, of_environment
 from lightspan.runners.local import MAX_QUICK_DEATHS, shares
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
@@ -31,7 +31,13 @@ from lightspan.schema.validation import check_number, check_whole
 from lightspan.stores import is_shared, open_store
 from lightspan.stores.credentials import secrets_of
 from lightspan_cluster import ray_cluster
-from lightspan_cluster.ray_actor import Arrival, Condition, Refusal, RunnerActor, Station
+from lightspan_cluster.ray_actor import (
+    ActorConfig,
+    ActorHello,
+    ActorRefused,
+    ActorStatus,
+    RunnerActor,
+)
 from lightspan_cluster.ray_cluster import Membership
 
 log = logging.getLogger(__name__)
@@ -54,7 +60,7 @@ class _BeginningError(LightspanError):
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
+class _ActorSlot:
     """A place for an actor."""
 
     slots: int
@@ -64,9 +70,9 @@ class _Seat:
     """What the names of the actor's runners begin with, as attempts have them."""
     is_here: bool = False
     """Whether the actor has found room."""
-    arrival: Arrival | None = None
+    arrival: ActorHello | None = None
     """Of an actor that is at work."""
-    condition: Condition = field(default_factory=Condition)
+    condition: ActorStatus = field(default_factory=ActorStatus)
     useless: int = 0
     """Actors in a row that died before they had run anything."""
 
@@ -146,7 +152,7 @@ class RayRunners:
         """On the nodes, the app's interpreter."""
         self._dirs: list[str] = []
         """On the nodes, where the app's modules are."""
-        self._seats: list[_Seat] = []
+        self._seats: list[_ActorSlot] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._failure: LightspanError | None = None
         self._empty_since: float | None = None
@@ -174,7 +180,7 @@ class RayRunners:
         self._dirs = self._folders_here(plan) if is_local else _folders_there(self._app_dirs)
         self._program = _program(self._python, is_local=is_local)
         await _in_thread(self._membership.join)
-        self._seats = [_Seat(slots) for slots in shares(self.slots, self.actors)]
+        self._seats = [_ActorSlot(slots) for slots in shares(self.slots, self.actors)]
         try:
             async with asyncio.TaskGroup() as group:
                 for seat in self._seats:
@@ -224,7 +230,7 @@ class RayRunners:
         return [path for path in plan.sys_path if os.path.isdir(path) and not of_environment(path)]
 
     # --- an actor's life ------------------------------------------------------------------
-    async def _begin(self, seat: _Seat, timeout_s: float | None) -> None:
+    async def _begin(self, seat: _ActorSlot, timeout_s: float | None) -> None:
         """Have a new actor at work in the seat; begin anew where its node is lost meanwhile."""
         for start in range(1, _STARTS + 1):
             try:
@@ -239,7 +245,7 @@ class RayRunners:
             else:
                 return
 
-    async def _fill(self, seat: _Seat, timeout_s: float | None) -> None:
+    async def _fill(self, seat: _ActorSlot, timeout_s: float | None) -> None:
         """Have a new actor at work in the seat.
 
         Raises:
@@ -248,7 +254,7 @@ class RayRunners:
         assert self._plan is not None
         seat.is_here, seat.group = False, new_id("actor")
         plan = msgspec.structs.replace(self._plan, prefix=seat.group)
-        station = Station(
+        station = ActorConfig(
             slots=seat.slots,
             isolation=self.isolation,
             python=self._program,
@@ -267,13 +273,13 @@ class RayRunners:
                 "has to be installed in the environment of each node, and each node to be started "
                 "with the RAY_AUTH_MODE of the trainer; Ray's logs on the nodes say more"
             ) from error
-        condition = msgspec.json.decode(said, type=Condition)
+        condition = msgspec.json.decode(said, type=ActorStatus)
         if condition.failure is not None:
             raise _raisable(condition.failure, arrival)
         seat.condition = condition
         seat.arrival = arrival
 
-    async def _arrival(self, seat: _Seat, timeout_s: float | None) -> Arrival:
+    async def _arrival(self, seat: _ActorSlot, timeout_s: float | None) -> ActorHello:
         """Wait until the actor has room; say now and then what it waits for."""
         coming = asyncio.ensure_future(_answer(seat.actor.arrive.remote()))
         began = clock.monotonic()
@@ -285,17 +291,17 @@ class RayRunners:
                 done, _ = await asyncio.wait([coming], timeout=min(REMIND_S, left_s))
                 if not done:
                     log.warning("waiting for room in the Ray cluster: %s", self._room())
-            return msgspec.json.decode(await coming, type=Arrival)
+            return msgspec.json.decode(await coming, type=ActorHello)
         finally:
             coming.cancel()
 
-    def _check_arrival(self, arrival: Arrival) -> None:
+    def _check_arrival(self, arrival: ActorHello) -> None:
         if arrival.protocol != PROTOCOL_VERSION:
             there = f"{arrival.python} ({arrival.address})"
             raise ConfigError(mismatch(there, arrival.lightspan, arrival.protocol))
         self._membership.check_node(arrival.address, is_authenticated=arrival.is_authenticated)
 
-    async def _keep(self, seat: _Seat) -> None:
+    async def _keep(self, seat: _ActorSlot) -> None:
         """Look after the actor of a seat, and replace it."""
         try:
             while self._failure is None:
@@ -304,7 +310,7 @@ class RayRunners:
         except Exception as error:
             self._failure = self._failure or _explained(error)
 
-    async def _look(self, seat: _Seat) -> None:
+    async def _look(self, seat: _ActorSlot) -> None:
         lost = self._ray.exceptions
         try:
             said = await _answer(seat.actor.look.remote())
@@ -313,11 +319,11 @@ class RayRunners:
         except lost.RayActorError as error:
             await self._replace(seat, _last_line(error))
             return
-        seat.condition = msgspec.json.decode(said, type=Condition)
+        seat.condition = msgspec.json.decode(said, type=ActorStatus)
         if seat.condition.failure is not None:
             raise _raisable(seat.condition.failure, seat.arrival)
 
-    async def _replace(self, seat: _Seat, why: str) -> None:
+    async def _replace(self, seat: _ActorSlot, why: str) -> None:
         arrival, condition = seat.arrival, seat.condition
         assert arrival is not None
         seat.arrival, seat.is_here = None, False
@@ -334,13 +340,13 @@ class RayRunners:
         await self._bury(seat, "the actor that looked after it " + what)
         await self._begin(seat, None)
 
-    async def _bury(self, seat: _Seat, why: str) -> None:
+    async def _bury(self, seat: _ActorSlot, why: str) -> None:
         """End the attempts of an actor's runners, all of which are lost, whichever they were; what
         they may still do counts no more."""
         assert self._plan is not None
         try:
             async with open_store(self._plan.store_url) as store:
-                death = Death(runner=seat.group, how=why, is_blameless=True, is_group=True)
+                death = ProcessExit(runner=seat.group, how=why, is_blameless=True, is_group=True)
                 for report in await bury(death, store, self._plan.run_id):
                     log.warning("attempt %s is lost, and run again", report.attempt_id)
         except LightspanError as error:
@@ -351,7 +357,7 @@ class RayRunners:
         for seat in self._seats:
             self._discard(seat)
 
-    def _discard(self, seat: _Seat) -> None:
+    def _discard(self, seat: _ActorSlot) -> None:
         """End what is left of an actor. From any thread."""
         if seat.actor is not None:
             with contextlib.suppress(Exception):  # it has ended, or the cluster has
@@ -360,7 +366,7 @@ class RayRunners:
     def _room(self) -> str:
         return ray_cluster.room(self._ray, self._asked)
 
-    def _no_room(self, seats: Sequence[_Seat]) -> str:
+    def _no_room(self, seats: Sequence[_ActorSlot]) -> str:
         return (
             f"the Ray cluster had no room for {len(seats)} of {self.actors} actors for "
             f"{self.timeout_s:g} s: {self._room()}; start more nodes, or ask for less (actors=, "
@@ -432,7 +438,7 @@ async def _ended(references: Sequence[Awaitable[object]], timeout_s: float) -> N
     await asyncio.gather(*ends, return_exceptions=True)
 
 
-def _raisable(refusal: Refusal, arrival: Arrival | None) -> LightspanError:
+def _raisable(refusal: ActorRefused, arrival: ActorHello | None) -> LightspanError:
     """An actor's error, here; of a class that this lightspan has."""
     kind = getattr(errors, refusal.kind, LightspanError)
     where = "" if arrival is None else f" (on the Ray node at {arrival.address})"

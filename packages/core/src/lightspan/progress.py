@@ -14,7 +14,7 @@ _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u
 """Control characters but newline and tab, and those that turn the direction of writing."""
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     """The text as a terminal may get it: what would command the terminal is written out (`\\x1b`).
 
     Names, answers and errors come from apps and models. Every line that is printed passes here.
@@ -26,14 +26,14 @@ def _written_out(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
 
 
-def many(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     """A count with its noun, such as `1 row` or `2 rows`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a text for a person, as `printable` makes it; None: to the standard output."""
-    print(printable(text), file=stream or sys.stdout, flush=True)
+def print_line(text: str, stream: TextIO | None = None) -> None:
+    """Print a text for a person, as `escape_control` makes it; None: to the standard output."""
+    print(escape_control(text), file=stream or sys.stdout, flush=True)
 
 
 class Reporter(Protocol):
@@ -88,7 +88,7 @@ class PlainReporter:
         self._title = ""
 
     def line(self, text: str) -> None:
-        say(text.rstrip(), self._stream)
+        print_line(text.rstrip(), self._stream)
 
     def _left(self) -> str:
         if not self._done:
@@ -130,11 +130,13 @@ class TerminalReporter:
     def start(self, title: str, total: int) -> None:
         self.finish()
         self._progress.start()
-        self._task = self._progress.add_task(printable(title), total=total, values="")
+        self._task = self._progress.add_task(escape_control(title), total=total, values="")
 
     def advance(self, count: int = 1, **values: float | str) -> None:
         if self._task is not None:
-            self._progress.update(self._task, advance=count, values=printable(describe(values)))
+            self._progress.update(
+                self._task, advance=count, values=escape_control(describe(values))
+            )
 
     def finish(self, summary: str = "") -> None:
         if self._task is not None:
@@ -146,7 +148,7 @@ class TerminalReporter:
             self.line(summary)
 
     def line(self, text: str) -> None:
-        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+        self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class SilentReporter:

@@ -13,7 +13,7 @@ from typing import Final
 _LOCK: Final = "lock"
 
 
-class PassingFolder:
+class OwnedTempDir:
     """A new folder that nobody else reads. `close` removes it; one whose process was killed is
     removed by the next process that makes one of its prefix beside it.
 

@@ -21,10 +21,15 @@ from lightspan.stores.aio import run_sync
 from lightspan.training.data import clusters_of, load_distinct, load_tasks
 from lightspan.training.folder import RunFolder
 from lightspan.training.loop import TrainingLoop
-from lightspan.training.model_selection import Splits, chosen_by, split_tasks, trained_too
+from lightspan.training.model_selection import (
+    Splits,
+    describe_selection,
+    overlap_warning,
+    split_tasks,
+)
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.session import Session
-from lightspan.training.settings import TrainerSettings, takes
+from lightspan.training.settings import TrainerSettings, signature_from
 
 if TYPE_CHECKING:
     from lightspan_tools.dry_run import DevReport
@@ -85,7 +90,7 @@ class Trainer:
         ConfigError: an option that cannot be honoured.
     """
 
-    @takes(TrainerSettings)
+    @signature_from(TrainerSettings)
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings = settings
 
@@ -236,9 +241,9 @@ class Trainer:
                 for choice in self.algorithm.choices():
                     self.reporter.line(choice)
             await session.open()
-            if shared := trained_too(splits):
+            if shared := overlap_warning(splits):
                 self.reporter.line(shared)
-            if shared := chosen_by(self.algorithm, splits):
+            if shared := describe_selection(self.algorithm, splits):
                 self.reporter.line(shared)
             return await TrainingLoop(session).run()
 

@@ -19,7 +19,7 @@ from lightspan.algorithms.metrics import (
     why_nothing,
 )
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
-from lightspan.lightning.advantages import Explanation, Zero
+from lightspan.lightning.advantages import Explanation, ZeroReason
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rollout_checks import Health
 from lightspan.lightning.rows import Row
@@ -217,7 +217,7 @@ async def test_a_step_without_variance_explains_its_transitions_too() -> None:
         (f"at-g{group}-{member}", "call", 0) for group in (0, 1) for member in (0, 1)
     ]
     assert {(why.advantage, why.zero) for why in world.explained.values()} == {
-        (0.0, Zero.IDENTICAL)
+        (0.0, ZeroReason.IDENTICAL)
     }
 
 

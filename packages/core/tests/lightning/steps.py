@@ -16,7 +16,7 @@ from lightspan.lightning import (
     Trace,
     build_batch,
     build_episode,
-    cover,
+    classify_calls,
     discounted,
     shape,
 )
@@ -109,7 +109,7 @@ def shaping(
     episode: Episode, air: AIR, credit: Credit | None = None, routing: Any = WRITER
 ) -> dict[str, float]:
     rule = credit or discounted(1)
-    coverage = cover(episode, routing, step_rewards=rule.step_rewards)
+    coverage = classify_calls(episode, routing, step_rewards=rule.step_rewards)
     return {key[0]: value for key, value in shape(air, rule, episode, coverage).credits.items()}
 
 
@@ -122,7 +122,9 @@ def phi(episode: Episode, *signals: Any, routing: Any = WRITER) -> list[float]:
 def batch(episodes: Sequence[Episode], **config: Any) -> Batch:
     chosen = BatchConfig(**{"credit": discounted(1), "estimator": "dr_grpo", **config})
     steps = chosen.credit.step_rewards
-    return build_batch(episodes, [cover(e, WRITER, step_rewards=steps) for e in episodes], chosen)
+    return build_batch(
+        episodes, [classify_calls(e, WRITER, step_rewards=steps) for e in episodes], chosen
+    )
 
 
 def advantages(found: Batch) -> dict[tuple[str, str], float]:

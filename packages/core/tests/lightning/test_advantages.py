@@ -11,7 +11,7 @@ from lightspan.lightning import (
     ESTIMATORS,
     Explanation,
     Observation,
-    Zero,
+    ZeroReason,
     dr_grpo,
     groups_without_variance,
     grpo,
@@ -111,8 +111,8 @@ def test_reinforce_pp_baseline_centres_by_group_and_scales_by_batch():
     pair, same, one = reinforce_pp_baseline(groups)
     scale = math.sqrt((0.25 + 0.25) / 4)
     assert of(pair, groups[0]) == [pytest.approx(0.5 / scale), pytest.approx(-0.5 / scale)]
-    assert [norm.zero for norm in same] == [Zero.IDENTICAL] * 2
-    assert [norm.zero for norm in one] == [Zero.GROUP_OF_ONE]
+    assert [norm.zero for norm in same] == [ZeroReason.IDENTICAL] * 2
+    assert [norm.zero for norm in one] == [ZeroReason.GROUP_OF_ONE]
     assert of(same, groups[1]) + of(one, groups[2]) == [0.0, 0.0, 0.0]
 
 
@@ -124,14 +124,14 @@ SINGLE = [grpo, dr_grpo, rloo, reinforce_pp, lambda values: reinforce_pp_baselin
 @pytest.mark.parametrize("rule", SINGLE)
 def test_a_group_of_one_has_no_advantage(rule):
     (norm,) = rule([1.0])
-    assert (norm.zero, norm.size, norm.advantage(1.0)) == (Zero.GROUP_OF_ONE, 1, 0.0)
+    assert (norm.zero, norm.size, norm.advantage(1.0)) == (ZeroReason.GROUP_OF_ONE, 1, 0.0)
 
 
 @pytest.mark.parametrize("rule", SINGLE)
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3.7, 1e9])
 def test_identical_rewards_have_no_advantage(rule, value):
     norms = rule([value] * 7)
-    assert {norm.zero for norm in norms} == {Zero.IDENTICAL}
+    assert {norm.zero for norm in norms} == {ZeroReason.IDENTICAL}
     assert of(norms, [value] * 7) == [0.0] * 7
 
 
@@ -151,9 +151,9 @@ def test_a_small_difference_is_a_difference(rule):
 
 
 def test_the_tolerance_is_relative():
-    assert grpo([1e12, 1e12 + 1])[0].zero is Zero.IDENTICAL
+    assert grpo([1e12, 1e12 + 1])[0].zero is ZeroReason.IDENTICAL
     assert grpo([1e-6, 2e-6])[0].zero is None
-    assert grpo([0.0, 1e-15])[0].zero is Zero.IDENTICAL
+    assert grpo([0.0, 1e-15])[0].zero is ZeroReason.IDENTICAL
 
 
 @pytest.mark.parametrize("rule", SINGLE)
@@ -162,19 +162,23 @@ def test_unscored_is_in_no_statistic(rule, missing):
     with_missing = rule([1.0, missing, 0.0, 0.5])
     without = rule([1.0, 0.0, 0.5])
     assert [with_missing[0], *with_missing[2:]] == without
-    assert with_missing[1].zero is Zero.UNSCORED
+    assert with_missing[1].zero is ZeroReason.UNSCORED
     assert with_missing[1].advantage(1.0) == 0.0
 
 
 @pytest.mark.parametrize("rule", SINGLE)
 def test_one_scored_among_unscored_is_a_group_of_one(rule):
     norms = rule([None, 1.0, math.nan])
-    assert [norm.zero for norm in norms] == [Zero.UNSCORED, Zero.GROUP_OF_ONE, Zero.UNSCORED]
+    assert [norm.zero for norm in norms] == [
+        ZeroReason.UNSCORED,
+        ZeroReason.GROUP_OF_ONE,
+        ZeroReason.UNSCORED,
+    ]
 
 
 @pytest.mark.parametrize("rule", SINGLE)
 def test_all_unscored_and_none_at_all(rule):
-    assert [norm.zero for norm in rule([None, math.nan])] == [Zero.UNSCORED] * 2
+    assert [norm.zero for norm in rule([None, math.nan])] == [ZeroReason.UNSCORED] * 2
     assert rule([]) == []
 
 
@@ -269,11 +273,11 @@ GROUPS = {
 
 def test_groups_without_variance_are_found_with_the_reason():
     assert groups_without_variance(GROUPS) == {
-        "solved": Zero.IDENTICAL,
-        "failed": Zero.IDENTICAL,
-        "one": Zero.GROUP_OF_ONE,
-        "none": Zero.UNSCORED,
-        "empty": Zero.UNSCORED,
+        "solved": ZeroReason.IDENTICAL,
+        "failed": ZeroReason.IDENTICAL,
+        "one": ZeroReason.GROUP_OF_ONE,
+        "none": ZeroReason.UNSCORED,
+        "empty": ZeroReason.UNSCORED,
     }
 
 
@@ -313,7 +317,7 @@ def explanation(**fields):
 def test_an_explanation_reproduces_the_advantage_exactly():
     values = [1.0, *[0.0] * 7]
     assert explanation().advantage == of(grpo(values), values)[0]
-    assert explanation(zero=Zero.IDENTICAL).advantage == 0.0
+    assert explanation(zero=ZeroReason.IDENTICAL).advantage == 0.0
 
 
 def test_an_explanation_prints():
@@ -321,4 +325,4 @@ def test_an_explanation_prints():
         "advantage +2.47487 = (1 - 0.125) / 0.353553; grpo over 8 rollouts (group g, this one 1); "
         "credit 1 (terminal); share 75.0% of the rollout: 3 tokens of weight 0.25 (rollout)"
     )
-    assert "advantage +0 = identical;" in str(explanation(zero=Zero.IDENTICAL))
+    assert "advantage +0 = identical;" in str(explanation(zero=ZeroReason.IDENTICAL))

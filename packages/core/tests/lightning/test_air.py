@@ -21,7 +21,7 @@ from lightspan.lightning import (
     ValidArguments,
     build_batch,
     build_episode,
-    cover,
+    classify_calls,
     discounted,
     grpo,
     potential_rewards,
@@ -258,7 +258,7 @@ def test_agents_are_centred_apart() -> None:
         return built(made, [tool("t", at(3), at(4), fails=fails, attempt=name)], reward, name)
 
     pair = [rollout("0", 1.0, False), rollout("1", 0.0, True)]
-    coverages = [cover(e, EVERYONE, step_rewards=True) for e in pair]
+    coverages = [classify_calls(e, EVERYONE, step_rewards=True) for e in pair]
     config = BatchConfig(
         estimator="dr_grpo", unit="agent", credit=discounted(1), air=AIR(scale=0.4)
     )
@@ -351,7 +351,7 @@ def test_of_parallel_calls_the_one_that_asked_for_a_tool_gets_its_bonus() -> Non
 
 def test_what_no_selected_call_did_is_nobodys() -> None:
     episode = attempt("+m+", 1.0)
-    coverage = cover(episode, WRITER, step_rewards=True)
+    coverage = classify_calls(episode, WRITER, step_rewards=True)
     found = shape(AIR(scale=1, mode="bonus"), discounted(1), episode, coverage)
     assert (dict(found.credits), found.unplaced) == ({("c1", 0): 1.0}, 1)
 

@@ -18,7 +18,7 @@ from lightspan.lightning import (
     Trace,
     ValidArguments,
     build_episode,
-    cover,
+    classify_calls,
     discounted,
     shape,
 )
@@ -248,7 +248,7 @@ def test_clocks_that_disagree_are_not_used() -> None:
     assert places(built([(record, span)], spans)) == {"t": (2, 2)}
     skewed = built([(record, shifted)], spans)
     assert places(skewed) == {"t": (None, None)}
-    coverage = cover(skewed, WRITER, step_rewards=True)
+    coverage = classify_calls(skewed, WRITER, step_rewards=True)
     found = shape(AIR(), discounted(1), skewed, coverage)
     assert (found.unplaced, dict(found.seen)) == (1, {"tool_success": [1.0]})
 
@@ -307,7 +307,7 @@ def test_anything_recorded_has_a_shaping(recorded: Any, random: Any, mode: Any) 
     found = []
     for some in (recorded, recorded._replace(spans=spans, records=records)):
         episode = build_episode(*some)
-        coverage = cover(episode, EVERYONE, step_rewards=True)
+        coverage = classify_calls(episode, EVERYONE, step_rewards=True)
         shaped = shape(air, discounted(0.5), episode, coverage)
         assert set(shaped.credits) == {entry.call.key for entry in coverage.selected}
         assert all(math.isfinite(value) for value in shaped.credits.values())

@@ -12,10 +12,16 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from msgspec.structs import replace
 
-from lightspan.lightning.advantages import Estimator, Norm, Observation, Zero, normalise
+from lightspan.lightning.advantages import (
+    BaselineScale,
+    Estimator,
+    Observation,
+    ZeroReason,
+    normalise,
+)
 from lightspan.lightning.baselines import (
+    CallCredit,
     Comparison,
-    Credited,
     at_grpo,
     by_rollout,
     by_state,
@@ -25,20 +31,20 @@ from lightspan.lightning.baselines import (
 from packages.core.tests.lightning.enumerated import Process, Trajectory, bias
 
 GROUPED: tuple[Estimator, ...] = ("grpo", "dr_grpo", "rloo", "reinforce++_baseline")
-Rule = Callable[[Sequence[Credited]], list[Comparison]]
+Rule = Callable[[Sequence[CallCredit]], list[Comparison]]
 
 
 def credited(
     rollouts: Sequence[tuple[str, float, Sequence[tuple[str, int, Hashable, float]]]],
     estimator: Estimator,
-) -> list[Credited]:
+) -> list[CallCredit]:
     """Calls of rollouts (group, return, calls of (agent, turn, key, credit))."""
     observations = [
         Observation(f"r{n}", group, value) for n, (group, value, _) in enumerate(rollouts)
     ]
     norms = normalise(estimator, observations)
     return [
-        Credited(
+        CallCredit(
             rollout_id=f"r{n}",
             population=group,
             agent_path=agent,
@@ -53,9 +59,9 @@ def credited(
     ]
 
 
-def advantages(calls: Sequence[Credited], comparisons: Sequence[Comparison]) -> list[float]:
+def advantages(calls: Sequence[CallCredit], comparisons: Sequence[Comparison]) -> list[float]:
     return [
-        Norm(found.baseline, found.scale, 0, found.zero).advantage(
+        BaselineScale(found.baseline, found.scale, 0, found.zero).advantage(
             call.credit if found.compared is None else found.compared
         )
         + math.fsum(term.value for term in found.terms)
@@ -187,7 +193,7 @@ def test_with_equal_turns_it_is_terminal(
 def test_a_group_of_one_says_nothing() -> None:
     calls = credited(chains((1.0, 3)), "grpo")
     for rule in rules("grpo").values():
-        assert {found.zero for found in rule(calls)} == {Zero.GROUP_OF_ONE}
+        assert {found.zero for found in rule(calls)} == {ZeroReason.GROUP_OF_ONE}
         assert advantages(calls, rule(calls)) == [0.0] * 3
 
 
@@ -210,7 +216,7 @@ def test_a_potential_of_the_state_changes_nothing(rollouts: Any, potential: Any)
 
 
 # --- against a plain reference ------------------------------------------------------------------
-def reference(calls: Sequence[Credited], kind: str, prior: float) -> list[float]:
+def reference(calls: Sequence[CallCredit], kind: str, prior: float) -> list[float]:
     """Baselines as the module's text says them, looking at every pair of calls."""
 
     def mean(values: list[float]) -> float:

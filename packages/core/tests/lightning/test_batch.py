@@ -10,10 +10,10 @@ from lightspan.lightning import (
     BatchConfig,
     Rejection,
     Selection,
-    Zero,
+    ZeroReason,
     build_batch,
     build_episode,
-    cover,
+    classify_calls,
     discounted,
     needs_resampling,
     split_minibatches,
@@ -67,7 +67,7 @@ def changed(episode, number, **fields):
 def batch_of(episodes, *, routing=ALL, versions=None, **settings):
     config = BatchConfig(**settings)
     steps = config.credit.step_rewards
-    coverages = [cover(episode, routing, step_rewards=steps) for episode in episodes]
+    coverages = [classify_calls(episode, routing, step_rewards=steps) for episode in episodes]
     return build_batch(episodes, coverages, config, versions=versions)
 
 
@@ -133,7 +133,7 @@ def test_an_agent_is_its_path():
         rollout("2", 0.0, (1,), agents=["x/a"]),
     ]
     batch = batch_of(episodes, unit="agent", estimator="dr_grpo")
-    assert batch.explanations["at-1", "1-c1", 0].zero is Zero.GROUP_OF_ONE
+    assert batch.explanations["at-1", "1-c1", 0].zero is ZeroReason.GROUP_OF_ONE
     assert batch.explanations["at-1", "1-c0", 0].zero is None
 
 
@@ -254,14 +254,14 @@ def test_one_episode_per_rollout():
 def test_each_episode_needs_its_coverage():
     one, two = rollout("1", 1.0), rollout("2", 0.0)
     with pytest.raises(DataError, match="one per episode"):
-        build_batch([one, two], [cover(two, ALL), cover(one, ALL)])
+        build_batch([one, two], [classify_calls(two, ALL), classify_calls(one, ALL)])
 
 
 def test_a_coverage_made_for_another_credit_rule_is_an_error():
     episode = rollout("1", 1.0)
     config = BatchConfig(credit=discounted(0.9))
     with pytest.raises(ConfigError, match=r"discounted\(0.9\) needs .*step_rewards=True"):
-        build_batch([episode], [cover(episode, ALL)], config)
+        build_batch([episode], [classify_calls(episode, ALL)], config)
 
 
 def test_no_episodes_make_an_empty_batch():
@@ -295,7 +295,7 @@ def test_a_group_of_one_identical_rewards_and_unscored_groups_have_no_rows_but_a
         "groups:identical": 1,
         "groups:unscored": 1,
     }
-    assert batch.explanations["at-2", "2-c0", 0].zero is Zero.IDENTICAL
+    assert batch.explanations["at-2", "2-c0", 0].zero is ZeroReason.IDENTICAL
 
 
 def test_rollouts_with_zero_advantage_can_be_kept_for_kl_and_entropy():
@@ -550,7 +550,7 @@ def test_rewards_on_calls_count_for_dynamic_sampling_where_the_rule_pays_for_the
 
 
 def returns(episodes, step_rewards=False):
-    coverages = [cover(episode, ALL, step_rewards=step_rewards) for episode in episodes]
+    coverages = [classify_calls(episode, ALL, step_rewards=step_rewards) for episode in episodes]
     return group_rewards(episodes, coverages)
 
 
@@ -563,7 +563,7 @@ def test_a_reward_that_is_nobodys_credit_is_in_no_return():
         both = ("router", "writer")
         episodes.append(rollout(name, 1.0, (1, 1), agents=both, spans=[paid]))
     writer = Selection.of("writer").routing
-    coverages = [cover(episode, writer, step_rewards=True) for episode in episodes]
+    coverages = [classify_calls(episode, writer, step_rewards=True) for episode in episodes]
     assert group_rewards(episodes, coverages) == {"g": [1.0, 1.0]}
     batch = batch_of(episodes, credit=discounted(), routing=writer)
     assert batch.counters["groups:identical"] == 1

@@ -11,7 +11,7 @@ from lightspan.lightning import (
     Terminal,
     assign,
     build_episode,
-    cover,
+    classify_calls,
     discounted,
     interval_depths,
     parse_credit,
@@ -44,12 +44,12 @@ def on_call(call_id, value, time=1):
 
 def credits(rule, records, spans=(), reward=1.0):
     episode = build(records, spans, reward)
-    found = rule(episode, cover(episode, WRITER, step_rewards=rule.step_rewards))
+    found = rule(episode, classify_calls(episode, WRITER, step_rewards=rule.step_rewards))
     return {call_id: credit for (call_id, _), credit in found.items()}
 
 
 def unused(episode, rule):
-    coverage = cover(episode, WRITER, step_rewards=rule.step_rewards)
+    coverage = classify_calls(episode, WRITER, step_rewards=rule.step_rewards)
     return unused_step_rewards(episode, coverage, rule)
 
 
@@ -69,7 +69,7 @@ def test_a_transition_is_the_record_with_its_place():
         agent_path="team/writer",
     )
     episode = build([record])
-    (found,) = trained_transitions(episode, cover(episode, WRITER))
+    (found,) = trained_transitions(episode, classify_calls(episode, WRITER))
     assert found.key == ("at-1", "c1", 0)
     assert found.call_key == ("c1", 0)
     assert (found.call_id, found.choice, found.turn, found.reward) == ("c1", 0, 0, None)
@@ -90,7 +90,7 @@ def test_only_trained_calls_are_transitions_but_rejected_ones_take_a_turn():
         make_record("b", sequence=(7, 8)),
     ]
     episode = build(records)
-    found = trained_transitions(episode, cover(episode, WRITER))
+    found = trained_transitions(episode, classify_calls(episode, WRITER))
     assert [(t.call_id, t.turn) for t in found] == [("a", 0), ("b", 2)]
 
 
@@ -251,12 +251,12 @@ def test_ten_thousand_turns_do_not_underflow():
 
 def test_no_selected_call_no_credit():
     episode = build([make_record("x", agent_path="checker")])
-    assert discounted(0.5)(episode, cover(episode, WRITER, step_rewards=True)) == {}
+    assert discounted(0.5)(episode, classify_calls(episode, WRITER, step_rewards=True)) == {}
 
 
 def test_assigning_sets_the_reward():
     episode = build(CHAIN)
-    coverage = cover(episode, WRITER)
+    coverage = classify_calls(episode, WRITER)
     found = trained_transitions(episode, coverage)
     assert [t.reward for t in assign(found, terminal(episode, coverage))] == [1.0] * 3
     assert [t.reward for t in found] == [None] * 3

@@ -12,7 +12,7 @@ from lightspan.lightning import (
     Selection,
     build_episode,
     build_rows,
-    cover,
+    classify_calls,
     discounted,
     explained_variance,
     gae,
@@ -20,9 +20,9 @@ from lightspan.lightning import (
     successors,
     terminal,
     trained_transitions,
-    trusted_lambda,
     turn_depths,
     values_by_call,
+    warmup_lambda,
 )
 from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
@@ -242,7 +242,7 @@ def test_values_find_their_calls():
     transitions = [
         transition
         for episode in episodes
-        for transition in trained_transitions(episode, cover(episode, routing))
+        for transition in trained_transitions(episode, classify_calls(episode, routing))
     ]
     rows = build_rows(transitions).rows
     assert [row.call_ids for row in rows] == [(("a", 0), ("b", 0)), (("a", 0),)]
@@ -260,7 +260,7 @@ def critic(process, lam, potential=None):
 
     def advantages_of(trajectory):
         episode = trajectory.as_episode("1")
-        coverage = cover(episode, Selection.of("*").routing, step_rewards=True)
+        coverage = classify_calls(episode, Selection.of("*").routing, step_rewards=True)
         calls = [entry.call for entry in coverage.selected]
         to_go = discounted(1)(episode, coverage)
         assert to_go == terminal(episode, coverage)
@@ -345,8 +345,8 @@ def test_explained_variance_of_what_does_not_vary():
     ],
 )
 def test_values_are_trusted_once_they_explain_something(fits, explained, expected):
-    assert trusted_lambda(0.9, fits=fits, warmup=5, explained=explained) == expected
+    assert warmup_lambda(0.9, fits=fits, warmup=5, explained=explained) == expected
 
 
 def test_values_that_were_never_fitted_are_not_trusted():
-    assert trusted_lambda(0.9, fits=0, warmup=0, explained=1.0) == 1.0
+    assert warmup_lambda(0.9, fits=0, warmup=0, explained=1.0) == 1.0

@@ -17,7 +17,7 @@ from lightspan.lightning import (
     Selection,
     build_batch,
     build_episode,
-    cover,
+    classify_calls,
     discounted,
     overlong_metrics,
     overlong_penalties,
@@ -89,7 +89,7 @@ def test_calls_are_paid_less_each_for_its_own_answer() -> None:
     ]
     spans = [make_call_span("lost", sequence=(9, 10))]
     episode = build_episode(make_attempt(), make_rollout(), spans, records)
-    coverage = cover(episode, WRITER, max_length=13)
+    coverage = classify_calls(episode, WRITER, max_length=13)
     overlong = Overlong(max_tokens=10, buffer=4)
     rejected = {entry.call.call_id for entry in coverage.rejected}
     assert rejected == {"near", "over", "lost"}
@@ -125,7 +125,7 @@ def attempt(name: str, reward: float, *lengths: int) -> Episode:
 
 
 def batch_of(episodes: list[Episode], rule: Credit = terminal, **options: Any) -> Batch:
-    coverages = [cover(each, WRITER, step_rewards=rule.step_rewards) for each in episodes]
+    coverages = [classify_calls(each, WRITER, step_rewards=rule.step_rewards) for each in episodes]
     config = BatchConfig(credit=rule, **{"overlong": SHORT, **options})
     return build_batch(episodes, coverages, config)
 

@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from lightspan.lightning import (
     AIR,
     BatchConfig,
+    CallStatus,
     Rejection,
     Selection,
     ToolError,
-    Verdict,
     build_batch,
     build_episode,
-    cover,
+    classify_calls,
     discounted,
     split_minibatches,
     terminal,
@@ -49,15 +49,15 @@ def facts(episode):
 @given(attempts(), routings, st.booleans())
 def test_every_call_is_in_exactly_one_class(recorded, routing, steps):
     episode = build_episode(*recorded)
-    coverage = cover(episode, routing, step_rewards=steps)
+    coverage = classify_calls(episode, routing, step_rewards=steps)
     calls = [*episode.calls, *episode.late_calls]
     assert [entry.call for entry in coverage.entries] == calls
     assert len({call.key for call in calls}) == len(calls)
     for entry in coverage.entries:
         selected = routing.target(entry.call.agent_path).selected
-        assert (entry.verdict is Verdict.FROZEN) is not selected
-        assert (entry.rejection is not None) is (entry.verdict is Verdict.REJECTED)
-        assert bool(entry.reason) is (entry.verdict is not Verdict.TRAINED)
+        assert (entry.verdict is CallStatus.FROZEN) is not selected
+        assert (entry.rejection is not None) is (entry.verdict is CallStatus.REJECTED)
+        assert bool(entry.reason) is (entry.verdict is not CallStatus.TRAINED)
     trained, frozen, rejected = coverage.trained, coverage.frozen, coverage.rejected
     assert len(trained) + len(frozen) + len(rejected) == len(calls)
     assert sum(coverage.counts().values()) == len(calls)
@@ -72,7 +72,7 @@ def test_every_record_in_time_is_a_call_and_no_late_one_is(recorded, routing):
     keys = Counter(call.key for call in episode.calls if call.record is not None)
     expected = {(r.call_id, r.choice) for r in recorded.records if not r.late}
     assert keys == Counter(dict.fromkeys(expected, 1))
-    found = trained_transitions(episode, cover(episode, routing))
+    found = trained_transitions(episode, classify_calls(episode, routing))
     assert all(not transition.record.late for transition in found)
     starts = [call.sequence_start for call in episode.calls if call.sequence_start is not None]
     assert starts == sorted(starts)
@@ -122,7 +122,9 @@ def steps(draw):
 @given(steps(), st.integers(1, 4))
 def test_weights_advantages_and_rows_of_any_step(step, k):
     episodes, routing, config = step
-    coverages = [cover(e, routing, step_rewards=config.credit.step_rewards) for e in episodes]
+    coverages = [
+        classify_calls(e, routing, step_rewards=config.credit.step_rewards) for e in episodes
+    ]
     batch = build_batch(episodes, coverages, config)
     scored = [e.rollout_id for e in episodes if counts(e, config)]
     assert list(batch.rollouts) == scored

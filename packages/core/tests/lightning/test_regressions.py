@@ -17,15 +17,15 @@ import pytest
 import lightspan.lightning
 from lightspan.lightning import (
     BatchConfig,
+    CallStatus,
     Rejection,
     Selection,
-    Verdict,
-    Zero,
+    ZeroReason,
     build_batch,
     build_episode,
     build_rows,
     build_tree,
-    cover,
+    classify_calls,
     dr_grpo,
     grpo,
     split_minibatches,
@@ -61,11 +61,11 @@ def rows_of(*calls):
         for n, (prompt, response) in enumerate(calls)
     ]
     episode = build(records)
-    return build_rows(trained_transitions(episode, cover(episode, ALL))).rows
+    return build_rows(trained_transitions(episode, classify_calls(episode, ALL))).rows
 
 
 def batch_of(*episodes, **settings):
-    coverages = [cover(episode, ALL) for episode in episodes]
+    coverages = [classify_calls(episode, ALL) for episode in episodes]
     return build_batch(episodes, coverages, BatchConfig(**settings))
 
 
@@ -104,7 +104,7 @@ def test_D_a_broken_prefix_never_trains_prompt_tokens_however_long_the_prompt():
 def test_D_a_prompt_too_long_is_rejected_with_a_reason_and_never_cut():
     records = [make_record("c0"), make_record("c1", [9] * 50, [4], (3, 4))]
     episode = build(records)
-    built = build_rows(trained_transitions(episode, cover(episode, ALL)), max_length=50)
+    built = build_rows(trained_transitions(episode, classify_calls(episode, ALL)), max_length=50)
     assert [row.ids for row in built.rows] == [[1, 2, 3]]
     assert built.rejected == {("at-1", "c1", 0): Rejection.OUT_OF_CONTEXT}
 
@@ -142,7 +142,7 @@ def test_building_rows_changes_no_input():
     """`current_response_log_probs += …` grew the first call's own list (#613)."""
     records = [make_record("c0"), make_record("c1", [1, 2, 3], [4], (3, 4))]
     episode = build(records)
-    found = trained_transitions(episode, cover(episode, ALL))
+    found = trained_transitions(episode, classify_calls(episode, ALL))
     before = [(t.prompt_ids, t.response_ids, t.logprobs) for t in found]
     first, second = build_rows(found).rows, build_rows(found).rows
     assert first == second
@@ -174,7 +174,7 @@ def test_5_a_parallel_agents_call_stays_its_own_though_anothers_span_covers_it_i
         make_call_span("c1", "alice", (1, 2), start_ns=45, end_ns=55),
     ]
     episode = build([make_record("c1", agent_path="alice")], spans)
-    coverage = cover(episode, Selection.of("alice").routing)
+    coverage = classify_calls(episode, Selection.of("alice").routing)
     assert [call.agent for call in coverage.trained] == ["alice"]
 
 
@@ -202,14 +202,14 @@ def test_7_a_name_matches_exactly():
         make_record("c1", agent_path="rewrite_query", sequence=(3, 4)),
         make_record("c2", agent_path="team/write_query", sequence=(5, 6)),
     ]
-    coverage = cover(build(records), Selection.of("write_query").routing)
+    coverage = classify_calls(build(records), Selection.of("write_query").routing)
     assert [call.call_id for call in coverage.trained] == ["c0", "c2"]
 
 
 def test_2a_an_inner_agent_that_does_not_match_hides_nothing_below_it():
     """A non-matching inner agent switched the match off for its whole subtree."""
     record = make_record("c0", agent_path="team/checker/writer")
-    coverage = cover(build([record]), Selection.of("writer").routing)
+    coverage = classify_calls(build([record]), Selection.of("writer").routing)
     assert coverage.counts() == {"trained": 1}
 
 
@@ -225,7 +225,7 @@ def chain(depth):
 def test_8_depth_ten_thousand_works():
     """RecursionError on a chain 1,200 deep."""
     episode = build([make_record("c0")], chain(10_000))
-    assert cover(episode, ALL).counts() == {"trained": 1}
+    assert classify_calls(episode, ALL).counts() == {"trained": 1}
     depths = [depth for depth, _ in walk(episode.tree.roots)]
     assert depths == list(range(10_001))
     assert episode.orphans == 0
@@ -272,7 +272,7 @@ def test_8_the_work_is_linear_in_the_spans(nested):
             records.append(make_record(f"c{n}", sequence=sequence))
         Counting.reads = 0
         episode = build(list(map(Counting, records)), list(map(Counting, spans)))
-        assert len(trained_transitions(episode, cover(episode, ALL))) == turns
+        assert len(trained_transitions(episode, classify_calls(episode, ALL))) == turns
         return Counting.reads / turns
 
     assert reads(800) < 1.1 * reads(200)
@@ -282,14 +282,14 @@ def test_23_best_of_n_keeps_every_sample():
     """Calls with equal prompts were taken for retries: 12 became 1."""
     records = [make_record(f"c{n}", [1, 2], [3], (2 * n + 1, 2 * n + 2)) for n in range(12)]
     episode = build(records)
-    assert len(build_rows(trained_transitions(episode, cover(episode, ALL))).rows) == 12
+    assert len(build_rows(trained_transitions(episode, classify_calls(episode, ALL))).rows) == 12
 
 
 def test_every_choice_of_n_is_kept():
     """Only choices[0] was."""
     records = [make_record("c0", response=[n], choice=n) for n in range(3)]
     episode = build(records)
-    assert len(build_rows(trained_transitions(episode, cover(episode, ALL))).rows) == 3
+    assert len(build_rows(trained_transitions(episode, classify_calls(episode, ALL))).rows) == 3
 
 
 def test_22_what_arrives_after_the_end_is_not_trained():
@@ -424,14 +424,17 @@ def test_each_update_is_weighted_by_its_own_rollouts():
 def test_a_group_of_one_has_advantage_zero():
     """verl: mean 0, std 1, so the advantage was the reward."""
     (norm,) = grpo([1.0])
-    assert (norm.zero, norm.advantage(1.0)) == (Zero.GROUP_OF_ONE, 0.0)
+    assert (norm.zero, norm.advantage(1.0)) == (ZeroReason.GROUP_OF_ONE, 0.0)
 
 
 def test_a_call_with_nothing_sampled_does_not_raise():
     """Rows with 0 trainable tokens were skipped, then the advantage raised on them."""
     episode = build([make_record("c0", response=[]), make_record("c1", sequence=(3, 4))])
-    coverage = cover(episode, ALL)
-    assert [entry.verdict for entry in coverage.entries] == [Verdict.REJECTED, Verdict.TRAINED]
+    coverage = classify_calls(episode, ALL)
+    assert [entry.verdict for entry in coverage.entries] == [
+        CallStatus.REJECTED,
+        CallStatus.TRAINED,
+    ]
     batch = build_batch([episode], [coverage], BatchConfig(keep_zero_advantages=True))
     assert len(batch.rows) == 1
 

@@ -7,12 +7,12 @@ import pytest
 
 from lightspan.errors import ConfigError, UnknownAgentError
 from lightspan.lightning import (
+    CallStatus,
     Rejection,
     Selection,
-    Verdict,
     build_episode,
     check_agents,
-    cover,
+    classify_calls,
     parse_optimize,
 )
 from lightspan.schema import semconv as c
@@ -36,7 +36,7 @@ def build(records=(), spans=(), mode=Mode.TRAIN, **attempt):
 
 
 def only(episode, **options):
-    (entry,) = cover(episode, WRITER, **options).entries
+    (entry,) = classify_calls(episode, WRITER, **options).entries
     return entry
 
 
@@ -45,13 +45,13 @@ def only(episode, **options):
 
 def test_a_selected_call_with_its_tokens_is_trained():
     entry = only(build([make_record("c1")]))
-    assert (entry.verdict, entry.policy, entry.rejection) == (Verdict.TRAINED, "policy", None)
+    assert (entry.verdict, entry.policy, entry.rejection) == (CallStatus.TRAINED, "policy", None)
     assert entry.reason == ""
 
 
 def test_a_call_of_another_agent_is_frozen():
     entry = only(build([make_record("c1", agent_path="team/checker")]))
-    assert (entry.verdict, entry.policy, entry.rejection) == (Verdict.FROZEN, "", None)
+    assert (entry.verdict, entry.policy, entry.rejection) == (CallStatus.FROZEN, "", None)
     assert entry.reason == "agent team/checker is not selected"
 
 
@@ -79,7 +79,7 @@ def test_a_call_of_another_agent_is_frozen():
 def test_what_cannot_be_trained_is_rejected_with_its_reason(fields, expected):
     entry = only(build([make_record("c1", **fields)]))
     assert entry.rejection is expected
-    assert entry.verdict is (Verdict.TRAINED if expected is None else Verdict.REJECTED)
+    assert entry.verdict is (CallStatus.TRAINED if expected is None else CallStatus.REJECTED)
     assert bool(entry.reason) is (expected is not None)
 
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_trained_is_rejected_with_its_reason(fields, expected):
 )
 def test_a_record_whose_arrays_do_not_fit_is_rejected_alone(fields, expected):
     good, bad = make_record("good", response=[3, 4]), make_record("bad", response=[3, 4])
-    coverage = cover(build([good, msgspec.structs.replace(bad, **fields)]), WRITER)
+    coverage = classify_calls(build([good, msgspec.structs.replace(bad, **fields)]), WRITER)
     assert [call.call_id for call in coverage.trained] == ["good"]
     assert coverage.rejected[0].rejection is expected
 
@@ -124,14 +124,14 @@ def test_truncation_and_grammars_are_trained_where_both_sides_declare_it():
         make_record("z", sampling=Sampling(temperature=0), sequence=(5, 6)),
     ]
     supported = (Rejection.TRUNCATED_SAMPLING, Rejection.CONSTRAINED)
-    coverage = cover(build(records), WRITER, supported=supported)
+    coverage = classify_calls(build(records), WRITER, supported=supported)
     assert [call.call_id for call in coverage.trained] == ["p", "g"]
     assert coverage.rejected[0].rejection is Rejection.TEMPERATURE_ZERO
 
 
 def test_longer_than_the_learner_takes_is_rejected_never_cut():
     records = [make_record("fits", [1] * 6, [2] * 2), make_record("long", [1] * 7, [2] * 2)]
-    coverage = cover(build(records), WRITER, max_length=8)
+    coverage = classify_calls(build(records), WRITER, max_length=8)
     assert [call.call_id for call in coverage.trained] == ["fits"]
     assert coverage.rejected[0].rejection is Rejection.OUT_OF_CONTEXT
 
@@ -153,9 +153,9 @@ def test_longer_than_the_learner_takes_is_rejected_never_cut():
 )
 def test_what_is_wrong_with_an_episode_rejects_every_selected_call(fields, expected):
     records = [make_record("c1"), make_record("c2", agent_path="checker", sequence=(3, 4))]
-    selected, other = cover(build(records, **fields), WRITER).entries
+    selected, other = classify_calls(build(records, **fields), WRITER).entries
     assert selected.rejection is expected
-    assert other.verdict is Verdict.FROZEN
+    assert other.verdict is CallStatus.FROZEN
 
 
 def test_what_is_wrong_with_the_call_is_said_rather_than_that_there_is_no_reward():
@@ -165,14 +165,14 @@ def test_what_is_wrong_with_the_call_is_said_rather_than_that_there_is_no_reward
 
 def test_a_dry_run_says_what_would_be_trained():
     episode = build([make_record("c1")], mode=Mode.DEV)
-    assert only(episode, modes=(Mode.TRAIN, Mode.DEV)).verdict is Verdict.TRAINED
+    assert only(episode, modes=(Mode.TRAIN, Mode.DEV)).verdict is CallStatus.TRAINED
 
 
 def test_rewards_on_calls_score_an_episode_where_the_credit_rule_pays_for_them():
     spans = [make_reward_span("r", 0.5, {c.REWARD_CALL_ID: "c1"})]
     episode = build([make_record("c1")], spans, reward=None)
     assert only(episode).rejection is Rejection.UNSCORED
-    assert only(episode, step_rewards=True).verdict is Verdict.TRAINED
+    assert only(episode, step_rewards=True).verdict is CallStatus.TRAINED
 
 
 def test_late_calls_are_covered_too():
@@ -181,7 +181,7 @@ def test_late_calls_are_covered_too():
         make_record("late", late=True),
         make_record("late-frozen", late=True, agent_path="checker"),
     ]
-    coverage = cover(build(records), WRITER)
+    coverage = classify_calls(build(records), WRITER)
     assert coverage.counts() == {"trained": 1, "rejected:late": 1, "frozen": 1}
     assert [entry.call.call_id for entry in coverage.selected] == ["c1"]
 
@@ -192,7 +192,7 @@ def test_the_three_classes_are_all_there_is():
         make_record("b", agent_path="checker", sequence=(3, 4)),
         make_record("c", grammar="start: X", sequence=(5, 6)),
     ]
-    coverage = cover(build(records), WRITER)
+    coverage = classify_calls(build(records), WRITER)
     assert [call.call_id for call in coverage.trained] == ["a"]
     assert [call.call_id for call in coverage.frozen] == ["b"]
     assert [entry.call.call_id for entry in coverage.rejected] == ["c"]
@@ -201,7 +201,7 @@ def test_the_three_classes_are_all_there_is():
 
 def test_rejecting_afterwards_changes_trained_calls_only():
     records = [make_record("a"), make_record("b", grammar="start: X", sequence=(3, 4))]
-    coverage = cover(build(records), WRITER)
+    coverage = classify_calls(build(records), WRITER)
     later = coverage.reject({("a", 0): Rejection.STALE, ("b", 0): Rejection.STALE})
     assert [entry.rejection for entry in later.entries] == [Rejection.STALE, Rejection.CONSTRAINED]
     assert coverage.reject({}) is coverage
@@ -210,7 +210,7 @@ def test_rejecting_afterwards_changes_trained_calls_only():
 def test_every_rejection_has_a_text():
     for rejection in Rejection:
         entry = only(build([make_record("c1")]))
-        assert type(entry)(entry.call, Verdict.REJECTED, "policy", rejection).reason
+        assert type(entry)(entry.call, CallStatus.REJECTED, "policy", rejection).reason
 
 
 # --- optimize= and frozen= --------------------------------------------------------------------

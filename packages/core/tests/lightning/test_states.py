@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.lightning import BatchConfig, Selection, anchor, build_batch, cover
+from lightspan.lightning import BatchConfig, Selection, anchor, build_batch, classify_calls
 from lightspan.lightning.episode import Call, build_episode
 from lightspan.lightning.states import State, key_name, key_of, observation, state_of
 from lightspan.schema import genai_messages, semconv as c
@@ -103,7 +103,7 @@ def test_calls_in_one_state_are_compared_whatever_their_turn() -> None:
     episodes = [rollout("1", 1.0, "hall"), rollout("2", 0.0, "cellar", "hall")]
     routing = Selection.of("*").routing
     config = BatchConfig(estimator="rloo", credit=anchor(prior=0.0))
-    coverages = [cover(episode, routing, step_rewards=True) for episode in episodes]
+    coverages = [classify_calls(episode, routing, step_rewards=True) for episode in episodes]
     whys = build_batch(episodes, coverages, config).explanations
     told = {key[1]: (why.against, why.others, why.baseline) for key, why in whys.items()}
     assert told == {

@@ -15,7 +15,7 @@ import lightspan
 from lightspan.capture import context
 from lightspan.capture.entry import open_scope
 from lightspan.errors import IllegalMoveError
-from lightspan.lightning import Rejection, build_episode, cover
+from lightspan.lightning import Rejection, build_episode, classify_calls
 from lightspan.production.record import record
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
@@ -224,7 +224,7 @@ async def test_production_is_never_claimed_nor_trained(client: openai.OpenAI, ur
     episode = build_episode(rewarded, found.rollout, found.spans, [forged])
     routing = make_routing({"*": "policy"}, None, "policy", None)
     for modes in ((Mode.TRAIN,), (Mode.TRAIN, Mode.DEV), tuple(Mode)):
-        [entry] = cover(episode, routing, modes=modes).entries
+        [entry] = classify_calls(episode, routing, modes=modes).entries
         assert entry.rejection is Rejection.MODE_NOT_TRAIN
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lightspan.errors import CheckpointError
 from lightspan.training.checkpoints import (
-    Life,
+    RunSegment,
     TrainerState,
     latest,
     life_of,
@@ -36,7 +36,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         run_id="run-1",
         step=12,
         cursor=40,
-        lives=[Life("a", 1, 7), Life("b", 8, 12)],
+        lives=[RunSegment("a", 1, 7), RunSegment("b", 8, 12)],
         versions={"policy": 14},
         rng=rng.getstate(),
         algorithm={"seen": [1]},
@@ -99,7 +99,9 @@ def test_damaged_state_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_lives_say_which_rollouts_were_trained() -> None:
-    state = TrainerState(run_id="run-1", step=3, lives=[Life("a", 1, 2), Life("b", 3, 3)])
+    state = TrainerState(
+        run_id="run-1", step=3, lives=[RunSegment("a", 1, 2), RunSegment("b", 3, 3)]
+    )
     rollout = rollout_stem("run-1", "a", 3, 9) + "-0-0"
     assert rollout == "run-1-a-3-9-0-0"
     assert life_of(rollout, "run-1") == "a"

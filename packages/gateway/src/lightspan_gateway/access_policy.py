@@ -1,7 +1,7 @@
 """Who may call a gateway, and where calls go.
 
 Implemented by `training_access.TrainingAccess` and
-`lightspan_gateway.serving.public_access.Visitors`.
+`lightspan_gateway.serving.public_access.PublicAccess`.
 """
 
 from __future__ import annotations

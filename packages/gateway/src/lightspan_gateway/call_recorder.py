@@ -16,7 +16,7 @@ from lightspan.schema.redaction import kept_text
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
 from lightspan.schema.token_records import CallOutcome, TokenRecord
-from lightspan.stores.aio import within
+from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import PAUSES_S, StoredCall
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
 from lightspan_gateway.calls import CallerSession, CallInfo, CallLog, ServedCall
@@ -105,7 +105,7 @@ class CallRecorder(CallLog):
 
     async def _mark_damaged(self, attempt_id: str, reason: str) -> None:
         for pause in (0.0, *PAUSES_S):
-            await within(pause, self._closing)
+            await wait_for_event(pause, self._closing)
             try:
                 await self._store.mark_damaged(attempt_id, reason)
                 return

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lightspan.errors import DataError, StoreError, StoreFormatError, StoreUnreachableError
-from lightspan.runners.gateway_probe import Way
+from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.schema.records import AttemptRef, RolloutStatus
 from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores import open_existing, open_store
@@ -365,7 +365,7 @@ async def test_an_answer_that_is_broken_is_asked_for_again(
 @pytest.mark.parametrize(("status", "is_open"), [(200, True), (401, True), (502, False)])
 async def test_whether_a_relay_reaches_the_gateway(status: int, is_open: bool) -> None:
     with scripted((status, {})) as (url, asked):
-        assert await Way(f"{url}/gateway", "the-token").is_open() is is_open
+        assert await GatewayEndpoint(f"{url}/gateway", "the-token").is_open() is is_open
     assert asked == ["/gateway/health"]
 
 

@@ -21,7 +21,7 @@ from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.spans import Attributes, SpanEvent, SpanStatus, clean_attributes
 from lightspan_otel.convert import span_of
-from lightspan_otel.otlp import Arrival, check_schema
+from lightspan_otel.otlp import ReceivedSpan, check_schema
 
 Record = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ def is_phoenix_span(record: Record) -> bool:
     return "context.span_id" in record or (isinstance(context, dict) and "span_id" in context)
 
 
-def phoenix_span(record: Record, service: str) -> Arrival:
+def phoenix_span(record: Record, service: str) -> ReceivedSpan:
     """A span of `GET /v1/projects/…/spans`, of `px`, or of a data frame (`to_json`).
 
     Args:
@@ -153,7 +153,7 @@ def langfuse_observations(trace: Record) -> Iterator[dict[str, Any]]:
         yield {"traceId": trace.get("id"), **observation}
 
 
-def langfuse_span(record: Record, service: str) -> Arrival:
+def langfuse_span(record: Record, service: str) -> ReceivedSpan:
     """An observation as a span.
 
     Args:
@@ -255,7 +255,7 @@ def _loaded(value: Any) -> Any:
 
 
 # --- what they share ------------------------------------------------------------------------
-def _arrival(said: Mapping[str, Any], *, service: str, **told: Any) -> Arrival:
+def _arrival(said: Mapping[str, Any], *, service: str, **told: Any) -> ReceivedSpan:
     attributes: Attributes = clean_attributes(
         {key: _plain(value) for key, value in said.items() if value is not None}
     )
@@ -276,7 +276,7 @@ def _arrival(said: Mapping[str, Any], *, service: str, **told: Any) -> Arrival:
         resource={SERVICE_NAME: clean_text(service)},
     )
     check_schema(span)
-    return Arrival(span, span.parent_id is None)
+    return ReceivedSpan(span, span.parent_id is None)
 
 
 def _plain(value: Any) -> Any:

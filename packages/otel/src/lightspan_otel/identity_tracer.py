@@ -20,7 +20,7 @@ from opentelemetry.trace import Span, SpanContext, Status, StatusCode, Tracer, T
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import new_span_id
 from lightspan_otel.agent_names import READ
-from lightspan_otel.open_spans import SpanNote, note_of
+from lightspan_otel.open_spans import OpenSpan, note_of
 from lightspan_otel.processor import hear_global
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ class _IdentityContext(SpanContext):
     """The context of the span around one of ours, and the note of ours: a library's no-op span
     takes its parent's context over, and would hide ours if that were not in it."""
 
-    note: SpanNote
+    note: OpenSpan
 
     @classmethod
-    def of(cls, around: SpanContext, note: SpanNote) -> _IdentityContext:
+    def of(cls, around: SpanContext, note: OpenSpan) -> _IdentityContext:
         """The same ids and flags."""
         made = cls(*around[:5])
         vars(made)["note"] = note  # it takes no attributes otherwise
@@ -117,7 +117,7 @@ class IdentitySpan(Span):
         self.status = Status()
         self.events: Sequence[Any] = ()
         self.set_attributes(attributes or {})
-        self.note = SpanNote(self, note_of(parent), new_span_id(), library)
+        self.note = OpenSpan(self, note_of(parent), new_span_id(), library)
         self._context = _IdentityContext.of(parent.get_span_context(), self.note)
         self.note.begin()
 

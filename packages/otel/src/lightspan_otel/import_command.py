@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.errors import ConfigError, DataError
+from lightspan.progress import plural
 
 if TYPE_CHECKING:
     from lightspan.progress import Reporter
@@ -72,7 +73,7 @@ def _named(path: Path) -> str:
 
 async def _import(url: str, files: list[Path], service: str | None, reporter: Reporter) -> int:
     """How much was left out."""
-    from lightspan.progress import say
+    from lightspan.progress import print_line
     from lightspan.stores import open_store, public_url
     from lightspan_otel.import_traces import import_file
 
@@ -101,7 +102,7 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
                 reporter.finish()
             errors.finish()
             left_out += done.errors
-            say(f"{_named(path)}: {_summary(done, public_url(url))}")
+            print_line(f"{_named(path)}: {_summary(done, public_url(url))}")
     return left_out
 
 
@@ -126,15 +127,14 @@ class _Errors:
 
 
 def _summary(done: Imported, place: str) -> str:
-    from lightspan.progress import many
 
-    parts = [f"{many(done.spans, 'span')} of {many(done.attempts, 'attempt')} in {place}"]
+    parts = [f"{plural(done.spans, 'span')} of {plural(done.attempts, 'attempt')} in {place}"]
     if done.unfinished:
         parts.append(
-            f"{many(done.unfinished, 'attempt')} without the span that began it: still running"
+            f"{plural(done.unfinished, 'attempt')} without the span that began it: still running"
         )
     if done.refused:
-        parts.append(f"{many(done.refused, 'span')} refused")
+        parts.append(f"{plural(done.refused, 'span')} refused")
     if done.scores:
-        parts.append(f"{many(done.scores, 'score')} left out: lightspan feedback puts them on")
+        parts.append(f"{plural(done.scores, 'score')} left out: lightspan feedback puts them on")
     return "; ".join(parts)

@@ -27,7 +27,7 @@ from lightspan.stores.protocol import Store
 from lightspan_otel import export_formats
 from lightspan_otel.ingest import keep, running, trace_of
 from lightspan_otel.normalize import translated
-from lightspan_otel.otlp import Arrival, Decoded, decode_object, decode_protobuf
+from lightspan_otel.otlp import Decoded, ReceivedSpan, decode_object, decode_protobuf
 
 AT_ONCE: Final = 512
 """Spans that are written together, about: those of one trace often lie side by side."""
@@ -61,7 +61,7 @@ class Portion(NamedTuple):
 
     place: str
     """For people: `line 7`."""
-    arrivals: list[Arrival]
+    arrivals: list[ReceivedSpan]
     errors: list[str]
     """Why, of each span that is none, or of the whole piece."""
     scores: int
@@ -155,7 +155,7 @@ class _Writer:
         """Attempts of lightspan's own, which spans name."""
         self._store = store
         self._refuse = refuse
-        self._waiting: list[Arrival] = []
+        self._waiting: list[ReceivedSpan] = []
         self._places: list[str] = []
 
     async def add(self, portion: Portion) -> None:
@@ -180,7 +180,7 @@ class _Writer:
             if id(arrival.span) not in left_out:
                 self._count(arrival)
 
-    def _count(self, arrival: Arrival) -> None:
+    def _count(self, arrival: ReceivedSpan) -> None:
         self.spans += 1
         trace = trace_of(arrival.span)
         if trace is None:
@@ -306,7 +306,7 @@ def _message(place: str, data: bytes, service: str) -> Portion:
 
 
 def _portion(place: str, value: Any, service: str) -> Portion:
-    arrivals: list[Arrival] = []
+    arrivals: list[ReceivedSpan] = []
     errors: list[str] = []
     scores = 0
     for record in _records(value):
@@ -369,7 +369,7 @@ def _decoded(record: Any, service: str) -> Decoded:
 
 
 def _each(
-    records: list[Any], read: Callable[[Mapping[str, Any], str], Arrival], service: str
+    records: list[Any], read: Callable[[Mapping[str, Any], str], ReceivedSpan], service: str
 ) -> Decoded:
     decoded = Decoded([], [])
     for record in records:

@@ -35,7 +35,7 @@ from lightspan.schema.routing import join_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores.protocol import Store
 from lightspan_otel.agent_names import Role, agent_name, role_of
-from lightspan_otel.otlp import Arrival
+from lightspan_otel.otlp import ReceivedSpan
 
 SENDER: Final = "opentelemetry"
 """Who ran such an attempt, as far as it is known (`Attempt.runner_id`)."""
@@ -53,14 +53,16 @@ _REFUSALS: Final = (ConflictError, DataError, IllegalMoveError, NotFoundError)
 """What is refused again each time it is sent."""
 
 
-class Refusal(NamedTuple):
+class RejectedSpan(NamedTuple):
     """A span that is not kept."""
 
     span: Span
     reason: str
 
 
-async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -> list[Refusal]:
+async def keep(
+    store: Store, arrivals: Sequence[ReceivedSpan], *, may_reward: bool
+) -> list[RejectedSpan]:
     """Keep spans; repeating one is a no-op.
 
     Args:
@@ -74,9 +76,9 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
     Raises:
         StoreError: the store cannot be written; all may be sent again.
     """
-    refused: list[Refusal] = []
+    refused: list[RejectedSpan] = []
     named: defaultdict[str, list[Span]] = defaultdict(list)
-    traces: defaultdict[tuple[str, str], list[Arrival]] = defaultdict(list)
+    traces: defaultdict[tuple[str, str], list[ReceivedSpan]] = defaultdict(list)
     for arrival in arrivals:
         span = arrival.span
         service = _service_of(span)
@@ -111,8 +113,8 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
     return refused
 
 
-def _refusal(span: Span, why: str) -> Refusal:
-    return Refusal(span, f"span {span.name[:80]!r}: {why}")
+def _refusal(span: Span, why: str) -> RejectedSpan:
+    return RejectedSpan(span, f"span {span.name[:80]!r}: {why}")
 
 
 def trace_of(span: Span) -> tuple[str, str] | None:
@@ -150,7 +152,7 @@ async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
 
 
 async def _keep_trace(
-    store: Store, service: str, trace_id: str, arrivals: Sequence[Arrival]
+    store: Store, service: str, trace_id: str, arrivals: Sequence[ReceivedSpan]
 ) -> None:
     name = _name_of(service, trace_id)
     attempt_id, rollout_id = f"at-{name}", f"ro-{name}"

@@ -29,7 +29,14 @@ from lightspan.schema.token_records import CallOutcome
 from lightspan_otel.agent_names import Role
 from lightspan_otel.convert import from_otel
 from lightspan_otel.normalize import INPUTS, translated
-from lightspan_otel.open_spans import NAME, Said, SpanNote, inside_of, kept_whole, open_here
+from lightspan_otel.open_spans import (
+    NAME,
+    MessageContent,
+    OpenSpan,
+    inside_of,
+    kept_whole,
+    open_here,
+)
 
 _OF_CALLS: Final = frozenset(
     {
@@ -74,7 +81,7 @@ def note_call(acting: AgentContext) -> CallEnd | None:
     return call.end
 
 
-def _mark(notes: Iterable[SpanNote]) -> None:
+def _mark(notes: Iterable[OpenSpan]) -> None:
     """The call is made inside these spans. What is around a tool or an agent is of another call."""
     for note in notes:
         note.has_call = True
@@ -88,7 +95,7 @@ def given(span: ReadableSpan) -> Any:
     return _loaded(next((attributes[key] for key in INPUTS if key in attributes), None))
 
 
-def begin(note: SpanNote, span: ReadableSpan) -> None:
+def begin(note: OpenSpan, span: ReadableSpan) -> None:
     """See `processor.Reader`."""
     if note.around is None or note.around.scope.mode is not Mode.PRODUCTION:
         return
@@ -105,7 +112,7 @@ def _loaded(text: Any) -> Any:
 
 
 # --- what a span says -------------------------------------------------------------------------
-def read(note: SpanNote, span: ReadableSpan) -> None:
+def read(note: OpenSpan, span: ReadableSpan) -> None:
     """A span ends: keep what it says. Never raises."""
     around = note.around
     if around is None or around.scope.mode is not Mode.PRODUCTION or note.ids in kept_whole:
@@ -121,14 +128,14 @@ def read(note: SpanNote, span: ReadableSpan) -> None:
         add_capture_error(around.scope.recorder, NAME, error)
 
 
-def _said(whole: Span, keys: frozenset[str]) -> Said:
+def _said(whole: Span, keys: frozenset[str]) -> MessageContent:
     attributes: Attributes = {key: whole.attributes[key] for key in keys & whole.attributes.keys()}
     events = [
         SpanEvent(event.name, event.time_ns, _clean(event.attributes))
         for event in whole.events
         if c.EXCEPTION_TYPE in event.attributes
     ]
-    return Said(attributes, whole.status_message, events)
+    return MessageContent(attributes, whole.status_message, events)
 
 
 def _clean(attributes: Mapping[str, Any]) -> Attributes:
@@ -136,7 +143,7 @@ def _clean(attributes: Mapping[str, Any]) -> Attributes:
     return {k: kept_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
-def _record(note: SpanNote, around: AgentContext, whole: Span) -> None:
+def _record(note: OpenSpan, around: AgentContext, whole: Span) -> None:
     """A model call that nobody else recorded; an attempt of its own where nothing is around it."""
     root = None
     if around.scope.is_outside:

@@ -64,7 +64,7 @@ class Readable(Protocol):
         ...
 
 
-class Said(NamedTuple):
+class MessageContent(NamedTuple):
     """What a span says beside identity, where that is wanted (`hearsay`)."""
 
     attributes: Attributes
@@ -74,7 +74,7 @@ class Said(NamedTuple):
     """Its exceptions."""
 
 
-class SpanNote:
+class OpenSpan:
     """A span that is open, or was.
 
     Args:
@@ -84,7 +84,7 @@ class SpanNote:
         library: the name of its instrumentation scope.
     """
 
-    def __init__(self, span: Readable, above: SpanNote | None, span_id: str, library: str) -> None:
+    def __init__(self, span: Readable, above: OpenSpan | None, span_id: str, library: str) -> None:
         self.span_id = span_id
         self.ids: tuple[int, int] | None = None
         """Trace and span, where it is one of the app's."""
@@ -101,7 +101,7 @@ class SpanNote:
         self.library = library
         self.given: Any = None
         """What the run was given that it is, where that is wanted."""
-        self.said: Said | None = None
+        self.said: MessageContent | None = None
         self.has_call = False
         """A model call that it may tell of is recorded by somebody else."""
         self.start_ns = now_ns()
@@ -119,14 +119,14 @@ class SpanNote:
 
     # --- its place ------------------------------------------------------------------------
     @property
-    def above(self) -> SpanNote | None:
+    def above(self) -> OpenSpan | None:
         """The innermost open span around it. What has ended is left out for good, or a context
         whose current span has ended would have spans behind one another without end."""
         while self._above is not None and self._above.ended:
             self._above = self._above._above
         return self._above
 
-    def upwards(self) -> Iterator[SpanNote]:
+    def upwards(self) -> Iterator[OpenSpan]:
         """It, if it is open, and the open spans around it: the innermost first."""
         note = self if not self.ended else self.above
         while note is not None:
@@ -266,7 +266,7 @@ class SpanNote:
             return
         if self._is_elsewhere or self.ids in kept_whole:
             return
-        said = self.said or Said({}, "", ())
+        said = self.said or MessageContent({}, "", ())
         span = make_span(
             around,
             name,
@@ -368,50 +368,50 @@ def _is_failure(span: Readable, error: BaseException) -> bool:
 
 
 # --- finding them ---------------------------------------------------------------------------
-_notes: Final[weakref.WeakKeyDictionary[Any, SpanNote]] = weakref.WeakKeyDictionary()
-_by_ids: Final[weakref.WeakValueDictionary[tuple[int, int], SpanNote]] = (
+_notes: Final[weakref.WeakKeyDictionary[Any, OpenSpan]] = weakref.WeakKeyDictionary()
+_by_ids: Final[weakref.WeakValueDictionary[tuple[int, int], OpenSpan]] = (
     weakref.WeakValueDictionary()
 )
 """Trace and span → note, for copies of a span, which are other objects."""
 
-open_agents: Final[weakref.WeakSet[SpanNote]] = weakref.WeakSet()
+open_agents: Final[weakref.WeakSet[OpenSpan]] = weakref.WeakSet()
 """Those that act now, in any context."""
 
 kept_whole: Final[set[tuple[int, int]]] = set()
 """Open spans of which somebody else records all that they say (`LightspanSpanProcessor`)."""
 
-_Chosen = SpanNote | None | str
+_Chosen = OpenSpan | None | str
 _HERE: Final = "here"
 _inside: Final[ContextVar[_Chosen]] = ContextVar("lightspan_otel_inside", default=_HERE)
 """The span that is looked from, where it is not the current one."""
 
 
-def keep(span: trace.Span, note: SpanNote) -> None:
+def keep(span: trace.Span, note: OpenSpan) -> None:
     """Keep the note as long as there is the span."""
     span_context = span.get_span_context()
     note.ids = (span_context.trace_id, span_context.span_id)
     _notes[span] = _by_ids[note.ids] = note
 
 
-def note_of(span: Any) -> SpanNote | None:
+def note_of(span: Any) -> OpenSpan | None:
     """The note of a span, or of a copy of it; None if none was taken."""
     span_context = span.get_span_context()
     for place in (span, span_context):
         own = getattr(place, "note", None)
-        if isinstance(own, SpanNote):
+        if isinstance(own, OpenSpan):
             return own
     return (
         None if span_context is None else note_by_ids(span_context.trace_id, span_context.span_id)
     )
 
 
-def note_by_ids(trace_id: int, span_id: int) -> SpanNote | None:
+def note_by_ids(trace_id: int, span_id: int) -> OpenSpan | None:
     """The note of the span with these ids."""
     return _by_ids.get((trace_id, span_id))
 
 
 @contextmanager
-def inside_of(note: SpanNote | None) -> Iterator[None]:
+def inside_of(note: OpenSpan | None) -> Iterator[None]:
     """Look from this span, in place of the current one."""
     token = _inside.set(note)
     try:
@@ -420,7 +420,7 @@ def inside_of(note: SpanNote | None) -> Iterator[None]:
         _inside.reset(token)
 
 
-def open_here() -> Sequence[SpanNote]:
+def open_here() -> Sequence[OpenSpan]:
     """The open spans around whoever asks, the innermost first."""
     chosen = _inside.get()
     note = note_of(trace.get_current_span()) if isinstance(chosen, str) else chosen

@@ -35,7 +35,7 @@ _TRACE_DIGITS: Final = 32
 _SPAN_DIGITS: Final = 16
 
 
-class Arrival(NamedTuple):
+class ReceivedSpan(NamedTuple):
     """A span that somebody sent."""
 
     span: Span
@@ -47,7 +47,7 @@ class Arrival(NamedTuple):
 class Decoded(NamedTuple):
     """What a request says."""
 
-    arrivals: list[Arrival]
+    arrivals: list[ReceivedSpan]
     refused: list[str]
     """Why, of each span that is none."""
 
@@ -115,7 +115,7 @@ def _check_size(message: Any, size: int) -> None:
         )
 
 
-def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:
+def _arrival(sent: Any, resource: dict[str, Any]) -> ReceivedSpan:
     _check_ids(sent)
     if sent.parent_span_id and len(sent.parent_span_id) * 2 != _SPAN_DIGITS:
         raise DataError(f"its parentSpanId is {sent.parent_span_id.hex()[:40]!r}")
@@ -124,7 +124,7 @@ def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:
     times = [span.start_ns, span.end_ns, *(event.time_ns for event in span.events)]
     if max(times) >= _NEVER:
         raise DataError(f"its time {max(times)} is beyond what 63 bits hold")
-    return Arrival(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
+    return ReceivedSpan(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
 
 
 def _check_ids(sent: Any) -> None:

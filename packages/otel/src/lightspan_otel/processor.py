@@ -17,7 +17,7 @@ from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from lightspan.capture.adapter import is_claimed
-from lightspan_otel.open_spans import SpanNote, keep, note_by_ids, note_of
+from lightspan_otel.open_spans import OpenSpan, keep, note_by_ids, note_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -31,11 +31,11 @@ class Reader(Protocol):
         """What the run was given that a span is; None if it does not say so yet."""
         ...
 
-    def begin(self, note: SpanNote, span: ReadableSpan) -> None:
+    def begin(self, note: OpenSpan, span: ReadableSpan) -> None:
         """A span has begun."""
         ...
 
-    def read(self, note: SpanNote, span: ReadableSpan) -> None:
+    def read(self, note: OpenSpan, span: ReadableSpan) -> None:
         """It ends."""
         ...
 
@@ -65,7 +65,7 @@ class AgentSpanProcessor(SpanProcessor):
             # a reckoning of its own (LlamaIndex's), in which what we know of is left out.
             inside = None if is_claimed(name) else parent_context
             above = note_of(trace.get_current_span(inside))
-            note = SpanNote(span, above, f"{context.span_id:016x}", name)
+            note = OpenSpan(span, above, f"{context.span_id:016x}", name)
             keep(span, note)
             reader = self.reader
             if reader is not None:

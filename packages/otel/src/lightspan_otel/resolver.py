@@ -25,7 +25,7 @@ from lightspan.capture.context import AgentContext, Frame
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.routing import AgentPaths
 from lightspan_otel.frameworks import Switch
-from lightspan_otel.open_spans import NAME, SpanNote, note_of, open_agents, open_here
+from lightspan_otel.open_spans import NAME, OpenSpan, note_of, open_agents, open_here
 from lightspan_otel.processor import (
     can_be_heard,
     global_provider,
@@ -71,7 +71,7 @@ def _listen() -> None:
         hear_global()
 
 
-def _with_agents(pushed: AgentContext, notes: Sequence[SpanNote]) -> AgentContext:
+def _with_agents(pushed: AgentContext, notes: Sequence[OpenSpan]) -> AgentContext:
     acting = _in_attempt(pushed, notes) if pushed.scope.is_outside else pushed
     own, parent = acting.frames, acting.parent_span_id
     known = {frame.span_id: place for place, frame in enumerate(own)}
@@ -96,7 +96,7 @@ def _with_agents(pushed: AgentContext, notes: Sequence[SpanNote]) -> AgentContex
     return replace(acting, frames=tuple(frames), parent_span_id=parent)
 
 
-def _in_attempt(acting: AgentContext, notes: Sequence[SpanNote]) -> AgentContext:
+def _in_attempt(acting: AgentContext, notes: Sequence[OpenSpan]) -> AgentContext:
     """In production: in the attempt that the outermost of the spans is in, or is."""
     for note in reversed(notes):
         note.settle(may_guess=True)

@@ -11,7 +11,13 @@ from typing import Any, Final, cast
 import msgspec
 
 from lightspan.algorithms.lightning_rl import LightningRL
-from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, Reflections, World
+from lightspan.algorithms.protocol import (
+    Algorithm,
+    Metrics,
+    PolicySpec,
+    Reflections,
+    TrainerContext,
+)
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import ConfigError
 from lightspan.lightning.batch import BatchConfig
@@ -28,7 +34,7 @@ from lightspan_prompts.apo import APO
 from lightspan_prompts.gepa import GEPA
 from lightspan_prompts.search.candidates import JOURNAL, TooFewRolloutsError
 from lightspan_prompts.search.prompt_discovery import Surveyed
-from lightspan_prompts.search.selected_prompts import Chosen
+from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
 FIRST: Final = "start"
 """What the weights are called that a run begins with."""
@@ -202,10 +208,12 @@ class Alternate(Algorithm):
         return self.prompts.max_rollouts
 
     @property
-    def chosen(self) -> Chosen:
+    def chosen(self) -> SelectedPrompts:
         """The texts as they were last chosen."""
         half, state = self.prompts, self._state
-        return Chosen(half.prompts, half.patterns, state.surveyed, state.templates, state.asked)
+        return SelectedPrompts(
+            half.prompts, half.patterns, state.surveyed, state.templates, state.asked
+        )
 
     def resources(self) -> Resources:
         return self.chosen.resources()
@@ -248,14 +256,14 @@ class Alternate(Algorithm):
         }
 
     # --- its steps ----------------------------------------------------------------------------
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         """A search, or a step of weights."""
         cycle = self._searches.get(world.step)
         if cycle is None:
             return await self._learn(world)
         return await self._search(world, cycle)
 
-    async def _search(self, world: World, cycle: int) -> Metrics:
+    async def _search(self, world: TrainerContext, cycle: int) -> Metrics:
         """Look for better prompts, from its beginning or from what its journal has of it."""
         half, state = self.prompts, self._state
         turns = self.cycles - cycle
@@ -295,7 +303,7 @@ class Alternate(Algorithm):
         state.cost += found.cost or 0.0
         return metrics
 
-    def _folder(self, world: World) -> Path:
+    def _folder(self, world: TrainerContext) -> Path:
         """Where the search of this step keeps its journal: of these weights alone. A run that was
         set back by more than a step has others, with which nothing of it would be true."""
         name = f"step-{world.step:06d}"
@@ -306,7 +314,7 @@ class Alternate(Algorithm):
         mine.mkdir(parents=True, exist_ok=True, mode=0o700)
         return mine
 
-    async def _learn(self, world: World) -> Metrics:
+    async def _learn(self, world: TrainerContext) -> Metrics:
         """A step of the weights, with the prompts as they are, on tasks that choose no prompt."""
         apart = {task_id(task) for task in self.prompts.split(world.tasks).selection}
         tasks = [task for task in world.tasks if task_id(task) not in apart]
@@ -325,7 +333,7 @@ class Alternate(Algorithm):
 class _Part:
     """A world, but for what one half sees otherwise."""
 
-    def __init__(self, world: World, others: Mapping[str, Any]) -> None:
+    def __init__(self, world: TrainerContext, others: Mapping[str, Any]) -> None:
         self._world = world
         self.__dict__.update(others)
 
@@ -333,5 +341,5 @@ class _Part:
         return getattr(self._world, name)
 
 
-def _part(world: World, **others: Any) -> World:
-    return cast("World", _Part(world, others))
+def _part(world: TrainerContext, **others: Any) -> TrainerContext:
+    return cast("TrainerContext", _Part(world, others))

@@ -21,13 +21,13 @@ from lightspan.errors import (
     how_to_install,
 )
 from lightspan.lightning.transcript import task_text, transcript, without_keys
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.schema.redaction import kept_text
 from lightspan.schema.validation import check_choice, check_number, check_url, check_whole
 from lightspan.training.jsonl_log import append, read
-from lightspan.training.rewards import OWN, Member, Place, Scored, Scoring
+from lightspan.training.rewards import OWN, Member, Scored, Scoring, ScoringPosition
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.judge_prompts import LETTERS, Ballot, ballots, scores, words
 
@@ -116,7 +116,7 @@ class Judge:
         return {**{name: getattr(self, name) for name in names}, **asked}
 
     @asynccontextmanager
-    async def opened(self, place: Place) -> AsyncIterator[Scoring]:
+    async def opened(self, place: ScoringPosition) -> AsyncIterator[Scoring]:
         """See `Scorer`.
 
         Raises:
@@ -157,7 +157,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 class _Bench:
     """A judge at work."""
 
-    def __init__(self, judge: Judge, place: Place) -> None:
+    def __init__(self, judge: Judge, place: ScoringPosition) -> None:
         self._judge = judge
         self._place = place
         self._path = None
@@ -275,7 +275,7 @@ class _Bench:
     def _check_calls(self, count: int) -> None:
         most = self._judge.max_calls
         if count and most is not None and self._calls + count > most:
-            raise self._spent(f"{many(count, 'question')} more would exceed max_calls={most}")
+            raise self._spent(f"{plural(count, 'question')} more would exceed max_calls={most}")
 
     @property
     def _has_spent_tokens(self) -> bool:
@@ -284,7 +284,7 @@ class _Bench:
 
     def _spent(self, why: str) -> BudgetError:
         return BudgetError(
-            f"the judge has answered {many(self._calls, 'question')} ({self._tokens:,} tokens), "
+            f"the judge has answered {plural(self._calls, 'question')} ({self._tokens:,} tokens), "
             f"and {why}; what was learned is kept: go on with resume=True (--resume) and a larger "
             "budget"
         )

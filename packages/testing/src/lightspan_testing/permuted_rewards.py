@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from lightspan.algorithms.lightning_rl import LightningRL
-from lightspan.algorithms.protocol import World
+from lightspan.algorithms.protocol import TrainerContext
 from lightspan.lightning.episode import Episode
 
 
@@ -18,7 +18,7 @@ class Permuted(LightningRL):
     some constant answer does well in is therefore no control.
     """
 
-    async def collect(self, world: World) -> list[Episode]:
+    async def collect(self, world: TrainerContext) -> list[Episode]:
         """The step's episodes, each with the reward of one of its group."""
         episodes = await super().collect(world)
         groups: dict[str, list[int]] = defaultdict(list)

@@ -30,7 +30,7 @@ import msgspec
 from lightspan.algorithms.recorded_attempts import Query, read_attempts, reward_bound, score_of
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Call
-from lightspan.lightning.selection import CallCoverage, Verdict
+from lightspan.lightning.selection import CallCoverage, CallStatus
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Json, Mode, fingerprint
 from lightspan.schema.routing import matches
@@ -274,7 +274,7 @@ def _span_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Itera
 def _transition_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Row]:
     for entry in _entries(view, only, left_out):
         call, record = entry.call, entry.call.record
-        if entry.verdict is Verdict.FROZEN:
+        if entry.verdict is CallStatus.FROZEN:
             left_out["calls of frozen agents"] += 1
         elif record is None:
             left_out["calls without token ids"] += 1

@@ -17,7 +17,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Episode
-from lightspan.progress import Reporter, many, say
+from lightspan.progress import Reporter, plural, print_line
 from lightspan.schema.records import Json, Mode
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
@@ -26,9 +26,9 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import (
     OWN,
     Member,
-    Place,
     Scored,
     Scorer,
+    ScoringPosition,
     as_scorer,
     scored_groups,
     with_reward,
@@ -142,7 +142,7 @@ def rescore(
                 f"{folder} has a reward {write!r} already, and rescore replaces none: give "
                 "another name"
             )
-    place = Place(run.path, keeps=write is not None, note=_noted(reporter))
+    place = ScoringPosition(run.path, keeps=write is not None, note=_noted(reporter))
     if write is None:
         return run_sync(_rescore(run, config, scorer, place, mode))[0]
     run.create()  # nobody may train there: a judge's answers go into one file
@@ -155,11 +155,15 @@ def rescore(
 
 
 def _noted(reporter: Reporter | None) -> Any:
-    return reporter.line if reporter is not None else lambda text: say(text, sys.stderr)
+    return reporter.line if reporter is not None else lambda text: print_line(text, sys.stderr)
 
 
 async def _rescore(
-    run: RunFolder, config: Mapping[str, Any], scorer: Scorer, place: Place, mode: Mode | None
+    run: RunFolder,
+    config: Mapping[str, Any],
+    scorer: Scorer,
+    place: ScoringPosition,
+    mode: Mode | None,
 ) -> tuple[Rescoring, dict[str, Scored]]:
     failure_reward = config.get("failure_reward")
     trained = trained_rewards(run, config)
@@ -298,7 +302,7 @@ def _lines(rescoring: Rescoring, limit: int) -> Iterator[str]:
     changed = most_changed(rescoring.changes, 0)
     shown = changed[: limit or None]
     yield (
-        f"{len(changed)} of {many(len(names), 'rollout')} would have another reward"
+        f"{len(changed)} of {plural(len(names), 'rollout')} would have another reward"
         + (", the most changed:" if shown else "")
     )
     width = max((len(names[each.rollout_id]) for each in shown), default=0)
@@ -309,7 +313,7 @@ def _lines(rescoring: Rescoring, limit: int) -> Iterator[str]:
         )
     if rescoring.spent:
         calls, tokens = (int(rescoring.spent[name]) for name in ("calls", "tokens"))
-        yield f"the judge was asked {many(calls, 'question')}, {tokens:,} tokens"
+        yield f"the judge was asked {plural(calls, 'question')}, {tokens:,} tokens"
     if rescoring.written:
         yield f"kept in the run as the reward {rescoring.written}, beside the others"
     else:
@@ -321,7 +325,7 @@ def _comparison_lines(each: Comparison) -> Iterator[str]:
     if each.mean_before is not None and each.mean_after is not None:
         means = f"mean {each.mean_before:.3f} -> {each.mean_after:.3f} ({each.both} scored by both)"
     yield (
-        f"{each.mode}, {many(each.rollouts, 'rollout')}: {means}; unscored "
+        f"{each.mode}, {plural(each.rollouts, 'rollout')}: {means}; unscored "
         f"{each.unscored_before} -> {each.unscored_after}"
     )
     if each.compared:

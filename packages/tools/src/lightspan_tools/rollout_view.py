@@ -10,7 +10,7 @@ from typing import Any, Final
 from lightspan.algorithms.recorded_attempts import RecordedAttempt
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Call, Episode, build_episode
-from lightspan.lightning.selection import Coverage, Rejection, cover
+from lightspan.lightning.selection import Coverage, Rejection, classify_calls
 from lightspan.schema.records import Mode, RolloutState
 from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import make_routing
@@ -47,7 +47,7 @@ _EVERY_AGENT: Final = make_routing({"*": "policy"}, None, "policy", None)
 
 def view_of(recorded: RecordedAttempt) -> RolloutView:
     """The view of an attempt of production: every call of it is rejected, and says why."""
-    coverage = cover(recorded.episode, _EVERY_AGENT)
+    coverage = classify_calls(recorded.episode, _EVERY_AGENT)
     return RolloutView(recorded.state, recorded.episode, coverage, recorded.state.rollout.step, {})
 
 
@@ -99,7 +99,7 @@ async def read_views(
                 failure_reward=config.get("failure_reward"),
             )
         judge = partial(
-            cover,
+            classify_calls,
             episode,
             routings[state.rollout.resources_id],
             max_length=config.get("max_length"),
@@ -131,7 +131,7 @@ def _consumed(
     is not done yet, or whose algorithm explains nothing, is left as it is.
 
     Args:
-        judge: `cover` of the episode.
+        judge: `classify_calls` of the episode.
         explanations: of what the step's updates learned from.
         mismatches: what the learner could not compute under its grammar.
         is_explained: whether the step said what it learned from, be it nothing.

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from lightspan.errors import DataError
-from lightspan.lightning import Selection, build_episode, build_rows, cover, trained_transitions
+from lightspan.lightning import (
+    Selection,
+    build_episode,
+    build_rows,
+    classify_calls,
+    trained_transitions,
+)
 from lightspan.lightning.rows import Response, Row
 from lightspan.protocols.learner import LoRA, PolicyLoss
 from lightspan_testing.learner_suite import make_call_rows
@@ -275,7 +281,7 @@ def test_built_rows_say_where_their_calls_are() -> None:
         make_record("c3", [1, 9], [3, 4], (5, 6)),
     ]
     episode = build_episode(make_attempt(), make_rollout(), [], records)
-    coverage = cover(episode, Selection.of("*").routing)
+    coverage = classify_calls(episode, Selection.of("*").routing)
     rows = build_rows(trained_transitions(episode, coverage)).rows
     looked = [[place for place, trained in enumerate(row.mask) if trained] for row in rows]
     assert looked == [[2, 3, 4], [2, 3]]

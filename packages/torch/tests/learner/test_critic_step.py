@@ -12,13 +12,13 @@ import torch
 from lightspan.lightning import (
     Selection,
     build_rows,
-    cover,
+    classify_calls,
     discounted,
     explained_variance,
     gae,
     trained_transitions,
-    trusted_lambda,
     values_by_call,
+    warmup_lambda,
 )
 from lightspan.protocols.learner import Critic, Optimizer, PolicyLoss
 from lightspan_testing.tiny import tiny_model
@@ -40,7 +40,7 @@ def step(
 ) -> tuple[float, float | None]:
     """One iteration on these; (lambda, explained variance)."""
     episodes = [trajectory.as_episode(str(place)) for place, trajectory in enumerate(drawn)]
-    coverages = [cover(episode, EVERYONE, step_rewards=True) for episode in episodes]
+    coverages = [classify_calls(episode, EVERYONE, step_rewards=True) for episode in episodes]
     transitions = [
         transition
         for episode, coverage in zip(episodes, coverages, strict=True)
@@ -52,7 +52,7 @@ def step(
     keys = [(transition.rollout_id, transition.call_key) for transition in transitions]
     targets = [to_go[rollout][call] for rollout, call in keys]
     explained = explained_variance([values[rollout][call] for rollout, call in keys], targets)
-    lam = trusted_lambda(CRITIC.lam, fits=number, warmup=CRITIC.warmup, explained=explained)
+    lam = warmup_lambda(CRITIC.lam, fits=number, warmup=CRITIC.warmup, explained=explained)
     advantages = {}
     for episode, coverage in zip(episodes, coverages, strict=True):
         calls = [entry.call for entry in coverage.selected]
@@ -91,7 +91,7 @@ def test_values_that_are_learned_from_rollouts_approach_the_truth(folder: Path) 
     squares = 0.0
     for trajectory in process.trajectories:
         episode = trajectory.as_episode("1")
-        rows = build_rows(trained_transitions(episode, cover(episode, EVERYONE))).rows
+        rows = build_rows(trained_transitions(episode, classify_calls(episode, EVERYONE))).rows
         values = values_by_call(rows, learner.values(rows))["ro-1"]
         for choice in trajectory.calls:
             error = values[choice.call_id, 0] - process.values[choice.state]

@@ -38,12 +38,12 @@ from lightspan.protocols.learner import (
     PolicyLoss,
     Which,
 )
-from lightspan.tempdirs import PassingFolder
+from lightspan.tempdirs import OwnedTempDir
 from lightspan_torch.engine.hub import locate
 from lightspan_torch.engine.parameter_count import count_parameters
 from lightspan_torch.learner.call_index import number_calls
 from lightspan_torch.learner.checkpoint import FORMAT, check_manifest, read
-from lightspan_torch.learner.metrics import Tally, over_policies
+from lightspan_torch.learner.metrics import MetricAccumulator, over_policies
 from lightspan_torch.learner.microbatch import default_token_budget
 from lightspan_torch.learner.policy_model import TrainedModel, rate_factor
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
@@ -247,7 +247,7 @@ class VerlLearner(Learner):
         version, served_at = self._served[policy]
         steps = self._steps[policy]
         rate = self._optimizer.learning_rate * rate_factor(self._optimizer, steps)
-        tally = Tally(isinstance(loss, PolicyLoss), rows=0)
+        tally = MetricAccumulator(isinstance(loss, PolicyLoss), rows=0)
         norm = 0.0
         if chosen:
             parts = partition([rows[i] for i in chosen], self._size)
@@ -512,7 +512,7 @@ def _passing_folder(size: int) -> Iterator[Path]:
     place = Path(tempfile.gettempdir())
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size:
         place = _MEMORY
-    passing = PassingFolder(_PREFIX, place)
+    passing = OwnedTempDir(_PREFIX, place)
     try:
         yield passing.path
     finally:

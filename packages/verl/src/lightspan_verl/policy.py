@@ -18,7 +18,7 @@ from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import PolicyLoss, Which
 from lightspan_torch.learner import losses
 from lightspan_torch.learner.call_index import number_calls
-from lightspan_torch.learner.metrics import Tally
+from lightspan_torch.learner.metrics import MetricAccumulator
 from lightspan_torch.learner.objective import TokenValues, policy_losses
 from lightspan_verl.rpc import Kind, Score, Setup, Update
 from lightspan_verl.shards import Saved, Shard, shard_of, write
@@ -72,11 +72,11 @@ class Policy:
             return self._model.score(rows, masks, adapters=False)
         return self._base.score(rows, masks)
 
-    def update(self, order: Update) -> tuple[Tally, float]:
+    def update(self, order: Update) -> tuple[MetricAccumulator, float]:
         """Take part in a step; (the sums over this rank's tokens, the gradient's norm)."""
         loss, rows = order.loss, order.rows
         of_policy = isinstance(loss, PolicyLoss)
-        tally = Tally(of_policy, rows=sum(any(row.mask) for row in rows))
+        tally = MetricAccumulator(of_policy, rows=sum(any(row.mask) for row in rows))
         values = self._values(order)
 
         def function(logprobs: Tensor, spread: Tensor, batch: Batch) -> Tensor:

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     rank, ranks, descriptor, path = arguments
     link = socket.socket(fileno=int(descriptor))
     connect(int(rank), int(ranks), path)
-    served = Served(int(rank), int(ranks))
+    served = RankService(int(rank), int(ranks))
     while (data := receive(link)) is not None:
         send(link, packed(served.answer(orders.decode(data))))
 
@@ -72,7 +72,7 @@ def connect(rank: int, ranks: int, path: str) -> None:
     )
 
 
-class Served:
+class RankService:
     """The learners of this rank."""
 
     def __init__(self, rank: int, ranks: int) -> None:

@@ -20,7 +20,7 @@ import psutil
 from lightspan.errors import LightspanError
 from lightspan_verl.framing import hold_lifeline, receive, send
 from lightspan_verl.ray_group import Group
-from lightspan_verl.rpc import Failure, Roll, assemblies, packed, rounds
+from lightspan_verl.rpc import Failure, Ready, assemblies, packed, rounds
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         group = Group(assemblies.decode(wanted))
     except LightspanError as error:
-        send(link, packed(Roll(failure=Failure.of(error))))
+        send(link, packed(Ready(failure=Failure.of(error))))
         return
     send(link, packed(group.roll))
     while (data := receive(link)) is not None:

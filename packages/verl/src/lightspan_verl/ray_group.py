@@ -25,7 +25,7 @@ from lightspan.errors import ConfigError, LightspanError, RankError
 from lightspan_cluster.ray_cluster import HOW, LOCAL, Membership
 from lightspan_verl.environment import VERSION
 from lightspan_verl.rank_group import SEEN_S, SHOWN
-from lightspan_verl.rpc import Assembly, Returns, Roll, Round
+from lightspan_verl.rpc import Assembly, Broadcast, Ready, Results
 
 STORE_BYTES: Final = 2**28
 """What Ray holds in shared memory of what is ordered and answered; more of it goes to disk."""
@@ -45,10 +45,10 @@ class RayRank(Worker):  # type: ignore[misc]
 
     def __init__(self, rendezvous: str) -> None:
         super().__init__()
-        from lightspan_verl.rank_main import Served, connect
+        from lightspan_verl.rank_main import RankService, connect
 
         connect(self.rank, self.world_size, rendezvous)
-        self._served = Served(self.rank, self.world_size)
+        self._served = RankService(self.rank, self.world_size)
 
     def presence(self) -> int:
         """Its process."""
@@ -117,20 +117,20 @@ class Group:
             master_port="0",  # nobody listens: ranks meet by a file
         )
 
-    def _present(self) -> Roll:
+    def _present(self) -> Ready:
         """Who is there, once all are."""
         found = self._gathered(self._group.execute_all_async("presence"), self._until)
-        if isinstance(found, Returns):
+        if isinstance(found, Results):
             number = found.late[0] if found.late else found.lost
             how = f"took longer than start_s={self._assembly.start_s:g} seconds"
             raise RankError(f"verl's rank {number} {found.how or how}")
-        return Roll(pids=found, head=_head(), ray=ray.__version__)
+        return Ready(pids=found, head=_head(), ray=ray.__version__)
 
-    def exchange(self, orders: Round) -> Returns:
+    def exchange(self, orders: Broadcast) -> Results:
         """What the ranks answer; or which one is lost, or late."""
         until = time.monotonic() + orders.limit_s
         found = self._gathered(self._group.execute_all_async("obey", list(orders.orders)), until)
-        return found if isinstance(found, Returns) else Returns(answers=found)
+        return found if isinstance(found, Results) else Results(answers=found)
 
     def leave(self) -> None:
         """End the ranks, and a cluster that was started here."""
@@ -138,7 +138,7 @@ class Group:
             ray.kill(worker, no_restart=True)
         self._membership.leave()
 
-    def _gathered(self, asked: Sequence[Any], until: float) -> list[Any] | Returns:
+    def _gathered(self, asked: Sequence[Any], until: float) -> list[Any] | Results:
         """What each rank gave back, or which one is lost or late."""
         ranks = {reference: rank for rank, reference in enumerate(asked)}
         found: dict[int, Any] = {}
@@ -156,9 +156,9 @@ class Group:
         if failed:
             dead = [r for r, e in failed.items() if isinstance(e, ray.exceptions.RayActorError)]
             rank = min(dead or failed)
-            return Returns(lost=rank, how=_how(failed[rank], is_dead=bool(dead)))
+            return Results(lost=rank, how=_how(failed[rank], is_dead=bool(dead)))
         if waiting:
-            return Returns(late=sorted(ranks[each] for each in waiting))
+            return Results(late=sorted(ranks[each] for each in waiting))
         return [found[rank] for rank in range(len(asked))]
 
     def _check_closed(self) -> None:

@@ -31,7 +31,7 @@ from lightspan_verl.rank_group import (
     how_it_ended,
     last_words,
 )
-from lightspan_verl.rpc import Assembly, Roll, Round, packed, returns, rolls
+from lightspan_verl.rpc import Assembly, Broadcast, Ready, packed, returns, rolls
 
 MODULE: Final = "lightspan_verl.ray_driver"
 LOOK_S: Final = 2.0
@@ -74,7 +74,7 @@ class RayWorkers(Team):
     ) -> None:
         self._address = ray if isinstance(ray, str) else ""
         super().__init__(python, devices, with_ray=True, start_s=start_s, timeout_s=timeout_s)
-        self._roll = Roll()
+        self._roll = Ready()
         self._children: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
         self._known: list[Any] = []
@@ -153,7 +153,7 @@ class RayWorkers(Team):
             "RAY_raylet_start_wait_time_s": "300",  # by default 30, too little on a busy machine
         }
 
-    def _called(self) -> Roll:
+    def _called(self) -> Ready:
         """Who is there, as the steward says.
 
         Raises:
@@ -186,7 +186,7 @@ class RayWorkers(Team):
     # --- a round --------------------------------------------------------------------------
     def _exchanged(self, messages: Sequence[bytes]) -> list[bytes]:
         _, limit = self._limit
-        data = self._answer(packed(Round(orders=list(messages), limit_s=limit)))
+        data = self._answer(packed(Broadcast(orders=list(messages), limit_s=limit)))
         found = returns.decode(data)
         if found.late:
             raise self._late(", ".join(map(self.name, found.late)))

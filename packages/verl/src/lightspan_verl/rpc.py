@@ -147,7 +147,7 @@ class Assembly(msgspec.Struct, frozen=True, kw_only=True):
     """Of the ranks."""
 
 
-class Roll(msgspec.Struct, frozen=True, kw_only=True):
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """Who has come."""
 
     failure: Failure | None = None
@@ -160,14 +160,14 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True):
     """Its version."""
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True):
+class Broadcast(msgspec.Struct, frozen=True, kw_only=True):
     """An order for each rank, as bytes."""
 
     orders: list[bytes]
     limit_s: float
 
 
-class Returns(msgspec.Struct, frozen=True, kw_only=True):
+class Results(msgspec.Struct, frozen=True, kw_only=True):
     """What came of them."""
 
     answers: list[bytes] = []
@@ -181,9 +181,9 @@ class Returns(msgspec.Struct, frozen=True, kw_only=True):
 orders: Final = msgspec.msgpack.Decoder(Order)
 answers: Final = msgspec.msgpack.Decoder(Answer)
 assemblies: Final = msgspec.msgpack.Decoder(Assembly)
-rolls: Final = msgspec.msgpack.Decoder(Roll)
-rounds: Final = msgspec.msgpack.Decoder(Round)
-returns: Final = msgspec.msgpack.Decoder(Returns)
+rolls: Final = msgspec.msgpack.Decoder(Ready)
+rounds: Final = msgspec.msgpack.Decoder(Broadcast)
+returns: Final = msgspec.msgpack.Decoder(Results)
 
 
 def packed(message: Any) -> bytes:

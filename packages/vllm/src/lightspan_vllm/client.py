@@ -17,7 +17,7 @@ from lightspan.schema.token_records import Sampling
 from lightspan.stores.keepalive import watched
 from lightspan_gateway.openai_engine import server_events
 from lightspan_vllm.config import Link
-from lightspan_vllm.requirements import Facts, without_routes
+from lightspan_vllm.requirements import ServerInfo, without_routes
 from lightspan_vllm.weights import LABEL, LoRAFiles, Weights
 
 CONTROL_S: Final = 600.0
@@ -57,7 +57,7 @@ class Refused(EngineError):
         self.status = status
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """Tokens as they come."""
 
     ids: list[int]
@@ -96,7 +96,7 @@ class _WeightInfo(msgspec.Struct):
 
 
 class _Results(msgspec.Struct):
-    results: Annotated[list[Facts], msgspec.Meta(min_length=1)]
+    results: Annotated[list[ServerInfo], msgspec.Meta(min_length=1)]
 
 
 A = TypeVar("A")
@@ -159,7 +159,7 @@ class Client:
             return error
         return None
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> ServerInfo:
         """What it serves, and how.
 
         Raises:
@@ -281,7 +281,7 @@ class Client:
         max_tokens: int,
         eos_ids: Sequence[int],
         stream: bool,
-    ) -> AsyncIterator[Part]:
+    ) -> AsyncIterator[Chunk]:
         """Sample after these ids. Without `stream` there is one part. `facts` was called before.
 
         Args:
@@ -331,7 +331,7 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
 
-    def _part(self, payload: bytes) -> Part:
+    def _part(self, payload: bytes) -> Chunk:
         try:
             completion = msgspec.json.decode(payload, type=_Completion)
         except _UNREADABLE as error:
@@ -339,7 +339,7 @@ class Client:
         if completion.error is not None:
             raise Unreachable(f"{self.address} broke off: {str(completion.error)[:_DETAIL]}")
         if not completion.choices:
-            return Part([], [], None)
+            return Chunk([], [], None)
         choice = completion.choices[0]
         ids = choice.token_ids
         if ids is None:
@@ -356,7 +356,7 @@ class Client:
                 f"{self.address} gave {shown} for {len(ids)} tokens: start it with "
                 "--logprobs-mode processed_logprobs, and no --max-logprobs 0"
             )
-        return Part(ids, logprobs, choice.finish_reason)
+        return Chunk(ids, logprobs, choice.finish_reason)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         """Raise `Refused` for what the model has no token for: nothing after this would say whose

@@ -46,9 +46,9 @@ from lightspan_torch.engine.tokenizer import TEMPLATE_DATE, load_tokenizer
 from lightspan_vllm.config import VISIBLE, VLLM
 from lightspan_vllm.process import Process, command, environment
 from lightspan_vllm.requirements import check_parallel, room_for
-from lightspan_vllm.server_pool import TEMPERATURES, Lane, first_of
+from lightspan_vllm.server_pool import TEMPERATURES, ServerPool, first_of
 from lightspan_vllm.supervised_server import Server
-from lightspan_vllm.weights import Blueprint, Exchange, LoRAFiles
+from lightspan_vllm.weights import LoRAFiles, ServerSpec, WeightStore
 
 CAPABILITIES: Final = EngineCapabilities(
     exact_tokens=True,
@@ -113,7 +113,9 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         self._random = random.Random(seed) if seed is not None else None
         self._python = _interpreter(description.python) if description.python else ""
         blueprints = {
-            policy: Blueprint.of(model, dtype=description.dtype, context=description.context_length)
+            policy: ServerSpec.of(
+                model, dtype=description.dtype, context=description.context_length
+            )
             for policy, model in models.items()
         }
         self._groups = self._grouped(blueprints)
@@ -131,10 +133,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             )
             for policy, blueprint in self._blueprints.items()
         }
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, ServerPool] = {}
         self._versions = dict.fromkeys(models, 0)
         self._stack = AsyncExitStack()
-        self._exchange: Exchange | None = None
+        self._exchange: WeightStore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._started = 0
@@ -163,7 +165,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
                 from lightspan_vllm.broadcast import check_link
 
                 check_link(self.description.link)
-            self._exchange = Exchange(self.description.exchange)
+            self._exchange = WeightStore(self.description.exchange)
             for policy, blueprint in self._blueprints.items():
                 self._exchange.check_room(blueprint, policy)
             launch = await self._launcher() if self._python else None
@@ -236,7 +238,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return sum(lane.cpu_s for lane in set(self._lanes.values()))
 
     async def _update(
-        self, lane: Lane, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+        self, lane: ServerPool, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
         async with lane.updating:
             exchange, rank = self._exchange, self._ranks.get(policy)
@@ -256,7 +258,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             self._versions[policy] = version
 
     # --- who shares servers ---------------------------------------------------------------
-    def _grouped(self, blueprints: Mapping[str, Blueprint]) -> list[tuple[str, ...]]:
+    def _grouped(self, blueprints: Mapping[str, ServerSpec]) -> list[tuple[str, ...]]:
         """Policies by their servers: one each, but those with LoRA beside the same model, unless
         they were given different addresses."""
         given = self.description.addresses
@@ -267,7 +269,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             groups.setdefault(shared, []).append(policy)
         return [tuple(group) for group in groups.values()]
 
-    def _of_group(self, blueprint: Blueprint, group: Sequence[str]) -> Blueprint:
+    def _of_group(self, blueprint: ServerSpec, group: Sequence[str]) -> ServerSpec:
         highest = max(self._ranks.get(policy, 0) for policy in group)
         found = replace(blueprint, lora_rank=highest, loras=len(group) if highest else 0)
         description = self.description
@@ -315,9 +317,9 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         group: tuple[str, ...],
         launch: Callable[[str, Path], tuple[Process, str]] | None,
         lora: Mapping[str, LoRAFiles],
-    ) -> Lane:
+    ) -> ServerPool:
         first = group[0]
-        lane = Lane(group, self._blueprints[first], self._tokenizers[first], lora)
+        lane = ServerPool(group, self._blueprints[first], self._tokenizers[first], lora)
         stem = "+".join(map(_as_file, group))[:MAX_STEM]
         for number, address in enumerate(self._addresses(first)):
             name = f"the vLLM server {number} of {lane.name}"
@@ -346,7 +348,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             policies = ", ".join(sorted(self._blueprints))
             raise NotFoundError(f"the engine has no policy {policy!r}; it has: {policies}")
 
-    def _lane(self, policy: str) -> Lane:
+    def _lane(self, policy: str) -> ServerPool:
         if self._closed:
             raise EngineClosedError
         if self._loop is None:

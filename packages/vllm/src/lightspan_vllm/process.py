@@ -15,7 +15,7 @@ from lightspan.errors import EngineError
 from lightspan.runners.command.process import Tail, Watchdog, run_program
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.requirements import ENVIRONMENT, flags_of
-from lightspan_vllm.weights import Blueprint
+from lightspan_vllm.weights import ServerSpec
 
 GRACE_S: Final = 10.0
 """From the request to end until it is killed."""
@@ -27,7 +27,7 @@ _NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNC
 
 
 def command(
-    description: VLLM, python: str, blueprint: Blueprint, socket: Path, *, seed: int | None
+    description: VLLM, python: str, blueprint: ServerSpec, socket: Path, *, seed: int | None
 ) -> list[str]:
     """What starts a server; one of whole weights has random ones until some are loaded.
 

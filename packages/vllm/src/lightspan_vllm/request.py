@@ -8,7 +8,7 @@ from typing import Final
 from lightspan.protocols.decoding import StopWatcher
 from lightspan.protocols.engine import ChatTokenizer, GenerationRequest, TokenChunk
 from lightspan.schema.token_records import FinishReason
-from lightspan_vllm.client import Part, Refused
+from lightspan_vllm.client import Chunk, Refused
 
 _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -49,7 +49,7 @@ class Job:
         """Tokens that may still come."""
         return self._limit - len(self._ids)
 
-    def take(self, part: Part) -> TokenChunk:
+    def take(self, part: Chunk) -> TokenChunk:
         """New tokens, as a chunk; the last one has a finish reason.
 
         Raises:
@@ -73,7 +73,7 @@ class Job:
             finish_reason=self._finish(part, ids, stopped=stopped is not None),
         )
 
-    def _finish(self, part: Part, ids: list[int], *, stopped: bool) -> FinishReason | None:
+    def _finish(self, part: Chunk, ids: list[int], *, stopped: bool) -> FinishReason | None:
         if stopped or (ids and ids[-1] in self._eos_ids):
             return FinishReason.STOP
         if self.remaining <= 0:

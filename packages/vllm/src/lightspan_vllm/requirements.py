@@ -9,7 +9,7 @@ import msgspec
 
 from lightspan.errors import ConfigError
 from lightspan_vllm.config import PARALLEL, VISIBLE
-from lightspan_vllm.weights import Blueprint
+from lightspan_vllm.weights import ServerSpec
 
 MODULE: Final = "lightspan_vllm_plugin"
 INSIDE: Final = Path(__file__).with_name("vllm_plugin")
@@ -38,7 +38,7 @@ ENVIRONMENT: Final = {
 }
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What `vllm_plugin/lightspan_vllm_plugin` says of its server."""
 
     vllm: str
@@ -77,7 +77,7 @@ def room_for(rank: int) -> int:
     )
 
 
-def flags_of(blueprint: Blueprint) -> tuple[str, ...]:
+def flags_of(blueprint: ServerSpec) -> tuple[str, ...]:
     """What a server is started with, beside its model and float type."""
     if not blueprint.lora_rank:
         return (*FLAGS, *(UNTIED if blueprint.tied else ()))
@@ -90,7 +90,7 @@ def flags_of(blueprint: Blueprint) -> tuple[str, ...]:
     )
 
 
-def by_hand(blueprint: Blueprint) -> str:
+def by_hand(blueprint: ServerSpec) -> str:
     """The command that starts such a server, as one types it."""
     flags = flags_of(blueprint)
     quoted = [f"'{each}'" if each.startswith("{") else each for each in flags]
@@ -114,7 +114,7 @@ def without_routes(address: str, refusal: str) -> str:
     return f"the server at {address} cannot be used: {why} ({refusal})"
 
 
-def check_facts(address: str, facts: Facts, blueprint: Blueprint) -> None:
+def check_server_info(address: str, facts: ServerInfo, blueprint: ServerSpec) -> None:
     """Raise `ConfigError` for a server that this model cannot be served and trained with."""
     ours = (blueprint.vocabulary, blueprint.layers, blueprint.hidden)
     theirs = (facts.vocabulary, facts.layers, facts.hidden)
@@ -152,7 +152,7 @@ def check_facts(address: str, facts: Facts, blueprint: Blueprint) -> None:
         )
 
 
-def check_parallel(blueprint: Blueprint) -> None:
+def check_parallel(blueprint: ServerSpec) -> None:
     """Raise `ConfigError` where devices cannot share the model: vLLM gives each as many heads."""
     count, heads = blueprint.tensor_parallel or 1, blueprint.heads
     if heads and heads % count:
@@ -163,7 +163,7 @@ def check_parallel(blueprint: Blueprint) -> None:
         )
 
 
-def _wrong_devices(facts: Facts, blueprint: Blueprint) -> list[str]:
+def _wrong_devices(facts: ServerInfo, blueprint: ServerSpec) -> list[str]:
     """What of a server's devices is not what was asked for."""
     wrong = []
     wanted = blueprint.tensor_parallel
@@ -179,7 +179,7 @@ def _wrong_devices(facts: Facts, blueprint: Blueprint) -> list[str]:
     return wrong
 
 
-def _wrong_whole(facts: Facts) -> list[str]:
+def _wrong_whole(facts: ServerInfo) -> list[str]:
     """What keeps a server from taking on whole weights."""
     wrong = []
     if facts.transfer != TRANSFER:
@@ -192,7 +192,7 @@ def _wrong_whole(facts: Facts) -> list[str]:
     return wrong
 
 
-def _wrong_with_lora(facts: Facts, blueprint: Blueprint) -> list[str]:
+def _wrong_with_lora(facts: ServerInfo, blueprint: ServerSpec) -> list[str]:
     """What keeps a server from serving the policies' LoRA."""
     rank, loras = room_for(blueprint.lora_rank), blueprint.loras + 1
     wrong = []

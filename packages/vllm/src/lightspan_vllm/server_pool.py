@@ -25,11 +25,11 @@ from lightspan.protocols.engine import (
     TokenChunk,
 )
 from lightspan.schema.token_records import Sampling
-from lightspan_vllm.client import Part, Unreachable
+from lightspan_vllm.client import Chunk, Unreachable
 from lightspan_vllm.load_balancer import Balance
 from lightspan_vllm.request import Job
 from lightspan_vllm.supervised_server import Server
-from lightspan_vllm.weights import Blueprint, LoRAFiles, Wanted, Weights
+from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 the type that the server computes with."""
 
 
-class Lane:
+class ServerPool:
     """The servers of one policy, or of several that are LoRA beside the same weights, and what was
     asked of them.
 
@@ -60,7 +60,7 @@ class Lane:
     def __init__(
         self,
         policies: Sequence[str],
-        blueprint: Blueprint,
+        blueprint: ServerSpec,
         tokenizer: ChatTokenizer,
         lora: Mapping[str, LoRAFiles],
     ) -> None:
@@ -69,7 +69,7 @@ class Lane:
         """For a person."""
         self.blueprint = blueprint
         self.tokenizer = tokenizer
-        self.wanted = Wanted(blueprint.as_saved(0), lora)
+        self.wanted = TargetWeights(blueprint.as_saved(0), lora)
         self.updating = asyncio.Lock()
         self._context = min(blueprint.context, tokenizer.context_length)
         self._servers: list[Server] = []
@@ -198,10 +198,10 @@ class Lane:
                 f"a call of policy {job.request.policy} was tried {TRIES} times: {error}"
             ) from error
 
-    async def _follow(self, parts: AsyncIterator[Part]) -> AsyncGenerator[Part, None]:
+    async def _follow(self, parts: AsyncIterator[Chunk]) -> AsyncGenerator[Chunk, None]:
         """The parts, until the lane is closed: a connection that is closed here tells its reader
         nothing."""
-        arrived: asyncio.Queue[Part | Exception | None] = asyncio.Queue()
+        arrived: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
         task = asyncio.create_task(_read(parts, arrived))
         self._reading.add(task)
         try:
@@ -239,7 +239,7 @@ class Lane:
         Raises:
             EngineError: one of them cannot; then the policy is over.
         """
-        former, self.wanted = self.wanted, Wanted(weights)
+        former, self.wanted = self.wanted, TargetWeights(weights)
         try:
             await self._spread()
         finally:
@@ -336,7 +336,7 @@ class Lane:
             self._check_open()
         raise EngineError(f"{server.name} does not answer after an update")
 
-    async def _answers(self, server: Server, policy: str, prompt: list[int]) -> list[Part]:
+    async def _answers(self, server: Server, policy: str, prompt: list[int]) -> list[Chunk]:
         parts = server.complete(
             policy, prompt, Sampling(), max_tokens=PROBE_TOKENS, eos_ids=(), stream=False
         )
@@ -345,7 +345,7 @@ class Lane:
 
 
 async def _read(
-    parts: AsyncIterator[Part], arrived: asyncio.Queue[Part | Exception | None]
+    parts: AsyncIterator[Chunk], arrived: asyncio.Queue[Chunk | Exception | None]
 ) -> None:
     """Pass on what comes, and last how it ended."""
     try:

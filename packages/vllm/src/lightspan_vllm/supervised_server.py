@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from lightspan.errors import EngineClosedError, EngineError
 from lightspan.schema.token_records import Sampling
-from lightspan.stores.aio import within
-from lightspan_vllm.client import Client, Part, Refused, Unreachable, is_gone
+from lightspan.stores.aio import wait_for_event
+from lightspan_vllm.client import Chunk, Client, Refused, Unreachable, is_gone
 from lightspan_vllm.config import Link
 from lightspan_vllm.process import Process
-from lightspan_vllm.requirements import check_facts
-from lightspan_vllm.weights import Blueprint, LoRAFiles, Wanted, Weights
+from lightspan_vllm.requirements import check_server_info
+from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
 STARTS: Final = 3
 """How often one server may die without a call that it finished in between."""
@@ -55,8 +55,8 @@ class Server:
     def __init__(
         self,
         name: str,
-        blueprint: Blueprint,
-        wanted: Callable[[], Wanted],
+        blueprint: ServerSpec,
+        wanted: Callable[[], TargetWeights],
         *,
         start_s: float,
         launch: Launch | None = None,
@@ -114,7 +114,7 @@ class Server:
 
     async def complete(
         self, policy: str, prompt: Sequence[int], sampling: Sampling, **options: Any
-    ) -> AsyncIterator[Part]:
+    ) -> AsyncIterator[Chunk]:
         """`Client.complete`, with the version that answers: a policy's weights change only where no
         call of it is. Nothing comes if they are changing just now.
 
@@ -243,7 +243,7 @@ class Server:
         loop = asyncio.get_running_loop()
         latest = loop.time() + _DYING_S
         while loop.time() < latest:
-            if await within(LOOK_S, self._ended) or is_gone(await self.client.ailment()):
+            if await wait_for_event(LOOK_S, self._ended) or is_gone(await self.client.ailment()):
                 return True
         return False
 
@@ -256,7 +256,7 @@ class Server:
             if not calls:
                 return
             self._left.clear()
-            if not await within(_CUT_S, self._left):
+            if not await wait_for_event(_CUT_S, self._left):
                 await self.client.cut(None if policy is None else calls)
         raise Unreachable(f"{self.name} does not end the {len(self._of(policy))} calls on it")
 
@@ -279,7 +279,7 @@ class Server:
             self._checked = await self.client.label() == self._label
         if not self._checked:
             self._label = ""
-            check_facts(self.client.address, await self.client.facts(), self._blueprint)
+            check_server_info(self.client.address, await self.client.facts(), self._blueprint)
             self._checked = True
 
     async def _wait(self) -> None:
@@ -319,7 +319,7 @@ class Server:
                     f"{self.name} at {self.client.address} was not ready within "
                     f"{self._start_s:g} s (VLLM(start_s=…)): {ailment}{self._said}"
                 )
-            await within(LOOK_S, self._ended)
+            await wait_for_event(LOOK_S, self._ended)
 
     @property
     def _ended(self) -> asyncio.Event:

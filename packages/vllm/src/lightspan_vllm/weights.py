@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from lightspan.errors import ConfigError, EngineError, EngineMemoryError, ModelError
 from lightspan.protocols.engine import LoRAWeights
-from lightspan.tempdirs import PassingFolder
+from lightspan.tempdirs import OwnedTempDir
 from lightspan_torch.engine.hub import cannot_load, locate
 from lightspan_torch.engine.tokenizer import context_length
 
@@ -67,7 +67,7 @@ class LoRAFiles:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Wanted(NamedTuple):
+class TargetWeights(NamedTuple):
     """What a server should have."""
 
     weights: Weights
@@ -76,7 +76,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blueprint:
+class ServerSpec:
     """What a server has to be to serve a model, read from the model's folder."""
 
     name: str
@@ -103,7 +103,7 @@ class Blueprint:
     """How many policies it serves so, those among them that never change."""
 
     @classmethod
-    def of(cls, model: Any, *, dtype: str | None, context: int | None) -> Blueprint:
+    def of(cls, model: Any, *, dtype: str | None, context: int | None) -> ServerSpec:
         """Read what the folder or the hub has.
 
         Args:
@@ -211,7 +211,7 @@ class Blueprint:
                 )
 
 
-class Exchange:
+class WeightStore:
     """The folder of one engine's weights.
 
     Args:
@@ -223,7 +223,7 @@ class Exchange:
 
     def __init__(self, parent: str) -> None:
         try:
-            self._passing = PassingFolder(PREFIX, parent)
+            self._passing = OwnedTempDir(PREFIX, parent)
         except OSError as error:
             raise ConfigError(
                 f"VLLM: exchange={parent!r}, where weights are handed over, cannot be written: "
@@ -232,7 +232,7 @@ class Exchange:
         self.folder = self._passing.path
 
     def write(
-        self, blueprint: Blueprint, weights: Mapping[str, Any], policy: str, version: int
+        self, blueprint: ServerSpec, weights: Mapping[str, Any], policy: str, version: int
     ) -> Weights:
         """Put weights into a file, in the server's type.
 
@@ -298,7 +298,7 @@ class Exchange:
             ) from error
         return files
 
-    def check_room(self, blueprint: Blueprint, policy: str) -> None:
+    def check_room(self, blueprint: ServerSpec, policy: str) -> None:
         """Raise `EngineMemoryError` unless the model's weights fit into the folder."""
         if blueprint.lora_rank:  # they are not handed over
             return
@@ -320,7 +320,7 @@ class Exchange:
         )
 
 
-def _whole(blueprint: Blueprint, policy: str) -> str:
+def _whole(blueprint: ServerSpec, policy: str) -> str:
     return f"the weights of policy {policy}, {_mib(blueprint.bytes)} as {blueprint.dtype}"
 
 

@@ -16,7 +16,7 @@ from lightspan_agl.types import NamedResources, PromptTemplate
 from lightspan_prompts.apo.search import BeamPlan, Models, Search
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.search.candidates import Split
-from lightspan_prompts.search.evaluator import Runs, Trials
+from lightspan_prompts.search.evaluator import Evaluator, Runs
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -135,7 +135,7 @@ class APO(Generic[T]):
         name, template = first_prompt(resources)
         split = Split(feedback=_distinct(train), selection=_distinct(val))
         prompts = {name: template}
-        trials = Trials(runs, prompts, None, 0.0, Mode.VAL)
+        trials = Evaluator(runs, prompts, None, 0.0, Mode.VAL)
         client = _with_own_connections(self.async_openai_client)
         models = Models(
             self._reflector(client, self.gradient_model),

@@ -22,7 +22,7 @@ from lightspan_cluster.postgres.server import (
     is_low_level,
 )
 from lightspan_cluster.postgres.tables import PostgresReadTables, PostgresWriteTables
-from lightspan_cluster.postgres.writer import Lane
+from lightspan_cluster.postgres.writer import WriterThread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,8 +51,8 @@ class PostgresDatabase(OpenDatabase):
         self._reading = reading.link
         self._is_away = False
         """The reader has waited for the server in vain: the next query does not wait as long."""
-        self._mover = Lane(moving, on_move, moves=True)
-        self._adder = Lane(adding, on_move, moves=False)
+        self._mover = WriterThread(moving, on_move, moves=True)
+        self._adder = WriterThread(adding, on_move, moves=False)
         self._adds = {
             adding.add_spans,
             adding.add_calls,

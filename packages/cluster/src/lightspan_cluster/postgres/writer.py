@@ -31,7 +31,7 @@ class _Sent(NamedTuple):
     answers: list[list[Any]]
 
 
-class Lane(Committer):
+class WriterThread(Committer):
     """Commits what is submitted, from the event loops of any threads.
 
     Args:

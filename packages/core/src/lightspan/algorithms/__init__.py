@@ -7,6 +7,13 @@ their grammar, `task_sampler` orders tasks, `recorded_attempts` reads what produ
 `metrics` describes an iteration.
 """
 
-from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
+from lightspan.algorithms.protocol import (
+    Algorithm,
+    Metrics,
+    Policy,
+    PolicySpec,
+    TrainerContext,
+    local_model,
+)
 
-__all__ = ["Algorithm", "Metrics", "Policy", "PolicySpec", "World", "local_model"]
+__all__ = ["Algorithm", "Metrics", "Policy", "PolicySpec", "TrainerContext", "local_model"]

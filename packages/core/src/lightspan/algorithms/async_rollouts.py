@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from lightspan.algorithms.protocol import Metrics, World
+from lightspan.algorithms.protocol import Metrics, TrainerContext
 from lightspan.errors import UnsupportedError
 from lightspan.lightning.episode import Episode
 from lightspan.protocols.engine import EngineCapabilities
@@ -13,7 +13,7 @@ from lightspan.protocols.learner import LoRA
 
 
 async def next_episodes(
-    world: World, overlap: int, per_step: int, group_size: int
+    world: TrainerContext, overlap: int, per_step: int, group_size: int
 ) -> tuple[list[Episode], Metrics]:
     """Return the episodes of a step, and how old its groups were; new groups take their places.
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightspan.lightning.batch import Batch
-from lightspan.lightning.gae import explained_variance, trusted_lambda
+from lightspan.lightning.gae import explained_variance, warmup_lambda
 from lightspan.protocols.learner import Critic
 from lightspan.schema.records import Json
 from lightspan.schema.validation import is_number
 
 
 @dataclass(slots=True)
-class Expectations:
+class CriticWarmup:
     """Of a run so far."""
 
     fits: int = 0
@@ -25,7 +25,7 @@ class Expectations:
 
     def lam(self, critic: Critic) -> float:
         """lambda of the next iteration."""
-        return trusted_lambda(
+        return warmup_lambda(
             critic.lam, fits=self.fits, warmup=critic.warmup, explained=self.explained
         )
 
@@ -46,7 +46,7 @@ class Expectations:
         return {"fits": self.fits, "explained": self.explained}
 
     @classmethod
-    def of(cls, state: object) -> Expectations:
+    def of(cls, state: object) -> CriticWarmup:
         """What `as_json` gave; nothing is known of a run without it."""
         if not isinstance(state, Mapping):
             return cls()

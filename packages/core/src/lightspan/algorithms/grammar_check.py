@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from lightspan.algorithms.protocol import World
+from lightspan.algorithms.protocol import TrainerContext
 from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.transitions import TransitionKey
 
 
-async def without_mismatches(world: World, coverages: Sequence[Coverage]) -> list[Coverage]:
+async def without_mismatches(
+    world: TrainerContext, coverages: Sequence[Coverage]
+) -> list[Coverage]:
     """The coverages, with trained calls whose tokens do not follow their grammar as the learner
     compiles it rejected; why is kept, and told to the person who watches."""
     records = [

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from lightspan.algorithms.async_rollouts import check_overlap, next_episodes
-from lightspan.algorithms.critic_warmup import Expectations
+from lightspan.algorithms.critic_warmup import CriticWarmup
 from lightspan.algorithms.grammar_check import without_mismatches
 from lightspan.algorithms.learning_rate import Rate, choose_rate
 from lightspan.algorithms.metrics import (
@@ -30,7 +30,14 @@ from lightspan.algorithms.metrics import (
     saw_nothing,
     why_nothing,
 )
-from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
+from lightspan.algorithms.protocol import (
+    Algorithm,
+    Metrics,
+    Policy,
+    PolicySpec,
+    TrainerContext,
+    local_model,
+)
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning.advantages import (
     OF_THE_BATCH,
@@ -42,8 +49,8 @@ from lightspan.lightning.advantages import (
 from lightspan.lightning.air import AIR, bonuses
 from lightspan.lightning.batch import (
     Batch,
+    BatchBuilder,
     BatchConfig,
-    Draft,
     Weight,
     draft_batch,
     split_minibatches,
@@ -55,7 +62,7 @@ from lightspan.lightning.length_penalty import Overlong
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import check_computed, check_scored
 from lightspan.lightning.rows import Row
-from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
+from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import (
     Critic,
@@ -308,7 +315,7 @@ class LightningRL(LightningSettings, Algorithm):
         self._was_scored = False
         self._was_computed = False
         self._unscored_tasks: set[str] = set()
-        self._expectations = Expectations()
+        self._expectations = CriticWarmup()
         self.last_batch: Batch | None = None
         """What the latest step learned from, for `inspect` and tests."""
 
@@ -369,7 +376,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     def load_state(self, state: dict[str, Json]) -> None:
         self._was_scored = True  # what it learned so far, it learned from rewards
-        self._expectations = Expectations.of(state.get("critic"))
+        self._expectations = CriticWarmup.of(state.get("critic"))
         constants = state.get("token_constants")
         if self._keeps_constants() and isinstance(constants, Mapping):
             self._batch_config = replace(self._batch_config, token_constant=dict(constants))
@@ -389,11 +396,11 @@ class LightningRL(LightningSettings, Algorithm):
         return {"algorithm": self.name, **plain, **rules}
 
     # --- the three parts ------------------------------------------------------------------
-    def plan(self, world: World, missing: int | None = None) -> list[Json]:
+    def plan(self, world: TrainerContext, missing: int | None = None) -> list[Json]:
         """The tasks of this iteration, or as many more as are missing."""
         return world.next_tasks(self.tasks_per_step if missing is None else missing)
 
-    async def collect(self, world: World) -> list[Episode]:
+    async def collect(self, world: TrainerContext) -> list[Episode]:
         """Run the planned tasks; with `resample`, further ones until enough groups vary. All
         episodes, those of replaced groups too, which `build` leaves out. With `overlap` those of
         groups that were begun before, while others begin."""
@@ -459,7 +466,7 @@ class LightningRL(LightningSettings, Algorithm):
         episodes: Sequence[Episode],
         versions: Mapping[str, int] | None = None,
         coverages: Sequence[Coverage] | None = None,
-    ) -> Draft:
+    ) -> BatchBuilder:
         """The batch but for what a critic says of its calls; see `build`."""
         if coverages is None:
             coverages = self.coverages(episodes)
@@ -476,7 +483,7 @@ class LightningRL(LightningSettings, Algorithm):
         """What becomes of every call. Calls under top-p, top-k or a grammar are trained if the
         engine and the learner of the last `check` both declare it."""
         return [
-            cover(
+            classify_calls(
                 episode,
                 self._routing,
                 supported=self._supported,
@@ -488,7 +495,7 @@ class LightningRL(LightningSettings, Algorithm):
         ]
 
     # --- one iteration --------------------------------------------------------------------
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         """Rollouts, batch, minibatch updates, publish."""
         episodes = await self.collect(world)
         if not self._was_scored:
@@ -508,7 +515,7 @@ class LightningRL(LightningSettings, Algorithm):
         counted = self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
         return {**rollout_metrics(episodes), **counted, **batch_metrics(batch), **learned}
 
-    async def _expected(self, world: World, draft: Draft) -> Batch:
+    async def _expected(self, world: TrainerContext, draft: BatchBuilder) -> Batch:
         """The batch, its calls compared with what the critic expected of them."""
         assert self.critic is not None
         rows = draft.rows()
@@ -543,7 +550,7 @@ class LightningRL(LightningSettings, Algorithm):
         rollouts = sum(episode.group_id in replaced for episode in episodes)
         return {"resample/groups": len(replaced), "resample/rollouts": rollouts}
 
-    def _look_at_air(self, world: World, batch: Batch) -> None:
+    def _look_at_air(self, world: TrainerContext, batch: Batch) -> None:
         """Say once that AIR does nothing."""
         if not self._air_was_idle and saw_nothing(batch):
             self._air_was_idle = True
@@ -552,7 +559,7 @@ class LightningRL(LightningSettings, Algorithm):
                 'lightspan.tool("name"):` or an adapter records them), so rewards are unshaped'
             )
 
-    async def _update(self, world: World, batch: Batch) -> Metrics:
+    async def _update(self, world: TrainerContext, batch: Batch) -> Metrics:
         if not batch.rows:
             world.explain(batch.explanations)
             world.note(why_nothing(batch))
@@ -580,7 +587,7 @@ class LightningRL(LightningSettings, Algorithm):
             merged |= self._expectations.learned(batch, merged)
         return {f"learner/{key}": value for key, value in merged.items()}
 
-    async def _old_logprobs(self, world: World, part: Batch) -> list[list[float]] | None:
+    async def _old_logprobs(self, world: TrainerContext, part: Batch) -> list[list[float]] | None:
         if self.loss.importance_cap is None:
             return None
         scores: list[list[float]] = await world.learn(partial(world.learner.score, part.rows))
@@ -683,7 +690,7 @@ def _air(air: AIR | bool | None) -> AIR | None:
 def _supported_by_both(
     engine: EngineCapabilities, learner: LearnerCapabilities
 ) -> frozenset[Rejection]:
-    """What `cover` need not reject: engine and learner both declare it (design law 11)."""
+    """What `classify_calls` need not reject: engine and learner both declare it (design law 11)."""
     declared = {
         Rejection.TRUNCATED_SAMPLING: engine.trainable_truncation and learner.trainable_truncation,
         Rejection.CONSTRAINED: engine.trainable_grammar and learner.trainable_grammar,

@@ -2,7 +2,7 @@
 
 The trainer owns the world (store, gateway, engine, learner, runners, checkpoints); an algorithm
 owns one step. A user's own algorithm is a subclass of `Algorithm` with `policies`, `routing` and
-`run_step`, and works through `World`: `examples/own_algorithm` is one in fifty lines.
+`run_step`, and works through `TrainerContext`: `examples/own_algorithm` is one in fifty lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightspan.errors import ConfigError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.batch import BatchConfig
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.selection import Coverage, cover
+from lightspan.lightning.selection import Coverage, classify_calls
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.protocols.engine import EngineCapabilities, TokenEngine
 from lightspan.protocols.learner import (
@@ -78,7 +78,7 @@ class Reflections(msgspec.Struct, frozen=True, kw_only=True):
     """Of all, by `prices`; None: the model has none."""
 
 
-class World(Protocol):
+class TrainerContext(Protocol):
     """What a trainer offers to an algorithm while it trains."""
 
     @property
@@ -254,7 +254,7 @@ class Algorithm(Protocol):
     ) -> list[Coverage]:
         """What becomes of every call, one per episode."""
         routing = self.routing()
-        return [cover(episode, routing, modes=modes) for episode in episodes]
+        return [classify_calls(episode, routing, modes=modes) for episode in episodes]
 
     @property
     def timeout_s(self) -> float | None:
@@ -307,7 +307,7 @@ class Algorithm(Protocol):
         """Which agent's calls go where."""
         ...
 
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         """One iteration: rollouts, update, publish. Returns its metrics."""
         ...
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 from lightspan.capture.context_types import AgentContext, AttemptFactory, CallListener, Resolver
-from lightspan.capture.generator_context import Steps
+from lightspan.capture.generator_context import GeneratorSteps
 from lightspan.capture.import_hooks import Awaited
 from lightspan.capture.patch import Patch
 from lightspan.schema.system_prompts import Instructions
@@ -66,7 +66,7 @@ class State:
     entry_listeners: list[Callable[[], object]] = field(default_factory=list)
     """Called before an attempt is entered."""
     call_listeners: list[CallListener] = field(default_factory=list)
-    steps: dict[FrameType, Steps] = field(default_factory=dict)
+    steps: dict[FrameType, GeneratorSteps] = field(default_factory=dict)
     """Generator → its open blocks, until the last of them ends (an abandoned one ends them)."""
     connections: list[AgentContext] = field(default_factory=list)
     """The servers that the process is connected to; the last one answers."""

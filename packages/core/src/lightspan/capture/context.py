@@ -34,7 +34,7 @@ from lightspan.capture.context_types import (
     Frame as Frame,
     Resolver as Resolver,
 )
-from lightspan.capture.recorder import Nowhere, NullRecorder
+from lightspan.capture.recorder import LostRewardRecorder, NullRecorder
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import (
@@ -55,7 +55,7 @@ Acted = Token[generator_context.Set]
 def current_context() -> AgentContext | None:
     """Who is acting by the pushed frames alone; None outside a scope."""
     found = _acting.get()
-    if state.steps or isinstance(found, generator_context.Inside):
+    if state.steps or isinstance(found, generator_context.GeneratorEntry):
         found = _in_this_step(found)
     return found or state.outside
 
@@ -63,18 +63,18 @@ def current_context() -> AgentContext | None:
 def _in_this_step(found: generator_context.Set) -> AgentContext | None:
     """Who acts where a generator may be running, or may have left something behind."""
     running = generator_context.running(state.steps)
-    now = generator_context.in_force(found, running)
+    now = generator_context.current_entries(found, running)
     if running and not generator_context.is_of(now, running[0]):
         now = generator_context.inside(running[0].blocks[-1], running[0], now)
     if now is not found:
         _acting.set(now)  # for the tasks and threads that begin here
-    return now.acting if isinstance(now, generator_context.Inside) else now
+    return now.acting if isinstance(now, generator_context.GeneratorEntry) else now
 
 
 def pushed_in(context: Context) -> AgentContext | None:
     """Who is acting in that context by the pushed frames alone; None outside every scope."""
     found = context.get(_acting)
-    return found.acting if isinstance(found, generator_context.Inside) else found
+    return found.acting if isinstance(found, generator_context.GeneratorEntry) else found
 
 
 def current_agent() -> AgentContext | None:
@@ -111,8 +111,8 @@ def set_agent(value: AgentContext | None) -> Acted:
     return _acting.set(generator_context.inside(value, running[0], _outer(running)))
 
 
-def _outer(running: Sequence[generator_context.Steps]) -> generator_context.Set:
-    return generator_context.in_force(_acting.get(), running)
+def _outer(running: Sequence[generator_context.GeneratorSteps]) -> generator_context.Set:
+    return generator_context.current_entries(_acting.get(), running)
 
 
 def reset_agent(token: Acted) -> None:
@@ -136,7 +136,7 @@ def act(value: AgentContext, entering: FrameType) -> Callable[[], None]:
     generator = generator_context.generator_of(entering)
     if generator is None:
         return partial(reset_agent, set_agent(value))
-    opened = state.steps.setdefault(generator, generator_context.Steps())
+    opened = state.steps.setdefault(generator, generator_context.GeneratorSteps())
     before = _outer(generator_context.running(state.steps))
     opened.blocks.append(value)
     _acting.set(generator_context.inside(value, opened, before))
@@ -153,7 +153,11 @@ def act(value: AgentContext, entering: FrameType) -> Callable[[], None]:
 # --- outside every scope --------------------------------------------------------------------
 _NOWHERE: Final = AgentContext(
     AttemptContext(
-        rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=Nowhere(), is_outside=True
+        rollout_id="",
+        attempt_id="",
+        mode=Mode.PRODUCTION,
+        recorder=LostRewardRecorder(),
+        is_outside=True,
     )
 )
 _QUIET: Final = AgentContext(

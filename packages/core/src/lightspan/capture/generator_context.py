@@ -2,10 +2,10 @@
 
 A generator's body runs in the context of whoever takes its next item, and Python has no hook where
 it is left or entered again. What it sets in a ContextVar stays there when it yields, and is not
-there when the next item is taken in another context: a server may take each in another thread.
-So a block in a generator is kept with the generator's frame, and is in force where that frame is
-running: where it is found on the stack. It is in the ContextVar too (`Inside`), for the tasks and
-threads that begin in a step; whoever reads that looks first whether it has been left.
+there when the next item is taken in another context: a server may take each in another thread. So a
+block in a generator is kept with the generator's frame, and is in force where that frame is
+running: where it is found on the stack. It is in the ContextVar too (`GeneratorEntry`), for the
+tasks and threads that begin in a step; whoever reads that looks first whether it has been left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from lightspan.capture.context_types import AgentContext
 
 
-class Steps:
+class GeneratorSteps:
     """The blocks that are open in one generator."""
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Steps:
         """Who acts in each of them, the innermost last; empty when all are over."""
 
 
-class Inside(NamedTuple):
+class GeneratorEntry(NamedTuple):
     """Who acts, as it was set in a step of a generator."""
 
     acting: AgentContext | None
-    steps: Steps
+    steps: GeneratorSteps
     block: AgentContext
     """The innermost one at that time."""
     flow: object
@@ -44,11 +44,11 @@ class Inside(NamedTuple):
     """What this context had before."""
 
 
-Set = AgentContext | Inside | None
+Set = AgentContext | GeneratorEntry | None
 """What the ContextVar holds."""
 
 
-def inside(acting: AgentContext | None, steps: Steps, before: Set) -> Inside:
+def inside(acting: AgentContext | None, steps: GeneratorSteps, before: Set) -> GeneratorEntry:
     """Who acts from now on in this step.
 
     Args:
@@ -56,41 +56,45 @@ def inside(acting: AgentContext | None, steps: Steps, before: Set) -> Inside:
         steps: of the innermost generator that is running.
         before: what is in force.
     """
-    return Inside(acting, steps, steps.blocks[-1], flow(), without(steps, before))
+    return GeneratorEntry(acting, steps, steps.blocks[-1], current_flow(), without(steps, before))
 
 
-def without(steps: Steps, found: Set) -> Set:
+def without(steps: GeneratorSteps, found: Set) -> Set:
     """What a context held before the step."""
-    while isinstance(found, Inside) and found.steps is steps:
+    while isinstance(found, GeneratorEntry) and found.steps is steps:
         found = found.outer
     return found
 
 
-def in_force(found: Set, running: Sequence[Steps]) -> Set:
+def current_entries(found: Set, running: Sequence[GeneratorSteps]) -> Set:
     """What a context holds, without the steps that were left.
 
     Args:
         found: in its ContextVar.
         running: see `running`.
     """
-    while isinstance(found, Inside) and _is_left(found, running):
+    while isinstance(found, GeneratorEntry) and _is_left(found, running):
         found = found.outer
     return found
 
 
-def _is_left(found: Inside, running: Sequence[Steps]) -> bool:
+def _is_left(found: GeneratorEntry, running: Sequence[GeneratorSteps]) -> bool:
     if not found.steps.blocks:
         return True
     # Another task or thread began in the step, and may go on when the generator has yielded.
-    return found.steps not in running and found.flow is flow()
+    return found.steps not in running and found.flow is current_flow()
 
 
-def is_of(found: Set, steps: Steps) -> bool:
+def is_of(found: Set, steps: GeneratorSteps) -> bool:
     """Whether it was set in this generator's innermost block."""
-    return isinstance(found, Inside) and found.steps is steps and found.block is steps.blocks[-1]
+    return (
+        isinstance(found, GeneratorEntry)
+        and found.steps is steps
+        and found.block is steps.blocks[-1]
+    )
 
 
-def flow() -> object:
+def current_flow() -> object:
     """The task or the thread that runs."""
     try:
         return asyncio.current_task() or threading.current_thread()
@@ -105,13 +109,13 @@ _GENERATOR: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _ENTERS: Final = ("__enter__", "__aenter__")
 
 
-def running(known: Mapping[FrameType, Steps]) -> Sequence[Steps]:
+def running(known: Mapping[FrameType, GeneratorSteps]) -> Sequence[GeneratorSteps]:
     """Of the generators with open blocks whose step is running here, the innermost first.
 
     Args:
         known: the generators with open blocks.
     """
-    found: list[Steps] = []
+    found: list[GeneratorSteps] = []
     frame = sys._getframe(1) if known else None
     while frame is not None and frame.f_code is not _TURN_OF_A_LOOP:
         steps = known.get(frame)

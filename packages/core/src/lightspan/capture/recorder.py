@@ -117,7 +117,7 @@ class NullRecorder(Recorder):
         return False
 
 
-class Nowhere(NullRecorder):
+class LostRewardRecorder(NullRecorder):
     """Of a process that records, outside every attempt."""
 
     def add(self, span: Span) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lightspan import __version__
 from lightspan.errors import LightspanError, how_to_install
 from lightspan.plugins import installed_plugins
-from lightspan.progress import say
+from lightspan.progress import print_line
 from lightspan.schema.redaction import without_keys
 
 
@@ -22,18 +22,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text: str | None = options.run(options)
     except LightspanError as error:
-        say(f"lightspan: {without_keys(str(error))}", sys.stderr)
+        print_line(f"lightspan: {without_keys(str(error))}", sys.stderr)
         return 1
     except ModuleNotFoundError as error:  # what an app lacks is an `AppError`
         if error.name is None or error.name.partition(".")[0] == "lightspan":
             raise
-        say(f"lightspan: this needs {error.name!r}: {how_to_install('train')}", sys.stderr)
+        print_line(f"lightspan: this needs {error.name!r}: {how_to_install('train')}", sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     try:
         if text is not None:
-            say(text)
+            print_line(text)
     except BrokenPipeError:  # `lightspan inspect … | head`
         sys.stderr.close()  # or Python complains there, as it ends, of what it could not flush
     return 0
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         try:
             point.load().add(commands)
         except Exception as error:  # a broken plugin must not take the other commands with it
-            say(
+            print_line(
                 f"lightspan: the command {name!r} of {point.value} is left out: {error}", sys.stderr
             )
     return parser

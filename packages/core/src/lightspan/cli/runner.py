@@ -7,7 +7,7 @@ import asyncio
 import os
 from typing import Any
 
-from lightspan.progress import say
+from lightspan.progress import print_line
 
 DESCRIPTION = """\
 Run an app's attempts in this environment, for a training in another one. The two meet in the store
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> None:
                 until_idle_s=options.until_idle,
                 stay=options.stay,
             ),
-            say,
+            print_line,
         )
     )
 

@@ -23,10 +23,10 @@ With unit `agent`, group and batch are each split by agent. REINFORCE++ as publi
 tokens, which makes long rollouts count more; `reinforce_pp` takes such weights, the batch gives
 none.
 
-Where the statistics say nothing, the advantage is exactly 0 and a `Zero` says why: a group of one,
-values that are identical within a relative 1e-9, an unscored value (None, NaN, infinity: excluded
-from every statistic). With `ppo`, which compares with no other rollout, only the last; its scale is
-then 1. There is no epsilon in a denominator.
+Where the statistics say nothing, the advantage is exactly 0 and a `ZeroReason` says why: a group of
+one, values that are identical within a relative 1e-9, an unscored value (None, NaN, infinity:
+excluded from every statistic). With `ppo`, which compares with no other rollout, only the last; its
+scale is then 1. There is no epsilon in a denominator.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ABSOLUTE_TOLERANCE: Final = 1e-12
 own tiny spread they would have advantages as large as any."""
 
 
-class Zero(StrEnum):
+class ZeroReason(StrEnum):
     """Why an advantage is zero by definition."""
 
     GROUP_OF_ONE = "group_of_one"
@@ -61,14 +61,14 @@ class Zero(StrEnum):
     UNSCORED = "unscored"
 
 
-class Norm(msgspec.Struct, frozen=True):
+class BaselineScale(msgspec.Struct, frozen=True):
     """What one observation is measured against."""
 
     baseline: float
     scale: float
     size: int
     """Scored observations in the population."""
-    zero: Zero | None = None
+    zero: ZeroReason | None = None
 
     def advantage(self, credit: float) -> float:
         return 0.0 if self.zero is not None else (credit - self.baseline) / self.scale
@@ -87,7 +87,7 @@ class Observation(msgspec.Struct, frozen=True):
 # --- one population ---------------------------------------------------------------------------
 
 
-def grpo(values: Sequence[float | None]) -> list[Norm]:
+def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
     """A group's (R - mean) / std, ddof 1 (GRPO, arXiv 2402.03300).
 
     Example:
@@ -97,12 +97,12 @@ def grpo(values: Sequence[float | None]) -> list[Norm]:
     return _fill(values, lambda scored: [(_mean(scored), spread(scored))] * len(scored))
 
 
-def dr_grpo(values: Sequence[float | None]) -> list[Norm]:
+def dr_grpo(values: Sequence[float | None]) -> list[BaselineScale]:
     """A group's R - mean (Dr. GRPO, arXiv 2503.20783)."""
     return _fill(values, lambda scored: [(_mean(scored), 1.0)] * len(scored))
 
 
-def rloo(values: Sequence[float | None]) -> list[Norm]:
+def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
     """R - mean of the others in the group (RLOO, arXiv 2402.14740): Dr. GRPO times G / (G - 1)."""
 
     def others(scored: list[float]) -> list[tuple[float, float]]:
@@ -114,7 +114,7 @@ def rloo(values: Sequence[float | None]) -> list[Norm]:
 
 def reinforce_pp(
     values: Sequence[float | None], weights: Sequence[float] | None = None
-) -> list[Norm]:
+) -> list[BaselineScale]:
     """A batch's (R - mean) / std, ddof 1 (REINFORCE++, arXiv 2501.03262).
 
     Args:
@@ -133,18 +133,18 @@ def reinforce_pp(
     return _fill(values, weighted)
 
 
-def ppo(values: Sequence[float | None]) -> list[Norm]:
+def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
     """A batch's mean, and its standard deviation (ddof 1) if it has one, else 1: what a critic's
     advantages are scaled by."""
     scored = [value for value in map(usable, values) if value is not None]
-    known = Norm(_mean(scored) if scored else 0.0, 1.0, len(scored))
+    known = BaselineScale(_mean(scored) if scored else 0.0, 1.0, len(scored))
     if _why_zero(scored) is None:
         known = msgspec.structs.replace(known, scale=spread(scored))
-    missing = Norm(0.0, 1.0, len(scored), Zero.UNSCORED)
+    missing = BaselineScale(0.0, 1.0, len(scored), ZeroReason.UNSCORED)
     return [missing if usable(value) is None else known for value in values]
 
 
-def reinforce_pp_baseline(groups: Sequence[Sequence[float | None]]) -> list[list[Norm]]:
+def reinforce_pp_baseline(groups: Sequence[Sequence[float | None]]) -> list[list[BaselineScale]]:
     """(R - group mean) / std of that over the batch (the baseline form of REINFORCE++).
 
     Groups of one and groups of identical values count in the batch as the zeros that they are.
@@ -154,7 +154,7 @@ def reinforce_pp_baseline(groups: Sequence[Sequence[float | None]]) -> list[list
         norm.advantage(usable(value) or 0.0)
         for norms, group in zip(centred, groups, strict=True)
         for norm, value in zip(norms, group, strict=True)
-        if norm.zero is not Zero.UNSCORED
+        if norm.zero is not ZeroReason.UNSCORED
     ]
     squares = math.fsum(d * d for d in differences)
     scale = math.sqrt(squares / (len(differences) - 1)) if squares else 1.0
@@ -189,27 +189,27 @@ def identical(values: Sequence[float]) -> bool:
 
 def _fill(
     values: Sequence[float | None], rule: Callable[[list[float]], list[tuple[float, float]]]
-) -> list[Norm]:
+) -> list[BaselineScale]:
     """The rule's (baseline, scale) for the scored values, zeros where there is nothing to say."""
     scored = [value for value in map(usable, values) if value is not None]
     size, zero = len(scored), _why_zero(scored)
     if zero is None:
-        norms = iter([Norm(baseline, scale, size) for baseline, scale in rule(scored)])
+        norms = iter([BaselineScale(baseline, scale, size) for baseline, scale in rule(scored)])
     else:
-        norms = iter([Norm(_mean(scored), 1.0, size, zero) for _ in scored])
+        norms = iter([BaselineScale(_mean(scored), 1.0, size, zero) for _ in scored])
     return [
-        Norm(0.0, 1.0, size, Zero.UNSCORED) if usable(value) is None else next(norms)
+        BaselineScale(0.0, 1.0, size, ZeroReason.UNSCORED) if usable(value) is None else next(norms)
         for value in values
     ]
 
 
-def _why_zero(scored: Sequence[float]) -> Zero | None:
+def _why_zero(scored: Sequence[float]) -> ZeroReason | None:
     """Why these values of a population teach nothing; None if they do."""
     if not scored:
-        return Zero.UNSCORED
+        return ZeroReason.UNSCORED
     if len(scored) == 1:
-        return Zero.GROUP_OF_ONE
-    return Zero.IDENTICAL if identical(scored) else None
+        return ZeroReason.GROUP_OF_ONE
+    return ZeroReason.IDENTICAL if identical(scored) else None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -229,7 +229,7 @@ def spread(values: Sequence[float]) -> float:
 # --- a batch of groups ------------------------------------------------------------------------
 
 
-def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list[Norm]:
+def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list[BaselineScale]:
     """What each observation of a batch is measured against.
 
     Raises:
@@ -265,21 +265,21 @@ ESTIMATORS: Final[tuple[Estimator, ...]] = (
 def _by(
     observations: Sequence[Observation],
     key: Callable[[Observation], Hashable],
-    rule: Callable[[Sequence[Observation]], list[Norm]],
-) -> list[Norm]:
+    rule: Callable[[Sequence[Observation]], list[BaselineScale]],
+) -> list[BaselineScale]:
     """The rule, applied to each population by itself."""
-    norms: dict[int, Norm] = {}
+    norms: dict[int, BaselineScale] = {}
     for places in _places(observations, key).values():
         population = [observations[place] for place in places]
         norms.update(zip(places, rule(population), strict=True))
     return [norms[place] for place in range(len(observations))]
 
 
-def _against_groups(batch: Sequence[Observation]) -> list[Norm]:
+def _against_groups(batch: Sequence[Observation]) -> list[BaselineScale]:
     """`reinforce_pp_baseline` of a batch whose groups may stand in any order."""
     groups = _places(batch, lambda o: o.group_id).values()
     by_group = reinforce_pp_baseline([_values([batch[p] for p in places]) for places in groups])
-    norms: dict[int, Norm] = {}
+    norms: dict[int, BaselineScale] = {}
     for places, group in zip(groups, by_group, strict=True):
         norms.update(zip(places, group, strict=True))
     return [norms[place] for place in range(len(batch))]
@@ -302,9 +302,9 @@ def _places(
 # --- groups that teach nothing ----------------------------------------------------------------
 
 
-def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, Zero]:
+def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, ZeroReason]:
     """The groups whose advantages would all be zero, and why (rewards by group id)."""
-    reasons: dict[str, Zero] = {}
+    reasons: dict[str, ZeroReason] = {}
     for group_id, values in rewards.items():
         zero = _why_zero([value for value in map(usable, values) if value is not None])
         if zero is not None:
@@ -340,7 +340,7 @@ def needs_resampling(
 # --- why --------------------------------------------------------------------------------------
 
 
-class Term(msgspec.Struct, frozen=True):
+class CreditTerm(msgspec.Struct, frozen=True):
     """A further part of an advantage: weight · (credit - baseline) / scale."""
 
     name: str
@@ -382,7 +382,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     scale: float
     size: int
     """Observations in the statistics."""
-    zero: Zero | None
+    zero: ZeroReason | None
     turn: int = 0
     others: int = 0
     """Calls of other rollouts (with `at_grpo` of its own too) that the baseline is made of."""
@@ -390,7 +390,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Where these are; with "rollouts" the baseline is made of returns."""
     compared: float | None = None
     """What is measured against the baseline; None: `credit`."""
-    terms: tuple[Term, ...] = ()
+    terms: tuple[CreditTerm, ...] = ()
     """What is added, by rules whose advantage has several parts."""
     tokens: int
     """Trained tokens of the call."""
@@ -401,7 +401,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advantage(self) -> float:
-        plain = Norm(self.baseline, self.scale, self.size, self.zero).advantage(self._compared)
+        plain = BaselineScale(self.baseline, self.scale, self.size, self.zero).advantage(
+            self._compared
+        )
         return plain + math.fsum(term.value for term in self.terms) if self.terms else plain
 
     @property
@@ -430,6 +432,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def count_zeros(norms: Iterable[Norm]) -> dict[str, int]:
+def count_zeros(norms: Iterable[BaselineScale]) -> dict[str, int]:
     """How many observations have advantage zero by definition, by reason."""
     return dict(Counter(f"zero:{norm.zero}" for norm in norms if norm.zero is not None))

@@ -43,7 +43,14 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan.lightning.advantages import Estimator, Norm, Term, Zero, identical, spread
+from lightspan.lightning.advantages import (
+    BaselineScale,
+    CreditTerm,
+    Estimator,
+    ZeroReason,
+    identical,
+    spread,
+)
 
 Baseline = Literal["rollout", "turn", "anchor", "critic", "at_grpo", "gigpo"]
 BASELINES: Final[tuple[Baseline, ...]] = (
@@ -58,7 +65,7 @@ COMPARED_WITHOUT_ITSELF: Final[frozenset[Estimator]] = frozenset({"rloo", "ppo"}
 """Estimators whose baseline leaves the rollout itself out."""
 
 
-class Credited(msgspec.Struct, frozen=True, kw_only=True):
+class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
     """A selected call with its credit, trained or not."""
 
     rollout_id: str
@@ -74,7 +81,7 @@ class Credited(msgspec.Struct, frozen=True, kw_only=True):
     """What it is paid less because it is too long: negative, part of `credit`."""
     value: float
     """The return of its rollout."""
-    norm: Norm
+    norm: BaselineScale
     """What its rollout's return is measured against."""
     key: Hashable = None
     """What tells its state; None: it shares none."""
@@ -94,9 +101,9 @@ class Comparison(NamedTuple):
     """Other calls (with `rollout`: rollouts, itself too) that the baseline is made of."""
     against: str
     """Where these are, for people."""
-    zero: Zero | None = None
+    zero: ZeroReason | None = None
     """Why it says nothing."""
-    terms: tuple[Term, ...] = ()
+    terms: tuple[CreditTerm, ...] = ()
     """What is added."""
     expected: float | None = None
     """What a critic said of the call."""
@@ -104,7 +111,7 @@ class Comparison(NamedTuple):
     """What is measured; None: the call's credit."""
 
 
-def by_rollout(calls: Sequence[Credited], estimator: Estimator) -> list[Comparison]:
+def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
     """[calls] The estimator's own baselines, and what the calls of other rollouts are paid less on
     average: returns know nothing of penalties.
 
@@ -119,20 +126,20 @@ def by_rollout(calls: Sequence[Credited], estimator: Estimator) -> list[Comparis
     return [_with_penalty(call, rest.mean(call), estimator) for call in calls]
 
 
-def _with_penalty(call: Credited, expected: float, estimator: Estimator) -> Comparison:
+def _with_penalty(call: CallCredit, expected: float, estimator: Estimator) -> Comparison:
     norm = call.norm
     share = norm.scale / _scale(norm, estimator)
     baseline = norm.baseline + call.penalty - share * (call.penalty - expected)
     return _own(norm)._replace(baseline=baseline)
 
 
-def by_turn(calls: Sequence[Credited], estimator: Estimator) -> list[Comparison]:
+def by_turn(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
     """[calls] The mean of other rollouts' calls in the same turn."""
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     return [_by_turn(call, turns, rest, _scale(call.norm, estimator)) for call in calls]
 
 
-def by_state(calls: Sequence[Credited], estimator: Estimator, prior: float) -> list[Comparison]:
+def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) -> list[Comparison]:
     """[calls] The mean of other rollouts' calls in the same state, shrunk to that of their turn."""
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     states = _Others([call for call in calls if call.key is not None], _state)
@@ -150,12 +157,12 @@ def by_state(calls: Sequence[Credited], estimator: Estimator, prior: float) -> l
     return found
 
 
-def at_grpo(calls: Sequence[Credited]) -> list[Comparison]:
+def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
     """[calls] AT-GRPO as published."""
     found: dict[int, Comparison] = {}
     for places in _places(calls, _turn).values():
         mean, scale = _mean_and_spread([calls[place] for place in places])
-        why = Zero.GROUP_OF_ONE if len(places) == 1 else Zero.IDENTICAL
+        why = ZeroReason.GROUP_OF_ONE if len(places) == 1 else ZeroReason.IDENTICAL
         zero = why if scale is None else None
         for place in places:
             compared = Comparison(mean, scale or 1.0, len(places) - 1, "in its turn", zero)
@@ -163,9 +170,9 @@ def at_grpo(calls: Sequence[Credited]) -> list[Comparison]:
     return [found[place] for place in range(len(calls))]
 
 
-def gigpo(calls: Sequence[Credited], estimator: Estimator, omega: float) -> list[Comparison]:
+def gigpo(calls: Sequence[CallCredit], estimator: Estimator, omega: float) -> list[Comparison]:
     """[calls] GiGPO as published."""
-    terms: dict[int, Term] = {}
+    terms: dict[int, CreditTerm] = {}
     keyed = [call.key is not None for call in calls]
     for places in _places(calls, _state).values():
         mean, scale = _mean_and_spread([calls[place] for place in places])
@@ -174,7 +181,7 @@ def gigpo(calls: Sequence[Credited], estimator: Estimator, omega: float) -> list
         for place in places:
             if keyed[place]:
                 by = scale if estimator == "grpo" else 1.0
-                terms[place] = Term("state", calls[place].credit, mean, by, omega)
+                terms[place] = CreditTerm("state", calls[place].credit, mean, by, omega)
     return [
         own._replace(
             compared=call.value + call.penalty, terms=(terms[place],) if place in terms else ()
@@ -183,17 +190,17 @@ def gigpo(calls: Sequence[Credited], estimator: Estimator, omega: float) -> list
     ]
 
 
-def _own(norm: Norm) -> Comparison:
+def _own(norm: BaselineScale) -> Comparison:
     return Comparison(norm.baseline, norm.scale, norm.size, "rollouts", norm.zero)
 
 
-def _scale(norm: Norm, estimator: Estimator) -> float:
+def _scale(norm: BaselineScale, estimator: Estimator) -> float:
     if norm.zero is not None or estimator in COMPARED_WITHOUT_ITSELF or norm.size < 2:
         return norm.scale
     return norm.scale * norm.size / (norm.size - 1)
 
 
-def _by_turn(call: Credited, turns: _Others, rest: _Others, scale: float) -> Comparison:
+def _by_turn(call: CallCredit, turns: _Others, rest: _Others, scale: float) -> Comparison:
     total, count = turns.of(call)
     if count:
         return Comparison(total / count, scale, count, "in its turn", call.norm.zero)
@@ -205,7 +212,7 @@ def _shrunk(total: float, count: int, expected: float, prior: float) -> float:
     return (total + prior * expected) / (count + prior) if count + prior else expected
 
 
-def _mean_and_spread(calls: Sequence[Credited]) -> tuple[float, float | None]:
+def _mean_and_spread(calls: Sequence[CallCredit]) -> tuple[float, float | None]:
     """(mean of the credits, standard deviation of what of them are rewards); None where these are
     one, or all alike: what shapes them would be all that is learned from."""
     mean = math.fsum(call.credit for call in calls) / len(calls)
@@ -214,20 +221,20 @@ def _mean_and_spread(calls: Sequence[Credited]) -> tuple[float, float | None]:
 
 
 # --- other rollouts ---------------------------------------------------------------------------
-def _population(call: Credited) -> Hashable:
+def _population(call: CallCredit) -> Hashable:
     return call.population
 
 
-def _turn(call: Credited) -> Hashable:
+def _turn(call: CallCredit) -> Hashable:
     return call.population, call.agent_path, call.turn
 
 
-def _state(call: Credited) -> Hashable:
+def _state(call: CallCredit) -> Hashable:
     return call.population, call.agent_path, call.key
 
 
 def _places(
-    calls: Sequence[Credited], place_of: Callable[[Credited], Hashable]
+    calls: Sequence[CallCredit], place_of: Callable[[CallCredit], Hashable]
 ) -> dict[Hashable, list[int]]:
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, call in enumerate(calls):
@@ -243,14 +250,16 @@ class _Others:
         place_of: call → what it shares with others.
     """
 
-    def __init__(self, calls: Iterable[Credited], place_of: Callable[[Credited], Hashable]) -> None:
+    def __init__(
+        self, calls: Iterable[CallCredit], place_of: Callable[[CallCredit], Hashable]
+    ) -> None:
         credits: dict[Hashable, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for call in calls:
             credits[place_of(call)][call.rollout_id].append(call.credit)
         self._place_of = place_of
         self._sums = {place: _Sums.of(by_rollout) for place, by_rollout in credits.items()}
 
-    def of(self, call: Credited) -> tuple[float, int]:
+    def of(self, call: CallCredit) -> tuple[float, int]:
         """(sum, number of calls)."""
         sums = self._sums.get(self._place_of(call))
         if sums is None:
@@ -260,11 +269,11 @@ class _Others:
         # a rest that is rounded at the size of the whole would not be 0 where nothing is left
         return (math.fsum([*sums.exact, -own]) if count else 0.0), count
 
-    def count(self, call: Credited) -> int:
+    def count(self, call: CallCredit) -> int:
         """The number of calls."""
         return self.of(call)[1]
 
-    def mean(self, call: Credited) -> float:
+    def mean(self, call: CallCredit) -> float:
         """The mean over other rollouts of the mean of their calls; 0 where there is no other."""
         sums = self._sums[self._place_of(call)]
         others = len(sums.own) - (call.rollout_id in sums.own)

@@ -42,9 +42,9 @@ from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.advantages import (
     ESTIMATORS,
     OF_THE_BATCH,
+    BaselineScale,
     Estimator,
     Explanation,
-    Norm,
     Observation,
     Unit,
     check_estimator,
@@ -55,8 +55,8 @@ from lightspan.lightning.advantages import (
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
 from lightspan.lightning.baselines import (
     Baseline,
+    CallCredit,
     Comparison,
-    Credited,
     at_grpo,
     by_rollout,
     by_state,
@@ -167,7 +167,7 @@ class Batch:
     coverages: tuple[Coverage, ...] = ()
     """The coverages that were given, plus what the batch itself rejected."""
     counters: dict[str, int] = field(default_factory=dict)
-    """See `Draft.finish`."""
+    """See `BatchBuilder.finish`."""
     air: dict[str, float] = field(default_factory=dict)
     """See `lightspan.lightning.air.shaping_metrics`; empty without AIR."""
     overlong: dict[str, float] = field(default_factory=dict)
@@ -211,7 +211,7 @@ def draft_batch(
     config: BatchConfig | None = None,
     *,
     versions: Mapping[str, int] | None = None,
-) -> Draft:
+) -> BatchBuilder:
     """A batch but for what a critic says of its calls.
 
     Args:
@@ -235,10 +235,10 @@ def draft_batch(
             members.append(_member(place, episode, coverage, config))
     for member in members:
         judged[member.place] = judged[member.place].reject(member.rejected)
-    return Draft(config, episodes, judged, members, counters)
+    return BatchBuilder(config, episodes, judged, members, counters)
 
 
-class Draft:
+class BatchBuilder:
     """The scored rollouts of a step, each call with its credit.
 
     With a critic: `rows` go to it, and what it says of them to `finish`.
@@ -473,7 +473,7 @@ def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfi
 
 def _norms(
     members: Sequence[_Member], config: BatchConfig, counters: Counter[str]
-) -> dict[tuple[str, str], Norm]:
+) -> dict[tuple[str, str], BaselineScale]:
     """(rollout id, unit) → what its observation is measured against."""
     observations = [
         Observation(member.episode.rollout_id, member.episode.group_id, member.value, unit)
@@ -486,7 +486,7 @@ def _norms(
 
 
 def _comparisons(
-    members: Sequence[_Member], norms: Mapping[tuple[str, str], Norm], config: BatchConfig
+    members: Sequence[_Member], norms: Mapping[tuple[str, str], BaselineScale], config: BatchConfig
 ) -> dict[TransitionKey, Comparison]:
     """What each selected call is measured against."""
     has_potential = config.air is not None and config.air.mode == "potential"
@@ -498,7 +498,7 @@ def _comparisons(
             unit = _unit(selected.call, config)
             keys.append((episode.attempt_id, *key))
             calls.append(
-                Credited(
+                CallCredit(
                     rollout_id=episode.rollout_id,
                     population=(group, unit),
                     agent_path=selected.call.agent_path,
@@ -520,7 +520,7 @@ def _unit(call: Call, config: BatchConfig) -> str:
 
 def _expectations(
     members: Sequence[_Member],
-    norms: Mapping[tuple[str, str], Norm],
+    norms: Mapping[tuple[str, str], BaselineScale],
     config: BatchConfig,
     values: Mapping[str, Mapping[CallKey, float]],
     lam: float,
@@ -549,7 +549,7 @@ def _expectations(
     return found
 
 
-def _compared(calls: Sequence[Credited], config: BatchConfig) -> list[Comparison]:
+def _compared(calls: Sequence[CallCredit], config: BatchConfig) -> list[Comparison]:
     rule, estimator = config.credit, config.estimator
     match baseline_of(rule):
         case "rollout":
@@ -566,7 +566,7 @@ def _compared(calls: Sequence[Credited], config: BatchConfig) -> list[Comparison
 
 def _explain(
     members: Sequence[_Member],
-    norms: Mapping[tuple[str, str], Norm],
+    norms: Mapping[tuple[str, str], BaselineScale],
     comparisons: Mapping[TransitionKey, Comparison],
     config: BatchConfig,
 ) -> dict[TransitionKey, Explanation]:

@@ -141,7 +141,7 @@ def explained_variance(values: Sequence[float], targets: Sequence[float]) -> flo
     return 1.0 - _squares(errors) / _squares([target for _, target in pairs])
 
 
-def trusted_lambda(lam: float, *, fits: int, warmup: int, explained: float | None) -> float:
+def warmup_lambda(lam: float, *, fits: int, warmup: int, explained: float | None) -> float:
     """`lam` where values are fit to be built on, else 1.0, which is right whatever they are.
 
     Args:

@@ -72,7 +72,7 @@ class Relation(StrEnum):
     BROKEN = "broken"
 
 
-class Said(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True):
     """A message as it is compared."""
 
     role: str
@@ -82,7 +82,7 @@ class Said(msgspec.Struct, frozen=True):
     """(name, arguments as canonical JSON) of each tool call."""
 
     @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Said:
+    def of(cls, message: Mapping[str, Any]) -> Message:
         """The message of an OpenAI request or answer, for comparison."""
         calls = message.get("tool_calls") or ()
         return cls(
@@ -97,24 +97,24 @@ class Said(msgspec.Struct, frozen=True):
         return not self.text.strip() and not self.calls
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class CallMessages(msgspec.Struct, frozen=True):
     """What a call asked and got, as the app saw it."""
 
-    messages: tuple[Said, ...]
-    answer: Said | None = None
+    messages: tuple[Message, ...]
+    answer: Message | None = None
     tools: str = ""
     """The tools of the request, as JSON text."""
 
     @classmethod
-    def of(cls, call: Call) -> Exchange:
+    def of(cls, call: Call) -> CallMessages:
         """What a call's span says; empty without a span, or without messages in it."""
         if call.span is None:
             return cls(())
         attributes = call.span.attributes
         asked, answers = genai_messages.asked_of(attributes), genai_messages.answers_of(attributes)
-        answer = Said.of(answers[call.choice]) if call.choice < len(answers) else None
+        answer = Message.of(answers[call.choice]) if call.choice < len(answers) else None
         tools = str(attributes.get(c.TOOL_DEFINITIONS, ""))
-        return cls(tuple(map(Said.of, asked)), answer, tools)
+        return cls(tuple(map(Message.of, asked)), answer, tools)
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +165,7 @@ class Merging(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_merging(
     transitions: Sequence[Transition],
-    exchanges: Mapping[TransitionKey, Exchange],
+    exchanges: Mapping[TransitionKey, CallMessages],
     decode: Decode,
 ) -> Merging:
     """How these calls merge, and where they do not, why (see the module).
@@ -181,7 +181,7 @@ def read_merging(
     relations: dict[TransitionKey, Relation] = {}
     breaks: list[Break] = []
     for transition in transitions:
-        exchange = exchanges.get(transition.key, Exchange(()))
+        exchange = exchanges.get(transition.key, CallMessages(()))
         agent = (transition.attempt_id, transition.policy, transition.agent_path)
         history = histories.setdefault(agent, _History())
         relation = Relation.MERGED
@@ -203,7 +203,7 @@ def read_merging(
     )
 
 
-Earlier = tuple[Transition, Exchange]
+Earlier = tuple[Transition, CallMessages]
 
 
 class _History:
@@ -213,16 +213,16 @@ class _History:
     def __init__(self) -> None:
         self._by_messages: dict[int, list[Earlier]] = {}
         """Digest of all messages → the calls that asked them."""
-        self._by_answer: dict[Said, Earlier] = {}
+        self._by_answer: dict[Message, Earlier] = {}
 
-    def add(self, transition: Transition, exchange: Exchange) -> None:
+    def add(self, transition: Transition, exchange: CallMessages) -> None:
         if exchange.messages:
             digest = _digests(exchange.messages)[-1]
             self._by_messages.setdefault(digest, []).append((transition, exchange))
         if exchange.answer is not None and not exchange.answer.empty:
             self._by_answer[exchange.answer] = (transition, exchange)
 
-    def continued(self, exchange: Exchange) -> Earlier | None:
+    def continued(self, exchange: CallMessages) -> Earlier | None:
         """The call that this one continues; None: it begins a conversation."""
         digests = _digests(exchange.messages)
         for size in range(len(digests) - 1, 0, -1):
@@ -237,7 +237,7 @@ class _History:
         return None
 
 
-def _digests(said: Sequence[Said]) -> list[int]:
+def _digests(said: Sequence[Message]) -> list[int]:
     """One per prefix of the messages, from the first message alone to all of them."""
     digests, digest = [], 0
     for message in said:
@@ -248,9 +248,9 @@ def _digests(said: Sequence[Said]) -> list[int]:
 
 def _break(
     previous: Transition,
-    before: Exchange,
+    before: CallMessages,
     following: Transition,
-    after: Exchange,
+    after: CallMessages,
     decode: Decode,
 ) -> Break | None:
     """What differs; None if the following prompt begins with every token of the previous call."""
@@ -322,7 +322,7 @@ class _Texts:
         return self._decode(ids[self._start : self._place + count])
 
 
-def _changed(before: Exchange, after: Exchange) -> str:
+def _changed(before: CallMessages, after: CallMessages) -> str:
     """What the app changed between the calls; empty if it repeated everything."""
     if before.tools != after.tools:
         return "the app changed the tools"

@@ -10,7 +10,7 @@ from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import Coverage, Rejection, check_agents
 from lightspan.lightning.uncaptured_advice import asked, fix_of
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Mode, Outcome
@@ -121,8 +121,8 @@ class Health:
             return
         self._damage_told = True
         self._note(
-            f"{len(damaged)} of {many(len(episodes), 'rollout')} are damaged, so not trained (for "
-            f"example task {damaged[0].task_id}: {damaged[0].damage[0][:LONGEST_DAMAGE]})"
+            f"{len(damaged)} of {plural(len(episodes), 'rollout')} are damaged, so not trained "
+            f"(for example task {damaged[0].task_id}: {damaged[0].damage[0][:LONGEST_DAMAGE]})"
         )
 
     def _unscored(self, episodes: Sequence[Episode]) -> None:
@@ -221,7 +221,9 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
         return _check_called(episodes)
     if any(why is None for _, why in whys):
         return False
-    named = [f"{agent}: {many(count, 'call')} {why}" for (agent, why), count in whys.most_common()]
+    named = [
+        f"{agent}: {plural(count, 'call')} {why}" for (agent, why), count in whys.most_common()
+    ]
     more = f"; and {len(named) - NAMED} more reasons" if len(named) > NAMED else ""
     raise UnsupportedError(
         f"no call of the agents to train can be trained: {'; '.join(named[:NAMED])}{more}"
@@ -238,7 +240,7 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
     rejections = [entry.rejection for coverage in coverages for entry in coverage.selected]
     if rejections and all(each is Rejection.CONSTRAINED for each in rejections):
         raise UnsupportedError(
-            f"no call of the agents to train can be trained: all {many(len(rejections), 'call')} "
+            f"no call of the agents to train can be trained: all {plural(len(rejections), 'call')} "
             f"{Rejection.CONSTRAINED.text} (a response format, a strict or a forced tool), which "
             "engine and learner do not both compute (trainable_grammar): use the embedded engine "
             "and the torch learner, or ask for plain text"

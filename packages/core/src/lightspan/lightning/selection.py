@@ -1,8 +1,8 @@
 """Selection: which agents are trained, and what became of every single call.
 
-`cover` puts each call of an episode into exactly one of three classes, so that nothing is dropped
-silently: *trained*, *frozen* (its agent is not selected) or *rejected* (its agent is selected, but
-the call cannot be trained, and the reason says why).
+`classify_calls` puts each call of an episode into exactly one of three classes, so that nothing is
+dropped silently: *trained*, *frozen* (its agent is not selected) or *rejected* (its agent is
+selected, but the call cannot be trained, and the reason says why).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONGEST_NAME: Final = 100
 """Of a policy, in bytes: file systems take 255 of a name, and ours stand before and after it."""
 
 
-class Verdict(StrEnum):
+class CallStatus(StrEnum):
     """What became of a call."""
 
     TRAINED = "trained"
@@ -93,7 +93,7 @@ class CallCoverage(msgspec.Struct, frozen=True, gc=False):
     """What became of one call."""
 
     call: Call
-    verdict: Verdict
+    verdict: CallStatus
     policy: str = ""
     """The policy that the call's agent trains; empty for frozen agents."""
     rejection: Rejection | None = None
@@ -101,14 +101,14 @@ class CallCoverage(msgspec.Struct, frozen=True, gc=False):
     @property
     def reason(self) -> str:
         """Why it is not trained, for people; empty if it is."""
-        if self.verdict is Verdict.FROZEN:
+        if self.verdict is CallStatus.FROZEN:
             return f"agent {self.call.agent_path} is not selected"
         return self.rejection.text if self.rejection is not None else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coverage:
-    """What became of every call of an episode. Built by `cover`."""
+    """What became of every call of an episode. Built by `classify_calls`."""
 
     attempt_id: str
     entries: tuple[CallCoverage, ...]
@@ -118,15 +118,15 @@ class Coverage:
 
     @property
     def trained(self) -> list[Call]:
-        return [entry.call for entry in self.entries if entry.verdict is Verdict.TRAINED]
+        return [entry.call for entry in self.entries if entry.verdict is CallStatus.TRAINED]
 
     @property
     def frozen(self) -> list[Call]:
-        return [entry.call for entry in self.entries if entry.verdict is Verdict.FROZEN]
+        return [entry.call for entry in self.entries if entry.verdict is CallStatus.FROZEN]
 
     @property
     def rejected(self) -> list[CallCoverage]:
-        return [entry for entry in self.entries if entry.verdict is Verdict.REJECTED]
+        return [entry for entry in self.entries if entry.verdict is CallStatus.REJECTED]
 
     @property
     def selected(self) -> list[CallCoverage]:
@@ -151,15 +151,15 @@ class Coverage:
         if not reasons:
             return self
         entries = tuple(
-            CallCoverage(entry.call, Verdict.REJECTED, entry.policy, reasons[entry.call.key])
-            if entry.verdict is Verdict.TRAINED and entry.call.key in reasons
+            CallCoverage(entry.call, CallStatus.REJECTED, entry.policy, reasons[entry.call.key])
+            if entry.verdict is CallStatus.TRAINED and entry.call.key in reasons
             else entry
             for entry in self.entries
         )
         return Coverage(attempt_id=self.attempt_id, entries=entries, step_rewards=self.step_rewards)
 
 
-def cover(
+def classify_calls(
     episode: Episode,
     routing: Routing,
     *,
@@ -205,7 +205,7 @@ def cover(
 def _covered(call: Call, policy: str | None, reason: Rejection | None) -> CallCoverage:
     if policy is None:
         return CallCoverage(call, _FROZEN)
-    return CallCoverage(call, _TRAINED if reason is None else Verdict.REJECTED, policy, reason)
+    return CallCoverage(call, _TRAINED if reason is None else CallStatus.REJECTED, policy, reason)
 
 
 def _episode_rejection(episode: Episode, modes: Collection[Mode]) -> Rejection | None:
@@ -227,8 +227,8 @@ _OF_OUTCOME: Final = {
 
 _OK: Final = CallOutcome.OK
 _CANCELLED: Final = FinishReason.CANCELLED
-_TRAINED: Final = Verdict.TRAINED
-_FROZEN: Final = Verdict.FROZEN
+_TRAINED: Final = CallStatus.TRAINED
+_FROZEN: Final = CallStatus.FROZEN
 
 
 class _Judge(NamedTuple):

@@ -21,7 +21,7 @@ from itertools import chain, repeat
 import msgspec
 
 from lightspan.lightning.episode import Call, CallKey, Episode
-from lightspan.lightning.selection import Coverage, Verdict
+from lightspan.lightning.selection import CallStatus, Coverage
 from lightspan.schema.routing import agent_name
 from lightspan.schema.token_records import FinishReason, TokenRecord
 
@@ -110,7 +110,7 @@ def trained_transitions(episode: Episode, coverage: Coverage) -> list[Transition
     shared = (episode.rollout_id, episode.attempt_id, episode.task_id, episode.group_id)
     entries = coverage.selected
     calls = [entry.call for entry in entries]
-    trained = Verdict.TRAINED
+    trained = CallStatus.TRAINED
     return [
         Transition(*shared, call.agent_path, entry.policy, call.record, turn)
         for entry, call, turn in zip(entries, calls, turn_depths(calls), strict=True)

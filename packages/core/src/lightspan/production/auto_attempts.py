@@ -22,8 +22,8 @@ from lightspan.production import span_exporter
 from lightspan.production.options import SERVICE_NAME, RecordOptions
 from lightspan.production.redact import Redactor
 from lightspan.production.store_writer import (
-    Journal,
-    Parcel,
+    PendingWrite,
+    StoreWriter,
     more_of,
     parcel_of,
     report_of,
@@ -141,7 +141,7 @@ class OpenAttempt(Recorder):
         self._owner.over(self)
 
     # --- in the journal's thread ----------------------------------------------------------
-    def take(self) -> Parcel:
+    def take(self) -> PendingWrite:
         with self._lock:
             spans, self._spans = self._spans, []
             first, self._taken = not self._taken, True
@@ -272,7 +272,7 @@ class _Root:
         )
 
 
-class Unkept:
+class NullAttempt:
     """An attempt that is not kept (`scope.AttemptHandle`)."""
 
     def __init__(self, outer: AttemptContext, trace_id: str) -> None:
@@ -292,7 +292,7 @@ class OpenAttempts:
     def __init__(self, options: RecordOptions) -> None:
         self.options = options
         self.redactor = Redactor(options.redact)
-        self.journal = Journal(options.store, options.service)
+        self.journal = StoreWriter(options.store, options.service)
         self._resource = {SERVICE_NAME: options.service}
         self._under_way: dict[str, OpenAttempt] = {}
         self._warned = False
@@ -301,10 +301,10 @@ class OpenAttempts:
         """See `scope.start_attempt`."""
         trace_id = current_trace_id() or new_trace_id()
         if not sampled(trace_id, self.options.sample):
-            return Unkept(current.scope, trace_id)
+            return NullAttempt(current.scope, trace_id)
         if len(self._under_way) >= MOST_OPEN:
             self.journal.lose(1, f"more than {MOST_OPEN} attempts were under way at once")
-            return Unkept(current.scope, trace_id)
+            return NullAttempt(current.scope, trace_id)
         self.journal.begin()
         attempt = OpenAttempt(self, is_call=name is None)
         self._under_way[attempt.attempt_id] = attempt
@@ -330,7 +330,7 @@ class OpenAttempts:
         if not self.redactor.on:
             return span, ""
         outer = context.current_context()
-        unkept = None if outer is None else Unkept(outer.scope, span.trace_id).acting
+        unkept = None if outer is None else NullAttempt(outer.scope, span.trace_id).acting
         token = context.set_agent(unkept)
         try:
             kept, failure = self.redactor(span)

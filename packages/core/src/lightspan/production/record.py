@@ -26,7 +26,7 @@ from lightspan.capture import context, sdk_instrumentation
 from lightspan.capture.context import AgentContext, AttemptHandle
 from lightspan.errors import ConfigError
 from lightspan.production import apply_prompts, span_exporter
-from lightspan.production.auto_attempts import OpenAttempt, OpenAttempts, Unkept
+from lightspan.production.auto_attempts import NullAttempt, OpenAttempt, OpenAttempts
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
 from lightspan.production.redact import Redact, find_hook
 from lightspan.production.store_writer import EXIT_S
@@ -74,7 +74,7 @@ class Recording:
                 return self._attempts.open(current, name, given)
             except Exception as error:
                 log.warning("lightspan: an attempt could not be recorded: %r", error)
-        return Unkept(current.scope, new_trace_id())
+        return NullAttempt(current.scope, new_trace_id())
 
     def after_fork(self) -> None:
         """What is under way and what is not written yet is the parent's."""

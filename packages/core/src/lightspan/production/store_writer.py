@@ -74,7 +74,7 @@ _HOPELESS: Final = (
 """What another try does not mend."""
 
 
-class Parcel(NamedTuple):
+class PendingWrite(NamedTuple):
     """What is to be written of one attempt."""
 
     ref: AttemptRef
@@ -93,7 +93,7 @@ def parcel_of(
     *,
     started_at: float,
     report: Report,
-) -> Parcel:
+) -> PendingWrite:
     """An attempt that nobody asked for, to be written whole."""
     rollout = Rollout(
         rollout_id=rollout_id,
@@ -114,12 +114,12 @@ def parcel_of(
         started_at=started_at,
     )
     claim = Claim(rollout=rollout, attempt=attempt)
-    return Parcel(AttemptRef(attempt_id, _EPOCH), spans, claim, report)
+    return PendingWrite(AttemptRef(attempt_id, _EPOCH), spans, claim, report)
 
 
-def more_of(attempt_id: str, spans: Sequence[Span]) -> Parcel:
+def more_of(attempt_id: str, spans: Sequence[Span]) -> PendingWrite:
     """Spans that came after their attempt was written."""
-    return Parcel(AttemptRef(attempt_id, _EPOCH), spans)
+    return PendingWrite(AttemptRef(attempt_id, _EPOCH), spans)
 
 
 def report_of(attempt_id: str, status: AttemptStatus, outcome: Outcome, **more: object) -> Report:
@@ -133,7 +133,7 @@ def report_of(attempt_id: str, status: AttemptStatus, outcome: Outcome, **more: 
     )
 
 
-class Journal:
+class StoreWriter:
     """One process's queue and thread. The thread starts with `begin`.
 
     Args:
@@ -148,7 +148,7 @@ class Journal:
         self._url = url
         self._service = service
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Callable[[], Parcel], int]] = deque()
+        self._queue: deque[tuple[Callable[[], PendingWrite], int]] = deque()
         self._text = 0
         self._unwritten = 0
         """Handed over and neither written nor lost."""
@@ -180,7 +180,7 @@ class Journal:
                     self._thread.start()
                     _at_end_of_child(self)
 
-    def put(self, take: Callable[[], Parcel], size: int) -> None:
+    def put(self, take: Callable[[], PendingWrite], size: int) -> None:
         """Have something written; never blocks for long, never raises.
 
         Args:
@@ -257,7 +257,7 @@ class Journal:
 
     async def _serve(self) -> None:
         store = open_store(self._url)
-        waiting: list[Parcel] = []
+        waiting: list[PendingWrite] = []
         failures = 0
         try:
             while True:
@@ -271,7 +271,9 @@ class Journal:
             with contextlib.suppress(LightspanError, OSError, RuntimeError):
                 await store.close()
 
-    def _next(self, waiting: Sequence[Parcel], failures: int) -> tuple[list[Parcel], bool]:
+    def _next(
+        self, waiting: Sequence[PendingWrite], failures: int
+    ) -> tuple[list[PendingWrite], bool]:
         """What is to be written next; waits for it. True if it is over."""
         with self._changed:
             if waiting:  # the store failed
@@ -290,7 +292,7 @@ class Journal:
             closing = self._closing
         return [parcel for take, _ in taken if (parcel := self._taken(take))], closing
 
-    def _taken(self, take: Callable[[], Parcel]) -> Parcel | None:
+    def _taken(self, take: Callable[[], PendingWrite]) -> PendingWrite | None:
         try:
             return take()
         except Exception as error:  # one of them must not end the journal
@@ -300,13 +302,13 @@ class Journal:
                 self._changed.notify_all()
             return None
 
-    def _is_empty(self, waiting: Sequence[Parcel]) -> bool:
+    def _is_empty(self, waiting: Sequence[PendingWrite]) -> bool:
         with self._changed:
             return not waiting and not self._queue
 
     async def _deliver(
-        self, store: Store, parcels: Sequence[Parcel]
-    ) -> tuple[list[Parcel], Exception | None]:
+        self, store: Store, parcels: Sequence[PendingWrite]
+    ) -> tuple[list[PendingWrite], Exception | None]:
         """Write them; returns those to be tried again, and why."""
         try:
             await store.open()
@@ -317,7 +319,7 @@ class Journal:
             self._opened.set()
         writes = (write_parcel(store, parcel) for parcel in parcels)
         results = await asyncio.gather(*writes, return_exceptions=True)
-        again: list[Parcel] = []
+        again: list[PendingWrite] = []
         trouble: Exception | None = None
         for parcel, result in zip(parcels, results, strict=True):
             if isinstance(result, _HOPELESS):
@@ -345,7 +347,7 @@ class Journal:
             log.warning("lightspan: %s (recording %r to %s)", text, self._service, self._url)
 
 
-async def write_parcel(store: Store, parcel: Parcel) -> None:
+async def write_parcel(store: Store, parcel: PendingWrite) -> None:
     """Write a parcel to an open store. Every step may be repeated."""
     if parcel.claim is not None:
         await store.start([parcel.claim])
@@ -380,7 +382,7 @@ def _size_of(attributes: Mapping[str, Any]) -> int:
     return sum(len(value) for value in attributes.values() if isinstance(value, str))
 
 
-def _at_end_of_child(journal: Journal) -> None:
+def _at_end_of_child(journal: StoreWriter) -> None:
     """A child of `multiprocessing` ends without the interpreter's own end."""
     if multiprocessing.parent_process() is not None:
         from multiprocessing import util
@@ -388,4 +390,12 @@ def _at_end_of_child(journal: Journal) -> None:
         util.Finalize(None, journal.close, exitpriority=0)
 
 
-__all__ = ["Journal", "Parcel", "more_of", "parcel_of", "report_of", "text_size", "write_parcel"]
+__all__ = [
+    "PendingWrite",
+    "StoreWriter",
+    "more_of",
+    "parcel_of",
+    "report_of",
+    "text_size",
+    "write_parcel",
+]

@@ -20,8 +20,8 @@ from lightspan.capture.entry import open_scope
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.app import App, Inputs, attempt_llm
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
-from lightspan.runners.gateway_probe import Way
-from lightspan.runners.outcome import STOPPED, Ending, classify, returned
+from lightspan.runners.gateway_probe import GatewayEndpoint
+from lightspan.runners.outcome import STOPPED, AttemptResult, classify, returned
 from lightspan.runners.stack_location import in_words, of_coroutine
 from lightspan.schema import clock, semconv as c
 from lightspan.schema.provenance import uncaptured_attributes
@@ -51,7 +51,7 @@ lease runs out another runner takes over, as if this one had died. The journal a
 whose writes nobody repeats for them, try for longer."""
 
 
-class Host(Protocol):
+class RunnerContext(Protocol):
     """What an attempt needs of its runner."""
 
     @property
@@ -78,11 +78,11 @@ class Host(Protocol):
         """Claim nothing more of this run: it asks for another app."""
         ...
 
-    def doubt(self, way: Way) -> None:
+    def doubt(self, way: GatewayEndpoint) -> None:
         """An attempt was lost for want of its gateway."""
         ...
 
-    def leave_alone(self, attempt: AttemptRun, ending: Ending) -> None:
+    def leave_alone(self, attempt: AttemptRun, ending: AttemptResult) -> None:
         """Report an attempt whose app does not end, and wait for it no longer."""
         ...
 
@@ -94,13 +94,13 @@ class Host(Protocol):
 class AttemptRun:
     """One attempt in the hands of a runner."""
 
-    def __init__(self, host: Host, claim: Claim) -> None:
+    def __init__(self, host: RunnerContext, claim: Claim) -> None:
         self.claim = claim
         self.ref = AttemptRef(claim.attempt.attempt_id, claim.attempt.epoch)
         self.task: asyncio.Task[None] | None = None
         self.deadline: float | None = None
         """When the app has to have ended, by `clock.monotonic`; None while there is no limit."""
-        self.ending: Ending | None = None
+        self.ending: AttemptResult | None = None
         """How the app has ended; what is left is to report."""
         self._host = host
         self._store = host.store
@@ -130,14 +130,14 @@ class AttemptRun:
         if ending.outcome is Outcome.INFRASTRUCTURE and self._scope and self._scope.gateway_url:
             relayed = bool(self._host.config.relay)
             token = self._scope.call_token if relayed else ""
-            self._host.doubt(Way(self._scope.gateway_url, token))
+            self._host.doubt(GatewayEndpoint(self._scope.gateway_url, token))
         await self.finish(ending)
 
-    async def _prepared_and_executed(self) -> Ending:
+    async def _prepared_and_executed(self) -> AttemptResult:
         try:
             self._scope, inputs = await self._prepare()
         except LightspanError as error:
-            return Ending(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, str(error))
+            return AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, str(error))
         return await self._execute(self._scope, inputs)
 
     @property
@@ -158,17 +158,17 @@ class AttemptRun:
             log.warning("attempt %s lost its lease and is stopped", self.ref.attempt_id)
             self.stop()
 
-    def too_long(self, why: str = "") -> Ending:
+    def too_long(self, why: str = "") -> AttemptResult:
         """The ending of an app that has run out of time."""
         text = f"the app ran longer than {self.claim.rollout.timeout_s:g} s{why}"
-        return Ending(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
+        return AttemptResult(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
 
-    def _expect_end(self, ending: Ending) -> None:
+    def _expect_end(self, ending: AttemptResult) -> None:
         """The app is being cancelled: report it so if it goes on all the same."""
         grace_s = self._host.config.grace_s
         asyncio.get_running_loop().call_later(grace_s, self._give_up, ending)
 
-    def _give_up(self, ending: Ending) -> None:
+    def _give_up(self, ending: AttemptResult) -> None:
         if self.task is None or self.task.done() or self.ending is not None:
             return
         where = in_words(of_coroutine(self.task.get_coro()))
@@ -198,7 +198,7 @@ class AttemptRun:
         )
         return scope, Inputs(rollout, resources, attempt_llm(scope))
 
-    async def _execute(self, scope: AttemptContext, inputs: Inputs) -> Ending:
+    async def _execute(self, scope: AttemptContext, inputs: Inputs) -> AttemptResult:
         app = self._host.app
         if self._host.config.environment:
             os.environ[TOKEN_VARIABLE] = scope.call_token
@@ -224,7 +224,7 @@ class AttemptRun:
             return self._failed(scope, value.error)
         return returned(value)
 
-    def _failed(self, scope: AttemptContext, error: BaseException) -> Ending:
+    def _failed(self, scope: AttemptContext, error: BaseException) -> AttemptResult:
         span = self._span(
             scope,
             name="lightspan.exception",
@@ -279,7 +279,7 @@ class AttemptRun:
             if inspect.iscoroutine(value):
                 value.close()  # nobody will await it
 
-    async def finish(self, ending: Ending, store: Store | None = None) -> None:
+    async def finish(self, ending: AttemptResult, store: Store | None = None) -> None:
         """Keep the spans and report; nothing if that was begun already.
 
         Args:
@@ -313,7 +313,9 @@ class AttemptRun:
             return msgspec.structs.replace(report, damage=damage)
         return report
 
-    def _recorded(self, scope: AttemptContext, ending: Ending) -> tuple[list[Span], list[str]]:
+    def _recorded(
+        self, scope: AttemptContext, ending: AttemptResult
+    ) -> tuple[list[Span], list[str]]:
         """The spans that are to be kept, and the capture errors."""
         recorder = scope.recorder
         recorder.is_over = True

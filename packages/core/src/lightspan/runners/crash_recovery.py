@@ -29,7 +29,7 @@ _READ_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class ProcessExit:
     """How a runner process ended.
 
     Args:
@@ -86,9 +86,9 @@ def describe_exit(exit_code: int | None) -> str:
     return f"died by signal {-exit_code} ({name})"
 
 
-async def bury(death: Death, store: Store, run_id: str | None) -> list[Report]:
+async def bury(death: ProcessExit, store: Store, run_id: str | None) -> list[Report]:
     """End the attempts that the process had under way; returns how. Of a group that is lost
-    (`Death.is_group`) those of all its processes."""
+    (`ProcessExit.is_group`) those of all its processes."""
     running = await store.rollouts(run_id=run_id, status=[RolloutStatus.RUNNING])
     rollouts = {state.rollout.rollout_id: state.rollout for state in running}
     ids = list(rollouts)

@@ -21,7 +21,7 @@ _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Ignores HTTP_PROXY, as the client of the store does."""
 
 
-class Way(NamedTuple):
+class GatewayEndpoint(NamedTuple):
     """Of an attempt's model calls."""
 
     url: str

@@ -27,8 +27,8 @@ import msgspec
 from lightspan import child_processes
 from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import foreign_python
-from lightspan.runners.crash_recovery import QUICK_S, Death, bury, describe_exit
-from lightspan.runners.process_main import DAMAGED, Order, Word, work
+from lightspan.runners.crash_recovery import QUICK_S, ProcessExit, bury, describe_exit
+from lightspan.runners.process_main import DAMAGED, WorkerCommand, WorkerStatus, work
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
 from lightspan.schema import clock
 from lightspan.schema.records import new_id
@@ -64,7 +64,7 @@ class _Worker:
     started: float
     plan: RunnerPlan
     """Its own."""
-    latest: Word = field(default_factory=Word)
+    latest: WorkerStatus = field(default_factory=WorkerStatus)
     """What the process said last."""
     silence_s: float = 0.0
     """For how long it has said nothing, in looks: while we were suspended, so was the process."""
@@ -74,7 +74,7 @@ class _Worker:
         self.silence_s += _POLL_INTERVAL_S
         with contextlib.suppress(EOFError, OSError, *DAMAGED):
             while self.lifeline.poll():
-                self.latest = msgspec.json.decode(self.lifeline.recv_bytes(), type=Word)
+                self.latest = msgspec.json.decode(self.lifeline.recv_bytes(), type=WorkerStatus)
                 self.silence_s = 0.0
 
     @property
@@ -99,13 +99,13 @@ class _Worker:
         self.process.join(_ABORT_S)
         self.kill()
 
-    def death(self, *, is_silent: bool) -> Death:
+    def death(self, *, is_silent: bool) -> ProcessExit:
         """Return how the process, which is dead, ended."""
         silence = f"said nothing for {self.silence_s:.0f} s, as if something kept the GIL, and was"
         how = f"{silence} ended" if is_silent else describe_exit(self.process.exitcode)
         if self.latest.reason:
             how = f"ended itself, because {self.latest.reason}"
-        return Death(
+        return ProcessExit(
             runner=self.name,
             how=self.latest.leaves or how,
             is_blameless=bool(self.latest.leaves),
@@ -193,13 +193,13 @@ class LocalRunners:
         """Have processes that join (`RunnerPlan.joins`) work for these runs from now on."""
         self._runs = list(run_ids)
         for worker in self._workers:
-            _order(worker, Order(runs=self._runs))
+            _order(worker, WorkerCommand(runs=self._runs))
 
     async def drain(self) -> None:
         """Claim nothing more; returns when the attempts under way have ended."""
         await self._end_supervision()
         for worker in self._workers:
-            _order(worker, Order(stop=True))
+            _order(worker, WorkerCommand(stop=True))
         leaving = list(self._workers)
         while leaving:
             for worker in list(leaving):
@@ -299,7 +299,7 @@ class LocalRunners:
                 "app's modules with app_dirs=)"
             )
         try:
-            word = msgspec.json.decode(worker.lifeline.recv_bytes(), type=Word)
+            word = msgspec.json.decode(worker.lifeline.recv_bytes(), type=WorkerStatus)
         except (EOFError, OSError):
             worker.process.join(5)
             if worker.process.exitcode == _UNGUARDED_EXIT:
@@ -317,7 +317,7 @@ class LocalRunners:
         if word.error is not None:
             raise AppError(word.error + where)
         if self._runs is not None:
-            _order(worker, Order(runs=self._runs))
+            _order(worker, WorkerCommand(runs=self._runs))
 
     async def _supervise(self) -> None:
         while True:
@@ -331,7 +331,7 @@ class LocalRunners:
                         self._failure = _explained(error)
                         return
 
-    async def _death(self, worker: _Worker) -> Death | None:
+    async def _death(self, worker: _Worker) -> ProcessExit | None:
         """Return how a process has ended, or was ended for its silence; None while it lives."""
         # Its death is seen before what it has said is read: nothing of it is missed.
         is_dead = not worker.process.is_alive()
@@ -341,7 +341,7 @@ class LocalRunners:
             await asyncio.to_thread(worker.abort)
         return worker.death(is_silent=is_silent) if is_dead or is_silent else None
 
-    async def _bury(self, death: Death) -> None:
+    async def _bury(self, death: ProcessExit) -> None:
         """End the attempts that a process had under way. Where the store does not do that, as a
         server that starts again, they end with their leases: nothing is lost by it but time."""
         assert self._plan is not None
@@ -352,7 +352,7 @@ class LocalRunners:
         except LightspanError as error:
             log.warning("the attempts of runner %s end with their leases: %s", death.runner, error)
 
-    async def _replace(self, dead: _Worker, death: Death) -> None:
+    async def _replace(self, dead: _Worker, death: ProcessExit) -> None:
         is_quick = clock.monotonic() - dead.started < QUICK_S
         is_useless = is_quick and not death.is_blameless and not dead.latest.claimed
         self._useless = self._useless + 1 if is_useless else 0
@@ -398,7 +398,7 @@ def _explained(error: Exception) -> LightspanError:
     return failure
 
 
-def _order(worker: _Worker, order: Order) -> None:
+def _order(worker: _Worker, order: WorkerCommand) -> None:
     with contextlib.suppress(OSError):  # it has just died, and its successor is told
         worker.lifeline.send_bytes(msgspec.json.encode(order))
 

@@ -27,7 +27,7 @@ from lightspan.runners.stack_location import in_words, of_frame
 from lightspan.schema import clock
 from lightspan.schema.spans import text_of
 from lightspan.stores import open_store
-from lightspan.stores.aio import keep_time, within
+from lightspan.stores.aio import use_real_clock, wait_for_event
 from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Guard:
         self._over = asyncio.Event()
         # of the standard library, whatever policy the app has set
         self._own_loop = asyncio.SelectorEventLoop()
-        keep_time(self._own_loop)
+        use_real_clock(self._own_loop)
         self._thread = threading.Thread(target=self._run, name="lightspan-guard", daemon=True)
 
     async def __aenter__(self) -> Self:
@@ -91,7 +91,7 @@ class Guard:
     async def _work(self) -> None:
         async with open_store(self._store_url) as store:
             extending = asyncio.create_task(self._extend(store))
-            while not await within(LOOK_S, self._over):
+            while not await wait_for_event(LOOK_S, self._over):
                 self._beat()
                 await self._look(store)
                 if extending.done():

@@ -22,7 +22,7 @@ _STATUS_OF: Final = {
 }
 
 
-class Ending(NamedTuple):
+class AttemptResult(NamedTuple):
     """How an attempt ended: the fields of its report that the app decides."""
 
     status: AttemptStatus
@@ -33,26 +33,26 @@ class Ending(NamedTuple):
     """False for a lost attempt that uses up no try."""
 
 
-STOPPED: Final = Ending(AttemptStatus.LOST, Outcome.CANCELLED, "stopped", counts=False)
+STOPPED: Final = AttemptResult(AttemptStatus.LOST, Outcome.CANCELLED, "stopped", counts=False)
 """The runner lost the lease or is going: the rollout is queued again, and no try is used up."""
 
 
-def returned(value: Any) -> Ending:
+def returned(value: Any) -> AttemptResult:
     """What a value that the app returned means for the attempt: its reward, if it is one."""
     try:
-        return Ending(AttemptStatus.SUCCEEDED, Outcome.OK, reward=parse_reward(value))
+        return AttemptResult(AttemptStatus.SUCCEEDED, Outcome.OK, reward=parse_reward(value))
     except RewardError as error:
         reason = text_of(error)
     except BaseException as error:  # the app's object makes what it likes of float() and repr()
         reason = f"a reward that cannot be read: {type(error).__name__}: {text_of(error)}"
-    return Ending(AttemptStatus.FAILED, Outcome.BAD_REWARD, f"the app returned: {reason}")
+    return AttemptResult(AttemptStatus.FAILED, Outcome.BAD_REWARD, f"the app returned: {reason}")
 
 
-def classify(error: BaseException, gateway_url: str | None) -> Ending:
+def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
     """What an exception of the app means for the attempt."""
     if isinstance(error, ProgramError):
         status = _STATUS_OF.get(error.outcome, AttemptStatus.FAILED)
-        return Ending(status, error.outcome, text_of(error))
+        return AttemptResult(status, error.outcome, text_of(error))
     message = _told(error)
     # An app may catch what the gateway answered and raise its own: the reason lies further down.
     for cause in _causes(error):
@@ -61,10 +61,10 @@ def classify(error: BaseException, gateway_url: str | None) -> Ending:
         except BaseException:  # the app's exception makes what it likes of its attributes
             continue
         if isinstance(code, str) and code == CONTEXT_OVERFLOW:
-            return Ending(AttemptStatus.FAILED, Outcome.CONTEXT_OVERFLOW, message)
+            return AttemptResult(AttemptStatus.FAILED, Outcome.CONTEXT_OVERFLOW, message)
         if is_unreachable:
-            return Ending(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, message)
-    return Ending(AttemptStatus.FAILED, Outcome.APP_ERROR, message)
+            return AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, message)
+    return AttemptResult(AttemptStatus.FAILED, Outcome.APP_ERROR, message)
 
 
 _MOST_TOLD: Final = 3

@@ -1,8 +1,8 @@
 """What runs inside a runner process, and what it and its parent say to each other.
 
 They talk over one connection, in JSON: the parent may have another version of Python. The
-connection is a lifeline too: it ends when the parent does, even by `kill -9`, and the process
-with it. A process says every moment that it is well (`_Voice`): one that is silent is ended.
+connection is a lifeline too: it ends when the parent does, even by `kill -9`, and the process with
+it. A process says every moment that it is well (`_StatusReporter`): one that is silent is ended.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema import clock
 from lightspan.stores import open_store, relay_url, take_credentials
-from lightspan.stores.aio import keep_time, within
+from lightspan.stores.aio import use_real_clock, wait_for_event
 from lightspan.stores.credentials import keep_secrets
 from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
 STUCK_EXIT: Final = 3
-"""Exit code of a process that gave itself up; why, it has said (`Word`)."""
+"""Exit code of a process that gave itself up; why, it has said (`WorkerStatus`)."""
 _STUCK: Final = "holds a stuck app"
 _END_S: Final = 8.0
 """How long apps may take to end when the parent is gone: if it is not, it kills us after 10 s."""
@@ -52,7 +52,7 @@ DAMAGED: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 """What decoding raises where a message is none of ours."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A message from the parent to a process."""
 
     runs: list[str] | None = None
@@ -61,7 +61,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Claim nothing more, and end with the attempts under way."""
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A message from a process to its parent; the first one says whether it has the app.
 
     The two may have different versions of lightspan: fields are only ever added, with a default.
@@ -114,13 +114,13 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
         take_credentials(plan.store_url)
         app = load_app(plan.app)
     except LightspanError as error:
-        _say(lifeline, Word(error=str(error)))
+        _send(lifeline, WorkerStatus(error=str(error)))
         return
-    _say(lifeline, Word())
+    _send(lifeline, WorkerStatus())
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        keep_time(loop)
-        task = loop.create_task(_work(plan, app, name, lifeline, _Voice(lifeline)))
+        use_real_clock(loop)
+        task = loop.create_task(_work(plan, app, name, lifeline, _StatusReporter(lifeline)))
         # A task of the app's own that raises SystemExit keeps it for whoever awaits the task, but
         # asyncio lets it out of the loop as well, past every attempt under way.
         while not task.done():
@@ -128,9 +128,11 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
                 loop.run_until_complete(task)
 
 
-async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voice: _Voice) -> None:
+async def _work(
+    plan: RunnerPlan, app: App, name: str, lifeline: Connection, voice: _StatusReporter
+) -> None:
     """Work until told to end, or until an app is stuck, which ends the process."""
-    control = _Control(lifeline, asyncio.get_running_loop())
+    control = _CommandReader(lifeline, asyncio.get_running_loop())
     if plan.joins and not await control.has_runs():
         return
     config = RunnerConfig(
@@ -161,7 +163,9 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
     leaving.start()
 
 
-async def _opened(plan: RunnerPlan, control: _Control, voice: _Voice) -> Store | None:
+async def _opened(
+    plan: RunnerPlan, control: _CommandReader, voice: _StatusReporter
+) -> Store | None:
     """The store, open; None where the process is to end before somebody answers there.
 
     A server that starts again is waited for as by a process that works already (`Runner`): for a
@@ -191,7 +195,7 @@ def _end_process(code: int) -> None:
     os._exit(code)
 
 
-class _Voice:
+class _StatusReporter:
     """Says how a runner is; from any thread."""
 
     runner: Runner | None = None
@@ -206,7 +210,7 @@ class _Voice:
         """Say what it has claimed and what is under way, unless nobody listens."""
         runner = self.runner
         with self._speaking:  # whole: what was said last is what holds when the process dies
-            word = Word(
+            word = WorkerStatus(
                 beats=True,
                 leaves=leaves,
                 reason=reason,
@@ -215,7 +219,7 @@ class _Voice:
             )
             # A parent that is busy for minutes must not keep us from extending the leases.
             if self._writable.poll(0):
-                _say(self._lifeline, word)
+                _send(self._lifeline, word)
 
     def end(self, reason: str | None) -> None:
         """End the process: for this reason, or because an app is stuck."""
@@ -223,12 +227,12 @@ class _Voice:
         _end_process(STUCK_EXIT)
 
 
-def _say(lifeline: Connection, word: Word) -> None:
+def _send(lifeline: Connection, word: WorkerStatus) -> None:
     with contextlib.suppress(OSError):  # the parent is gone, and this process with it
         lifeline.send_bytes(msgspec.json.encode(word))
 
 
-class _Control:
+class _CommandReader:
     """Hands the parent's orders to the runner, from a thread; aborts it when the parent is gone."""
 
     def __init__(self, lifeline: Connection, loop: asyncio.AbstractEventLoop) -> None:
@@ -252,7 +256,7 @@ class _Control:
         deadline = clock.monotonic() + seconds
         while not self._ended and (left_s := deadline - clock.monotonic()) > 0:
             self._changed.clear()
-            await within(left_s, self._changed)
+            await wait_for_event(left_s, self._changed)
         return self._ended
 
     def lead(self, runner: Runner) -> None:
@@ -265,14 +269,14 @@ class _Control:
         # could end this process, and it has to end by itself.
         with contextlib.suppress(EOFError, OSError, RuntimeError, *DAMAGED):
             while True:
-                order = msgspec.json.decode(self._lifeline.recv_bytes(), type=Order)
+                order = msgspec.json.decode(self._lifeline.recv_bytes(), type=WorkerCommand)
                 self._loop.call_soon_threadsafe(self._obey, order)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abort)
         time.sleep(_END_S)
         _end_process(4)  # the app did not let go
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: WorkerCommand) -> None:
         if order.runs is not None:
             self._runs = order.runs
         self._ended = self._ended or order.stop

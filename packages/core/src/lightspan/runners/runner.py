@@ -27,12 +27,12 @@ from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.attempt import AttemptRun
-from lightspan.runners.gateway_probe import PROBE_S, Way
-from lightspan.runners.outcome import STOPPED, Ending
+from lightspan.runners.gateway_probe import PROBE_S, GatewayEndpoint
+from lightspan.runners.outcome import STOPPED, AttemptResult
 from lightspan.schema import clock
 from lightspan.schema.records import Claim, new_id
 from lightspan.schema.resources import NamedResources
-from lightspan.stores.aio import within
+from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Runner:
         self._freed = asyncio.Event()
         self._stuck = 0
         self._main: asyncio.Task[Any] | None = None
-        self._doubted: tuple[Way, float] | None = None
+        self._doubted: tuple[GatewayEndpoint, float] | None = None
         """A gateway that an attempt could not reach, and since when, by `clock.monotonic`."""
         self._has_told_doubt = False
         self._leaving = False
@@ -205,7 +205,7 @@ class Runner:
             is_alone = any(attempt.claim.alone for attempt in self.attempts)
             free = 0 if is_alone else self.config.slots - len(self._tasks)
             if free and not await self._can_reach_gateway():
-                await within(PROBE_S, self._stopping)
+                await wait_for_event(PROBE_S, self._stopping)
                 continue
             claims = await self._claim(free) if free else []
             if claims:
@@ -226,7 +226,7 @@ class Runner:
         """
         if self._has_looked:
             self._has_looked = False
-            await within(random.uniform(0.5, 1.5) * self.config.poll_s, self._freed)
+            await wait_for_event(random.uniform(0.5, 1.5) * self.config.poll_s, self._freed)
             return
         self._look = self._look or asyncio.create_task(self._look_for_work(list(self._runs)))
         freed = asyncio.create_task(self._freed.wait())
@@ -250,7 +250,7 @@ class Runner:
             self._look.cancel()
         self._look = None
 
-    def doubt(self, way: Way) -> None:
+    def doubt(self, way: GatewayEndpoint) -> None:
         """An attempt was lost for want of its gateway: see that it is there before others are lost
         in the same way, as where the trainer was killed a moment ago."""
         self._doubted = self._doubted or (way, clock.monotonic())
@@ -356,7 +356,7 @@ class Runner:
         attempts = [self.attempt(ref.attempt_id) for ref in lost]
         return [attempt for attempt in attempts if attempt is not None]
 
-    def leave_alone(self, attempt: AttemptRun, ending: Ending) -> None:
+    def leave_alone(self, attempt: AttemptRun, ending: AttemptResult) -> None:
         """Report an attempt whose app does not end, and wait for it no longer."""
         assert attempt.task is not None
         self.count_stuck(1)

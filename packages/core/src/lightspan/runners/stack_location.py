@@ -24,7 +24,7 @@ _WAITING: Final = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_
 """Where coroutines and generators keep their frame, and what they wait for."""
 
 
-class Place(NamedTuple):
+class StackLocation(NamedTuple):
     """A line of a program that is being executed."""
 
     file: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     function: str
 
 
-def in_words(places: Sequence[Place]) -> str:
+def in_words(places: Sequence[StackLocation]) -> str:
     """Where it is.
 
     Args:
@@ -47,19 +47,19 @@ def in_words(places: Sequence[Place]) -> str:
     return kept_text(f"`{source[:_LONGEST_LINE]}` at {at}" if source else at)
 
 
-def of_frame(frame: FrameType | None) -> Iterator[Place]:
+def of_frame(frame: FrameType | None) -> Iterator[StackLocation]:
     """The places of a frame and of its callers."""
     while frame is not None:
         code = frame.f_code
         # between two lines a frame may be at none
         line = frame.f_lineno or code.co_firstlineno
-        yield Place(code.co_filename, line, code.co_name)
+        yield StackLocation(code.co_filename, line, code.co_name)
         frame = frame.f_back
 
 
-def of_coroutine(coroutine: Any) -> list[Place]:
+def of_coroutine(coroutine: Any) -> list[StackLocation]:
     """The places where a coroutine waits and where those do that it waits for, innermost first."""
-    places: list[Place] = []
+    places: list[StackLocation] = []
     while coroutine is not None:
         names = next((each for each in _WAITING if hasattr(coroutine, each[0])), None)
         frame = None if names is None else getattr(coroutine, names[0])
@@ -70,5 +70,5 @@ def of_coroutine(coroutine: Any) -> list[Place]:
     return places[::-1]
 
 
-def _is_app(place: Place) -> bool:
+def _is_app(place: StackLocation) -> bool:
     return not place.file.startswith(_OURS) and _INSTALLED.search(place.file) is None

@@ -21,7 +21,7 @@ from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole, new_id
 from lightspan.schema.validation import check_number
 from lightspan.stores import open_store, public_url
-from lightspan.stores.aio import within
+from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
 
 LOOK_S: Final = 0.5
@@ -254,7 +254,7 @@ class _Joiner:
 
     async def _paused(self) -> bool:
         """Wait a moment; True if the runner was told to end."""
-        return await within(LOOK_S, self._interrupted)
+        return await wait_for_event(LOOK_S, self._interrupted)
 
     # --- the end --------------------------------------------------------------------------
     async def _end(self) -> None:

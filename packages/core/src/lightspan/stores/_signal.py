@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from lightspan.stores.aio import within
+from lightspan.stores.aio import wait_for_event
 
 
 class Signal:
@@ -54,5 +54,5 @@ class Waiter:
 
     async def wait(self, timeout_s: float) -> None:
         """Return when woken since the last wait, or after the time."""
-        await within(timeout_s, self._event)
+        await wait_for_event(timeout_s, self._event)
         self._event.clear()

@@ -1,5 +1,5 @@
-"""Event loops for plain code (`run_sync`), and by the real clock (`keep_time`); a wait for an event
-that has an end (`within`)."""
+"""Event loops for plain code (`run_sync`), and by the real clock (`use_real_clock`); a wait for an
+event that has an end (`wait_for_event`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightspan.schema import clock
 T = TypeVar("T")
 
 
-async def within(timeout_s: float | None, event: asyncio.Event) -> bool:
+async def wait_for_event(timeout_s: float | None, event: asyncio.Event) -> bool:
     """Wait for the event; False if it did not come in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
@@ -27,7 +27,7 @@ async def within(timeout_s: float | None, event: asyncio.Event) -> bool:
     return event.is_set()
 
 
-def keep_time(loop: asyncio.AbstractEventLoop) -> None:
+def use_real_clock(loop: asyncio.AbstractEventLoop) -> None:
     """Have the loop's timers go by the real clock, whatever becomes of `time.monotonic`."""
     if isinstance(loop, asyncio.BaseEventLoop):  # others, as uvloop's, have a clock of their own
         loop.time = clock.monotonic  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.training.results import Evaluation
 from lightspan.training.statistics import paired_gain
 
@@ -124,7 +124,7 @@ def no_group_varies(train: Sequence[Line]) -> str:
     if groups < MAX_IDLE_GROUPS:
         return ""
     return (
-        f"no group varied in the latest {many(len(latest), 'step')}: in each of {groups} the "
+        f"no group varied in the latest {plural(len(latest), 'step')}: in each of {groups} the "
         "rollouts had equal rewards, so there was nothing to learn from. Give tasks that are "
         "neither solved nor failed each time, a reward that pays for part of a solution, a larger "
         "group_size, a higher temperature, or resample=3"

@@ -23,7 +23,7 @@ STATE: Final = "state.json"
 LEARNER: Final = "learner"
 
 
-class Life(msgspec.Struct, frozen=True, array_like=True):
+class RunSegment(msgspec.Struct, frozen=True, array_like=True):
     """What a run trained between two interruptions."""
 
     name: str
@@ -46,7 +46,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Tasks of groups that an interruption cut off: they come again before any others."""
     untrained: list[str] = msgspec.field(default_factory=list)
     """Those groups."""
-    lives: list[Life] = msgspec.field(default_factory=list)
+    lives: list[RunSegment] = msgspec.field(default_factory=list)
     """Which rollouts were trained: those that each life made in its steps."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
     """Policy → the version that its weights were last served as."""

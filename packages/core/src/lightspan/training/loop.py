@@ -13,12 +13,12 @@ from lightspan.progress import duration
 from lightspan.schema.records import Json
 from lightspan.training import checkpoints
 from lightspan.training.alerts import Alert, AlertMonitor
-from lightspan.training.checkpoints import Life
+from lightspan.training.checkpoints import RunSegment
 from lightspan.training.cpu_meter import Meter, last_seconds
 from lightspan.training.folder import EvaluationKind
 from lightspan.training.listeners import Listeners, RunEvent
-from lightspan.training.manifest import Served, fit_result, write_result
-from lightspan.training.model_selection import Standing
+from lightspan.training.manifest import ServedRun, fit_result, write_result
+from lightspan.training.model_selection import BestSoFar
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 from lightspan.training.session import Session
 from lightspan.training.sinks import SinkRun, Sinks
@@ -51,7 +51,7 @@ class TrainingLoop:
         seconds = self._state.seconds
         seconds |= last_seconds(self._folder)
         self._alerts = AlertMonitor()
-        self._standing = Standing.of(self._folder.evaluations("selection"))
+        self._standing = BestSoFar.of(self._folder.evaluations("selection"))
         self._trains = self._settings.has_policies
         self._meter = Meter(
             session.engine if self._trains else None,
@@ -156,7 +156,7 @@ class TrainingLoop:
         state.algorithm = session.algorithm.state()
         state.lives = [life for life in state.lives if life.name != session.life]
         if state.step >= self._first_step:
-            state.lives.append(Life(session.life, self._first_step, state.step))
+            state.lives.append(RunSegment(session.life, self._first_step, state.step))
         best = self._standing.best
         save = partial(
             checkpoints.save,
@@ -173,7 +173,7 @@ class TrainingLoop:
         selection = self._session.selection is not None
         if settings.compares(at, self._total, selection=selection):
             await self._evaluate("selection", self._session.selection)
-            self._standing = Standing.of(self._folder.evaluations("selection"))
+            self._standing = BestSoFar.of(self._folder.evaluations("selection"))
         # where a step is chosen, the weights to report are known at the end only
         is_due = settings.evaluates(at, self._total, selection=selection)
         if is_due and not (settings.chooses and self._has_ended):
@@ -232,7 +232,7 @@ class TrainingLoop:
         await session.cancel_in_flight()  # before weights of an earlier step are served to them
         kept = await self._take_kept() if self._settings.chooses else None
         algorithm = session.algorithm
-        served = Served.of(algorithm, folder, self._state.versions) if self._trains else None
+        served = ServedRun.of(algorithm, folder, self._state.versions) if self._trains else None
         folder.forget_result()  # a run that went on: stopped here, it would name other weights
         folder.write_prompts(algorithm.learned_prompts())
         for name, policy in (served.policies if served is not None else {}).items():

@@ -74,7 +74,7 @@ def _kept(kept: Evaluation | None) -> dict[str, Json] | None:
 def write_result(
     folder: RunFolder,
     result: FitResult,
-    served: Served | None,
+    served: ServedRun | None,
     metric: str,
 ) -> None:
     """Say that the run is complete, what it gave and how it is to be served (None: no model)."""
@@ -118,7 +118,7 @@ class Upstream(NamedTuple):
     def __str__(self) -> str:
         key = f"the key in ${self.variable}" if self.variable else "no key"
         host = f" (the host is {self._host})" if "@" in self.url else ""
-        return printable(f"{self.agents} -> {self.url}{host}, with {key}")
+        return quoted(f"{self.agents} -> {self.url}{host}, with {key}")
 
     @property
     def _host(self) -> str | None:
@@ -129,7 +129,7 @@ class Upstream(NamedTuple):
             return None
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The policies of a run, and which agents they answer."""
 
     policies: dict[str, ServedPolicy]
@@ -138,7 +138,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     routing: Routing
 
     @classmethod
-    def of(cls, algorithm: Algorithm, folder: RunFolder, versions: Mapping[str, int]) -> Served:
+    def of(cls, algorithm: Algorithm, folder: RunFolder, versions: Mapping[str, int]) -> ServedRun:
         """The algorithm's policies, where the run leaves them; one alone is the run's model."""
         specs = algorithm.policies()
         model = folder.model.relative_to(folder.path)
@@ -167,7 +167,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         return plain
 
 
-def read_served(result: Mapping[str, Any] | None, folder: Path) -> Served:
+def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
     """What `result.json` says.
 
     Raises:
@@ -183,12 +183,12 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> Served:
         learned = f": what it learned is in {path}" if path.exists() else ""
         raise ConfigError(f"the run in {folder} trained no policy, so it has no model{learned}")
     try:
-        return msgspec.convert(result[KEY], Served)
+        return msgspec.convert(result[KEY], ServedRun)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{folder} does not say how it is to be served: {error}") from error
 
 
-def printable(text: str) -> str:
+def quoted(text: str) -> str:
     """The text of a file from elsewhere, with nothing that a terminal obeys or that looks like
     other letters."""
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

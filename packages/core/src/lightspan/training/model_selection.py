@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError, DataError
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema.records import Json
 from lightspan.schema.validation import is_number
 from lightspan.training.data import clusters_of, load_distinct, task_id
@@ -25,7 +25,7 @@ from lightspan.training.settings import TrainerSettings
 SelectionData = Iterable[Json] | str | Path | float
 
 
-class Standing(NamedTuple):
+class BestSoFar(NamedTuple):
     """How the evaluations on the selection split stand."""
 
     best: Evaluation | None
@@ -36,7 +36,7 @@ class Standing(NamedTuple):
     """Steps in all."""
 
     @classmethod
-    def of(cls, evaluations: Sequence[Evaluation]) -> Standing:
+    def of(cls, evaluations: Sequence[Evaluation]) -> BestSoFar:
         """That of these evaluations, in the order of their steps."""
         best: Evaluation | None = None
         waited = 0
@@ -95,24 +95,24 @@ def split_tasks(
     return Splits(train, chosen, held_out)
 
 
-def trained_too(splits: Splits) -> str:
+def overlap_warning(splits: Splits) -> str:
     """What to say of tasks of the selection split that are trained on; empty if none is."""
     shared, given = len(_ids(splits.train) & _ids(splits.selection)), len(splits.selection or ())
     if not shared:
         return ""
     return (
-        f"{shared} of the {many(given, 'task')} of selection are trained on too: the best step "
+        f"{shared} of the {plural(given, 'task')} of selection are trained on too: the best step "
         "may be the one that knows them by heart"
     )
 
 
-def chosen_by(algorithm: Algorithm, splits: Splits) -> str:
+def describe_selection(algorithm: Algorithm, splits: Splits) -> str:
     """What to say of held-out tasks by which prompts may be chosen; empty if there is none."""
     shared, given = len(_ids(splits.train) & _ids(splits.held_out)), len(splits.held_out or ())
     if not shared or (algorithm.policies() and not algorithm.searches):
         return ""
     return (
-        f"{shared} of the {many(given, 'held-out task')} are training tasks too: prompts may be "
+        f"{shared} of the {plural(given, 'held-out task')} are training tasks too: prompts may be "
         "chosen by them and know their answers, so what is reported is too high; give others"
     )
 

@@ -13,7 +13,7 @@ import msgspec
 
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import app_failed
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
@@ -154,7 +154,7 @@ class Outcomes(NamedTuple):
         return counted({"unscored": self.unscored, "failed": self.failed})
 
     def __str__(self) -> str:
-        return f"of {many(self.rollouts, 'rollout')} in training {self.odd}" if self.odd else ""
+        return f"of {plural(self.rollouts, 'rollout')} in training {self.odd}" if self.odd else ""
 
 
 def _counts_rollouts(line: Mapping[str, Any]) -> bool:

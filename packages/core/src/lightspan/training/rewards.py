@@ -67,7 +67,7 @@ class Kept(Scored, frozen=True, kw_only=True):
     rollout_id: str
 
 
-class Place(NamedTuple):
+class ScoringPosition(NamedTuple):
     """Where a scorer works."""
 
     folder: Path | None
@@ -108,7 +108,7 @@ class Scorer(Protocol):
         """What decides the rewards, for `config.json`: a run goes on with the same only."""
         ...
 
-    def opened(self, place: Place) -> AbstractAsyncContextManager[Scoring]: ...
+    def opened(self, place: ScoringPosition) -> AbstractAsyncContextManager[Scoring]: ...
 
 
 def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
@@ -193,7 +193,7 @@ class FunctionScorer:
         return {"name": self.name, "function": f"{module}:{self._shown[1:-1]}"}
 
     @asynccontextmanager
-    async def opened(self, place: Place) -> AsyncIterator[Scoring]:
+    async def opened(self, place: ScoringPosition) -> AsyncIterator[Scoring]:
         yield self
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:

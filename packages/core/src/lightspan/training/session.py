@@ -46,10 +46,10 @@ from lightspan.training.checkpoints import TrainerState, rollout_stem
 from lightspan.training.collector import Collector
 from lightspan.training.data import Epochs, clusters_of, task_id
 from lightspan.training.manifest import data_config, finished_result
-from lightspan.training.model_selection import Standing
+from lightspan.training.model_selection import BestSoFar
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
-from lightspan.training.rewards import Place, Rewards, Scorer, own_reward
+from lightspan.training.rewards import Rewards, Scorer, ScoringPosition, own_reward
 from lightspan.training.settings import TrainerSettings
 from lightspan.training.span_export import SpanExport
 from lightspan.training.weight_sync_check import check_probes
@@ -167,7 +167,7 @@ class Session:
         if training or self.checkpoint is None:
             self.folder.rewind(self.state.step if self.checkpoint else -1)
             self.folder.write_config({**config, "run_id": self.state.run_id})
-        standing = Standing.of(self.folder.evaluations("selection"))
+        standing = BestSoFar.of(self.folder.evaluations("selection"))
         kept = standing.best if self.settings.keep == "best" else None
         if not training:
             if self.checkpoint is not None and kept is not None:
@@ -234,7 +234,7 @@ class Session:
             self._rewards = await self._open_rewards(self.settings.scorer)
 
     async def _open_rewards(self, scorer: Scorer) -> Rewards:
-        place = Place(self.folder.path, keeps=True, note=self.note)
+        place = ScoringPosition(self.folder.path, keeps=True, note=self.note)
         scoring = await self._stack.enter_async_context(scorer.opened(place))
         return Rewards(scorer, scoring, self.folder, self.algorithm.failure_reward)
 

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError
 from lightspan.plugins import load_plugin
-from lightspan.progress import Reporter, default_reporter, many
+from lightspan.progress import Reporter, default_reporter, plural
 from lightspan.protocols.engine import EngineSpec, TokenEngine
 from lightspan.protocols.learner import Learner, LearnerSpec
 from lightspan.runners.protocol import Runners
@@ -184,7 +184,7 @@ class TrainerSettings:
             if total is not None and value not in (None, total):
                 raise ConfigError(
                     f"{name}={value!r}: {self.algorithm.name} knows itself when it has ended "
-                    f"({many(total, 'step')}); leave {name}= out"
+                    f"({plural(total, 'step')}); leave {name}= out"
                 )
         if self.has_policies:
             return
@@ -293,7 +293,7 @@ def planned_steps(steps: int | None, epochs: float, tasks: int, tasks_per_step: 
     return max(1, math.ceil(epochs * tasks / tasks_per_step)) if steps is None else steps
 
 
-def takes(
+def signature_from(
     settings: Callable[P, S],
 ) -> Callable[[Callable[[T, S], None]], Callable[Concatenate[T, P], None]]:
     """Gives a constructor the parameters of its settings: they are spelled there alone, and

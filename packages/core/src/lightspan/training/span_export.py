@@ -19,7 +19,7 @@ from lightspan.lightning.transitions import TransitionKey
 from lightspan.production import span_exporter
 from lightspan.production.options import SERVICE_NAME, service_of_environment
 from lightspan.production.span_exporter import ExportHandle
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, clean_attributes
 
@@ -97,7 +97,8 @@ class SpanExport:
         missing = handle.lost + handle.pending
         if missing:
             self._tell(
-                f"{many(missing, 'span')} did not get to {handle.destination}; the store keeps them"
+                f"{plural(missing, 'span')} did not get to {handle.destination}; the store keeps "
+                "them"
             )
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from lightspan.progress import many
+from lightspan.progress import plural
 
 RESAMPLES: Final = 2000
 
@@ -37,7 +37,7 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def size(self) -> str:
         """What it is a mean of, for people."""
-        among = "" if self.clusters is None else f" in {many(self.clusters, 'cluster')}"
+        among = "" if self.clusters is None else f" in {plural(self.clusters, 'cluster')}"
         return f"n={self.n}{among}"
 
 

@@ -11,15 +11,15 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from lightspan.errors import ConfigError
-from lightspan.progress import Reporter, default_reporter
+from lightspan.progress import Reporter, default_reporter, escape_control
 from lightspan.schema.llm import LLM
 from lightspan.schema.redaction import add_key_variable
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
 from lightspan.schema.validation import check_device_name, check_url
-from lightspan.stores.aio import within
+from lightspan.stores.aio import wait_for_event
 from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
-from lightspan.training.manifest import Served, printable, read_served
+from lightspan.training.manifest import ServedRun, quoted, read_served
 from lightspan_gateway.http_server import check_port
 from lightspan_gateway.serving.model_folder import is_model_folder, neither, served_model
 from lightspan_gateway.serving.public_access import ServingGateway, check_open, is_name
@@ -90,7 +90,7 @@ class ServeOptions:
         return endpoint
 
 
-def load_served(folder: str | Path) -> tuple[Served, Path]:
+def load_served(folder: str | Path) -> tuple[ServedRun, Path]:
     """What a finished run says of how it is to be served, or a model's folder is, and the folder.
 
     Raises:
@@ -106,7 +106,7 @@ def load_served(folder: str | Path) -> tuple[Served, Path]:
     return read_served(run.read_result(), run.path), run.path
 
 
-def check_upstreams(served: Served, run: Path, allowed: Sequence[str]) -> None:
+def check_upstreams(served: ServedRun, run: Path, allowed: Sequence[str]) -> None:
     """Check that every endpoint that the run sends keys to was named by the user.
 
     Args:
@@ -118,16 +118,16 @@ def check_upstreams(served: Served, run: Path, allowed: Sequence[str]) -> None:
         ConfigError: an endpoint was not named, or one that the run does not have.
     """
     upstreams = served.upstreams()
-    unknown = sorted(set(allowed) - {printable(each.url) for each in upstreams})
+    unknown = sorted(set(allowed) - {quoted(each.url) for each in upstreams})
     if unknown:
-        known = ", ".join(sorted({printable(each.url) for each in upstreams})) or "none"
+        known = ", ".join(sorted({quoted(each.url) for each in upstreams})) or "none"
         raise ConfigError(
             f"--allow-upstream {unknown[0]}: the run in {run} names no such endpoint; it names "
             f"{known}"
         )
-    asked = [each for each in upstreams if printable(each.url) not in allowed]
+    asked = [each for each in upstreams if quoted(each.url) not in allowed]
     if asked:
-        flags = dict.fromkeys(f"--allow-upstream {quote(printable(each.url))}" for each in asked)
+        flags = dict.fromkeys(f"--allow-upstream {quote(quoted(each.url))}" for each in asked)
         raise ConfigError(
             f"the run in {run} has calls sent to these endpoints, with keys of your environment:\n"
             + "".join(f"  {each}\n" for each in asked)
@@ -198,7 +198,7 @@ async def _until_stopped(stopping: asyncio.Event, engine: TokenEngine) -> None:
     """Raises the `EngineError` that the engine has died of: whoever started us is to know."""
     while not stopping.is_set():
         engine.usage()
-        await within(LOOK_S, stopping)
+        await wait_for_event(LOOK_S, stopping)
 
 
 def _account(gateway: ServingGateway) -> str:
@@ -226,7 +226,7 @@ class _Models:
     versions: dict[str, int]
 
     @classmethod
-    def of(cls, served: Served, run: Path) -> _Models:
+    def of(cls, served: ServedRun, run: Path) -> _Models:
         """The models of a run.
 
         Raises:
@@ -273,7 +273,7 @@ class _Models:
 
 
 # --- what a person reads --------------------------------------------------------------------
-def describe(served: Served, run: Path, url: str, options: ServeOptions) -> list[str]:
+def describe(served: ServedRun, run: Path, url: str, options: ServeOptions) -> list[str]:
     """Where it serves, what, and the one line to change in the app; the last says it is ready."""
     key = f"${options.api_key_env}" if options.api_key_env else "unused"
     lines = [*_mapping(served.routing, options), *_by_connection(url, options)]
@@ -318,7 +318,7 @@ def _text(target: Target, options: ServeOptions) -> str:
             llm = target.endpoint
             assert llm is not None
             key = f", with the key in ${llm.api_key_env}" if llm.api_key_env else ""
-            return printable(f"{llm.model} at {llm.base_url}{key}")
+            return quoted(f"{llm.model} at {llm.base_url}{key}")
         case Route.APP:
             return options.upstream or "where the app points (not answered here)"
 

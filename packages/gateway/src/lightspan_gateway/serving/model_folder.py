@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
-from lightspan.training.manifest import Served, ServedPolicy
+from lightspan.training.manifest import ServedPolicy, ServedRun
 from lightspan_torch.engine.hub import check_model_path, is_adapter
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
@@ -23,7 +23,7 @@ def is_model_folder(folder: Path) -> bool:
     return "model_type" in config or "architectures" in config
 
 
-def served_model(folder: Path) -> Served:
+def served_model(folder: Path) -> ServedRun:
     """One policy, called as the folder is, that answers every agent.
 
     Raises:
@@ -40,7 +40,7 @@ def served_model(folder: Path) -> Served:
 
     load_tokenizer(source).render([{"role": "user", "content": "Hello"}])  # has it a template?
     name = _name(folder)
-    return Served(
+    return ServedRun(
         policies={name: ServedPolicy(folder=".", model=source)},
         base_model=source,
         routing=Routing(default=Target(route=Route.POLICY, policy=name)),

@@ -47,7 +47,7 @@ class Use(NamedTuple):
     """Of an endpoint: its URL."""
 
 
-class Tally(CallLog):
+class UsageCounter(CallLog):
     """Counts calls, and keeps nothing of them."""
 
     needs_bodies = False
@@ -97,7 +97,7 @@ class Tally(CallLog):
         }
 
 
-class Visitors(AccessPolicy):
+class PublicAccess(AccessPolicy):
     """The terms of serving: who has the key, if there is one, shares one session.
 
     Args:
@@ -117,7 +117,7 @@ class Visitors(AccessPolicy):
         max_tokens: int | None = None,
         upstream: LLM | None = None,
     ) -> None:
-        self.tally = Tally()
+        self.tally = UsageCounter()
         super().__init__(self.tally)
         self.max_tokens = max_tokens
         rollout = Rollout(rollout_id="serve", task=None, task_id="", mode=Mode.VAL)
@@ -209,7 +209,7 @@ class Visitors(AccessPolicy):
 
 
 class ServingGateway(Server):
-    """Serves policies without recording, on the terms of `Visitors`.
+    """Serves policies without recording, on the terms of `PublicAccess`.
 
     Args:
         engine: serves the policies, and the starting weights as `base` where an agent needs them.
@@ -238,7 +238,7 @@ class ServingGateway(Server):
         upstream: LLM | None = None,
     ) -> None:
         check_open(host, key)
-        visitors = Visitors(routing, key=key, max_tokens=max_tokens, upstream=upstream)
+        visitors = PublicAccess(routing, key=key, max_tokens=max_tokens, upstream=upstream)
         super().__init__(visitors, engine, host=host, port=port)
         self.usage = visitors.tally
         """Who was answered by which policy."""
@@ -264,4 +264,12 @@ def check_open(host: str, key: str | None) -> None:
         raise ConfigError("the API key is empty: set its variable to a long random text")
 
 
-__all__ = ["ServingGateway", "Tally", "Use", "Visitors", "check_open", "is_loopback", "is_name"]
+__all__ = [
+    "PublicAccess",
+    "ServingGateway",
+    "UsageCounter",
+    "Use",
+    "check_open",
+    "is_loopback",
+    "is_name",
+]

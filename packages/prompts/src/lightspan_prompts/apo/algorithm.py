@@ -9,7 +9,7 @@ from statistics import fmean
 
 import msgspec
 
-from lightspan.algorithms.protocol import Reflections, World
+from lightspan.algorithms.protocol import Reflections, TrainerContext
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
 from lightspan.schema.pricing import Price
@@ -20,9 +20,9 @@ from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edi
 from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.search.candidates import JOURNAL, Found, Split
-from lightspan_prompts.search.evaluator import Trials
+from lightspan_prompts.search.evaluator import Evaluator
 from lightspan_prompts.search.search import PromptSearch, run_letters
-from lightspan_prompts.search.search_log import Journal
+from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.validation import (
     check_installed,
     check_numbers,
@@ -180,7 +180,7 @@ class APO(PromptSearch):
             **{name: getattr(self, name) for name in same},
         }
 
-    async def search(self, world: World, split: Split) -> Found:
+    async def search(self, world: TrainerContext, split: Split) -> Found:
         async with AsyncExitStack() as stack:
 
             def opened(llm: LLM) -> EndpointClient:
@@ -195,9 +195,9 @@ class APO(PromptSearch):
 
             critic = opened(self.reflection)
             models = Models(critic, critic if self.edits is None else opened(self.edits))
-            journal = Journal(world.path / JOURNAL / "apo.jsonl", LIBRARY)
+            journal = SearchLog(world.path / JOURNAL / "apo.jsonl", LIBRARY)
             stack.enter_context(closing(journal))
-            trials = Trials(
+            trials = Evaluator(
                 world,
                 self.prompts,
                 journal,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lightspan.algorithms.task_sampler import Epochs
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
 from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.search.candidates import Candidate, Found, Split, TooFewRolloutsError
-from lightspan_prompts.search.evaluator import Question, SpentError, Trial, Trials
+from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
 from lightspan_prompts.search.reflection import Unusable, other_template
 from lightspan_prompts.search.search_log import Evaluation, Reflection
 
@@ -79,7 +79,7 @@ class Search:
     def __init__(
         self,
         plan: BeamPlan,
-        trials: Trials,
+        trials: Evaluator,
         split: Split,
         models: Models,
         note: Callable[[str], None],
@@ -129,7 +129,7 @@ class Search:
             if ended := self._why_it_ends():
                 return ended
             await self._round(number)
-        return self._perfect() or f"{many(self._plan.beam_rounds, 'round')} of the beam are done"
+        return self._perfect() or f"{plural(self._plan.beam_rounds, 'round')} of the beam are done"
 
     @property
     def chosen(self) -> int:
@@ -169,8 +169,8 @@ class Search:
         if most is not None and most < least:
             raise TooFewRolloutsError(
                 f"APO(max_rollouts={most}) is too few for one new candidate: "
-                f"{many(whole, 'task')} of the selection split twice, {many(gradient, 'task')} to "
-                f"learn from, and {many(batch, 'task')} for each of two prompts to compare; give "
+                f"{plural(whole, 'task')} of the selection split twice, {plural(gradient, 'task')} "
+                f"to learn from, and {plural(batch, 'task')} for each of two prompts to compare; give "
                 f"at least {least}, or a smaller selection=, gradient_batch_size= or "
                 "val_batch_size="
             )
@@ -224,10 +224,10 @@ class Search:
             return
         plan, best = self._plan, self._candidates[self.chosen]
         self._note(
-            f"round {number} of {plan.beam_rounds}: {many(len(fresh), 'new candidate')} of "
-            f"{many(len(slots), 'expansion')}; best {best.mean:.3f} on the selection split; "
-            f"{many(self._trials.rollouts, 'rollout')}, "
-            f"{many(self._trials.reflections, 'reflection')}"
+            f"round {number} of {plan.beam_rounds}: {plural(len(fresh), 'new candidate')} of "
+            f"{plural(len(slots), 'expansion')}; best {best.mean:.3f} on the selection split; "
+            f"{plural(self._trials.rollouts, 'rollout')}, "
+            f"{plural(self._trials.reflections, 'reflection')}"
         )
 
     def _slots(self, number: int) -> list[_Slot]:

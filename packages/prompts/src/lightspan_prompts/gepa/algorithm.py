@@ -10,7 +10,7 @@ from statistics import fmean
 
 import msgspec
 
-from lightspan.algorithms.protocol import Reflections, World
+from lightspan.algorithms.protocol import Reflections, TrainerContext
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
@@ -23,7 +23,7 @@ from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.gepa.search import Search
 from lightspan_prompts.search.candidates import JOURNAL, Found, Split
 from lightspan_prompts.search.search import PromptSearch, run_letters
-from lightspan_prompts.search.search_log import Journal
+from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.validation import (
     check_installed,
     check_numbers,
@@ -156,7 +156,7 @@ class GEPA(PromptSearch):
             **{name: getattr(self, name) for name in same},
         }
 
-    async def search(self, world: World, split: Split) -> Found:
+    async def search(self, world: TrainerContext, split: Split) -> Found:
         reflector = EndpointClient(
             self.reflection,
             timeout_s=self.reflection_timeout_s,
@@ -165,7 +165,7 @@ class GEPA(PromptSearch):
         )
         library = f"gepa {version('gepa')}"
         try:
-            with closing(Journal(world.path / JOURNAL / "gepa.jsonl", library)) as journal:
+            with closing(SearchLog(world.path / JOURNAL / "gepa.jsonl", library)) as journal:
                 return await Search(self, world, split, journal, reflector).run()
         finally:
             await reflector.close()

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from lightspan.errors import RewardError
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.search.candidates import Candidate, Found, Split, TooFewRolloutsError
-from lightspan_prompts.search.evaluator import Question, SpentError, Trial, Trials
+from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.reflection import Unusable, other_template
-from lightspan_prompts.search.search_log import Evaluation, Journal
+from lightspan_prompts.search.search_log import Evaluation, SearchLog
 
 if TYPE_CHECKING:
-    from lightspan.algorithms.protocol import World
+    from lightspan.algorithms.protocol import TrainerContext
     from lightspan_prompts.endpoint_client import EndpointClient
     from lightspan_prompts.gepa.algorithm import GEPA
 
@@ -77,16 +77,16 @@ class Search:
     def __init__(
         self,
         settings: GEPA,
-        world: World,
+        world: TrainerContext,
         split: Split,
-        journal: Journal,
+        journal: SearchLog,
         reflector: EndpointClient,
     ) -> None:
         self._settings = settings
         self._world = world
         self._split = split
         self._reflector = reflector
-        self._trials = Trials(
+        self._trials = Evaluator(
             world,
             settings.prompts,
             journal,
@@ -200,9 +200,9 @@ class Search:
         if self._settings.max_rollouts < least:
             raise TooFewRolloutsError(
                 f"GEPA(max_rollouts={self._settings.max_rollouts}) is too few for one new "
-                f"candidate: {many(len(self._split.selection), 'task')} of the selection split "
-                f"twice, and {many(self._settings.minibatch, 'task')} twice to propose from; give "
-                f"at least {least}, or a smaller selection= or minibatch="
+                f"candidate: {plural(len(self._split.selection), 'task')} of the selection split "
+                f"twice, and {plural(self._settings.minibatch, 'task')} twice to propose from; "
+                f"give at least {least}, or a smaller selection= or minibatch="
             )
 
     def _stops(self, state: Any) -> bool:
@@ -345,9 +345,9 @@ class Search:
             return
         made = "the prompts as they are" if not parents else f"candidate {number}, of {parents}"
         self._say(
-            f"{made}: {mean:.3f} on {many(len(rewards), 'task')} of the selection split; best "
+            f"{made}: {mean:.3f} on {plural(len(rewards), 'task')} of the selection split; best "
             f"{self._candidates[self._chosen].mean:.3f}; {trials.rollouts} of "
-            f"{self._settings.max_rollouts} rollouts, {many(trials.reflections, 'reflection')}"
+            f"{self._settings.max_rollouts} rollouts, {plural(trials.reflections, 'reflection')}"
         )
 
     # --- what the library's thread asks -----------------------------------------------------

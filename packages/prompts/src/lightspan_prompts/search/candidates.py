@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from lightspan.errors import ConfigError, DataError
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema.records import Json, task_id
 from lightspan_prompts.search.prompt_discovery import Surveyed
 
@@ -83,12 +83,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         if self.surveyed is not None:
             kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
             own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
-            parts = [f"texts of candidates were sent in {many(self.applied, 'call')}{own}"]
+            parts = [f"texts of candidates were sent in {plural(self.applied, 'call')}{own}"]
         for name, count in sorted(self.unasked.items()):
             who = "no model was asked" if name == ANY_CALL else f"{name!r} was not asked"
             where = "one was" if name == ANY_CALL else "it was asked"
             parts.append(
-                f"{who} in {many(count, 'rollout')} of tasks on which {where} before: if a cache "
+                f"{who} in {plural(count, 'rollout')} of tasks on which {where} before: if a cache "
                 "of the app's answered, one candidate got the answer to another; switch it off "
                 "while prompts are learned"
             )
@@ -120,7 +120,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         best = self.candidates[self.chosen]
         what = "the prompts stay as they are" if not self.chosen else f"candidate {self.chosen}"
         notes = [
-            f"{self.ended}. Of {many(len(self.candidates), 'candidate')} {what}: {best.mean:.3f} "
+            f"{self.ended}. Of {plural(len(self.candidates), 'candidate')} {what}: {best.mean:.3f} "
             f"on the selection split, {self.candidates[0].mean:.3f} before; the highest of "
             "several is high by luck too: what counts is the held-out reward"
         ]
@@ -129,7 +129,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         if texts := self.texts():
             notes.append(texts)
         if self.unusable:
-            asked = many(self.reflections, "answer")
+            asked = plural(self.reflections, "answer")
             notes.append(f"{self.unusable} of {asked} of the reflection model were of no use")
         return notes
 
@@ -157,7 +157,7 @@ def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
     count = max(1, round(share * len(distinct)))
     if count >= len(distinct):
         raise DataError(
-            f"selection={share:g} of {many(len(distinct), 'distinct training task')} "
+            f"selection={share:g} of {plural(len(distinct), 'distinct training task')} "
             "leaves none to reflect on: give more tasks, or a smaller share"
         )
     names = random.Random(f"{seed}/selection").sample(list(distinct), count)

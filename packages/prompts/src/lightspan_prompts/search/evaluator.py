@@ -20,8 +20,8 @@ from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.search.candidates import ANY_CALL, Candidate, Found
 from lightspan_prompts.search.feedback import Evidence, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
-from lightspan_prompts.search.search_log import Evaluation, Journal, Reflection, Survey
-from lightspan_prompts.search.selected_prompts import Chosen
+from lightspan_prompts.search.search_log import Evaluation, Reflection, SearchLog, Survey
+from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
 Prompts = Mapping[str, PromptTemplate]
 
@@ -68,7 +68,7 @@ class SpentError(Exception):
     """A budget of tokens or money is used up, so that nothing more is asked; says which."""
 
 
-class Trials:
+class Evaluator:
     """Evaluations and reflections of a search, from its beginning or from what its journal has.
 
     Before rollouts are asked for, and before each question, the budgets are looked at: what exceeds
@@ -91,13 +91,13 @@ class Trials:
         self,
         runs: Runs,
         prompts: Prompts,
-        journal: Journal | None,
+        journal: SearchLog | None,
         failure_reward: float,
         selection_mode: Mode = Mode.TRAIN,
         max_tokens: int | None = None,
         max_cost: float | None = None,
         prices: Mapping[str, Price] | None = None,
-        begun: Chosen | None = None,
+        begun: SelectedPrompts | None = None,
     ) -> None:
         self._runs = runs
         self._prompts = prompts

@@ -9,7 +9,13 @@ from typing import Final
 
 import msgspec
 
-from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, Reflections, World
+from lightspan.algorithms.protocol import (
+    Algorithm,
+    Metrics,
+    PolicySpec,
+    Reflections,
+    TrainerContext,
+)
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
 from lightspan.schema.pricing import Price
@@ -20,7 +26,7 @@ from lightspan.schema.routing import Routing
 from lightspan_prompts.search.candidates import Found, Split, keep_found, split_tasks
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import survey
-from lightspan_prompts.search.selected_prompts import Chosen
+from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
 LETTERS_A_TOKEN: Final = 4
 """Characters, for estimates alone: the tokenizers of reflection models are not ours."""
@@ -40,12 +46,12 @@ class PromptSearch(Algorithm):
     prices: Mapping[str, Price]
     found: Found | None = None
     """What the search found; None before its end."""
-    begun: Chosen | None = None
+    begun: SelectedPrompts | None = None
     """What an earlier search of the same run has chosen, which this one begins with: the app is not
     looked at again."""
 
     @abstractmethod
-    async def search(self, world: World, split: Split) -> Found:
+    async def search(self, world: TrainerContext, split: Split) -> Found:
         """The search, from its beginning or from what its journal has of it."""
 
     # --- what a trainer asks ----------------------------------------------------------------
@@ -72,12 +78,12 @@ class PromptSearch(Algorithm):
         return self.chosen.learned()
 
     @property
-    def chosen(self) -> Chosen:
+    def chosen(self) -> SelectedPrompts:
         """The texts: as they are, and when the search is over as they were chosen."""
         if self.found is None:
-            return self.begun or Chosen(self.prompts, self.patterns)
+            return self.begun or SelectedPrompts(self.prompts, self.patterns)
         best = self.found.candidates[self.found.chosen].templates
-        return Chosen(self.prompts, self.patterns, self.found.surveyed, best)
+        return SelectedPrompts(self.prompts, self.patterns, self.found.surveyed, best)
 
     @property
     def patterns(self) -> list[str]:
@@ -110,7 +116,7 @@ class PromptSearch(Algorithm):
         )
 
     # --- its one step -----------------------------------------------------------------------
-    async def run_step(self, world: World) -> Metrics:
+    async def run_step(self, world: TrainerContext) -> Metrics:
         """The whole search."""
         self.found = found = await self.search(world, self.split(world.tasks))
         keep_found(found, world.path)

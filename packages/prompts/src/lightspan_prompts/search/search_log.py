@@ -67,7 +67,7 @@ _E = TypeVar("_E", Evaluation, Reflection, Survey)
 _LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection | Survey)
 
 
-class Journal:
+class SearchLog:
     """A journal in a file, whose folder is made where there is none.
 
     Args:

@@ -13,7 +13,7 @@ from lightspan_prompts.search.prompt_discovery import Surveyed
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedPrompts:
     """Texts, as they were last chosen.
 
     Args:

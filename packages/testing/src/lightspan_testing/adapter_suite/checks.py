@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightspan.lightning import Rejection, build_episode, cover
+from lightspan.lightning import Rejection, build_episode, classify_calls
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import Route, agent_name, split_path
@@ -171,7 +171,7 @@ def check_untrained(captured: Captured) -> None:
         status=AttemptStatus.SUCCEEDED,
     )
     rollout = Rollout(rollout_id=scope.rollout_id, task={}, task_id="t")
-    coverage = cover(build_episode(ended, rollout, captured.spans, []), POLICY)
+    coverage = classify_calls(build_episode(ended, rollout, captured.spans, []), POLICY)
     assert [entry.rejection for entry in coverage.entries] == [
         Rejection.NO_TOKENS for _ in captured.llm_spans
     ]

@@ -85,7 +85,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> str:
     from lightspan.errors import LightspanError
-    from lightspan.progress import say
+    from lightspan.progress import print_line
 
     try:
         report = _report(options)
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> str:
     text = report.write(options.json)
     if not report.failure:
         return text
-    say(text)
+    print_line(text)
     raise LightspanError(report.failure)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from lightspan.errors import ConfigError, DataError
-from lightspan.progress import many, say
+from lightspan.progress import plural, print_line
 from lightspan.schema.records import Mode
 from lightspan.stores import public_url
 from lightspan_tools.commands._query import add_query, read_query
@@ -144,7 +144,7 @@ def _write(options: argparse.Namespace) -> None:
         return
     except OSError as error:
         raise DataError(f"the output cannot be written: {error.strerror or error}") from error
-    say(done.text(options.what, options.output), sys.stderr)
+    print_line(done.text(options.what, options.output), sys.stderr)
 
 
 def _copy_model(options: argparse.Namespace) -> None:
@@ -184,7 +184,7 @@ def _copy_model(options: argparse.Namespace) -> None:
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    say(f"model of policy {name} to {out}", sys.stderr)
+    print_line(f"model of policy {name} to {out}", sys.stderr)
 
 
 def _write_prompts(options: argparse.Namespace) -> None:
@@ -223,13 +223,13 @@ def _write_prompts(options: argparse.Namespace) -> None:
             file.write_text(learned.template, encoding="utf-8", newline="")
     except OSError as error:
         raise DataError(f"{out} cannot be written: {_why(error)}") from error
-    say(f"{many(len(prompts), 'prompt')} to {out}", sys.stderr)
+    print_line(f"{plural(len(prompts), 'prompt')} to {out}", sys.stderr)
 
 
 def _print_exactly(text: str) -> None:
     """To another program as it is; on a terminal, what could steer it is shown instead."""
     if sys.stdout.isatty():
-        say(text)
+        print_line(text)
         return
     sys.stdout.buffer.write(text.encode() + b"\n")
     sys.stdout.flush()

@@ -13,7 +13,7 @@ import msgspec
 
 from lightspan.lightning.advantages import groups_without_variance
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.merge_diagnostics import Break, Decode, Exchange, Merging, read_merging
+from lightspan.lightning.merge_diagnostics import Break, CallMessages, Decode, Merging, read_merging
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import (
     FAILURE_WARNING,
@@ -25,10 +25,10 @@ from lightspan.lightning.rollout_checks import (
     refusal_of,
 )
 from lightspan.lightning.rows import merge
-from lightspan.lightning.selection import CallCoverage, Coverage, Rejection, Verdict
+from lightspan.lightning.selection import CallCoverage, CallStatus, Coverage, Rejection
 from lightspan.lightning.transitions import Transition, trained_transitions
 from lightspan.lightning.uncaptured_advice import asked, fix_of, host_of
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Outcome
@@ -118,13 +118,13 @@ def _agent(
         calls_per_rollout=len(entries) / len(findings.episodes),
         prompt_tokens=_spread(prompt for prompt, _ in tokens),
         response_tokens=_spread(answer for _, answer in tokens),
-        trained=sum(entry.verdict is Verdict.TRAINED for entry in entries),
-        frozen=sum(entry.verdict is Verdict.FROZEN for entry in entries),
+        trained=sum(entry.verdict is CallStatus.TRAINED for entry in entries),
+        frozen=sum(entry.verdict is CallStatus.FROZEN for entry in entries),
         rejected=[
             Reason(code=reason.value, text=texts[reason], calls=number)
             for reason, number in rejected.most_common()
         ],
-        unseen=[f"{many(count, 'call')} {client}" for client, count in unseen.most_common()],
+        unseen=[f"{plural(count, 'call')} {client}" for client, count in unseen.most_common()],
         acted=acted,
     )
 
@@ -241,10 +241,10 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
 def read_rows(findings: Findings, transitions: Sequence[Transition], decode: Decode) -> RowReport:
     """Return how the calls merge, and why some do not."""
     exchanges = {
-        (coverage.attempt_id, *entry.call.key): Exchange.of(entry.call)
+        (coverage.attempt_id, *entry.call.key): CallMessages.of(entry.call)
         for coverage in findings.coverages
         for entry in coverage.entries
-        if entry.verdict is Verdict.TRAINED
+        if entry.verdict is CallStatus.TRAINED
     }
     merging = read_merging(transitions, exchanges, decode)
     counts = merging.counts()
@@ -335,7 +335,7 @@ def assume_tokens(coverage: Coverage, episode: Episode, step_rewards: bool) -> C
             return entry
         if not episode.scored(step_rewards):
             return msgspec.structs.replace(entry, rejection=Rejection.UNSCORED)
-        return msgspec.structs.replace(entry, verdict=Verdict.TRAINED, rejection=None)
+        return msgspec.structs.replace(entry, verdict=CallStatus.TRAINED, rejection=None)
 
     return Coverage(
         attempt_id=coverage.attempt_id,
@@ -394,7 +394,7 @@ def call_warnings(
     if past := [each for each in uncaptured if each.selected]:
         names = ", ".join(dict.fromkeys(each.agent for each in past))
         yield (
-            f"{many(sum(each.requests for each in past), 'request')} of agents that would be "
+            f"{plural(sum(each.requests for each in past), 'request')} of agents that would be "
             f"trained ({names}) went past the OpenAI and Anthropic SDKs, and cannot be trained: "
             "see below for what to change"
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.lightning.rollout_checks import WAY_OUT
-from lightspan.progress import duration, many
+from lightspan.progress import duration, plural
 
 if TYPE_CHECKING:
     from lightspan_tools.dry_run.report_model import (
@@ -51,7 +51,7 @@ def _head(report: DevReport) -> Iterator[str]:
     on = "" if report.answered_by == "app" else f" on {models}"
     yield (
         f"dry run of {report.app}: {report.algorithm}{on}, "
-        f"{many(report.tasks, 'task')} x {many(report.group_size, 'rollout')}, "
+        f"{plural(report.tasks, 'task')} x {plural(report.group_size, 'rollout')}, "
         f"{duration(report.seconds)}; nothing was trained"
     )
     if report.endpoint is not None:
@@ -119,7 +119,7 @@ def _uncaptured(report: DevReport) -> Iterator[str]:
     for each in report.uncaptured:
         unchanged = "it is not selected, so nothing has to change; max_frozen_calls counts none"
         fix = each.fix if each.selected else unchanged
-        yield f"  {each.agent}: {many(each.requests, 'request')} to {each.request}: {fix}"
+        yield f"  {each.agent}: {plural(each.requests, 'request')} to {each.request}: {fix}"
 
 
 def _overrides(report: DevReport) -> Iterator[str]:
@@ -131,7 +131,7 @@ def _overrides(report: DevReport) -> Iterator[str]:
                 each.field,
                 "nothing" if each.asked is None else _json(each.asked),
                 "left out" if each.used is None else _json(each.used),
-                many(each.calls, "call"),
+                plural(each.calls, "call"),
             ]
             for each in report.overrides
         ]
@@ -148,7 +148,7 @@ def _rewards(rewards: RewardReport) -> Iterator[str]:
     counts = {"unscored": rewards.unscored, "failed": rewards.failed, "lost": rewards.lost}
     counts |= {"damaged": rewards.damaged}
     others = "".join(f", {count} {what}" for what, count in counts.items() if count)
-    groups = many(len(rewards.groups), "group")
+    groups = plural(len(rewards.groups), "group")
     varying = f"{rewards.varying} of {groups} vary"
     groups = f"{groups}, not compared inside" if rewards.by_batch else varying
     yield (
@@ -181,12 +181,12 @@ def _rows(report: RowReport | None) -> Iterator[str]:
     yield "ROWS"
     saved = f" instead of {report.call_tokens:,}" if report.merged else ""
     yield (
-        f"  {many(report.calls, 'call')} make {many(report.rows, 'row')}: {report.merged} go on "
-        f"in a row, {report.new} begin a conversation, {report.branch} branch off, "
+        f"  {plural(report.calls, 'call')} make {plural(report.rows, 'row')}: {report.merged} go "
+        f"on in a row, {report.new} begin a conversation, {report.branch} branch off, "
         f"{report.broken} break; "
         f"{report.row_tokens:,} tokens{saved}, longest row {report.longest_row:,}"
     )
-    yield from (f"  {many(n, 'break')} by {cause}" for cause, n in report.causes.items() if n)
+    yield from (f"  {plural(n, 'break')} by {cause}" for cause, n in report.causes.items() if n)
     yield from (f"    {example}" for example in report.breaks)
 
 
@@ -210,7 +210,7 @@ def _costs(costs: CostReport, rollouts: int) -> Iterator[str]:
     for search in costs.reflections:
         cost = "" if search.most_cost is None else f"; {search.most_cost:.2g} in all by prices="
         yield (
-            f"  at most {many(search.most, 'reflection')} by {search.model}: about "
+            f"  at most {plural(search.most, 'reflection')} by {search.model}: about "
             f"{_about(search.tokens_in)} tokens in, {_about(search.tokens_out)} or more out each"
             f"{cost}"
         )

@@ -11,7 +11,7 @@ import msgspec
 from lightspan.algorithms.protocol import Reflections
 from lightspan.errors import DataError
 from lightspan.lightning.selection import Rejection
-from lightspan.progress import say
+from lightspan.progress import print_line
 from lightspan_tools.dry_run.rendering import render
 
 STDOUT: Final = Path("-")
@@ -306,7 +306,7 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
                 text = json.dumps(self.json(), indent=2, ensure_ascii=False)
                 path.write_text(f"{text}\n", encoding="utf-8")
             except (OSError, UnicodeError) as error:
-                say(self.text())
+                print_line(self.text())
                 reason = getattr(error, "strerror", None) or str(error)
                 raise DataError(
                     f"--json {path} cannot be written: {reason}; give another path"

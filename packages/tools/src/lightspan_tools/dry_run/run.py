@@ -26,7 +26,7 @@ from lightspan.lightning.advantages import OF_THE_BATCH
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import check_computed, check_seen, check_trainable
 from lightspan.lightning.selection import Coverage
-from lightspan.progress import many
+from lightspan.progress import plural
 from lightspan.runners.app import App
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json, Mode
@@ -244,12 +244,12 @@ class DryRun:
         updates = steps - algorithm.searches
         rollouts = updates * algorithm.tasks_per_step * algorithm.group_size
         text = (
-            f"{many(updates, 'step')} x {algorithm.tasks_per_step} tasks x {algorithm.group_size}"
+            f"{plural(updates, 'step')} x {algorithm.tasks_per_step} tasks x {algorithm.group_size}"
         )
         if algorithm.searches:
             searched = algorithm.search_rollouts
             rollouts += searched
-            phases = many(algorithm.searches, "search phase")
+            phases = plural(algorithm.searches, "search phase")
             text = f"{searched:,} at most in {phases} + {text}"
         apart = self.selection is not None
         for split, verb, is_run in (

@@ -49,7 +49,7 @@ from lightspan.errors import EngineError
 from lightspan.schema.token_records import Sampling
 from lightspan_torch.engine import _cpu_attention
 from lightspan_torch.engine._prefix_scheduler import PrefixScheduler
-from lightspan_torch.engine.grammars import GrammarMismatchError, Walk, allowed
+from lightspan_torch.engine.grammars import GrammarMismatchError, GrammarState, allowed
 
 GREEDY_TEMPERATURE: Final = 1e-6
 """Stands for temperature 0: all probability is on the largest logit."""
@@ -96,7 +96,7 @@ class Batcher:
         self._status = _Status(on_stop)
         self._router = _Router(on_outputs)
         self._manager = _manager(model, self._eos_ids, settings)
-        self._walks = _Walks(self._vocabulary, on_mismatch)
+        self._walks = _GrammarMasks(self._vocabulary, on_mismatch)
         self._manager.logit_processor.logits_processor.insert(0, self._walks)
         self._manager.logit_processor.tensors_required += 1
         self._manager.background_thread_status = self._status
@@ -118,7 +118,7 @@ class Batcher:
         max_new_tokens: int,
         *,
         streaming: bool,
-        walk: Walk | None = None,
+        walk: GrammarState | None = None,
         answer_start: int = 0,
     ) -> None:
         """Queue a request.
@@ -332,7 +332,7 @@ def _skip_idle_processors(manager: ContinuousBatchingManager) -> None:
             processors[index] = _LazyTopK(processor, vocabulary)
 
 
-class _Walks(ContinuousBatchingLogitsProcessor):
+class _GrammarMasks(ContinuousBatchingLogitsProcessor):
     """Masks what a request's grammar does not allow. It comes first, so that temperature, top-p,
     top-k and log-probabilities are of the masked distribution."""
 
@@ -347,7 +347,7 @@ class _Walks(ContinuousBatchingLogitsProcessor):
         """Of the next batch, those that are masked."""
         self._masks = np.empty((0, (vocabulary + 31) // 32), np.int32)
 
-    def begin(self, request_id: str, walk: Walk, start: int) -> None:
+    def begin(self, request_id: str, walk: GrammarState, start: int) -> None:
         self._running[request_id] = _Running(walk, start)
 
     def forget(self, request_id: str) -> None:
@@ -401,7 +401,7 @@ class _Walks(ContinuousBatchingLogitsProcessor):
 class _Running:
     """A request's walk, and how far it has come."""
 
-    def __init__(self, walk: Walk, start: int) -> None:
+    def __init__(self, walk: GrammarState, start: int) -> None:
         self.walk = walk
         self._start = start
         self._taken = 0

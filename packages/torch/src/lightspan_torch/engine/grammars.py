@@ -82,18 +82,18 @@ class Grammars:
         """
         self._start(grammar)
 
-    def walk(self, grammar: str) -> Walk:
+    def walk(self, grammar: str) -> GrammarState:
         """A way through the grammar, from its beginning.
 
         Raises:
             UnsupportedError: it cannot be compiled.
         """
-        return Walk(self._start(grammar), self._tokens, self._special)
+        return GrammarState(self._start(grammar), self._tokens, self._special)
 
-    def known(self, grammar: str) -> Walk | None:
+    def known(self, grammar: str) -> GrammarState | None:
         """The same at once; None if it has to be compiled."""
         start = self._known(grammar)
-        return None if start is None else Walk(start, self._tokens, self._special)
+        return None if start is None else GrammarState(start, self._tokens, self._special)
 
     def masks(self, grammar: str, ids: Sequence[int]) -> NDArray[np.int32]:
         """What each of these tokens was chosen from.
@@ -168,7 +168,7 @@ class Grammars:
         return compiled
 
 
-class Walk:
+class GrammarState:
     """A call's way through its grammar. One thread at a time."""
 
     def __init__(
@@ -181,9 +181,9 @@ class Walk:
         self._tokens = tokens
         self._special = special
 
-    def copy(self) -> Walk:
+    def copy(self) -> GrammarState:
         """Another walk from here."""
-        return Walk(self._matcher.deep_copy(), self._tokens, self._special)
+        return GrammarState(self._matcher.deep_copy(), self._tokens, self._special)
 
     def mask(self, into: NDArray[np.int32]) -> None:
         """Write what may come next into [words].

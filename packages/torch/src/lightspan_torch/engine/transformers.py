@@ -57,7 +57,7 @@ from lightspan.protocols.engine import (
 from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_torch.engine import _cpu_attention
 from lightspan_torch.engine._batcher import Batcher, BatchSettings
-from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, Walk
+from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, GrammarState
 from lightspan_torch.engine.lora import LowRank, Shared, check_ranks, is_low_rank
 from lightspan_torch.engine.oom import is_out_of_memory, wanted
 from lightspan_torch.engine.tokenizer import (
@@ -153,7 +153,7 @@ class TransformersEngine(TokenEngine):
         self._closed = False
         self._requests = 0
         self._tokens = 0
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _PolicyWorker] = {}
         sizes = BatchSettings(
             max_requests=batch_requests,
             max_tokens=batch_tokens,
@@ -171,7 +171,7 @@ class TransformersEngine(TokenEngine):
             )
             context = _context(model, context_length)
             settings = _settings(model, context, sizes)
-            self._lanes[policy] = _Lane(
+            self._lanes[policy] = _PolicyWorker(
                 policy,
                 model,
                 tokenizer,
@@ -245,7 +245,7 @@ class TransformersEngine(TokenEngine):
         cpu_s = sum(lane.cpu_s for lane in self._lanes.values())
         return {"tokens": self._tokens, "requests": self._requests, "cpu_s": cpu_s}
 
-    def _lane(self, policy: str) -> _Lane:
+    def _lane(self, policy: str) -> _PolicyWorker:
         try:
             return self._lanes[policy]
         except KeyError:
@@ -263,7 +263,7 @@ class TransformersEngine(TokenEngine):
             raise EngineError("the engine belongs to another event loop, the one that started it")
 
 
-class _Lane:
+class _PolicyWorker:
     """One policy with its model and the jobs that it is working on. Lives on the event loop."""
 
     def __init__(
@@ -331,7 +331,7 @@ class _Lane:
         low_rank = {} if self._low_rank is None else self._low_rank.tensors()
         return hash_weights({**self._model.state_dict(), **low_rank})
 
-    async def walk(self, grammar: str) -> Walk:
+    async def walk(self, grammar: str) -> GrammarState:
         """The beginning of a grammar, which is compiled beside the loop.
 
         Raises:
@@ -340,7 +340,7 @@ class _Lane:
         known = self.grammars.known(grammar)
         return await asyncio.to_thread(self.grammars.walk, grammar) if known is None else known
 
-    def admit(self, request: GenerationRequest, walk: Walk | None, *, stream: bool) -> _Job:
+    def admit(self, request: GenerationRequest, walk: GrammarState | None, *, stream: bool) -> _Job:
         """Check a request; `walk` is at the beginning of its grammar.
 
         Raises:
@@ -525,7 +525,7 @@ class _Job:
     def __init__(
         self,
         request: GenerationRequest,
-        walk: Walk | None,
+        walk: GrammarState | None,
         tokenizer: ChatTokenizer,
         *,
         limit: int,

@@ -11,7 +11,7 @@ from torch import Tensor
 _GAP: Final = "logprob_gap"
 
 
-class Tally:
+class MetricAccumulator:
     """Sums over the tokens of one policy's update."""
 
     def __init__(self, policy_gradient: bool, rows: int) -> None:

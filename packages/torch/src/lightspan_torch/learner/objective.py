@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightspan.protocols.learner import PolicyLoss
 from lightspan_torch.learner import losses
-from lightspan_torch.learner.metrics import Tally
+from lightspan_torch.learner.metrics import MetricAccumulator
 
 
 class TokenValues(NamedTuple):
@@ -28,7 +28,11 @@ class TokenValues(NamedTuple):
 
 
 def policy_losses(
-    loss: PolicyLoss, values: TokenValues, logprobs: Tensor, spread: Tensor, tally: Tally
+    loss: PolicyLoss,
+    values: TokenValues,
+    logprobs: Tensor,
+    spread: Tensor,
+    tally: MetricAccumulator,
 ) -> Tensor:
     """[n] losses; see `lightspan_torch.learner.losses`. The tally gets what they add up to.
 

@@ -20,7 +20,7 @@ from lightspan.protocols.learner import Loss, PolicyLoss
 from lightspan_torch.learner import losses
 from lightspan_torch.learner.call_index import number_calls
 from lightspan_torch.learner.masks import Replays, forbidden, mask_table
-from lightspan_torch.learner.metrics import Tally
+from lightspan_torch.learner.metrics import MetricAccumulator
 from lightspan_torch.learner.objective import TokenValues, policy_losses
 from lightspan_torch.learner.policy_model import TrainedModel
 from lightspan_torch.learner.tree_forward import Head, Pass
@@ -29,7 +29,7 @@ LOGITS: Final = 2**24
 """How many logits exist at once."""
 
 
-class Tokens:
+class SelectedTokens:
     """The looked-at tokens of rows, row after row: N in all.
 
     Args:
@@ -135,7 +135,7 @@ class Tokens:
         ends = list(accumulate(map(len, self.looked), initial=0))
         return [flat[start:end] for start, end in pairwise(ends)]
 
-    def parts(self, made: Pass, size: int) -> Iterator[_Part]:
+    def parts(self, made: Pass, size: int) -> Iterator[_LogitChunk]:
         """The tokens of a pass, with at most `size` distributions a part.
 
         Tokens that follow the same node at the same temperature, and were chosen from the same
@@ -152,7 +152,7 @@ class Tokens:
             stop = min(start + size, len(distinct))
             first, last = torch.searchsorted(which, which.new_tensor([start, stop])).tolist()
             chosen = distinct[start:stop]
-            yield _Part(
+            yield _LogitChunk(
                 places=chosen // kinds,
                 temperatures=self._kinds[chosen % kinds],
                 allowed=None if self._allowed is None else self._allowed[chosen % kinds],
@@ -167,7 +167,7 @@ def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
     return distinct, which
 
 
-class _Part(NamedTuple):
+class _LogitChunk(NamedTuple):
     """Some tokens of a pass, n of them, and the D distributions that they were drawn from."""
 
     places: Tensor
@@ -179,7 +179,7 @@ class _Part(NamedTuple):
     which: Tensor
     """[n] the token's distribution."""
     entries: Tensor
-    """[n] where the token is in `Tokens`."""
+    """[n] where the token is in `SelectedTokens`."""
 
     def distributions(self, hidden: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
         """[D, vocabulary] log-probabilities at the tokens' temperatures, over the allowed tokens;
@@ -189,13 +189,13 @@ class _Part(NamedTuple):
             scaled.masked_fill_(forbidden(self.allowed, scaled.shape[-1]), -math.inf)
         return scaled.log_softmax(-1)
 
-    def logprobs(self, distributions: Tensor, tokens: Tokens) -> Tensor:
+    def logprobs(self, distributions: Tensor, tokens: SelectedTokens) -> Tensor:
         """[n]"""
         return distributions[self.which, tokens.targets[self.entries]]
 
 
 def training_head(
-    model: TrainedModel, plain: Any, tokens: Tokens, loss: Loss, tally: Tally
+    model: TrainedModel, plain: Any, tokens: SelectedTokens, loss: Loss, tally: MetricAccumulator
 ) -> Head:
     """A head that adds the gradient of Σ weight · loss of a pass's tokens to the weights of the
     model's own head, and returns that of the hidden states."""
@@ -215,7 +215,7 @@ def training_head(
     return head
 
 
-def scoring_head(model: TrainedModel, plain: Any, tokens: Tokens, scores: Tensor) -> Head:
+def scoring_head(model: TrainedModel, plain: Any, tokens: SelectedTokens, scores: Tensor) -> Head:
     """A head that writes the tokens' log-probabilities into `scores`, [N]."""
     output, size = _output(model, plain)
 
@@ -251,7 +251,13 @@ def logits_of(plain: Any) -> Callable[..., Tensor]:
     return decode
 
 
-def _backward(tokens: Tokens, part: _Part, distributions: Tensor, loss: Loss, tally: Tally) -> None:
+def _backward(
+    tokens: SelectedTokens,
+    part: _LogitChunk,
+    distributions: Tensor,
+    loss: Loss,
+    tally: MetricAccumulator,
+) -> None:
     """Add the gradient of Σ weight · loss of a part's tokens."""
     logprobs = part.logprobs(distributions, tokens)
     tally.count(logprobs.numel())
@@ -267,12 +273,12 @@ def _backward(tokens: Tokens, part: _Part, distributions: Tensor, loss: Loss, ta
 
 
 def _policy_loss(
-    tokens: Tokens,
-    part: _Part,
+    tokens: SelectedTokens,
+    part: _LogitChunk,
     loss: PolicyLoss,
     distributions: Tensor,
     logprobs: Tensor,
-    tally: Tally,
+    tally: MetricAccumulator,
 ) -> Tensor:
     """[n] losses; see `lightspan_torch.learner.losses`."""
     # entropy is always reported, but a graph as large as the logits is kept only for a bonus

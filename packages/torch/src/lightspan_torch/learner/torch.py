@@ -58,7 +58,7 @@ from lightspan_torch.learner.critic import (
     targets_of,
 )
 from lightspan_torch.learner.masks import Replays
-from lightspan_torch.learner.metrics import Tally, over_policies
+from lightspan_torch.learner.metrics import MetricAccumulator, over_policies
 from lightspan_torch.learner.microbatch import advice, default_token_budget
 from lightspan_torch.learner.policy_model import (
     Bases,
@@ -70,7 +70,12 @@ from lightspan_torch.learner.policy_model import (
     random_state,
 )
 from lightspan_torch.learner.prefix_tree import Tree, plain as each_by_itself, share
-from lightspan_torch.learner.token_losses import Tokens, logits_of, scoring_head, training_head
+from lightspan_torch.learner.token_losses import (
+    SelectedTokens,
+    logits_of,
+    scoring_head,
+    training_head,
+)
 from lightspan_torch.learner.tree_forward import Pass, decoder, pair_cost, plan, sweep, tree_refusal
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
 
@@ -251,7 +256,7 @@ class TorchLearner(Learner):
                     begun = self._own_pass(policy, own)
                 else:
                     masks = [[False, *[True] * (len(row.ids) - 1)] for row in own]
-                    tokens = Tokens(own, masks, self._device, self._replays[policy])
+                    tokens = SelectedTokens(own, masks, self._device, self._replays[policy])
                     begun = self._call_states(policy, tokens) if states else None
                     passes = self._plan(policy, tokens)
                     logprobs = tokens.by_row(self._logprobs(policy, which, passes, tokens, begun))
@@ -424,7 +429,7 @@ class TorchLearner(Learner):
         """Take one optimiser step, fit the critic and return the metrics."""
         stepper = self._steppers[policy]
         trained = ordered(rows, [index for index in indices if any(rows[index].mask)])
-        tokens = Tokens(
+        tokens = SelectedTokens(
             [rows[index] for index in trained],
             [rows[index].mask for index in trained],
             self._device,
@@ -450,15 +455,15 @@ class TorchLearner(Learner):
         return metrics
 
     def _add_gradients(
-        self, policy: str, tokens: Tokens, loss: Loss
-    ) -> tuple[Tally, CallStates | None]:
+        self, policy: str, tokens: SelectedTokens, loss: Loss
+    ) -> tuple[MetricAccumulator, CallStates | None]:
         """The sums over the tokens, whose gradient is left at the parameters, and the states at
         which calls begin; None without value targets."""
         model = self._models[policy]
         passes = self._plan(policy, tokens, dropout=model.dropout)
         if isinstance(loss, PolicyLoss) and loss.kl:
             tokens.base = self._logprobs(policy, "base", passes, tokens)
-        tally = Tally(isinstance(loss, PolicyLoss), rows=len(tokens.rows))
+        tally = MetricAccumulator(isinstance(loss, PolicyLoss), rows=len(tokens.rows))
         begun = None
         if not all(map(math.isnan, targets_of(tokens.rows))):
             begun = self._call_states(policy, tokens, dropout=model.dropout)
@@ -482,7 +487,9 @@ class TorchLearner(Learner):
                 "it, or rows without value_targets"
             )
 
-    def _call_states(self, policy: str, tokens: Tokens, *, dropout: bool = False) -> CallStates:
+    def _call_states(
+        self, policy: str, tokens: SelectedTokens, *, dropout: bool = False
+    ) -> CallStates:
         """What takes the states at which calls begin from passes over these tokens. Where such
         passes do not show them (as logits come instead) or blur them, they are taken by now."""
         model = self._models[policy]
@@ -518,7 +525,7 @@ class TorchLearner(Learner):
             return "in trees; each row by itself in updates, so that LoRA's dropout differs"
         return "in trees"
 
-    def _plan(self, policy: str, tokens: Tokens, *, dropout: bool = False) -> list[Pass]:
+    def _plan(self, policy: str, tokens: SelectedTokens, *, dropout: bool = False) -> list[Pass]:
         sequences = [row.ids for row in tokens.rows]
         trees = self._trees(policy, sequences, dropout=dropout)
         return plan(sequences, tokens.looked, trees, self._budget, self._device)
@@ -541,7 +548,7 @@ class TorchLearner(Learner):
         policy: str,
         which: Which,
         passes: Sequence[Pass],
-        tokens: Tokens,
+        tokens: SelectedTokens,
         begun: CallStates | None = None,
     ) -> Tensor:
         """[N] log-probabilities of the tokens under the weights of now, or of before training.
@@ -553,7 +560,9 @@ class TorchLearner(Learner):
             return self._swept(policy, plain, passes, tokens, begun)
 
     @torch.no_grad()
-    def _before(self, policy: str, plain: Any, passes: Sequence[Pass], tokens: Tokens) -> Tensor:
+    def _before(
+        self, policy: str, plain: Any, passes: Sequence[Pass], tokens: SelectedTokens
+    ) -> Tensor:
         """[N] log-probabilities of the tokens as the update is about to compute them: under the
         very dropout that it will draw."""
         with forked_random(self._device):
@@ -564,7 +573,7 @@ class TorchLearner(Learner):
         policy: str,
         plain: Any,
         passes: Sequence[Pass],
-        tokens: Tokens,
+        tokens: SelectedTokens,
         begun: CallStates | None = None,
     ) -> Tensor:
         """[N]"""

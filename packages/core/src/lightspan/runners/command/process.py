@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightspan.stores.aio import within
+from lightspan.stores.aio import wait_for_event
 
 KEPT_BYTES: Final = 8_192
 """Of each output stream, counted from its end."""
@@ -109,7 +109,7 @@ async def run_program(
         timed_out = False
         exited = _watch_exit(process, loop)
         try:
-            timed_out = not await within(timeout_s, exited)
+            timed_out = not await wait_for_event(timeout_s, exited)
             if timed_out:
                 await _ask_to_end(process.pid, exited, grace_s)
         except asyncio.CancelledError:
@@ -163,7 +163,7 @@ def _interrupts_heard() -> Iterator[None]:
 
 async def _ask_to_end(group: int, exited: asyncio.Event, grace_s: float) -> None:
     _signal(group, signal.SIGTERM)
-    await within(grace_s, exited)
+    await wait_for_event(grace_s, exited)
 
 
 def _signal(group: int, number: signal.Signals) -> None:
