@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from _journal import MOST_TRIES, MOST_UNSCORED, Key
+from _journal import MAX_TRIES, MAX_UNSCORED, Key
 from learning import subject_of
 
 from lightspan import AIR
@@ -101,8 +101,8 @@ def design() -> dict[str, Any]:
         "world": (WORLD, WORLD_RULES, WORLD_SEEDS),
         "control": CONTROL,
         "measure": "held-out reward after training, test split",
-        "most unscored": MOST_UNSCORED,
-        "most tries": MOST_TRIES,
+        "most unscored": MAX_UNSCORED,
+        "most tries": MAX_TRIES,
     }
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-MOST_UNSCORED: Final = 0.05
+MAX_UNSCORED: Final = 0.05
 """Share of the held-out tasks, or of the rollouts in training, above which a run is not used."""
-MOST_TRIES: Final = 2
+MAX_TRIES: Final = 2
 """Runs that ended with an error, or cannot be used, before one is given up."""
 
 Row = Mapping[str, Any]
@@ -65,7 +65,7 @@ def is_usable(row: Row) -> bool:
     if "error" in row:
         return False
     return all(
-        part["unscored"] <= MOST_UNSCORED * (part["unscored"] + part["scored"])
+        part["unscored"] <= MAX_UNSCORED * (part["unscored"] + part["scored"])
         for part in (row["held_out"], row["training"])
         if part is not None
     )
@@ -101,7 +101,7 @@ class Journal:
 
     def left(self, keys: Iterable[Key]) -> list[Key]:
         """Those that are to be made still."""
-        return [k for k in keys if k not in self.done and self.tries[k] < MOST_TRIES]
+        return [k for k in keys if k not in self.done and self.tries[k] < MAX_TRIES]
 
     def check(self, row: Row) -> None:
         """See whether a run with these settings belongs to the rows, before it is made.

@@ -161,10 +161,10 @@ async def check_calls(store: Store, rollout_ids: Sequence[str]) -> float:
     for attempt in attempts:
         calls = [s for s in spans[attempt.attempt_id] if s.kind is SpanKind.LLM and not s.late]
         kept = [r for r in records[attempt.attempt_id] if len(r.logprob_data) and not r.late]
-        if (len(calls), len(kept), attempt.damage) != (CALLS, CALLS, []):
+        if (len(calls), len(kept), attempt.capture_errors) != (CALLS, CALLS, []):
             raise SystemExit(
                 f"{attempt.attempt_id}: {len(calls)} spans and {len(kept)} token records of "
-                f"{CALLS}, {attempt.message} {attempt.damage}"
+                f"{CALLS}, {attempt.message} {attempt.capture_errors}"
             )
     done = [state for state in states if state.status is RolloutStatus.SUCCEEDED]
     if not len(attempts) == len(done) == len(rollout_ids):

@@ -57,9 +57,9 @@ BESIDE_AT_LEAST: Final = 0.7
 """Of what it does alone."""
 SIZES: Final = (1_000, 10_000, 100_000, 300_000, 1_000_000)
 FLAT_FROM: Final = 10_000
-MOST_GROWTH: Final = 1.5
+MAX_GROWTH: Final = 1.5
 SIMULATED: Final = 10_000
-MOST_SIMULATED_S: Final = 60.0
+MAX_SIMULATED_S: Final = 60.0
 
 
 def measure_server(options: argparse.Namespace) -> list[Figure]:
@@ -263,7 +263,7 @@ def _window_figure(size: int, window: Window, base: Window | None) -> Figure:
         what=f"a rollout with 2 calls, with {size:,} stored",
         unit="CPU-ms",
         ours=window.cpu_ms,
-        at_most=MOST_GROWTH * base.cpu_ms if base is not None and larger else None,
+        at_most=MAX_GROWTH * base.cpu_ms if base is not None and larger else None,
         note=f"{window.wall_ms:.2f} ms of wall time; a file of {window.file_mb:,.0f} MiB",
     )
 
@@ -274,7 +274,7 @@ def _simulation_figures(found: Simulated) -> list[Figure]:
             what=f"{found.rollouts:,} rollouts at once, {found.calls:,} model calls",
             unit="s",
             ours=found.wall_s,
-            at_most=MOST_SIMULATED_S,
+            at_most=MAX_SIMULATED_S,
             note=f"{found.cpu_s:.1f} CPU-s for {found.virtual_s:.0f} s of virtual time",
         )
     ]

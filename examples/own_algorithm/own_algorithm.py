@@ -61,7 +61,7 @@ def best_of_each_task(episodes: list[Episode]) -> list[Episode]:
     damaged rollouts, and those that did not end, are neither imitated nor compared with."""
     groups: dict[str, list[tuple[float, Episode]]] = {}
     for e in episodes:
-        if e.finished and not e.damage and e.reward is not None:
+        if e.finished and not e.capture_errors and e.reward is not None:
             groups.setdefault(e.group_id, []).append((e.reward, e))
     best = {name: max(reward for reward, _ in group) for name, group in groups.items()}
     mixed = [n for n, group in groups.items() if min(reward for reward, _ in group) < best[n]]

@@ -137,7 +137,7 @@ class SpansNesting:
     def _recorded(self, store: str, played: Played) -> Played:
         recorded = read_recorded(store)
         assert len(recorded) == 1, "\n".join(one.tree() for one in recorded)
-        assert (recorded[0].attempt.status, recorded[0].attempt.damage) == ("succeeded", [])
+        assert (recorded[0].attempt.status, recorded[0].attempt.capture_errors) == ("succeeded", [])
         return inside_root(recorded[0], played)
 
     def test_what_the_adapter_covers_is_told_of_once(self, stage: Stage, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def in_production(app: Nested, stage: Stage, mode: str, folder: Path) -> Played:
         run(app.outermost, played.text, mode)
     recorded = read_recorded(store)
     assert len(recorded) == 1, "\n".join(one.tree() for one in recorded)
-    assert (recorded[0].attempt.status, recorded[0].attempt.damage) == ("succeeded", [])
+    assert (recorded[0].attempt.status, recorded[0].attempt.capture_errors) == ("succeeded", [])
     return inside_root(recorded[0], played)
 
 

@@ -329,7 +329,7 @@ async def test_a_judge_at_its_own_endpoint_is_left_alone_and_recorded(agent: Any
     [call] = [span for span in spans if span.kind is SpanKind.LLM]
     assert call.attributes["lightspan.agent.path"] == "write_query"
     assert call.attributes["lightspan.route"] == "app"
-    assert attempt.damage == []
+    assert attempt.capture_errors == []
 
 
 class AsksMain(agl.LitAgent[Any]):

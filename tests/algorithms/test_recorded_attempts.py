@@ -66,7 +66,7 @@ def attempt(
     service: str = "support",
     task: Json = None,
     started_at: float = 1000.0,
-    damage: tuple[str, ...] = (),
+    capture_errors: tuple[str, ...] = (),
 ) -> PendingWrite:
     """An attempt of production; its calls get the ids that production gives."""
     unique = HEX.format(number)
@@ -81,7 +81,9 @@ def attempt(
                 attributes={**named, **span.attributes},
             )
         )
-    report = report_of(attempt_id, AttemptStatus.SUCCEEDED, Outcome.OK, damage=list(damage))
+    report = report_of(
+        attempt_id, AttemptStatus.SUCCEEDED, Outcome.OK, capture_errors=list(capture_errors)
+    )
     return parcel_of(
         attempt_id, rollout_id, service, task, owned, started_at=started_at, report=report
     )
@@ -320,7 +322,7 @@ def test_what_is_no_chat_to_imitate(url: str) -> None:
             call(7, "another's", agent="checker"),
             call(9, **{c.OUTPUT_MESSAGES: genai_messages.dump([{"role": "assistant"}])}),
         ),
-        attempt(2, call(8), damage=("3 spans dropped",)),
+        attempt(2, call(8), capture_errors=("3 spans dropped",)),
     )
     found = load_chats(url, agents="writer")
     assert answers(found) == ["whole"]

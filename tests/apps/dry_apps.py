@@ -189,7 +189,7 @@ def asks_by_a_worker(task: dict[str, Any]) -> float:
 def posts_to(task: dict[str, Any], llm: Any) -> float:
     """The same, to the attempt's own endpoint."""
     with lightspan.agent("writer"):
-        return _post(llm.base_url, llm.api_key(), "writer", task["q"])
+        return _post(llm.base_url, llm.api_key, "writer", task["q"])
 
 
 @lightspan.rollout

@@ -83,7 +83,7 @@ def test_the_best_of_each_task_are_imitated(example: Any) -> None:
         episode("a1", "a", 1.0),
         episode("a2", "a", 1.0),
         episode("a3", "a", 0.5),
-        episode("a4", "a", 9.0, damage=["a span was dropped"]),
+        episode("a4", "a", 9.0, capture_errors=["a span was dropped"]),
         episode("b1", "b", 1.0),
         episode("b2", "b", 1.0),
         episode("c1", "c", 0.25),

@@ -42,7 +42,7 @@ def check_calls(spans: list[Span], records: list[TokenRecord]) -> None:
 
 def check_success(attempt: Attempt, spans: list[Span], records: list[TokenRecord]) -> None:
     """Both answers were right, and both are recorded, whole."""
-    assert (attempt.reward, attempt.damage) == (Reward(1.0), [])
+    assert (attempt.reward, attempt.capture_errors) == (Reward(1.0), [])
     llm = [span for span in spans if span.kind is SpanKind.LLM]
     assert len(llm) == len(records) == 2
     assert {record.call_id for record in records} == {s.attributes[c.CALL_ID] for s in llm}

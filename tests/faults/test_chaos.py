@@ -102,7 +102,7 @@ async def recorded(trained: Trainer, store: str) -> tuple[dict[str, Counter[str]
     others = [attempt for attempt in attempts if attempt.status is not AttemptStatus.SUCCEEDED]
     assert {attempt.status for attempt in others} <= {AttemptStatus.LOST}
     assert len({attempt.rollout_id for attempt in ended}) == len(ended) == len(TASKS)
-    assert [attempt.damage for attempt in ended] == [[]] * len(ended)
+    assert [attempt.capture_errors for attempt in ended] == [[]] * len(ended)
     assert [len(records[attempt.attempt_id]) for attempt in ended] == [2] * len(ended)
     found = {
         tasks[attempt.rollout_id]: Counter(span.name for span in spans[attempt.attempt_id])

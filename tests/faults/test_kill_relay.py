@@ -118,4 +118,4 @@ async def test_kill_the_server_in_mid_call(tmp_path: Path, server: Server, finis
         assert record.call_id == "call-1"
         assert record.outcome is CallOutcome.OK
         assert len(asked) == 1
-        assert (await store.attempts(["ro-1"]))[0].damage == []
+        assert (await store.attempts(["ro-1"]))[0].capture_errors == []

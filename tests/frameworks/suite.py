@@ -277,7 +277,7 @@ class FrameworkSuite:
         with otel.instrument(self.name), lightspan.record(store):
             played = play_outside(stage, app, whole, mode)
         [found] = read_recorded(store)
-        assert found.attempt.damage == []
+        assert found.attempt.capture_errors == []
         assert (found.attempt.status == "failed") is (app.raises is not None)
         self.check(inside_root(found, played), whole, app, stage)
 

@@ -79,7 +79,7 @@ def recorded(
     attempts = read_recorded(url)
     assert len(attempts) == 1, [each.tree() for each in attempts]
     [found] = attempts
-    assert found.attempt.damage == []
+    assert found.attempt.capture_errors == []
     return found
 
 

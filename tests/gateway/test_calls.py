@@ -30,7 +30,7 @@ TOOLS_F: list[Any] = [{"type": "function", "function": {"name": "f"}}]
 
 
 async def damage(rig: Rig) -> list[str]:
-    return (await rig.store.attempt(rig.attempt.attempt_id)).damage
+    return (await rig.store.attempt(rig.attempt.attempt_id)).capture_errors
 
 
 async def wait_for_damage(rig: Rig) -> list[str]:

@@ -205,7 +205,7 @@ def test_tools_of_a_real_agent_are_placed_by_their_ids(
     episodes = stored_episodes(trainer.settings.store_url, mode=Mode.TRAIN)
     assert len(episodes) == 2
     for episode in episodes:
-        assert not episode.damage
+        assert not episode.capture_errors
         first, second, third = (call.call_id for call in episode.calls)
         found = [(t.tool.call, t.tool.succeeded, t.tool.result) for t in Trace(episode).tools]
         assert sorted(found, key=str) == sorted(

@@ -44,7 +44,7 @@ def test_a_framework_of_ones_own(tmp_path: Path, server: ScriptedServer) -> None
         "      chat my-model @writer/finder\n"
         "    chat my-model @writer"
     )
-    assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
+    assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
 
 
 def test_it_takes_ten_lines() -> None:

@@ -159,7 +159,7 @@ async def test_a_commit_without_an_answer_is_settled(
         first, second = (claim.attempt for claim in claims)
         assert await ask("heartbeat").heartbeat([ref(first)], LEASE_S) == []
         assert await ask("call").add_calls([make_call(first)]) == [False]
-        await ask("damage").mark_damaged(first.attempt_id, "reason")
+        await ask("capture_errors").mark_damaged(first.attempt_id, "reason")
         assert await ask("report").report([make_report(first)]) == [True]
         assert await ask("version").allot_version("sql") == (2 if committed else 1)
         assert await ask("cancel").cancel(["ro-2"]) == (0 if committed else 1)
@@ -168,7 +168,7 @@ async def test_a_commit_without_an_answer_is_settled(
             await store.attempt(first.attempt_id),
             await store.attempt(second.attempt_id),
         ]
-        assert (await store.attempt(first.attempt_id)).damage == ["reason"]
+        assert (await store.attempt(first.attempt_id)).capture_errors == ["reason"]
         assert await store.count() == {RolloutStatus.SUCCEEDED: 1, RolloutStatus.CANCELLED: 1}
         assert len((await store.token_records([first.attempt_id]))[first.attempt_id]) == 1
     assert len(died) == len(asked) == 7

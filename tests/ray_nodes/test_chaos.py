@@ -90,7 +90,7 @@ async def ends(trained: Any, store: str) -> Counter[AttemptStatus]:
         attempts = await opened.attempts([state.rollout.rollout_id for state in states])
     succeeded = [each for each in attempts if each.status is AttemptStatus.SUCCEEDED]
     assert len({each.rollout_id for each in succeeded}) == len(succeeded)
-    assert not [each for each in succeeded if each.damage]
+    assert not [each for each in succeeded if each.capture_errors]
     return Counter(each.status for each in attempts)
 
 

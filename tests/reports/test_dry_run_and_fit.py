@@ -32,7 +32,7 @@ def test_an_app_that_calls_no_model(rl: Callable[..., Any], dry_apps: Any) -> No
 
 FIX = "use framework.ChatOpenAI in its place"
 WAY_OUT = (
-    "base_url=llm.base_url and api_key=llm.api_key(), where `llm` is an argument that the app asks "
+    "base_url=llm.base_url and api_key=llm.api_key, where `llm` is an argument that the app asks "
     "for, and the agent's name as the model; or use the OpenAI SDK"
 )
 
@@ -147,7 +147,7 @@ def test_an_app_whose_worker_asks_for_all_attempts(
     told = f"1 of 2 rollouts are damaged, so not trained (for example task {{}}: {cause})"
     episodes = stored_episodes(training.folder.store_url)
     assert any(told.format(episode.task_id) in line for line in lines.texts for episode in episodes)
-    assert sorted((bool(episode.damage), len(episode.calls)) for episode in episodes) == [
+    assert sorted((bool(episode.capture_errors), len(episode.calls)) for episode in episodes) == [
         (False, 1),
         (True, 0),
     ]

@@ -167,7 +167,7 @@ async def test_a_program_in_any_language(world: World, arguments: list[str], tas
     assert rewards == [Reward(float(n)) for n in range(2)], {each.message for each in attempts}
     records = await world.store.token_records([attempt.attempt_id for attempt in attempts])
     for number, attempt in enumerate(attempts):
-        assert (attempt.status, attempt.damage) == (AttemptStatus.SUCCEEDED, [])
+        assert (attempt.status, attempt.capture_errors) == (AttemptStatus.SUCCEEDED, [])
         spans = await world.spans(attempt)
         calls = sorted(
             (span for span in spans if span.kind is SpanKind.LLM),

@@ -129,7 +129,7 @@ async def test_a_stream_that_the_app_leaves_is_cancelled(app: Any) -> None:
         name = attempt.attempt_id
         spans = (await store.spans([name]))[name]
         records = (await store.token_records([name]))[name]
-    assert (attempt.status, attempt.damage) == (AttemptStatus.SUCCEEDED, [])
+    assert (attempt.status, attempt.capture_errors) == (AttemptStatus.SUCCEEDED, [])
     assert len(records) == 1
     episode = build_episode(attempt, rollout, spans, records)
     coverage = classify_calls(episode, Routing(rules=[WRITER]))

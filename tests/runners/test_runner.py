@@ -139,7 +139,7 @@ async def test_a_prompt_that_is_too_long_is_an_outcome(store: Store) -> None:
 async def test_a_gateway_that_is_gone_is_infrastructure(
     store: Store, monkeypatch: pytest.MonkeyPatch, app: str
 ) -> None:
-    monkeypatch.setattr("lightspan.runners.runner._PATIENCE_S", 0.1)
+    monkeypatch.setattr("lightspan.runners.runner._RETRY_TIMEOUT_S", 0.1)
     routing = Routing(gateway_url="http://127.0.0.1:9", default=WRITER.target)
     await enqueue(store, [{"text": "1"}], {"routing": routing}, max_infrastructure_tries=2)
     async with running(store, getattr(apps, app)):

@@ -164,7 +164,7 @@ def test_a_training_and_a_runner_meet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The runner is there before the training, and ends with it: who came is said all the same."""
-    monkeypatch.setattr("lightspan.runners.external.LOOK_S", 3600.0)
+    monkeypatch.setattr("lightspan.runners.external.POLL_INTERVAL_S", 3600.0)
     folder = tmp_path / "a run"
     url = f"sqlite:///{folder}/store.db"
     runner = start("--store", url, "--slots", "4", "apart_app:answer")

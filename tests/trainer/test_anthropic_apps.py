@@ -45,7 +45,7 @@ def test_an_app_is_trained(
     episodes = stored_episodes(RunFolder(run.folder).store_url)
     assert len(episodes) == 8 + 2
     for episode in episodes:
-        assert (episode.outcome, episode.damage) == ("ok", ())
+        assert (episode.outcome, episode.capture_errors) == ("ok", ())
         found = [(call.agent_path, call.record and call.record.policy) for call in episode.calls]
         assert {one: found.count(one) for one in found} == CALLS[name]
         for call in episode.calls:

@@ -121,7 +121,7 @@ def test_callbacks_belong_to_the_attempt(callbacks: Callbacks, store: str, kicko
     [found] = read(store)
     assert found.tree() == PRESS.strip()
     assert found.rollout.task == GIVEN
-    assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
+    assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
 
 
 def test_callbacks_of_a_crew_without_a_name(callbacks: Callbacks, store: str) -> None:

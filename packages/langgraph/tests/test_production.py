@@ -141,7 +141,7 @@ def test_a_graph_is_an_attempt_with_its_input_as_the_task(
     assert found.tree() == TREE.strip()
     assert found.rollout.task == {"question": "one", "said": []}
     assert (found.rollout.mode, found.rollout.run_id) == ("production", "support")
-    assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
+    assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
     port = urlsplit(server.url).port
     assert [span.attributes[c.SERVER_PORT] for span in found.calls] == [port] * 2
     assert all(span.resource == {"service.name": "support"} for span in found.spans)
@@ -166,7 +166,7 @@ async def test_asynchronous_and_streamed_runs_at_once(server: ScriptedServer, st
         assert one.tree() == TREE.strip()
         text = one.rollout.task["question"]
         assert [call.answer for call in one.answered] == [f"echo {text}"] * 2
-        assert (one.attempt.status, one.attempt.damage) == ("succeeded", [])
+        assert (one.attempt.status, one.attempt.capture_errors) == ("succeeded", [])
 
 
 def test_threads_do_not_mix(server: ScriptedServer, store: str) -> None:
@@ -213,7 +213,7 @@ def test_an_interrupted_graph_is_no_failure(server: ScriptedServer, store: str) 
     with lightspan_langgraph.instrument():
         compiled.invoke(question("one"), {"configurable": {"thread_id": "1"}})
         [found] = read(store)
-    assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
+    assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
 
 
 def test_tools_and_agents_inside_agents(store: str) -> None:

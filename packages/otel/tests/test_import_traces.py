@@ -22,7 +22,7 @@ from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
-from lightspan_otel.import_traces import AT_ONCE, Imported, import_file, read_file
+from lightspan_otel.import_traces import MAX_CONCURRENT, Imported, import_file, read_file
 from lightspan_otel.ingest import gathered
 from lightspan_otel.otlp import decode_ids
 from packages.otel.tests.trace_files import (
@@ -203,7 +203,7 @@ def test_many_spans_are_written_portion_by_portion(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So what a killed import had written is kept."""
-    count = AT_ONCE * 2 + 1
+    count = MAX_CONCURRENT * 2 + 1
     spans = [otlp_span(f"{n:016x}", "", "step", n) for n in range(1, count + 1)]
     sizes: list[int] = []
     real = __import__("lightspan_otel.import_traces", fromlist=["keep"]).keep
@@ -216,7 +216,7 @@ def test_many_spans_are_written_portion_by_portion(
     read: list[int] = []
     path = write(tmp_path / "t.jsonl", "\n".join(map(otlp_line, spans)))
     done, _ = imported(url, path, advance=read.append)
-    assert (done.spans, sizes) == (count, [AT_ONCE, AT_ONCE, 1])
+    assert (done.spans, sizes) == (count, [MAX_CONCURRENT, MAX_CONCURRENT, 1])
     assert sum(read) == path.stat().st_size
 
 

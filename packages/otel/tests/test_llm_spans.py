@@ -113,7 +113,7 @@ def test_a_call_past_the_sdks(tracer: Tracer, url: str, dialect: str) -> None:
     assert found.tree() == (
         "invoke_workflow writer\n  invoke_agent writer\n    chat groq/m @writer"
     )
-    assert (found.attempt.status, found.attempt.damage) == (AttemptStatus.SUCCEEDED, [])
+    assert (found.attempt.status, found.attempt.capture_errors) == (AttemptStatus.SUCCEEDED, [])
     assert found.rollout.task == {"messages": ASKED[1:]}
     [call] = found.calls
     assert genai_messages.asked_of(call.attributes) == ASKED

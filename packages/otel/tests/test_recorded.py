@@ -181,7 +181,7 @@ def test_a_span_that_is_kept_whole_is_kept_once(order: str) -> None:
 # --- production -----------------------------------------------------------------------------
 def only(url: str) -> Recorded:
     [found] = read_recorded(url)
-    assert found.attempt.damage == []
+    assert found.attempt.capture_errors == []
     known = {span.span_id for span in found.spans}
     assert [span.name for span in found.spans if span.parent_id not in {*known, None}] == []
     return found

@@ -560,7 +560,7 @@ async def test_only_rollouts_that_ended_well_are_judged(
     server.script = script.gives(by_number)
     failed = said("f", "1", status=AttemptStatus.FAILED, outcome=Outcome.APP_ERROR, reward=None)
     lost = said("l", "1", status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE, reward=None)
-    damaged = said("d", "1", damage=["a hole"])
+    damaged = said("d", "1", capture_errors=["a hole"])
     fine = said("a", "8")
     members = [Member({}, each) for each in (failed, lost, damaged, fine)]
     async with judge(server).opened(ScoringPosition(None, keeps=False, note=print)) as scoring:

@@ -42,7 +42,7 @@ def lora(folder: Path) -> LoRAWeights:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan_vllm.supervised_server.LOOK_S", 0.01)
+    monkeypatch.setattr("lightspan_vllm.supervised_server.POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr("lightspan_vllm.supervised_server._DYING_S", 0.1)
 
 

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{SERVERS}.LOOK_S", 0.01)
+    monkeypatch.setattr(f"{SERVERS}.POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(f"{SERVERS}._DYING_S", 0.1)
 
 

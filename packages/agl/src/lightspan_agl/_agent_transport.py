@@ -192,7 +192,7 @@ class AgentApp(App):
         main = ProxyLLM(
             endpoint=llm.base_url,
             model=self._resources.model,
-            api_key=llm.api_key(),
+            api_key=llm.api_key,
             sampling_parameters=dict(self._resources.sampling[view.mode or "train"]),
             rollout_id=view.rollout_id,
             attempt_id=view.attempt.attempt_id,

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 """How often an actor is asked how its processes are."""
 REMIND_S: Final = 10.0
 """How long nothing is said of an actor that waits for room in the cluster."""
@@ -241,7 +241,7 @@ class RayRunners:
                 if start == _STARTS:
                     raise LightspanError(str(error)) from error.__cause__
                 log.warning("%s; it is tried again", error)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
             else:
                 return
 
@@ -305,7 +305,7 @@ class RayRunners:
         """Look after the actor of a seat, and replace it."""
         try:
             while self._failure is None:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
                 await self._look(seat)
         except Exception as error:
             self._failure = self._failure or _explained(error)

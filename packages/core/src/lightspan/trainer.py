@@ -238,7 +238,7 @@ class Trainer:
             if (
                 self.settings.learner_spec is not None
             ):  # one of the user's own has an optimiser of its own
-                for choice in self.algorithm.choices():
+                for choice in self.algorithm.describe_choices():
                     self.reporter.line(choice)
             await session.open()
             if shared := overlap_warning(splits):

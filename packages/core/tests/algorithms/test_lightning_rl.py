@@ -321,7 +321,7 @@ def test_metrics_of_rollouts() -> None:
     episodes = [
         _episode("g", 0, 1.0),
         _episode("g", 1, None),
-        _episode("g", 2, 0.5, damage=["a span was dropped"]),
+        _episode("g", 2, 0.5, capture_errors=["a span was dropped"]),
         _episode("g", 3, None, status=AttemptStatus.FAILED, outcome=Outcome.APP_ERROR),
         _episode("g", 4, None, status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE),
     ]
@@ -490,7 +490,7 @@ def test_agents_are_checked_after_training_rollouts_with_all_that_was_seen() -> 
             0,
             "the app made no model call through the OpenAI SDK in its own process, nor to "
             "OPENAI_BASE_URL (rollouts: 2). Give another client (LiteLLM, httpx, requests) or "
-            "process base_url=llm.base_url and api_key=llm.api_key(), where `llm` is an argument "
+            "process base_url=llm.base_url and api_key=llm.api_key, where `llm` is an argument "
             "that the app asks for, and the agent's name as the model; or use the OpenAI SDK",
         ),
         (

@@ -175,7 +175,7 @@ def test_what_does_not_count_is_out_of_statistics_and_r_and_counted_once():
         rollout("2", 0.0),
         rollout("nan", math.nan),
         rollout("none", None),
-        rollout("broken", 1.0, damage=["x"]),
+        rollout("broken", 1.0, capture_errors=["x"]),
         rollout("lost", 1.0, status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE),
         rollout("val", 1.0, mode=Mode.VAL),
         rollout("stale", 1.0, record={"versions": [(1, 1)]}),
@@ -535,7 +535,7 @@ def test_rewards_by_group_feed_dynamic_sampling():
         rollout("2", 1.0, group="a"),
         rollout("3", 0.0, group="b"),
         rollout("4", 1.0, group="b"),
-        rollout("5", 0.5, group="b", damage=["x"]),
+        rollout("5", 0.5, group="b", capture_errors=["x"]),
     ]
     rewards = returns(episodes)
     assert rewards == {"a": [1.0, 1.0], "b": [0.0, 1.0, None]}

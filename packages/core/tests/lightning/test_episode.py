@@ -38,12 +38,12 @@ def ids(episode):
 
 def test_an_episode_states_the_facts_of_its_attempt():
     rollout = make_rollout(mode=Mode.VAL)
-    attempt = make_attempt(reward=0.5, damage=["lost a span"])
+    attempt = make_attempt(reward=0.5, capture_errors=["lost a span"])
     episode = build_episode(attempt, rollout, [], [])
     assert (episode.rollout_id, episode.attempt_id) == ("ro-1", "at-1")
     assert (episode.task_id, episode.group_id, episode.mode) == ("task-g", "g", Mode.VAL)
     assert (episode.reward, episode.reward_source, episode.outcome) == (0.5, "returned", Outcome.OK)
-    assert episode.damage == ("lost a span",)
+    assert episode.capture_errors == ("lost a span",)
     assert episode.calls == ()
     assert episode.notes == ()
     assert episode.orphans == 0

@@ -142,7 +142,7 @@ def test_weights_advantages_and_rows_of_any_step(step, k):
 
 
 def counts(episode, config):
-    trainable = episode.mode == "train" and episode.finished and not episode.damage
+    trainable = episode.mode == "train" and episode.finished and not episode.capture_errors
     return trainable and episode.scored(config.credit.step_rewards)
 
 

@@ -146,7 +146,7 @@ def test_longer_than_the_learner_takes_is_rejected_never_cut():
         ({"mode": Mode.DEV}, Rejection.MODE_NOT_TRAIN),
         ({"status": AttemptStatus.RUNNING, "outcome": None}, Rejection.UNFINISHED),
         ({"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE}, Rejection.UNFINISHED),
-        ({"damage": ["x"]}, Rejection.DAMAGED),
+        ({"capture_errors": ["x"]}, Rejection.DAMAGED),
         ({"reward": None}, Rejection.UNSCORED),
         ({"reward": math.nan}, Rejection.UNSCORED),
     ],

@@ -133,7 +133,7 @@ def test_recorded_with_both_texts(
     with first, second, agent("router"):
         ask(client)
     [found] = read_recorded(url)
-    assert found.attempt.damage == []
+    assert found.attempt.capture_errors == []
     [span] = [span for span in found.spans if span.kind is SpanKind.LLM]
     assert (span.attributes[c.PROMPT_ORIGINAL], span.attributes[c.PROMPT_APPLIED]) == (OLD, True)
     assert genai_messages.asked_of(span.attributes)[0]["content"] == NEW

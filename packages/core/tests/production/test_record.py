@@ -42,7 +42,7 @@ def test_a_bare_call_is_an_attempt(client: openai.OpenAI, url: str) -> None:
     assert found.answered == [("hello", "echo hello")]
     assert found.rollout.task == {"messages": USER}
     assert (found.rollout.mode, found.rollout.run_id) == (Mode.PRODUCTION, "support")
-    assert (found.attempt.status, found.attempt.outcome, found.attempt.damage) == (
+    assert (found.attempt.status, found.attempt.outcome, found.attempt.capture_errors) == (
         "succeeded",
         "ok",
         [],

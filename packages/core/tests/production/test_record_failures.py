@@ -43,7 +43,7 @@ def test_what_cannot_be_kept_is_counted(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("lightspan.production.store_writer.MOST_ATTEMPTS", 2)
+    monkeypatch.setattr("lightspan.production.store_writer.MAX_ATTEMPTS", 2)
     folder = tmp_path / "later"
     with record(f"sqlite:{folder / 'production.db'}", service="support") as made:
         say(client, "first")
@@ -86,13 +86,13 @@ def test_a_store_that_fails_in_between(
 def test_an_attempt_holds_so_many_spans(
     client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightspan.production.auto_attempts.MOST_SPANS", 3)
+    monkeypatch.setattr("lightspan.production.auto_attempts.MAX_SPANS", 3)
     with record(url), lightspan.operation("handle"):
         for _ in range(4):
             say(client)
     [found] = read_recorded(url)
     assert len(found.spans) == 3
-    assert found.attempt.damage == ["3 spans dropped"]
+    assert found.attempt.capture_errors == ["3 spans dropped"]
 
 
 def test_inputs_that_json_cannot_say(client: openai.OpenAI, url: str) -> None:
@@ -105,7 +105,7 @@ def test_inputs_that_json_cannot_say(client: openai.OpenAI, url: str) -> None:
                 say(client)
     found = read_recorded(url)
     assert len(found) == len(inputs)
-    assert [one.attempt.damage for one in found] == [[]] * len(inputs)
+    assert [one.attempt.capture_errors for one in found] == [[]] * len(inputs)
     assert found[0].rollout.task == str(2**70)
 
 
@@ -137,7 +137,7 @@ def test_large_attempts_are_written_in_pieces(client: openai.OpenAI, url: str) -
     [found] = read_recorded(url)
     assert len(found.calls) == 3
     assert len(found.spans) == 205
-    assert found.attempt.damage == ["an input of 300002 characters was not kept"]
+    assert found.attempt.capture_errors == ["an input of 300002 characters was not kept"]
 
 
 def test_the_app_never_waits_for_the_store(client: openai.OpenAI, url: str) -> None:
@@ -231,7 +231,7 @@ def test_a_program_that_ends_in_the_midst(server: ScriptedServer, url: str) -> N
     assert (ended.returncode, ended.stderr) == (3, "")
     [found] = read_recorded(url)
     assert [call.asked for call in found.answered] == ["only"]
-    assert (found.attempt.status, found.attempt.damage) == (
+    assert (found.attempt.status, found.attempt.capture_errors) == (
         "cancelled",
         ["the process ended first"],
     )

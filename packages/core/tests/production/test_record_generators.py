@@ -115,7 +115,7 @@ def check(url: str, *expected: tuple[str, str]) -> None:
     ]
     wanted = [[(name, f"{name}{letter}") for letter in letters] for name, letters in expected]
     assert sorted(seen) == sorted(wanted)
-    assert all(one.attempt.status.final and not one.attempt.damage for one in found)
+    assert all(one.attempt.status.final and not one.attempt.capture_errors for one in found)
     assert not any(call.late for one in found for call in one.calls)
 
 

@@ -47,7 +47,7 @@ def test_a_hook_sees_everything_before_it_is_kept(url: str, tmp_path: Path) -> N
     [found] = read_recorded(url)
     assert found.answered == [("I am ***", "your password is ***")]
     assert found.rollout.task == "***"
-    assert found.attempt.damage == []
+    assert found.attempt.capture_errors == []
     assert SECRET.search(repr(found)) is None
     assert not any(SECRET.search(path.read_bytes().decode("latin1")) for path in tmp_path.iterdir())
 
@@ -79,7 +79,7 @@ def test_a_hook_that_fails_costs_the_content_not_the_call(
                 assert say(client, "private").choices[0].message.content == "echo private"
     for found in read_recorded(url):
         assert found.rollout.task is None
-        [damage] = found.attempt.damage
+        [damage] = found.attempt.capture_errors
         assert damage.startswith("redact failed on 3 spans (")
         assert [span.name for span in found.spans] == ["chain", "operation", "llm"]
         assert isinstance(found.calls[0].attributes[c.INPUT_TOKENS], int)
@@ -98,7 +98,7 @@ def test_a_hook_may_ask_a_model(client: openai.OpenAI, url: str) -> None:
     with record(url, redact=judged), lightspan.operation("handle"):
         say(client)
     [found] = read_recorded(url)
-    assert found.attempt.damage == []
+    assert found.attempt.capture_errors == []
     assert [span.kind for span in found.spans] == ["chain", "operation", "llm"]
     assert all(span.attributes["judged"] for span in found.spans)
 
@@ -123,7 +123,7 @@ def test_a_hook_may_leave_spans_out(client: openai.OpenAI, url: str) -> None:
     with record(url, redact=only_structure), lightspan.operation("handle"):
         say(client)
     [found] = read_recorded(url)
-    assert (found.calls, found.attempt.damage) == ([], [])
+    assert (found.calls, found.attempt.capture_errors) == ([], [])
     assert found.attempt.message == "1 spans were left out by redact"
 
 
@@ -135,7 +135,7 @@ def test_a_hook_cannot_change_whose_a_span_is(client: openai.OpenAI, url: str) -
     with record(url, redact=move):
         say(client)
     [found] = read_recorded(url)
-    assert found.attempt.damage == []
+    assert found.attempt.capture_errors == []
     assert str(found.calls[0].attributes[c.CALL_ID]).startswith("call-")
     assert found.calls[0].attributes[c.CALL_ID] != "call-other"
     assert str(found.calls[0].attributes["odd"]).startswith("<object object")

@@ -87,7 +87,7 @@ def check(found: Recorded, response_id: str, url: str) -> None:
     assert c.FINISH_REASONS not in call.attributes
     assert (call.status, call.status_message, call.late) == (SpanStatus.UNSET, "", False)
     assert found.answered == [("hello", "one two")]
-    assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
+    assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
     rated = feedback(response_id, 0.5, store=url)
     assert rated == Rated(found.attempt.attempt_id, str(call.attributes[c.CALL_ID]))
 

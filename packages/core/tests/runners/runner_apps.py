@@ -147,7 +147,7 @@ def emits(task: Any) -> None:
 def ask(llm: Any, text: str) -> str:
     import openai
 
-    with openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key(), max_retries=0) as client:
+    with openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key, max_retries=0) as client:
         answer = client.chat.completions.create(
             model=llm.model, messages=[{"role": "user", "content": text}]
         )

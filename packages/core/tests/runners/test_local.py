@@ -275,7 +275,7 @@ async def test_a_process_that_cannot_read_its_orders_is_replaced(
     async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
         await finished(store, runners)
         first = runners.pids
-        runners._workers[0].lifeline.send_bytes(order)
+        runners._workers[0].parent_pipe.send_bytes(order)
         await until(lambda: runners.pids not in ([], first))
 
 

@@ -19,7 +19,7 @@ from lightspan.schema.records import (
     Rollout,
     RolloutStatus,
 )
-from lightspan.schema.redaction import LONGEST_TEXT
+from lightspan.schema.redaction import MAX_TEXT_LENGTH
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.schema.spans import SpanKind, SpanStatus
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.usefixtures("clean")
 async def test_rewards(store: Store, app: str, value: Any, reward: Reward | None) -> None:
     attempt = await run_one(store, getattr(apps, app), {"value": value})
     assert (attempt.status, attempt.outcome) == (AttemptStatus.SUCCEEDED, Outcome.OK)
-    assert (attempt.reward, attempt.message, attempt.damage) == (reward, "", [])
+    assert (attempt.reward, attempt.message, attempt.capture_errors) == (reward, "", [])
     [root] = await spans_of(store, attempt)
     assert (root.name, root.kind, root.status) == ("attempt", SpanKind.CHAIN, SpanStatus.OK)
 
@@ -133,7 +133,7 @@ async def test_exceptions_that_futures_treat_apart(store: Store, app: str, kind:
         message = "RuntimeError: coroutine raised StopIteration"  # Python's own (PEP 479)
     attempt = await run_one(store, getattr(apps, app), {"kind": kind})
     assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
-    assert (attempt.message, attempt.reward, attempt.damage) == (message, None, [])
+    assert (attempt.message, attempt.reward, attempt.capture_errors) == (message, None, [])
     error, root = await spans_of(store, attempt)
     assert error.attributes[c.EXCEPTION_TYPE] == message.partition(":")[0]
     assert (error.parent_id, root.status) == (root.span_id, SpanStatus.ERROR)
@@ -146,7 +146,7 @@ async def test_texts_that_no_file_can_hold(store: Store) -> None:
 
     attempt = await run_one(store, app, "task")
     assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
-    assert (attempt.message, attempt.damage) == ("OSError: no file named a\ufffd", [])
+    assert (attempt.message, attempt.capture_errors) == ("OSError: no file named a\ufffd", [])
     [spans] = (await store.spans([attempt.attempt_id])).values()
     [agent] = [span for span in spans if span.kind is SpanKind.AGENT]
     assert agent.name == "invoke_agent writer\ufffd"
@@ -165,7 +165,7 @@ async def test_an_error_text_of_fifty_million_characters(store: Store) -> None:
 
     attempt = await run_one(store, app, "task")
     assert attempt.outcome is Outcome.APP_ERROR
-    left_out = len(f"begins {'x' * HUGE} ends") - LONGEST_TEXT
+    left_out = len(f"begins {'x' * HUGE} ends") - MAX_TEXT_LENGTH
     assert attempt.message.startswith("ValueError: begins xxx")
     assert f"x […{left_out} {LEFT_OUT} x" in attempt.message
     assert attempt.message.endswith("x ends")
@@ -178,7 +178,7 @@ async def test_an_error_text_of_fifty_million_characters(store: Store) -> None:
     for span in spans:
         assert span.status is SpanStatus.ERROR
         texts = [span.status_message, *map(str, span.attributes.values())]
-        assert max(map(len, texts)) < LONGEST_TEXT + 100
+        assert max(map(len, texts)) < MAX_TEXT_LENGTH + 100
     error = next(span for span in spans if span.kind is SpanKind.EXCEPTION)
     stack = str(error.attributes[c.EXCEPTION_STACKTRACE])
     assert stack.startswith("Traceback (most recent call last):")
@@ -190,7 +190,7 @@ async def test_a_returned_text_of_fifty_million_characters(store: Store) -> None
     attempt = await run_one(store, lambda task: "x" * HUGE, "task")
     assert attempt.outcome is Outcome.BAD_REWARD
     assert LEFT_OUT in attempt.message
-    assert len(attempt.message) < LONGEST_TEXT + 100
+    assert len(attempt.message) < MAX_TEXT_LENGTH + 100
 
 
 async def test_a_dimension_with_a_name_that_no_file_can_hold(store: Store) -> None:
@@ -212,9 +212,9 @@ async def test_damage_of_fifty_million_characters(store: Store) -> None:
         current_agent().scope.recorder.add_capture_error("x" * HUGE)  # type: ignore[union-attr]
 
     attempt = await run_one(store, app, "task")
-    [damage] = attempt.damage
+    [damage] = attempt.capture_errors
     assert LEFT_OUT in damage
-    assert len(damage) < LONGEST_TEXT + 100
+    assert len(damage) < MAX_TEXT_LENGTH + 100
 
 
 async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,9 +225,9 @@ async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.Mon
 
     def app(task: Any, llm: Any) -> None:
         with lightspan.agent("writer"):
-            emit.emit_exception(ValueError(f"{llm.api_key()} search-5e8f1c"))
+            emit.emit_exception(ValueError(f"{llm.api_key} search-5e8f1c"))
             raise ValueError(
-                f"401: {endpoint.api_key()}, {llm.api_key()}, search-5e8f1c, "
+                f"401: {endpoint.api_key}, {llm.api_key}, search-5e8f1c, "
                 "{'Authorization': 'Bearer abc.def-123'}, "
                 f"{'sk'}-proj-0123456789abcdefXYZ"
             )

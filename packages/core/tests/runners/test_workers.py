@@ -123,7 +123,7 @@ async def two_attempts(
 async def damage_of(store: Store, app: Any, slots: int = 1) -> list[list[str]]:
     async with two_attempts(store, app, slots) as attempts:
         assert [attempt.message for attempt in attempts] == ["", ""]
-        return [attempt.damage for attempt in attempts]
+        return [attempt.capture_errors for attempt in attempts]
 
 
 async def test_a_worker_of_an_attempt_that_is_over(store: Store, ask: Any) -> None:
@@ -200,7 +200,7 @@ async def test_work_that_comes_with_its_context(store: Store, ask: Any, kind: st
             return await other(lambda: context.run(ask))
 
     async with two_attempts(store, app if kind == "thread" else async_app) as attempts:
-        assert [attempt.damage for attempt in attempts] == [[], []]
+        assert [attempt.capture_errors for attempt in attempts] == [[], []]
         for number, attempt in enumerate(attempts):
             spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
             [call] = [span for span in spans if span.kind is SpanKind.LLM]

@@ -11,7 +11,7 @@ import pytest
 
 from lightspan.schema import redaction
 from lightspan.schema.redaction import (
-    LONGEST_TEXT,
+    MAX_TEXT_LENGTH,
     add_clients_key,
     add_key_variable,
     is_secret,
@@ -22,8 +22,8 @@ from lightspan.schema.redaction import (
 
 
 def test_a_text_that_fits_is_kept_as_it_is() -> None:
-    text = "é\n\tx🇪🇺" + "x" * (LONGEST_TEXT - 6)
-    assert len(text) == LONGEST_TEXT
+    text = "é\n\tx🇪🇺" + "x" * (MAX_TEXT_LENGTH - 6)
+    assert len(text) == MAX_TEXT_LENGTH
     assert kept_text(text) == text
 
 
@@ -33,7 +33,7 @@ def test_both_ends_of_a_longer_text_are_kept() -> None:
 
 @pytest.mark.parametrize("size", [10_000, 1_048_576, 2_097_152, 3_000_000])
 def test_what_is_left_out_is_counted(size: int) -> None:
-    left_out = size - LONGEST_TEXT
+    left_out = size - MAX_TEXT_LENGTH
     expected = f"{'a' * 4096} […{left_out} characters left out…] {'a' * 4096}"
     assert kept_text("a" * size) == expected
 

@@ -96,7 +96,7 @@ async def test_a_lock_held_elsewhere_is_waited_for_in_the_writers_thread(
 
 
 async def test_what_one_task_writes_alone_waits_for_no_turn_of_the_loop(store: SQLiteStore) -> None:
-    """But once in `_AT_ONCE`, for the others' sake."""
+    """But once in `_MAX_CONCURRENT`, for the others' sake."""
     turns = 0
 
     def turn() -> None:
@@ -106,11 +106,11 @@ async def test_what_one_task_writes_alone_waits_for_no_turn_of_the_loop(store: S
 
     turn()
     seen = []
-    for number in range(2 * sqlite_database._AT_ONCE + 1):
+    for number in range(2 * sqlite_database._MAX_CONCURRENT + 1):
         before = turns
         await store.enqueue([make_rollout(f"ro-{number}")])
         seen.append(turns > before)
-    others = [False] * (sqlite_database._AT_ONCE - 1)
+    others = [False] * (sqlite_database._MAX_CONCURRENT - 1)
     assert seen == [True, *others, True, *others, True]
     assert await store.count() == {RolloutStatus.QUEUED: len(seen)}
 

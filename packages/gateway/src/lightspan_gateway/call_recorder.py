@@ -17,7 +17,7 @@ from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores.aio import wait_for_event
-from lightspan.stores.protocol import PAUSES_S, StoredCall
+from lightspan.stores.protocol import RETRY_BACKOFF_S, StoredCall
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
 from lightspan_gateway.calls import CallerSession, CallInfo, CallLog, ServedCall
 from lightspan_gateway.request_body import to_thread_if_large
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 90.0
+RETRY_TIMEOUT_S: Final = 90.0
 """Remote stores retry for a minute while their server restarts, and may take half a minute to
 answer."""
 
@@ -41,7 +41,7 @@ class CallRecorder(CallLog):
             is marked damaged: the app goes on, and nothing unrecorded is trained.
     """
 
-    def __init__(self, store: Store, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, store: Store, *, patience_s: float = RETRY_TIMEOUT_S) -> None:
         super().__init__()
         self._store = store
         self._patience_s = patience_s
@@ -104,7 +104,7 @@ class CallRecorder(CallLog):
         self.background(self._mark_damaged(session.attempt_id, reason))
 
     async def _mark_damaged(self, attempt_id: str, reason: str) -> None:
-        for pause in (0.0, *PAUSES_S):
+        for pause in (0.0, *RETRY_BACKOFF_S):
             await wait_for_event(pause, self._closing)
             try:
                 await self._store.mark_damaged(attempt_id, reason)

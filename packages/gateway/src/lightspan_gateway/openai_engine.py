@@ -36,7 +36,7 @@ class OpenAIEngine(ChatEngine):
         Raises:
             ConfigError: the endpoint's key is not in the environment.
         """
-        key = self.llm.api_key()
+        key = self.llm.api_key
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         connector = aiohttp.TCPConnector(limit=0)  # runners' slots are the limit, not a pool of 100
         self._session = aiohttp.ClientSession(
@@ -110,7 +110,7 @@ class OpenAIEngine(ChatEngine):
 
     def _without_key(self, refusal: bytes) -> bytes:
         """A refusal reaches the app and the store: some endpoints quote the key in it."""
-        key = self.llm.api_key().encode() if self.llm.api_key_env is not None else b""
+        key = self.llm.api_key.encode() if self.llm.api_key_env is not None else b""
         return refusal.replace(key, b"***") if key else refusal
 
     def _unreachable(self, error: BaseException) -> EngineError:

@@ -19,7 +19,7 @@ from lightspan.schema.spans import Span
 from lightspan.schema.token_records import TokenRecord
 from lightspan_gateway.access_policy import AccessPolicy, token_of
 from lightspan_gateway.api_errors import ApiError, bad_request, no_model
-from lightspan_gateway.call_recorder import PATIENCE_S, CallRecorder
+from lightspan_gateway.call_recorder import RETRY_TIMEOUT_S, CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
 from lightspan_gateway.server import MAX_BODY, Server
 
@@ -45,7 +45,7 @@ class TrainingAccess(AccessPolicy):
         self,
         store: Store,
         *,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = RETRY_TIMEOUT_S,
         recheck_s: float = 1.0,
         forget_s: float = 60.0,
     ) -> None:
@@ -186,7 +186,7 @@ class Gateway(Server):
         host: str = "127.0.0.1",
         port: int = 0,
         max_body: int = MAX_BODY,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = RETRY_TIMEOUT_S,
     ) -> None:
         super().__init__(
             TrainingAccess(store, patience_s=patience_s),

@@ -93,7 +93,7 @@ async def test_every_answer_is_lost_once(served: Served, pauses: list[float]) ->
         await live(proxy.url)
         assert proxy.lost > 40
     await check_once(served.url)
-    assert set(pauses) <= {pause for pause in pauses if pause <= 1.25 * client.PAUSES_S[0]}
+    assert set(pauses) <= {pause for pause in pauses if pause <= 1.25 * client.RETRY_BACKOFF_S[0]}
 
 
 async def test_a_connection_that_is_open_at_one_end_only(
@@ -154,7 +154,7 @@ async def test_a_server_that_stays_away(served: Served, pauses: list[float]) -> 
         with pytest.raises(StoreError, match="lightspan serve --store") as caught:
             await store.count()
         assert store.url in str(caught.value)
-        assert len(pauses) == len(client.PAUSES_S)
+        assert len(pauses) == len(client.RETRY_BACKOFF_S)
         with pytest.raises(StoreUnreachableError, match="cannot be reached"):
             await open_store(store.url).open()
         await asyncio.to_thread(served.start, port)
@@ -167,7 +167,7 @@ async def test_a_server_whose_own_store_is_away(served: Served, pauses: list[flo
         await asyncio.to_thread(served.run, served.store.close())
         with pytest.raises(StoreError, match=r"count: store .*store\.db is closed"):
             await store.count()
-        assert len(pauses) == len(client.PAUSES_S)
+        assert len(pauses) == len(client.RETRY_BACKOFF_S)
         await asyncio.to_thread(served.run, served.store.open())
         assert await store.count() == {}
 

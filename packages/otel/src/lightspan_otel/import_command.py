@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightspan_otel.import_traces import Imported
 
 STDIN: Final = "-"
-_MOST_TOLD: Final = 20
+_MAX_TOLD: Final = 20
 """Errors of a file that are told one by one."""
 
 
@@ -116,13 +116,13 @@ class _Errors:
 
     def add(self, text: str) -> None:
         self._count += 1
-        if self._count <= _MOST_TOLD:
+        if self._count <= _MAX_TOLD:
             self._reporter.line(f"{_named(self._path)}: {text}")
 
     def finish(self) -> None:
-        if self._count > _MOST_TOLD:
+        if self._count > _MAX_TOLD:
             self._reporter.line(
-                f"{_named(self._path)}: and {self._count - _MOST_TOLD:,} more errors"
+                f"{_named(self._path)}: and {self._count - _MAX_TOLD:,} more errors"
             )
 
 

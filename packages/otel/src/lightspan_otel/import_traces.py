@@ -29,11 +29,11 @@ from lightspan_otel.ingest import keep, running, trace_of
 from lightspan_otel.normalize import translated
 from lightspan_otel.otlp import Decoded, ReceivedSpan, decode_object, decode_protobuf
 
-AT_ONCE: Final = 512
+MAX_CONCURRENT: Final = 512
 """Spans that are written together, about: those of one trace often lie side by side."""
 STDIN: Final = "-"
 """In place of a path."""
-LONGEST_ERROR: Final = 500
+MAX_ERROR_LENGTH: Final = 500
 """Characters of one: it may quote what the file holds."""
 _GZIP: Final = b"\x1f\x8b"
 _OTHERS: Final = {
@@ -113,7 +113,7 @@ async def import_file(
     """
 
     def told(text: str) -> None:
-        refuse(kept_text(text, LONGEST_ERROR))
+        refuse(kept_text(text, MAX_ERROR_LENGTH))
 
     writer = _Writer(store, told)
     errors = scores = read = 0
@@ -128,7 +128,7 @@ async def import_file(
             advance(portion.size)
     except DataError as broken:  # such as the end of a file that was cut while it was packed
         if not read:
-            raise DataError(kept_text(str(broken), LONGEST_ERROR)) from broken
+            raise DataError(kept_text(str(broken), MAX_ERROR_LENGTH)) from broken
         told(str(broken))
         errors += 1
     await writer.write()
@@ -162,7 +162,7 @@ class _Writer:
         if portion.arrivals:
             self._waiting += portion.arrivals
             self._places.append(portion.place)
-        if len(self._waiting) >= AT_ONCE:
+        if len(self._waiting) >= MAX_CONCURRENT:
             await self.write()
 
     async def write(self) -> None:

@@ -41,13 +41,13 @@ SENDER: Final = "opentelemetry"
 """Who ran such an attempt, as far as it is known (`Attempt.runner_id`)."""
 
 
-_AT_ONCE: Final = 16
+_MAX_CONCURRENT: Final = 16
 """Traces that are written side by side: one after another a large batch outlasts its sender."""
 _ASKED_AT_ONCE: Final = 500
 """Attempts."""
 _MAX_DEPTH: Final = 64
 """Agents inside one another that a path names."""
-_LONGEST_NAME: Final = 1_000
+_MAX_NAME_LENGTH: Final = 1_000
 """Characters of a service's name: databases index it."""
 _REFUSALS: Final = (ConflictError, DataError, IllegalMoveError, NotFoundError)
 """What is refused again each time it is sent."""
@@ -82,8 +82,8 @@ async def keep(
     for arrival in arrivals:
         span = arrival.span
         service = _service_of(span)
-        if len(service) > _LONGEST_NAME:
-            why = f"service.name has {len(service):,} characters, more than {_LONGEST_NAME:,}"
+        if len(service) > _MAX_NAME_LENGTH:
+            why = f"service.name has {len(service):,} characters, more than {_MAX_NAME_LENGTH:,}"
             refused.append(_refusal(span, why))
         elif span.kind is SpanKind.REWARD and not may_reward:
             refused.append(_refusal(span, "a reward needs a trainer's key"))
@@ -98,7 +98,7 @@ async def keep(
             for (service, trace_id), sent in traces.items()
         ),
     ]
-    room = asyncio.Semaphore(_AT_ONCE)
+    room = asyncio.Semaphore(_MAX_CONCURRENT)
     results = await asyncio.gather(
         *(_in_room(room, work) for _, work in works), return_exceptions=True
     )

@@ -26,9 +26,9 @@ _REMOTE: Final = 0x300
 _IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _NEVER: Final = 2**63
 """Nanoseconds: no time is so late."""
-MOST_SPANS: Final = 50_000
+MAX_SPANS: Final = 50_000
 """Of one request."""
-MOST_KEPT: Final = 64 * 2**20
+MAX_KEPT: Final = 64 * 2**20
 """Bytes that the spans of one request may come to: what made them, which a request says once for
 all of them, is kept with each."""
 _TRACE_DIGITS: Final = 32
@@ -106,12 +106,12 @@ def _check_size(message: Any, size: int) -> None:
         own = sum(len(scope_spans.spans) for scope_spans in resource_spans.scope_spans)
         spans += own
         size += own * int(resource_spans.resource.ByteSize())
-    if spans > MOST_SPANS:
-        raise DataError(f"the request has {spans:,} spans: send at most {MOST_SPANS:,} at once")
-    if size > MOST_KEPT:
+    if spans > MAX_SPANS:
+        raise DataError(f"the request has {spans:,} spans: send at most {MAX_SPANS:,} at once")
+    if size > MAX_KEPT:
         raise DataError(
             f"the request's spans, each with its resource's attributes, come to {size:,} bytes: "
-            f"send at most {MOST_KEPT:,} at once"
+            f"send at most {MAX_KEPT:,} at once"
         )
 
 

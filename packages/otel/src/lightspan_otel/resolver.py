@@ -47,7 +47,7 @@ _told: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 _seen: Final[dict[str, None]] = {}
 """The paths at which agents asked a model that spans told of, in the order in which they first did.
 """
-_MOST_SEEN: Final = 1_000
+_MAX_SEEN: Final = 1_000
 """An app that makes up names would have no end of them."""
 
 
@@ -114,7 +114,7 @@ def note_call(acting: AgentContext) -> None:
     If not, the attempt is damaged, which the coverage shows with the reason: its calls would be
     taken for calls of `app`, or of whoever is around.
     """
-    if len(_seen) < _MOST_SEEN and acting.path not in _seen and open_here():
+    if len(_seen) < _MAX_SEEN and acting.path not in _seen and open_here():
         _seen[acting.path] = None
     recorder = acting.scope.recorder
     if not recorder.keeps or recorder in _told:

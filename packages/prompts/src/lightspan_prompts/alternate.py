@@ -191,8 +191,8 @@ class Alternate(Algorithm):
     def routing(self) -> Routing:
         return self.weights.routing()
 
-    def choices(self) -> list[str]:
-        return self.weights.choices()
+    def describe_choices(self) -> list[str]:
+        return self.weights.describe_choices()
 
     # --- of both ------------------------------------------------------------------------------
     @property
@@ -221,8 +221,8 @@ class Alternate(Algorithm):
     def learned_prompts(self) -> dict[str, LearnedPrompt]:
         return self.chosen.learned()
 
-    def look(self, episodes: Sequence[Episode]) -> list[str]:
-        return self.prompts.look(episodes)
+    def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
+        return self.prompts.inspect_episodes(episodes)
 
     def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
         return self.prompts.reflections(tasks, episodes)

@@ -19,7 +19,7 @@ TRIES: Final = 4
 """Of a question that nobody answers; one that is put off (429) has as many as it takes."""
 PAUSE_S: Final = 1.0
 """Before the second try; doubled before each further one."""
-LONGEST_PAUSE_S: Final = 60.0
+MAX_PAUSE_S: Final = 60.0
 _HOPELESS: Final = ("insufficient_quota", "billing_not_active")
 """Codes of a 429 that no waiting helps."""
 
@@ -76,7 +76,7 @@ class EndpointClient:
             options["timeout"] = timeout_s
         self._owned = client is None
         if client is None:
-            client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key(), **options)
+            client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, **options)
         else:
             client = client.with_options(**options)
         self._client = client
@@ -125,7 +125,7 @@ class EndpointClient:
             except openai.OpenAIError as error:
                 raise self._failed(error) from error
             await asyncio.sleep(wait)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_PAUSE_S)
 
     async def _ask(self, text: str) -> Answer:
         messages: Any = [{"role": "user", "content": text}]

@@ -35,7 +35,7 @@ JOURNAL: Final = "journal"
 """The folder in the run's."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
 _OF_A_SEARCH: Final = re.compile(r"(?:gepa|apo)$|step-")
-LONGEST_WHY: Final = 200
+MAX_WHY_LENGTH: Final = 200
 """Characters of why a question has no answer."""
 
 
@@ -95,7 +95,7 @@ class Judge:
                 f"Judge needs 'openai': {how_to_install('prompts')}", name="openai"
             )
         check_url(self.llm.base_url, "the judge's base URL")
-        self.llm.api_key()  # before any rollout
+        _ = self.llm.api_key  # raises before any rollout
         check_whole("together", self.together, 1)
         if self.together > len(LETTERS):
             raise ConfigError(f"together={self.together} must be at most {len(LETTERS)}")
@@ -256,7 +256,7 @@ class _Bench:
         except EngineError as error:
             if _lasts(error):
                 raise
-            return kept_text(str(error), LONGEST_WHY)
+            return kept_text(str(error), MAX_WHY_LENGTH)
         judgement = Judgement(
             key=key,
             asked=text,

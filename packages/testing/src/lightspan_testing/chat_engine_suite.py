@@ -32,7 +32,7 @@ BODY: Final[Mapping[str, Any]] = {
     "x_unknown": {"kept": [1, None]},
 }
 CALLS: Final = 16
-PATIENCE_S: Final = 30.0
+RETRY_TIMEOUT_S: Final = 30.0
 """After this the scripted server gives up waiting: the test has failed."""
 
 TEXTS: Final = {
@@ -104,12 +104,12 @@ class Held:
     def __call__(self, request: Request) -> Reply:
         if request.last_text == "held":
             self.begun.release()
-            self._released.wait(PATIENCE_S)
+            self._released.wait(RETRY_TIMEOUT_S)
         return Reply(text=request.last_text)
 
     async def wait_for_one(self) -> None:
         """Until the server has a call that it holds."""
-        assert await asyncio.to_thread(self.begun.acquire, timeout=PATIENCE_S)
+        assert await asyncio.to_thread(self.begun.acquire, timeout=RETRY_TIMEOUT_S)
 
     @classmethod
     @contextmanager
@@ -238,7 +238,7 @@ class ChatEngineSuite:
         everyone = threading.Barrier(CALLS)
 
         def answer(request: Request) -> str:
-            everyone.wait(PATIENCE_S)
+            everyone.wait(RETRY_TIMEOUT_S)
             return request.last_text
 
         questions = [f"question {number}" for number in range(CALLS)]

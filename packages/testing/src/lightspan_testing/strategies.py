@@ -194,7 +194,7 @@ def attempts(draw: st.DrawFn, name: str = "1", group_id: str = "g") -> Drawn:
         draw(reward),
         status=draw(ended),
         outcome=draw(st.sampled_from([Outcome.OK] * 6 + list(Outcome))),
-        damage=["broken"] if draw(st.integers(0, 9)) == 0 else [],
+        capture_errors=["broken"] if draw(st.integers(0, 9)) == 0 else [],
     )
     rollout = make_rollout(
         name, group_id, mode=draw(st.sampled_from([Mode.TRAIN] * 4 + list(Mode)))

@@ -104,6 +104,7 @@ async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterat
         calls.update(str(call.outcome) for call in episode.calls)
         # in local time, as a person reads it beside the service's own log
         began = datetime.fromtimestamp(attempt.started_at).isoformat(" ", "seconds")  # noqa: DTZ006
+        damaged = "damaged" if episode.capture_errors else ""
         rows.append(
             TableRow(
                 row_id=attempt.attempt_id,
@@ -111,7 +112,7 @@ async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterat
                 reward=episode.reward,
                 agents=acting,
                 before=f"{state.rollout.run_id:<20}  {began:<19}  ",
-                after=f"{_seconds(episode):>7.2f}  {'damaged' if episode.damage else '':<7}  ",
+                after=f"{_seconds(episode):>7.2f}  {damaged:<7}  ",
             )
         )
     yield f"{store.url}: recorded in production"
@@ -311,7 +312,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
         yield f"  the app's own reward: {_number(episode.dimensions[OWN])}"
     if episode.message:
         yield f"  {episode.message}"
-    yield from (f"  damaged: {reason}" for reason in episode.damage)
+    yield from (f"  damaged: {reason}" for reason in episode.capture_errors)
     yield from (f"  note: {note}" for note in episode.notes)
     yield ""
     verdicts = {entry.call.span_id: entry for entry in view.coverage.entries}

@@ -31,7 +31,7 @@ STORE_BYTES: Final = 2**28
 """What Ray holds in shared memory of what is ordered and answered; more of it goes to disk."""
 _LOOPBACK: Final = "127.0.0.1"
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
-_LOOK_S: Final = 0.5
+_POLL_INTERVAL_S: Final = 0.5
 _SAME: Final = ("verl", "torch", "transformers", "tensordict", "msgspec", "safetensors")
 """What has to be there in the same version as here."""
 
@@ -145,7 +145,7 @@ class Group:
         failed: dict[int, Exception] = {}
         waiting = list(asked)
         while waiting and time.monotonic() < until:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_INTERVAL_S)
             for reference in ready:
                 try:
                     found[ranks[reference]] = ray.get(reference)
@@ -202,7 +202,7 @@ class Group:
                     f"start_s={self._assembly.start_s:g} seconds: wait for them, or take fewer "
                     "ranks"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     def _lacking(self, free: Mapping[str, float]) -> str:
         for name, amount in self._asked.items():
@@ -228,7 +228,7 @@ class Group:
 
         thread = threading.Thread(target=place, daemon=True)
         thread.start()
-        thread.join(max(_LOOK_S, self._until - time.monotonic()))
+        thread.join(max(_POLL_INTERVAL_S, self._until - time.monotonic()))
         if not made:
             each = " and ".join(f"1 {name}" for name in self._asked)
             raise ConfigError(
@@ -266,7 +266,7 @@ class Group:
             for rank in range(self._assembly.ranks)
         ]
         try:
-            seen = ray.get(asked, timeout=max(_LOOK_S, self._until - time.monotonic()))
+            seen = ray.get(asked, timeout=max(_POLL_INTERVAL_S, self._until - time.monotonic()))
         except ray.exceptions.RayError as error:
             raise LightspanError(
                 f"{self._named}: the nodes of the Ray cluster cannot be asked: {_first(error)}"

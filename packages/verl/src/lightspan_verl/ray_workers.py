@@ -34,7 +34,7 @@ from lightspan_verl.rank_group import (
 from lightspan_verl.rpc import Assembly, Broadcast, Ready, packed, returns, rolls
 
 MODULE: Final = "lightspan_verl.ray_driver"
-LOOK_S: Final = 2.0
+POLL_INTERVAL_S: Final = 2.0
 """How often somebody looks whether the cluster's head is there, while ranks work."""
 _MISSED: Final = 3
 """Looks in a row that find nobody, after which the head is gone."""
@@ -212,7 +212,7 @@ class RayWorkers(Team):
         try:
             link.settimeout(max(SEEN_S, end - time.monotonic()))
             send(link, message)
-            while not select.select([link], [], [], LOOK_S)[0]:
+            while not select.select([link], [], [], POLL_INTERVAL_S)[0]:
                 if time.monotonic() > end:
                     raise self._late("the process that drives verl's ranks in Ray")
                 missed = missed + 1 if self._head_lost() else 0

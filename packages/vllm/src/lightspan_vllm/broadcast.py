@@ -33,7 +33,7 @@ dist: Final[Any] = torch.distributed
 
 TIMEOUT_S: Final = 300.0
 """How long one end may keep the other waiting for a weight, which a server also loads."""
-_LOOK_S: Final = 0.005
+_POLL_INTERVAL_S: Final = 0.005
 _TYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -135,7 +135,7 @@ class Broadcast:
                     f"the {self._workers} processes of the server did not come to "
                     f"{self._link.host}:{self._port} within {MEETING_S:g} s"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     def _look(self) -> None:
         if self._stopped.is_set():

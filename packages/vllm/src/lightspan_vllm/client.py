@@ -151,7 +151,7 @@ class Client:
             await session.close()
 
     # --- what it is -----------------------------------------------------------------------
-    async def ailment(self) -> EngineError | None:
+    async def health_error(self) -> EngineError | None:
         """Why it does not answer, or its engine does not live; None where both is well."""
         try:
             await self._call("GET", "/health", timeout_s=_HEALTH_S)
@@ -428,13 +428,13 @@ class Client:
 _JSON: Final = {"Content-Type": "application/json"}
 
 
-def is_gone(ailment: EngineError | None) -> bool:
+def is_gone(health_error: EngineError | None) -> bool:
     """Whether it says that the server's engine is dead (vLLM's `/health` answers 503), or that it
     listens no more, and not only that it is slow: it is ending, and will answer none of its calls.
     """
-    if isinstance(ailment, Refused):
-        return ailment.status == HTTPStatus.SERVICE_UNAVAILABLE
-    return isinstance(ailment, Unreachable) and ailment.nobody
+    if isinstance(health_error, Refused):
+        return health_error.status == HTTPStatus.SERVICE_UNAVAILABLE
+    return isinstance(health_error, Unreachable) and health_error.nobody
 
 
 def _refusal(address: str, status: int, answer: bytes) -> EngineError:

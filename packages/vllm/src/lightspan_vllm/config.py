@@ -58,7 +58,7 @@ PARALLEL: Final = ("--tensor-parallel-size", "-tp")
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 CPU_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
 """GiB of keys and values of a server on a CPU."""
-MOST_SERVERS: Final = 1024
+MAX_SERVERS: Final = 1024
 """Of one policy: each is a process with a copy of the model."""
 # how each is written, for those who wrote something else
 _PATHS: Final = {"python": ".venv-vllm/bin/python", "exchange": "/dev/shm"}
@@ -139,9 +139,9 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             )
         self._check_addresses()
         check_whole("VLLM: servers", self.servers, 1)
-        if self.servers > MOST_SERVERS:
+        if self.servers > MAX_SERVERS:
             raise ConfigError(
-                f"VLLM: servers={self.servers} must be at most {MOST_SERVERS}: each is a process "
+                f"VLLM: servers={self.servers} must be at most {MAX_SERVERS}: each is a process "
                 "with a copy of the model"
             )
         check_number("VLLM: start_s", self.start_s, above=0)

@@ -21,7 +21,7 @@ from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
 STARTS: Final = 3
 """How often one server may die without a call that it finished in between."""
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 """Between looks at a server that is coming up, or seems to be gone."""
 PULSE_S: Final = 5.0
 """Between looks at one that has calls on it. When vLLM's engine dies, its front listens no more,
@@ -243,7 +243,9 @@ class Server:
         loop = asyncio.get_running_loop()
         latest = loop.time() + _DYING_S
         while loop.time() < latest:
-            if await wait_for_event(LOOK_S, self._ended) or is_gone(await self.client.ailment()):
+            if await wait_for_event(POLL_INTERVAL_S, self._ended) or is_gone(
+                await self.client.health_error()
+            ):
                 return True
         return False
 
@@ -292,14 +294,14 @@ class Server:
         loop = asyncio.get_running_loop()
         latest = loop.time() + self._start_s
         gone = 0
-        while (ailment := await self.client.ailment()) is not None:
+        while (health_error := await self.client.health_error()) is not None:
             self._check_open()
             if self._process is not None and self._process.ended.is_set():
                 failure = self._process.failure(self.name)
                 if not self._checked:
                     raise failure
                 raise Unreachable(str(failure))  # it was there before: once more
-            gone = gone + 1 if is_gone(ailment) else 0
+            gone = gone + 1 if is_gone(health_error) else 0
             if gone == _LOOKS and self._checked:
                 if self._process is not None:
                     raise Unreachable(f"{self.name} is ending, and does not come to an end")
@@ -307,19 +309,19 @@ class Server:
                 await self.client.open(self._address)  # its calls are told
             if (
                 self._launch is None
-                and isinstance(ailment, Refused)
-                and ailment.status < HTTPStatus.INTERNAL_SERVER_ERROR
+                and isinstance(health_error, Refused)
+                and health_error.status < HTTPStatus.INTERNAL_SERVER_ERROR
             ):
                 raise EngineError(
                     f"{self.name}: what answers there is no vLLM server, or asks for a key "
-                    f"({ailment}): give the address of the server itself in VLLM(addresses=…)"
+                    f"({health_error}): give the address of the server itself in VLLM(addresses=…)"
                 )
             if loop.time() > latest:
                 raise EngineError(
                     f"{self.name} at {self.client.address} was not ready within "
-                    f"{self._start_s:g} s (VLLM(start_s=…)): {ailment}{self._said}"
+                    f"{self._start_s:g} s (VLLM(start_s=…)): {health_error}{self._said}"
                 )
-            await wait_for_event(LOOK_S, self._ended)
+            await wait_for_event(POLL_INTERVAL_S, self._ended)
 
     @property
     def _ended(self) -> asyncio.Event:
@@ -337,9 +339,9 @@ class Server:
         while True:
             await asyncio.sleep(PULSE_S)
             if self.ready and self._calls:
-                ailment = await self.client.ailment()
-                if self.ready and is_gone(ailment):
-                    self._died(self, ailment)
+                health_error = await self.client.health_error()
+                if self.ready and is_gone(health_error):
+                    self._died(self, health_error)
 
     async def _put_down(self, error: Unreachable) -> None:
         """It was there and is as good as gone.

@@ -23,7 +23,7 @@ _SECRET: Final[tuple[str, ...]] = (
 )
 _SCHEMA: Final = "schema"
 _DEFAULT_SCHEMA: Final = "lightspan"
-_LONGEST_NAME: Final = 63
+_MAX_NAME_LENGTH: Final = 63
 _FORM: Final = "write postgresql://USER@HOST:PORT/DATABASE?sslmode=…&schema=…"
 
 
@@ -74,10 +74,14 @@ def read_address(url: str) -> Address:
     secrets = {name: found.pop(name) for name in _SECRET if name in found}
     keep_secrets(public, secrets)
     schema = found.pop(_SCHEMA, _DEFAULT_SCHEMA)
-    if not 0 < len(schema.encode()) <= _LONGEST_NAME or schema.startswith("pg_") or "\0" in schema:
+    if (
+        not 0 < len(schema.encode()) <= _MAX_NAME_LENGTH
+        or schema.startswith("pg_")
+        or "\0" in schema
+    ):
         raise _refused(
             public,
-            f"schema={schema!r} is no name of a schema: at most {_LONGEST_NAME} bytes, and not "
+            f"schema={schema!r} is no name of a schema: at most {_MAX_NAME_LENGTH} bytes, and not "
             "beginning with pg_",
         )
     return Address(public, found, schema)

@@ -15,12 +15,12 @@ WITH RECURSIVE made (place, attempt_id) AS (
     UNION ALL
     SELECT place, previous FROM made JOIN attempts USING (attempt_id)
 )
-SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, capture_errors
 FROM made JOIN attempts USING (attempt_id)
 ORDER BY place, number
 
 -- name: expired
-SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, capture_errors
 FROM attempts
 WHERE status = 'running' AND lease_until <= %s
 ORDER BY lease_until, position LIMIT %s
@@ -77,11 +77,11 @@ SELECT * FROM unnest(%b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::b
 ON CONFLICT DO NOTHING
 
 -- name: insert_attempts
-INSERT INTO attempts (attempt_id, rollout_id, number, epoch, runner_id, call_token, started_at, status, lease_until, ended_at, reward, outcome, message, damage, position, previous)
-SELECT made.attempt_id, made.rollout_id, made.number, made.epoch, made.runner_id, made.call_token, made.started_at, made.status, made.lease_until, made.ended_at, made.reward, made.outcome, made.message, made.damage,
+INSERT INTO attempts (attempt_id, rollout_id, number, epoch, runner_id, call_token, started_at, status, lease_until, ended_at, reward, outcome, message, capture_errors, position, previous)
+SELECT made.attempt_id, made.rollout_id, made.number, made.epoch, made.runner_id, made.call_token, made.started_at, made.status, made.lease_until, made.ended_at, made.reward, made.outcome, made.message, made.capture_errors,
     (rollouts.position << 20) + made.number, rollouts.attempt_id
 FROM unnest(%b::text[], %b::text[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::float8[], %b::text[], %b::float8[], %b::float8[], %b::bytea[], %b::text[], %b::bytea[], %b::bytea[], %b::text[], %b::bigint[], %b::text[])
-    AS made (attempt_id, rollout_id, number, epoch, runner_id, call_token, started_at, status, lease_until, ended_at, reward, outcome, message, damage, its_rollout, its_number, latest_of)
+    AS made (attempt_id, rollout_id, number, epoch, runner_id, call_token, started_at, status, lease_until, ended_at, reward, outcome, message, capture_errors, its_rollout, its_number, latest_of)
     JOIN rollouts ON rollouts.rollout_id = made.rollout_id
 
 -- name: update_rollouts
@@ -98,6 +98,6 @@ WHERE rollouts.rollout_id = made.rollout_id
 
 -- name: update_attempts
 UPDATE attempts
-SET status = made.status, lease_until = made.lease_until, ended_at = made.ended_at, reward = made.reward, outcome = made.outcome, message = made.message, damage = made.damage
-FROM unnest(%b::text[], %b::float8[], %b::float8[], %b::bytea[], %b::text[], %b::bytea[], %b::bytea[], %b::text[]) AS made (status, lease_until, ended_at, reward, outcome, message, damage, attempt_id)
+SET status = made.status, lease_until = made.lease_until, ended_at = made.ended_at, reward = made.reward, outcome = made.outcome, message = made.message, capture_errors = made.capture_errors
+FROM unnest(%b::text[], %b::float8[], %b::float8[], %b::bytea[], %b::text[], %b::bytea[], %b::bytea[], %b::text[]) AS made (status, lease_until, ended_at, reward, outcome, message, capture_errors, attempt_id)
 WHERE attempts.attempt_id = made.attempt_id

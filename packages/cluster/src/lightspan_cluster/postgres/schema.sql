@@ -75,7 +75,7 @@ CREATE TABLE attempts (
     reward BYTEA,
     outcome TEXT COLLATE "C",
     message BYTEA NOT NULL,
-    damage BYTEA NOT NULL
+    capture_errors BYTEA NOT NULL
 );
 CREATE INDEX attempts_by_lease ON attempts (lease_until, position) WHERE status = 'running';
 

@@ -30,7 +30,7 @@ Connection = psycopg.Connection[Any]
 OUT_OF_REACH_S: Final = 30.0
 """How long a server is waited for that was there before."""
 _OLDEST: Final = 120000
-_PAUSES_S: Final = (0.02, 1.0)
+_RETRY_BACKOFF_S: Final = (0.02, 1.0)
 _DEFAULTS: Final = {
     "application_name": "lightspan",
     "client_encoding": "utf8",
@@ -267,7 +267,7 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._end: float | None = None
-        self._pause, self._longest = _PAUSES_S
+        self._pause, self._longest = _RETRY_BACKOFF_S
 
     def pause(self) -> bool:
         """Wait a little; False, at once, if the time is over."""

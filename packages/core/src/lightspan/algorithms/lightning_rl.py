@@ -75,7 +75,7 @@ from lightspan.protocols.learner import (
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import Routing, agent_name
 from lightspan.schema.token_records import Sampling
-from lightspan.schema.validation import MOST_SEED, check_kind, check_number, check_whole, is_number
+from lightspan.schema.validation import MAX_SEED, check_kind, check_number, check_whole, is_number
 
 DEFAULT_POLICY = "policy"
 PROBE_ROWS: Final = 4
@@ -89,7 +89,7 @@ _LEAST: Final = {
     "overlap": 0,
 }
 """Whole numbers, and the least that each may be."""
-_LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
+_MIN_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """The same of those that may be None; a call has at least a token of prompt and one of answer."""
 
 _LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
@@ -156,13 +156,13 @@ class LightningSettings:
     def _check(self) -> None:
         for name, low in _LEAST.items():
             check_whole(name, getattr(self, name), low)
-        for name, low in _LEAST_IF_GIVEN.items():
+        for name, low in _MIN_IF_GIVEN.items():
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), low)
         for name in ("learning_rate", "timeout_s", "token_constant"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
-        check_whole("seed", self.seed, 0, MOST_SEED)
+        check_whole("seed", self.seed, 0, MAX_SEED)
         check_estimator(self.estimator)
         if self.group_size == 1 and self.estimator not in OF_THE_BATCH:
             raise ConfigError(
@@ -363,7 +363,7 @@ class LightningRL(LightningSettings, Algorithm):
     def routing(self) -> Routing:
         return self._routing
 
-    def choices(self) -> list[str]:
+    def describe_choices(self) -> list[str]:
         return [str(self._chosen_rate)] if self._chooses_rate else []
 
     def state(self) -> dict[str, Json]:

@@ -31,7 +31,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         "scored": len(scored),
         "failed": sum(map(app_failed, episodes)),
         "lost": sum(not episode.finished for episode in episodes),
-        "damaged": sum(bool(episode.damage) for episode in episodes),
+        "damaged": sum(bool(episode.capture_errors) for episode in episodes),
         "calls": sum(len(episode.calls) for episode in episodes),
     }
     if scored:

@@ -319,11 +319,11 @@ class Algorithm(Protocol):
         """Go on from what `state` gave."""
         return
 
-    def choices(self) -> list[str]:
+    def describe_choices(self) -> list[str]:
         """What it chose itself where nothing was given, and why, for people."""
         return []
 
-    def look(self, episodes: Sequence[Episode]) -> list[str]:
+    def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         """What the rollouts of a dry run show of what it would learn, for people.
 
         Raises:

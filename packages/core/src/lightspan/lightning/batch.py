@@ -381,7 +381,7 @@ def _refusal(
         return "not_train"
     if not episode.finished:
         return "unfinished"
-    if episode.damage:
+    if episode.capture_errors:
         return "damaged"
     if not episode.scored(config.credit.step_rewards):
         return "unscored"

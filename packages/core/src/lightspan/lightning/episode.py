@@ -148,7 +148,7 @@ class Episode:
     outcome: Outcome | None
     message: str = ""
     """What went wrong, for people."""
-    damage: tuple[str, ...] = ()
+    capture_errors: tuple[str, ...] = ()
     """Capture errors: an episode with any is never trained."""
     reward: float | None = None
     """The final reward; None: unscored, which is not zero."""
@@ -259,7 +259,7 @@ def build_episode(
         status=attempt.status,
         outcome=attempt.outcome,
         message=attempt.message,
-        damage=tuple(attempt.damage),
+        capture_errors=tuple(attempt.capture_errors),
         reward=value,
         dimensions=dimensions,
         reward_source=source,
@@ -392,13 +392,13 @@ def _empty_choices(calls: Sequence[Call]) -> list[Call]:
     ]
 
 
-_MOST_CHOICES: Final = 128
+_MAX_CHOICES: Final = 128
 """As many as the gateway allows: a span of somebody else cannot make us build more."""
 
 
 def _choices(call: Call) -> int:
     asked = call.span.attributes.get(semconv.REQUEST_CHOICES) if call.span else None
-    return min(asked, _MOST_CHOICES) if isinstance(asked, int) else 1
+    return min(asked, _MAX_CHOICES) if isinstance(asked, int) else 1
 
 
 def _once(records: list[TokenRecord], notes: list[str]) -> list[TokenRecord]:

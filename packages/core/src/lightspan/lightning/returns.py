@@ -44,7 +44,7 @@ def group_rewards(
     returns: dict[str, list[float | None]] = defaultdict(list)
     for episode, coverage in zip(episodes, coverages, strict=True):
         scored = episode.scored(coverage.step_rewards)
-        counts = episode.finished and not episode.damage and scored
+        counts = episode.finished and not episode.capture_errors and scored
         bonus = bonuses.get(episode.attempt_id, 0.0)
         returns[episode.group_id].append(return_of(episode, coverage, bonus) if counts else None)
     return dict(returns)

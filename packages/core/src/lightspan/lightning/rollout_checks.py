@@ -26,12 +26,12 @@ ENOUGH_TASKS: Final = 4
 there are fewer."""
 NAMED: Final = 5
 """Tasks, or reasons, that are named; the others are counted."""
-LONGEST_DAMAGE: Final = 600
+MAX_CAPTURE_ERROR_LENGTH: Final = 600
 """Characters of what an attempt is damaged by, advice included."""
-LONGEST_REASON: Final = 300
+MAX_REASON_LENGTH: Final = 300
 """Characters of what a call failed with."""
 WAY_OUT: Final = (
-    "base_url=llm.base_url and api_key=llm.api_key(), where `llm` is an argument that the app asks "
+    "base_url=llm.base_url and api_key=llm.api_key, where `llm` is an argument that the app asks "
     "for, and the agent's name as the model; or use the OpenAI SDK"
 )
 """How any client is pointed at the attempt's endpoint."""
@@ -58,7 +58,7 @@ class Health:
         self._untrainable_tasks: set[str] = set()
         self._unscored_tasks: set[str] = set()
         """Those that a note has named."""
-        self._damage_told = False
+        self._capture_errors_noted = False
 
     def look(self, episodes: Sequence[Episode]) -> None:
         """Note what is odd.
@@ -116,13 +116,16 @@ class Health:
 
     def _damaged(self, episodes: Sequence[Episode]) -> None:
         """The first ones, however few, and whenever there are many."""
-        damaged = [episode for episode in episodes if episode.damage]
-        if not damaged or (self._damage_told and len(damaged) <= FAILURE_WARNING * len(episodes)):
+        damaged = [episode for episode in episodes if episode.capture_errors]
+        if not damaged or (
+            self._capture_errors_noted and len(damaged) <= FAILURE_WARNING * len(episodes)
+        ):
             return
-        self._damage_told = True
+        self._capture_errors_noted = True
+        error = damaged[0].capture_errors[0][:MAX_CAPTURE_ERROR_LENGTH]
         self._note(
             f"{len(damaged)} of {plural(len(episodes), 'rollout')} are damaged, so not trained "
-            f"(for example task {damaged[0].task_id}: {damaged[0].damage[0][:LONGEST_DAMAGE]})"
+            f"(for example task {damaged[0].task_id}: {error})"
         )
 
     def _unscored(self, episodes: Sequence[Episode]) -> None:
@@ -213,7 +216,7 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
         for call in episode.calls:
             if not routing.target(call.agent_path).selected:
                 continue
-            why = None if episode.damage else why_never(call, episode.mode)
+            why = None if episode.capture_errors else why_never(call, episode.mode)
             if why is None and call.outcome is CallOutcome.OK:
                 return True
             whys[call.agent_path, why] += 1
@@ -251,7 +254,9 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
 def _check_called(episodes: Sequence[Episode]) -> bool:
     """The same where no agent to train called: raise if nobody else did in training either."""
     is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
-    calls = any(episode.calls or not episode.finished or episode.damage for episode in episodes)
+    calls = any(
+        episode.calls or not episode.finished or episode.capture_errors for episode in episodes
+    )
     failed = any(map(app_failed, episodes))  # before it called, perhaps
     if calls or failed or is_evaluation or not episodes:
         return False
@@ -305,7 +310,7 @@ def client_of(span: Span) -> UnseenClient:
 
 def refusal_of(span: Span) -> str:
     """What the gateway refused a call for, and what to do, for people."""
-    said = span.status_message[:LONGEST_REASON]
+    said = span.status_message[:MAX_REASON_LENGTH]
     if span.attributes.get(c.ERROR_TYPE) != c.UNSUPPORTED_CONTENT:
         return said
     return (

@@ -29,7 +29,7 @@ Frozen = str | LLM | Mapping[str, str | LLM | None] | None
 """What `frozen=` takes."""
 
 
-LONGEST_NAME: Final = 100
+MAX_NAME_LENGTH: Final = 100
 """Of a policy, in bytes: file systems take 255 of a name, and ours stand before and after it."""
 
 
@@ -214,7 +214,7 @@ def _episode_rejection(episode: Episode, modes: Collection[Mode]) -> Rejection |
         return Rejection.MODE_NOT_TRAIN
     if not episode.finished:
         return Rejection.UNFINISHED
-    return Rejection.DAMAGED if episode.damage else None
+    return Rejection.DAMAGED if episode.capture_errors else None
 
 
 _OF_OUTCOME: Final = {
@@ -325,11 +325,11 @@ def _checked(value: object, what: str) -> str:
 def _check_name(policy: str) -> None:
     """A policy's name is that of the folder of its model, and of a model to clients."""
     is_folder = policy not in (".", "..") and not {"/", "\\"} & set(policy)
-    if is_folder and policy.isprintable() and len(policy.encode()) <= LONGEST_NAME:
+    if is_folder and policy.isprintable() and len(policy.encode()) <= MAX_NAME_LENGTH:
         return
     raise ConfigError(
-        f"optimize: the policy {policy[:LONGEST_NAME]!r} cannot be the name of the folder of its "
-        f"model: use at most {LONGEST_NAME} bytes of printable text without `/` and `\\`"
+        f"optimize: the policy {policy[:MAX_NAME_LENGTH]!r} cannot name the folder of its "
+        f"model: use at most {MAX_NAME_LENGTH} bytes of printable text without `/` and `\\`"
     )
 
 

@@ -18,9 +18,9 @@ from lightspan.schema.redaction import values_without_keys
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 
-LONGEST_TEXT: Final = 4_000
+MAX_TEXT_LENGTH: Final = 4_000
 """Characters of one message; the middle of a longer one is left out."""
-MOST_CALLS: Final = 24
+MAX_CALLS: Final = 24
 """Calls that are shown: the last ones."""
 
 
@@ -58,11 +58,11 @@ def without_keys(text: str) -> str:
 
 
 def _conversation(episode: Episode) -> Iterator[str]:
-    left_out = len(episode.calls) - MOST_CALLS
+    left_out = len(episode.calls) - MAX_CALLS
     if left_out > 0:
         yield f"({left_out} earlier model calls are left out)"
     told: dict[str, set[str]] = {}
-    for call in episode.calls[-MOST_CALLS:]:
+    for call in episode.calls[-MAX_CALLS:]:
         yield from _call_lines(call, told.setdefault(call.agent_path, set()))
 
 
@@ -118,7 +118,7 @@ def _json(value: Any) -> str:
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= LONGEST_TEXT:
+    if len(text) <= MAX_TEXT_LENGTH:
         return text
-    half = LONGEST_TEXT // 2
+    half = MAX_TEXT_LENGTH // 2
     return f"{text[:half]} […{len(text) - 2 * half} characters left out…] {text[-half:]}"

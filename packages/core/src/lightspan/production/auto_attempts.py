@@ -44,11 +44,11 @@ from lightspan.schema.spans import (
 
 log = logging.getLogger(__name__)
 
-MOST_SPANS: Final = 10_000
+MAX_SPANS: Final = 10_000
 """Of one attempt; what comes after is counted, and damages it."""
-MOST_OPEN: Final = 10_000
+MAX_OPEN: Final = 10_000
 """Attempts that are under way at once."""
-LONGEST_INPUT: Final = 262_144
+MAX_INPUT_LENGTH: Final = 262_144
 """Characters of an attempt's input, as JSON."""
 
 
@@ -57,7 +57,7 @@ class OpenAttempt(Recorder):
     """The spans of one attempt; it is over when its root has ended and nothing is under way."""
 
     def __init__(self, owner: OpenAttempts, *, is_call: bool) -> None:
-        super().__init__(MOST_SPANS)
+        super().__init__(MAX_SPANS)
         self._owner = owner
         unique = f"{clock.now_ns():016x}{secrets.token_hex(8)}"
         self.attempt_id: Final = f"at-{unique}"
@@ -160,7 +160,7 @@ class OpenAttempt(Recorder):
                 self.attempt_id,
                 *self._outcome(spans),
                 message=f"{self._left_out} spans were left out by redact" * bool(self._left_out),
-                damage=self._all_damages(),
+                capture_errors=self._all_capture_errors(),
             ),
         )
 
@@ -172,7 +172,7 @@ class OpenAttempt(Recorder):
             return AttemptStatus.FAILED, Outcome.APP_ERROR
         return AttemptStatus.SUCCEEDED, Outcome.OK
 
-    def _all_damages(self) -> list[str]:
+    def _all_capture_errors(self) -> list[str]:
         failed = [
             f"redact failed on {count} spans ({kind}): their content was dropped"
             for kind, count in self._failures.items()
@@ -302,8 +302,8 @@ class OpenAttempts:
         trace_id = current_trace_id() or new_trace_id()
         if not sampled(trace_id, self.options.sample):
             return NullAttempt(current.scope, trace_id)
-        if len(self._under_way) >= MOST_OPEN:
-            self.journal.lose(1, f"more than {MOST_OPEN} attempts were under way at once")
+        if len(self._under_way) >= MAX_OPEN:
+            self.journal.record_drop(1, f"more than {MAX_OPEN} attempts were under way at once")
             return NullAttempt(current.scope, trace_id)
         self.journal.begin()
         attempt = OpenAttempt(self, is_call=name is None)
@@ -316,7 +316,7 @@ class OpenAttempts:
         if given is None:
             return ""
         text = _input_json(given)
-        if len(text) <= LONGEST_INPUT:
+        if len(text) <= MAX_INPUT_LENGTH:
             return text
         attempt.add_capture_error(f"an input of {len(text)} characters was not kept")
         return ""

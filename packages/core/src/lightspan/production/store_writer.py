@@ -42,13 +42,13 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.spans import Span
 from lightspan.stores import open_store
-from lightspan.stores.protocol import PAUSES_S, Store
+from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
 
 log = logging.getLogger(__name__)
 
-MOST_ATTEMPTS: Final = 2_000
+MAX_ATTEMPTS: Final = 2_000
 """That wait to be written."""
-MOST_TEXT: Final = 64 * 2**20
+MAX_TEXT: Final = 64 * 2**20
 """Characters of text that wait to be written, about."""
 EXIT_S: Final = 5.0
 """How long the end of the process waits for what is not written yet."""
@@ -197,7 +197,7 @@ class StoreWriter:
             if self._closing:
                 self._lose(1, "it ended after recording was closed")
                 return
-            if len(self._queue) >= MOST_ATTEMPTS or self._text > MOST_TEXT:
+            if len(self._queue) >= MAX_ATTEMPTS or self._text > MAX_TEXT:
                 self._lose(1, "the queue was full: the store takes too long, or is out of reach")
                 return
             self._queue.append((take, size))
@@ -206,7 +206,7 @@ class StoreWriter:
             if len(self._queue) == 1:
                 self._changed.notify_all()
 
-    def lose(self, attempts: int, reason: str) -> None:
+    def record_drop(self, attempts: int, reason: str) -> None:
         """Count attempts that cannot be written."""
         with self._changed:
             self._lose(attempts, reason)
@@ -250,7 +250,7 @@ class StoreWriter:
         try:
             loop.run_until_complete(self._serve())
         except Exception as error:  # a daemon thread must not print into the app's terminal
-            self.lose(0, f"the journal ended: {error!r}")
+            self.record_drop(0, f"the journal ended: {error!r}")
         finally:
             loop.close()
             self._opened.set()
@@ -277,7 +277,7 @@ class StoreWriter:
         """What is to be written next; waits for it. True if it is over."""
         with self._changed:
             if waiting:  # the store failed
-                pause = PAUSES_S[min(failures, len(PAUSES_S)) - 1]
+                pause = RETRY_BACKOFF_S[min(failures, len(RETRY_BACKOFF_S)) - 1]
                 self._changed.wait_for(lambda: self._closing, pause)
             elif self._opened.is_set():
                 self._changed.wait_for(lambda: bool(self._queue) or self._closing)
@@ -296,7 +296,7 @@ class StoreWriter:
         try:
             return take()
         except Exception as error:  # one of them must not end the journal
-            self.lose(1, f"one could not be put together: {error!r}")
+            self.record_drop(1, f"one could not be put together: {error!r}")
             with self._changed:
                 self._unwritten -= 1
                 self._changed.notify_all()
@@ -323,7 +323,7 @@ class StoreWriter:
         trouble: Exception | None = None
         for parcel, result in zip(parcels, results, strict=True):
             if isinstance(result, _HOPELESS):
-                self.lose(int(parcel.claim is not None), f"the store refused one: {result}")
+                self.record_drop(int(parcel.claim is not None), f"the store refused one: {result}")
             elif isinstance(result, Exception):
                 again.append(parcel)
                 trouble = result

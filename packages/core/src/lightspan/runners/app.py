@@ -84,6 +84,7 @@ class AttemptLLM(LLM, frozen=True, kw_only=True, tag="attempt-llm"):
 
     token: _Hidden
 
+    @property
     def api_key(self) -> str:
         """The attempt's call token."""
         return self.token.value

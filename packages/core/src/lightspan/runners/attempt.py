@@ -38,14 +38,14 @@ from lightspan.schema.spans import (
     now_ns,
     text_of,
 )
-from lightspan.stores.protocol import PAUSES_S, Store
+from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
 
 if TYPE_CHECKING:
     from lightspan.runners.runner import RunnerConfig
 
 log = logging.getLogger(__name__)
 
-_REPORT_PAUSES_S: Final = (*PAUSES_S[:3], None)
+_REPORT_PAUSES_S: Final = (*RETRY_BACKOFF_S[:3], None)
 """Before each further try of a report that the store did not take. No more than these: when the
 lease runs out another runner takes over, as if this one had died. The journal and the gateway,
 whose writes nobody repeats for them, try for longer."""
@@ -82,7 +82,7 @@ class RunnerContext(Protocol):
         """An attempt was lost for want of its gateway."""
         ...
 
-    def leave_alone(self, attempt: AttemptRun, ending: AttemptResult) -> None:
+    def abandon(self, attempt: AttemptRun, ending: AttemptResult) -> None:
         """Report an attempt whose app does not end, and wait for it no longer."""
         ...
 
@@ -152,13 +152,13 @@ class AttemptRun:
             self.task.cancel()
             self._expect_end(STOPPED)
 
-    def lose(self) -> None:
+    def abort(self) -> None:
         """Stop it, because its lease is another runner's."""
         if self.ending is None:
             log.warning("attempt %s lost its lease and is stopped", self.ref.attempt_id)
             self.stop()
 
-    def too_long(self, why: str = "") -> AttemptResult:
+    def timed_out(self, why: str = "") -> AttemptResult:
         """The ending of an app that has run out of time."""
         text = f"the app ran longer than {self.claim.rollout.timeout_s:g} s{why}"
         return AttemptResult(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
@@ -174,7 +174,7 @@ class AttemptRun:
         where = in_words(of_coroutine(self.task.get_coro()))
         text = f"{ending.message} and went on when it was cancelled: {where}"
         log.warning("attempt %s: %s", self.ref.attempt_id, text)
-        self._host.leave_alone(self, ending._replace(message=text))
+        self._host.abandon(self, ending._replace(message=text))
 
     def _is_ours(self) -> bool:
         wanted, mine = self.claim.rollout.app, self._host.config.app
@@ -207,7 +207,7 @@ class AttemptRun:
         if timeout_s is not None:
             self.deadline = clock.monotonic() + timeout_s
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(timeout_s, self._expect_end, self.too_long())
+            timer = loop.call_later(timeout_s, self._expect_end, self.timed_out())
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 value = await (self._call_async if app.is_async else self._call_sync)(scope, inputs)
@@ -215,7 +215,7 @@ class AttemptRun:
             if isinstance(error, asyncio.CancelledError) and self._is_cancelled:
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
-                return self.too_long()
+                return self.timed_out()
             return self._failed(scope, error)
         finally:
             if timer is not None:
@@ -291,8 +291,8 @@ class AttemptRun:
         self.ending = ending
         store = store or self._store
         scope = self._scope
-        spans, damage = ([], []) if scope is None else self._recorded(scope, ending)
-        report = self.claim.attempt.report(**ending._asdict(), damage=damage)
+        spans, capture_errors = ([], []) if scope is None else self._recorded(scope, ending)
+        report = self.claim.attempt.report(**ending._asdict(), capture_errors=capture_errors)
         for pause in _REPORT_PAUSES_S:
             try:
                 await (store.finish(report, spans) if spans else store.report([report]))
@@ -309,8 +309,8 @@ class AttemptRun:
         try:
             await store.add_spans(self.ref, spans)
         except LightspanError as error:
-            damage = [*report.damage, f"spans could not be stored: {error}"]
-            return msgspec.structs.replace(report, damage=damage)
+            capture_errors = [*report.capture_errors, f"spans could not be stored: {error}"]
+            return msgspec.structs.replace(report, capture_errors=capture_errors)
         return report
 
     def _recorded(

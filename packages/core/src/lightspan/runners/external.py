@@ -25,7 +25,7 @@ from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
+POLL_INTERVAL_S: Final = 1.0
 """How often a trainer looks who is there."""
 REMIND_S: Final = 60.0
 """How often a trainer says that it waits for runners."""
@@ -103,7 +103,7 @@ class RunnerWatch:
                 self.look(await store.peers(), clock.monotonic())
             except StoreError as error:
                 log.warning("who works with the store cannot be seen: %s", error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def end(self, store: Store) -> None:
         """Say who has come since the last look: a run may be over within a second."""

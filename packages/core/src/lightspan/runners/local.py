@@ -59,7 +59,7 @@ _PROCESSES: Final = multiprocessing.get_context("spawn")
 class _Worker:
     process: BaseProcess | foreign_python.Subprocess
     name: str
-    lifeline: Connection
+    parent_pipe: Connection
     """Closing it tells the process to end."""
     started: float
     plan: RunnerPlan
@@ -73,8 +73,8 @@ class _Worker:
         """Take in what the process has said."""
         self.silence_s += _POLL_INTERVAL_S
         with contextlib.suppress(EOFError, OSError, *DAMAGED):
-            while self.lifeline.poll():
-                self.latest = msgspec.json.decode(self.lifeline.recv_bytes(), type=WorkerStatus)
+            while self.parent_pipe.poll():
+                self.latest = msgspec.json.decode(self.parent_pipe.recv_bytes(), type=WorkerStatus)
                 self.silence_s = 0.0
 
     @property
@@ -270,8 +270,8 @@ class LocalRunners:
             environment=self.isolation == "process",
         )
         with _without_interrupts():
-            process, lifeline = self._start_process(plan, name)
-        return _Worker(process, name, lifeline, clock.monotonic(), plan)
+            process, parent_pipe = self._start_process(plan, name)
+        return _Worker(process, name, parent_pipe, clock.monotonic(), plan)
 
     def _start_process(
         self, plan: RunnerPlan, name: str
@@ -292,14 +292,14 @@ class LocalRunners:
         if self.python is not None:
             assert isinstance(worker.process, foreign_python.Subprocess)
             foreign_python.greet(
-                self.python, worker.process, worker.lifeline, worker.plan, worker.name
+                self.python, worker.process, worker.parent_pipe, worker.plan, worker.name
             )
             where = (
                 f" (in {self.python}: install there what is missing, or name the folder of the "
                 "app's modules with app_dirs=)"
             )
         try:
-            word = msgspec.json.decode(worker.lifeline.recv_bytes(), type=WorkerStatus)
+            word = msgspec.json.decode(worker.parent_pipe.recv_bytes(), type=WorkerStatus)
         except (EOFError, OSError):
             worker.process.join(5)
             if worker.process.exitcode == _UNGUARDED_EXIT:
@@ -400,14 +400,14 @@ def _explained(error: Exception) -> LightspanError:
 
 def _order(worker: _Worker, order: WorkerCommand) -> None:
     with contextlib.suppress(OSError):  # it has just died, and its successor is told
-        worker.lifeline.send_bytes(msgspec.json.encode(order))
+        worker.parent_pipe.send_bytes(msgspec.json.encode(order))
 
 
 def _let_go(workers: Iterable[_Worker]) -> None:
     """Tell processes to end, and to give back what they have."""
     for worker in workers:
         with contextlib.suppress(OSError):
-            worker.lifeline.close()
+            worker.parent_pipe.close()
 
 
 def _end(workers: Sequence[_Worker]) -> None:
@@ -433,8 +433,8 @@ def _main_script() -> str:
     return os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "the script")
 
 
-def _main(data: bytes, name: str, lifeline: Connection, method: str | None) -> None:
+def _main(data: bytes, name: str, parent_pipe: Connection, method: str | None) -> None:
     """The entry of a process of this interpreter."""
     # A spawned process starts its own by spawning, too: the app is to find what it would find here.
     multiprocessing.set_start_method(method, force=True)
-    work(msgspec.json.decode(data, type=RunnerPlan), name, lifeline)
+    work(msgspec.json.decode(data, type=RunnerPlan), name, parent_pipe)

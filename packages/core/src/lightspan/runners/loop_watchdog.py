@@ -22,7 +22,7 @@ from typing import Final, Self
 from lightspan.capture.context import pushed_in
 from lightspan.runners.attempt import AttemptRun
 from lightspan.runners.outcome import STOPPED
-from lightspan.runners.runner import BEATS_PER_LEASE, Runner
+from lightspan.runners.runner import HEARTBEATS_PER_LEASE, Runner
 from lightspan.runners.stack_location import in_words, of_frame
 from lightspan.schema import clock
 from lightspan.schema.spans import text_of
@@ -32,7 +32,7 @@ from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.25
+POLL_INTERVAL_S: Final = 0.25
 """How often a guard looks at the app's loop."""
 WARN_S: Final = 10.0
 """How long an attempt may block the loop before it is warned of."""
@@ -91,7 +91,7 @@ class Guard:
     async def _work(self) -> None:
         async with open_store(self._store_url) as store:
             extending = asyncio.create_task(self._extend(store))
-            while not await wait_for_event(LOOK_S, self._over):
+            while not await wait_for_event(POLL_INTERVAL_S, self._over):
                 self._beat()
                 await self._look(store)
                 if extending.done():
@@ -101,16 +101,16 @@ class Guard:
 
     async def _extend(self, store: Store) -> None:
         while True:
-            await asyncio.sleep(self._runner.config.lease_s / BEATS_PER_LEASE)
+            await asyncio.sleep(self._runner.config.lease_s / HEARTBEATS_PER_LEASE)
             for attempt in await self._runner.extend(store):
-                self._loop.call_soon_threadsafe(attempt.lose)
+                self._loop.call_soon_threadsafe(attempt.abort)
 
     async def _look(self, store: Store) -> None:
         if self._turned:
             self._turned, self._blocked_s = False, 0.0
             self._loop.call_soon_threadsafe(self._turn)
             return
-        self._blocked_s += LOOK_S
+        self._blocked_s += POLL_INTERVAL_S
         frame = sys._current_frames().get(self._guarded)
         guilty = self._attempt_in(frame)
         where = in_words(list(of_frame(frame)))
@@ -151,7 +151,7 @@ class Guard:
             # those under way are queued again by the parent, to be run one by one
             self._end(f"something blocked its event loop: {where}")
             return
-        ending = guilty.too_long(f" and blocked its event loop: {where}")
+        ending = guilty.timed_out(f" and blocked its event loop: {where}")
         log.warning("attempt %s: %s", guilty.attempt_id, ending.message)
         await guilty.finish(ending, store)
         stopped = STOPPED._replace(

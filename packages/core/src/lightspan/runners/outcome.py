@@ -67,7 +67,7 @@ def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
     return AttemptResult(AttemptStatus.FAILED, Outcome.APP_ERROR, message)
 
 
-_MOST_TOLD: Final = 3
+_MAX_TOLD: Final = 3
 """Of the exceptions in a group."""
 
 
@@ -77,8 +77,8 @@ def _told(error: BaseException) -> str:
     if not isinstance(error, BaseExceptionGroup):
         return text
     found = list(_leaves(error))
-    told = [f"{type(leaf).__name__}: {text_of(leaf)}" for leaf in found[:_MOST_TOLD]]
-    more = [f"{len(found) - _MOST_TOLD} more"] if len(found) > _MOST_TOLD else []
+    told = [f"{type(leaf).__name__}: {text_of(leaf)}" for leaf in found[:_MAX_TOLD]]
+    more = [f"{len(found) - _MAX_TOLD} more"] if len(found) > _MAX_TOLD else []
     return f"{text}: {'; '.join([*told, *more])}"
 
 

@@ -89,17 +89,17 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-def serve(lifeline: Connection) -> None:
-    """The entry of a process of another interpreter: its plan comes over the lifeline."""
+def serve(parent_pipe: Connection) -> None:
+    """The entry of a process of another interpreter: its plan comes over the parent_pipe."""
     try:
-        assignment = msgspec.json.decode(lifeline.recv_bytes(), type=Assignment)
+        assignment = msgspec.json.decode(parent_pipe.recv_bytes(), type=Assignment)
     except (EOFError, OSError):  # the parent wants no such interpreter
         return
-    work(assignment.plan, assignment.name, lifeline)
+    work(assignment.plan, assignment.name, parent_pipe)
 
 
-def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
-    """Import the app, say so, work until the lifeline closes."""
+def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
+    """Import the app, say so, work until the parent_pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends us
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # The parent ends us in any case, and a daemonic process may start none of its own: an app that
@@ -114,13 +114,13 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
         take_credentials(plan.store_url)
         app = load_app(plan.app)
     except LightspanError as error:
-        _send(lifeline, WorkerStatus(error=str(error)))
+        _send(parent_pipe, WorkerStatus(error=str(error)))
         return
-    _send(lifeline, WorkerStatus())
+    _send(parent_pipe, WorkerStatus())
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         use_real_clock(loop)
-        task = loop.create_task(_work(plan, app, name, lifeline, _StatusReporter(lifeline)))
+        task = loop.create_task(_work(plan, app, name, parent_pipe, _StatusReporter(parent_pipe)))
         # A task of the app's own that raises SystemExit keeps it for whoever awaits the task, but
         # asyncio lets it out of the loop as well, past every attempt under way.
         while not task.done():
@@ -129,10 +129,10 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
 
 
 async def _work(
-    plan: RunnerPlan, app: App, name: str, lifeline: Connection, voice: _StatusReporter
+    plan: RunnerPlan, app: App, name: str, parent_pipe: Connection, voice: _StatusReporter
 ) -> None:
     """Work until told to end, or until an app is stuck, which ends the process."""
-    control = _CommandReader(lifeline, asyncio.get_running_loop())
+    control = _CommandReader(parent_pipe, asyncio.get_running_loop())
     if plan.joins and not await control.has_runs():
         return
     config = RunnerConfig(
@@ -200,11 +200,11 @@ class _StatusReporter:
 
     runner: Runner | None = None
 
-    def __init__(self, lifeline: Connection) -> None:
-        self._lifeline = lifeline
+    def __init__(self, parent_pipe: Connection) -> None:
+        self._parent_pipe = parent_pipe
         self._speaking = threading.Lock()
         self._writable = select.poll()
-        self._writable.register(lifeline.fileno(), select.POLLOUT)
+        self._writable.register(parent_pipe.fileno(), select.POLLOUT)
 
     def say(self, leaves: str = "", reason: str = "") -> None:
         """Say what it has claimed and what is under way, unless nobody listens."""
@@ -219,7 +219,7 @@ class _StatusReporter:
             )
             # A parent that is busy for minutes must not keep us from extending the leases.
             if self._writable.poll(0):
-                _send(self._lifeline, word)
+                _send(self._parent_pipe, word)
 
     def end(self, reason: str | None) -> None:
         """End the process: for this reason, or because an app is stuck."""
@@ -227,22 +227,22 @@ class _StatusReporter:
         _end_process(STUCK_EXIT)
 
 
-def _send(lifeline: Connection, word: WorkerStatus) -> None:
+def _send(parent_pipe: Connection, word: WorkerStatus) -> None:
     with contextlib.suppress(OSError):  # the parent is gone, and this process with it
-        lifeline.send_bytes(msgspec.json.encode(word))
+        parent_pipe.send_bytes(msgspec.json.encode(word))
 
 
 class _CommandReader:
     """Hands the parent's orders to the runner, from a thread; aborts it when the parent is gone."""
 
-    def __init__(self, lifeline: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        self._lifeline = lifeline
+    def __init__(self, parent_pipe: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self._parent_pipe = parent_pipe
         self._loop = loop
         self._runner: Runner | None = None
         self._runs: list[str] | None = None
         self._ended = False
         self._changed = asyncio.Event()
-        threading.Thread(target=self._listen, name="lightspan-lifeline", daemon=True).start()
+        threading.Thread(target=self._listen, name="lightspan-parent_pipe", daemon=True).start()
 
     async def has_runs(self) -> bool:
         """Wait until there is a run to work for; False if the process is to end instead."""
@@ -265,11 +265,11 @@ class _CommandReader:
         self._apply()
 
     def _listen(self) -> None:
-        # The lifeline is closed, or the loop is, or what came is no order: then nobody is left who
-        # could end this process, and it has to end by itself.
+        # If the pipe or the loop is closed, or a message cannot be read, nothing else could end this
+        # process: it ends by itself.
         with contextlib.suppress(EOFError, OSError, RuntimeError, *DAMAGED):
             while True:
-                order = msgspec.json.decode(self._lifeline.recv_bytes(), type=WorkerCommand)
+                order = msgspec.json.decode(self._parent_pipe.recv_bytes(), type=WorkerCommand)
                 self._loop.call_soon_threadsafe(self._obey, order)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abort)

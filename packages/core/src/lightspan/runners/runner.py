@@ -37,12 +37,12 @@ from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
-_LONGEST_LOOK_S: Final = 20.0
+_MAX_LOOK_S: Final = 20.0
 """For how long the store is asked whether there is work, before it is claimed all the same."""
-_PATIENCE_S: Final = 20.0
+_RETRY_TIMEOUT_S: Final = 20.0
 """For so long: a trainer that is gone is known to be by then, and attempts of one that is not have
 to fail where its gateway cannot be reached from here."""
-BEATS_PER_LEASE: Final = 6
+HEARTBEATS_PER_LEASE: Final = 6
 """How often a lease is extended before it would run out."""
 PLACEHOLDER_KEY: Final = "lightspan-placeholder"
 """What an app without any key finds, so that its client can be built."""
@@ -238,7 +238,7 @@ class Runner:
     async def _look_for_work(self, runs: Sequence[str | None]) -> bool:
         """Whether the store said that there is some, or nothing."""
         run_ids = None if None in runs else [run_id for run_id in runs if run_id is not None]
-        timeout_s = min(_LONGEST_LOOK_S, self.config.lease_s / 2)
+        timeout_s = min(_MAX_LOOK_S, self.config.lease_s / 2)
         try:
             return await self.store.await_work(run_ids, timeout_s=timeout_s)
         except StoreError:  # the claim that follows says so
@@ -259,7 +259,7 @@ class Runner:
         if self._doubted is None:
             return True
         way, since = self._doubted
-        if clock.monotonic() - since < _PATIENCE_S and not await way.is_open():
+        if clock.monotonic() - since < _RETRY_TIMEOUT_S and not await way.is_open():
             if not self._has_told_doubt:
                 text = "the gateway %s does not answer: nothing is claimed until it does"
                 log.warning(text, way.url)
@@ -335,12 +335,12 @@ class Runner:
 
     async def _heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(self.config.lease_s / BEATS_PER_LEASE)
+            await asyncio.sleep(self.config.lease_s / HEARTBEATS_PER_LEASE)
             await self._extend()
 
     async def _extend(self) -> None:
         for attempt in await self.extend(self.store):
-            attempt.lose()
+            attempt.abort()
 
     async def extend(self, store: Store) -> list[AttemptRun]:
         """Extend the leases of the attempts under way; returns those that are lost. Callable from
@@ -356,7 +356,7 @@ class Runner:
         attempts = [self.attempt(ref.attempt_id) for ref in lost]
         return [attempt for attempt in attempts if attempt is not None]
 
-    def leave_alone(self, attempt: AttemptRun, ending: AttemptResult) -> None:
+    def abandon(self, attempt: AttemptRun, ending: AttemptResult) -> None:
         """Report an attempt whose app does not end, and wait for it no longer."""
         assert attempt.task is not None
         self.count_stuck(1)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import lightspan
 from lightspan.schema.redaction import kept_text
 
-_LONGEST_LINE: Final = 100
+_MAX_LINE_LENGTH: Final = 100
 _OURS: Final = f"{Path(lightspan.__file__).parent}{os.sep}"
 _INSTALLED: Final = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3\.\d+/")
 """Files of the standard library and of packages."""
@@ -44,7 +44,7 @@ def in_words(places: Sequence[StackLocation]) -> str:
     place = mine or next((place for place in places if not place.file.startswith(_OURS)), places[0])
     source = linecache.getline(place.file, place.line).strip()
     at = f"{os.path.basename(place.file)}:{place.line} in {place.function}"
-    return kept_text(f"`{source[:_LONGEST_LINE]}` at {at}" if source else at)
+    return kept_text(f"`{source[:_MAX_LINE_LENGTH]}` at {at}" if source else at)
 
 
 def of_frame(frame: FrameType | None) -> Iterator[StackLocation]:

@@ -24,9 +24,9 @@ from lightspan.stores import open_store, public_url
 from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
 
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 """How often a runner looks at the store's trainings, at most, and at its processes."""
-_LONGEST_LOOK_S: Final = 5.0
+_MAX_LOOK_S: Final = 5.0
 """Between two looks at the trainings, where nothing has happened for long."""
 TELL_S: Final = 10.0
 """How often it says what it has done, at most."""
@@ -254,7 +254,7 @@ class _Joiner:
 
     async def _paused(self) -> bool:
         """Wait a moment; True if the runner was told to end."""
-        return await wait_for_event(LOOK_S, self._interrupted)
+        return await wait_for_event(POLL_INTERVAL_S, self._interrupted)
 
     # --- the end --------------------------------------------------------------------------
     async def _end(self) -> None:
@@ -286,7 +286,7 @@ class _Joiner:
 def look_after(quiet_s: float) -> float:
     """Seconds until the next look at trainings of which nothing was heard, and for which nothing
     was done, for `quiet_s`: a server has many runners that wait."""
-    return max(LOOK_S, min(_LONGEST_LOOK_S, quiet_s / 20))
+    return max(POLL_INTERVAL_S, min(_MAX_LOOK_S, quiet_s / 20))
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import os
 from typing import Final
 
 _DIGITS: Final = 16
-_AT_ONCE: Final = 256
+_MAX_CONCURRENT: Final = 256
 
 _fetched: Final[list[str]] = []
 
@@ -20,7 +20,7 @@ def random_digits() -> str:
     try:
         return _fetched.pop()
     except IndexError:
-        several = os.urandom(_AT_ONCE * _DIGITS // 2).hex()
+        several = os.urandom(_MAX_CONCURRENT * _DIGITS // 2).hex()
         ids = [several[start : start + _DIGITS] for start in range(0, len(several), _DIGITS)]
         _fetched.extend(ids[1:])
         return ids[0]

@@ -24,8 +24,9 @@ class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
         if self.api_key_env is not None:
             add_key_variable(self.api_key_env)
 
+    @property
     def api_key(self) -> str:
-        """The key from the environment.
+        """The key from the environment; `"none"` for an endpoint without one.
 
         Raises:
             ConfigError: the variable is not set.

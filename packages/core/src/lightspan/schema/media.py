@@ -17,12 +17,12 @@ from lightspan.schema.redaction import kept_text
 
 Part = dict[str, Any]
 
-LONGEST_TEXT: Final = 1_024
+MAX_TEXT_LENGTH: Final = 1_024
 """Characters that are kept of an address or a file's name."""
 
 DEEPEST: Final = 64
 """Levels that are kept of a part: what reads it goes down by calling itself."""
-_LONGEST_OPAQUE: Final = 4_096
+_MAX_OPAQUE_LENGTH: Final = 4_096
 """Characters of base64 that are taken for text, in a part of no known kind."""
 _FEWEST_KINDS: Final = 48
 """Different characters of base64's 64 that so many bytes need: words without spaces, a hash in
@@ -77,9 +77,9 @@ def reference(part: Mapping[str, Any], levels: int = DEEPEST) -> Part:
     known: Part = {"modality": modality}
     media_type = _first(fields, _MEDIA_TYPES)
     if media_type:
-        known["mime_type"] = kept_text(media_type, LONGEST_TEXT)
+        known["mime_type"] = kept_text(media_type, MAX_TEXT_LENGTH)
     if isinstance(fields.get("filename"), str):
-        known["filename"] = kept_text(fields["filename"], LONGEST_TEXT)
+        known["filename"] = kept_text(fields["filename"], MAX_TEXT_LENGTH)
     data, address = _first(fields, _BYTES), _first(fields, _ADDRESSES)
     if data or address.lower().startswith("data:"):
         return {"type": "blob", **known, **_digest(data or address)}
@@ -87,7 +87,7 @@ def reference(part: Mapping[str, Any], levels: int = DEEPEST) -> Part:
         return {"type": "uri", **known, **_address(address)}
     file_id = fields.get("file_id") or (fields.get("id") if modality == "audio" else None)
     if isinstance(file_id, str):
-        return {"type": "file", **known, "file_id": kept_text(file_id, LONGEST_TEXT)}
+        return {"type": "file", **known, "file_id": kept_text(file_id, MAX_TEXT_LENGTH)}
     return {key: _without_bytes(value, levels) for key, value in part.items()}
 
 
@@ -120,9 +120,9 @@ def _without_bytes(value: Any, levels: int) -> Any:
 def _is_bytes(text: str) -> bool:
     if text[:5].lower() == "data:":
         return _SURE_DATA_URL.match(text) is not None
-    if len(text) <= _LONGEST_OPAQUE or _BASE64.fullmatch(text) is None:
+    if len(text) <= _MAX_OPAQUE_LENGTH or _BASE64.fullmatch(text) is None:
         return False
-    return len(set(text[:_LONGEST_OPAQUE])) >= _FEWEST_KINDS
+    return len(set(text[:_MAX_OPAQUE_LENGTH])) >= _FEWEST_KINDS
 
 
 def _digest(text: str) -> Part:
@@ -131,7 +131,7 @@ def _digest(text: str) -> Part:
     start = _DATA_URL.match(text)
     if start is not None:
         if start[1]:
-            known["mime_type"] = kept_text(start[1], LONGEST_TEXT)
+            known["mime_type"] = kept_text(start[1], MAX_TEXT_LENGTH)
         text = text[start.end() :]
     try:
         data = binascii.a2b_base64(text)
@@ -148,7 +148,7 @@ def _address(url: str) -> Part:
         plain = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
     except ValueError:  # brackets that are no address
         plain = url.partition("?")[0]
-    known: Part = {"uri": kept_text(plain, LONGEST_TEXT)}
+    known: Part = {"uri": kept_text(plain, MAX_TEXT_LENGTH)}
     if plain != url:
         known["sha256"] = hashlib.sha256(url.encode(errors="replace")).hexdigest()
     return known

@@ -233,7 +233,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     message: str = ""
     """What went wrong, for people."""
-    damage: list[str] = msgspec.field(default_factory=list)
+    capture_errors: list[str] = msgspec.field(default_factory=list)
     """Capture errors. An attempt with any is never trained."""
 
     @property
@@ -280,7 +280,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome = Outcome.OK
     reward: Reward | None = None
     message: str = ""
-    damage: list[str] = msgspec.field(default_factory=list)
+    capture_errors: list[str] = msgspec.field(default_factory=list)
     counts: bool = True
     """False for a lost attempt that uses up no try (a neighbour of a dead process)."""
     alone: bool = False

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
-LONGEST_TEXT: Final = 8_192
+MAX_TEXT_LENGTH: Final = 8_192
 """Characters that are kept of an error, a status or a reason: half from its start, half from its
 end."""
 KEY: Final = "<key>"
@@ -19,7 +19,7 @@ SHORTEST_KEY: Final = 8
 SHORTEST_KEY_IN_TALK: Final = 16
 """The same for what is said to a model and by it, where a short password is a word like others."""
 
-_SEARCHED: Final = 128 * LONGEST_TEXT
+_SEARCHED: Final = 128 * MAX_TEXT_LENGTH
 """Characters at each end in which keys are looked for. It is more than is kept, so that a key which
 the cut goes through is not kept by half, however much is replaced."""
 _SECRET: Final = re.compile(
@@ -30,7 +30,7 @@ _OF_KEYS: Final = re.compile(r"KEYS?$", re.IGNORECASE)
 _NO_KEY: Final = re.compile(r"[/~.]|[^\n]*[ ,][^\n]*\Z|\D*\Z")
 """A path, one line of words, or text without a digit: what an SSH_KEY or a SORT_KEY says."""
 _PASSWORD_IN_URL: Final = re.compile(r"\w[\w+.-]*://[^/@:\s]*:([^/@\s]+)@")
-_MOST_CLIENTS_KEYS: Final = 1_024
+_MAX_CLIENTS_KEYS: Final = 1_024
 # Each begins with plain letters, which are searched for first, and looks back from there: every
 # prompt that is recorded is searched. Before them one character of it that most texts lack is
 # searched for, which takes a tenth of the time.
@@ -88,7 +88,7 @@ def add_clients_key(key: Any) -> None:
     if not isinstance(key, str) or key in _clients_keys:
         return
     if len(key) >= SHORTEST_KEY_IN_TALK and not _NO_KEY.match(key):
-        while len(_clients_keys) >= _MOST_CLIENTS_KEYS:  # each customer may have their own
+        while len(_clients_keys) >= _MAX_CLIENTS_KEYS:  # each customer may have their own
             _clients_keys.pop(next(iter(_clients_keys)), None)
         _clients_keys[key] = None
 
@@ -175,7 +175,7 @@ def _without_tokens(text: str) -> str:
     return text
 
 
-def kept_text(text: str, longest: int = LONGEST_TEXT) -> str:
+def kept_text(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
     """What is kept of a text: no lone surrogate, no key, and both ends of one that is too long."""
     start, end, left_out = text, "", len(text) - 2 * _SEARCHED
     if left_out > 0:

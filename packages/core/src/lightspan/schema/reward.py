@@ -10,7 +10,7 @@ import msgspec
 from lightspan.errors import RewardError
 from lightspan.schema.redaction import clean_text
 
-LONGEST_NAME: Final = 1_024
+MAX_NAME_LENGTH: Final = 1_024
 """Characters of a dimension's name."""
 LARGEST: Final = 1e100
 """Of a reward, in size: sums and squares of such ones are still numbers. What is larger, such as
@@ -64,10 +64,10 @@ def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
 
 def _name(name: Any) -> str:
     text = clean_text(str(name))
-    if len(text) > LONGEST_NAME:
+    if len(text) > MAX_NAME_LENGTH:
         raise RewardError(
             f"the name of a reward's dimension has {len(text)} characters, which are more than "
-            f"{LONGEST_NAME}: {text[:40]!r}…"
+            f"{MAX_NAME_LENGTH}: {text[:40]!r}…"
         )
     return text
 

@@ -66,9 +66,9 @@ _PATTERNS: Final = [
     for pattern in several
 ]
 _OPENS: Final = re.compile(r"\{\s*[\"']|\[\s*[{\"']")
-_LONGEST_BLOCK: Final = 50_000
+_MAX_BLOCK_LENGTH: Final = 50_000
 """Characters in which the end of a JSON value is looked for."""
-_MOST_UNCLOSED: Final = 20
+_MAX_UNCLOSED: Final = 20
 """Values without an end, after which no further one is looked for."""
 
 
@@ -96,7 +96,7 @@ def _json_parts(text: str) -> Iterator[Part]:
     """JSON values, whole or only shaped like one: `{"answer": "<one word>", …}`."""
     end, unclosed = 0, 0
     for found in _OPENS.finditer(text):
-        if found.start() < end or unclosed == _MOST_UNCLOSED:
+        if found.start() < end or unclosed == _MAX_UNCLOSED:
             continue
         close = _closing(text, found.start())
         if close is None:
@@ -109,7 +109,7 @@ def _json_parts(text: str) -> Iterator[Part]:
 def _closing(text: str, begin: int) -> int | None:
     """Where the value that begins there ends: behind its last bracket."""
     depth, quoted, escaped = 0, False, False
-    for at in range(begin, min(len(text), begin + _LONGEST_BLOCK)):
+    for at in range(begin, min(len(text), begin + _MAX_BLOCK_LENGTH)):
         char = text[at]
         if escaped:
             escaped = False

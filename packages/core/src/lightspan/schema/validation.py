@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from lightspan.errors import ConfigError
 
 _UNBOUNDED: Final = (None, math.inf, -math.inf)
-MOST_SEED: Final = 2**63 - 1
+MAX_SEED: Final = 2**63 - 1
 """What generators of random numbers take."""
-LONGEST_S: Final = 1e9
+MAX_S: Final = 1e9
 """What clocks and timers take, and more than 30 years."""
 
 

@@ -244,7 +244,9 @@ def mark_damaged(tables: Tables, items: Sequence[tuple[str, str]]) -> list[None]
     attempts = find_attempts(tables, [attempt_id for attempt_id, _ in items])
     for attempt_id, reason in items:
         before = attempts[attempt_id]
-        attempts[attempt_id] = replace(before, damage=_union(before.damage, [reason]))
+        attempts[attempt_id] = replace(
+            before, capture_errors=_union(before.capture_errors, [reason])
+        )
     tables.update_attempts(list(attempts.values()))
     return [None] * len(items)
 
@@ -344,7 +346,7 @@ def _sealed(before: Attempt, item: Report, now: float) -> Attempt:
         outcome=item.outcome,
         reward=item.reward,
         message=item.message,
-        damage=_union(before.damage, item.damage),
+        capture_errors=_union(before.capture_errors, item.capture_errors),
         ended_at=now,
     )
 
@@ -361,8 +363,8 @@ def _says(attempt: Attempt, item: Report) -> bool:
     """True if a sealed attempt says what the report says."""
     stored = (attempt.status, attempt.outcome, attempt.reward, attempt.message)
     return stored == (item.status, item.outcome, item.reward, item.message) and set(
-        item.damage
-    ) <= set(attempt.damage)
+        item.capture_errors
+    ) <= set(attempt.capture_errors)
 
 
 def _union(damage: Sequence[str], more: Iterable[str]) -> list[str]:

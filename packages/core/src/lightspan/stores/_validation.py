@@ -13,7 +13,7 @@ from lightspan.schema.validation import is_number
 
 LARGEST_INTEGER: Final = 2**63 - 1
 """That a column of a database takes."""
-LONGEST_S: Final = 1e9
+MAX_S: Final = 1e9
 """Of a lease, and of a wait for a change: some thirty years."""
 
 
@@ -26,19 +26,19 @@ def check_integer(name: str, value: object, low: int = 0) -> None:
         )
 
 
-def check_lease(lease_s: float, longest_s: float = LONGEST_S) -> None:
+def check_lease(lease_s: float, longest_s: float = MAX_S) -> None:
     """Raise `DataError` unless a lease may take so many seconds."""
     _check_seconds("lease_s", lease_s, longest_s)
 
 
 def check_timeout(timeout_s: float) -> None:
     """Raise `DataError` unless somebody may wait so many seconds for a change."""
-    _check_seconds("timeout_s", timeout_s, LONGEST_S)
+    _check_seconds("timeout_s", timeout_s, MAX_S)
 
 
 def check_pruning(older_than_s: float, limit: int) -> None:
     """Raise `DataError` unless so many rollouts of that age can be forgotten."""
-    _check_seconds("older_than_s", older_than_s, LONGEST_S)
+    _check_seconds("older_than_s", older_than_s, MAX_S)
     check_integer("limit", limit, 1)
 
 

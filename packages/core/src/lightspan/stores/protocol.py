@@ -28,7 +28,7 @@ from lightspan.schema.resources import NamedResources
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 
-PAUSES_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
+RETRY_BACKOFF_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
 """Between the tries to write to a store that is out of reach, in whoever goes on without it."""
 PRUNED_AT_ONCE: Final = 1_000
 """Rollouts that one call of `Store.prune` forgets unless told otherwise."""
@@ -228,8 +228,8 @@ class Store(Protocol):
         try:
             await self.add_spans(AttemptRef(report.attempt_id, report.epoch), spans)
         except LightspanError as error:
-            damage = [*report.damage, f"spans could not be stored: {error}"]
-            report = msgspec.structs.replace(report, damage=damage)
+            capture_errors = [*report.capture_errors, f"spans could not be stored: {error}"]
+            report = msgspec.structs.replace(report, capture_errors=capture_errors)
         [in_force] = await self.report([report])
         return in_force
 

@@ -46,7 +46,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Tasks of groups that an interruption cut off: they come again before any others."""
     untrained: list[str] = msgspec.field(default_factory=list)
     """Those groups."""
-    lives: list[RunSegment] = msgspec.field(default_factory=list)
+    segments: list[RunSegment] = msgspec.field(default_factory=list)
     """Which rollouts were trained: those that each life made in its steps."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
     """Policy → the version that its weights were last served as."""
@@ -63,7 +63,8 @@ class TrainerState(msgspec.Struct, kw_only=True):
         if group in self.in_flight or group in self.untrained:
             return False
         return any(
-            life.name == name and life.first_step <= step <= life.last_step for life in self.lives
+            life.name == name and life.first_step <= step <= life.last_step
+            for life in self.segments
         )
 
     def cut_off(self) -> None:

@@ -86,11 +86,11 @@ def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> 
                 f"of a text or a whole number that tasks have: {task!r:.200}"
             )
         name = str(value)
-        found[task_id(task)] = name if len(name) <= LONGEST_NAME else fingerprint(name)
+        found[task_id(task)] = name if len(name) <= MAX_NAME_LENGTH else fingerprint(name)
     return found
 
 
-LONGEST_NAME: Final = 80
+MAX_NAME_LENGTH: Final = 80
 """Characters of a cluster's name; a longer one, such as a whole schema, is kept by its hash."""
 
 

@@ -154,9 +154,9 @@ class TrainingLoop:
         session, state = self._session, self._state
         state.rng = session.rng.getstate()
         state.algorithm = session.algorithm.state()
-        state.lives = [life for life in state.lives if life.name != session.life]
+        state.segments = [life for life in state.segments if life.name != session.life]
         if state.step >= self._first_step:
-            state.lives.append(RunSegment(session.life, self._first_step, state.step))
+            state.segments.append(RunSegment(session.life, self._first_step, state.step))
         best = self._standing.best
         save = partial(
             checkpoints.save,

@@ -38,7 +38,7 @@ OWN: Final = "app"
 """The name of the app's own reward beside another one."""
 ARGUMENTS: Final = ("task", "answer", "episode", "episodes")
 """What a reward function may ask for by name."""
-AT_ONCE: Final = 8
+MAX_CONCURRENT: Final = 8
 """Groups that an async function is asked about at once."""
 
 
@@ -198,7 +198,7 @@ class FunctionScorer:
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
         """See `Scoring`."""
-        turns = asyncio.Semaphore(AT_ONCE if _is_async(self.function) else 1)
+        turns = asyncio.Semaphore(MAX_CONCURRENT if _is_async(self.function) else 1)
 
         async def one(group: Sequence[Member]) -> list[Scored]:
             async with turns:
@@ -266,7 +266,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 # --- what becomes of episodes -----------------------------------------------------------------
 def is_scorable(episode: Episode) -> bool:
     """Whether it is for a scorer: the app ended well, and all of it was recorded."""
-    return episode.finished and not app_failed(episode) and not episode.damage
+    return episode.finished and not app_failed(episode) and not episode.capture_errors
 
 
 def with_reward(
@@ -285,7 +285,7 @@ def with_reward(
         failed = replace(episode, reward=failure_reward, dimensions={}, reward_source=None)
         return failed if failure_reward is None else replace(failed, reward_source="failure")
     if scored is None:
-        why = "its trace is damaged" if episode.damage else "it was not scored"
+        why = "its trace is damaged" if episode.capture_errors else "it was not scored"
         scored = Scored(why=why)
     return replace(
         episode,

@@ -23,7 +23,7 @@ from lightspan.runners.protocol import Runners
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Route
 from lightspan.schema.validation import (
-    LONGEST_S,
+    MAX_S,
     check_choice,
     check_device_name,
     check_number,
@@ -103,7 +103,7 @@ class TrainerSettings:
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value, least)
         check_number("epochs", self.epochs, above=0)
-        check_number("lease_s", self.lease_s, above=0, high=LONGEST_S)
+        check_number("lease_s", self.lease_s, above=0, high=MAX_S)
         if self.validate_temperature is not None:
             check_number("validate_temperature", self.validate_temperature, low=0)
         self._check_choice_of_step()

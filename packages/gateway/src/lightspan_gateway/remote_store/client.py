@@ -2,7 +2,7 @@
 
 Every request may be sent twice: writes go by ids (`stores.protocol.Store`). So a lost answer, a
 server that restarts, a proxy that gives up and a busy server are all handled by a retry after the
-next pause of `PAUSES_S`.
+next pause of `RETRY_BACKOFF_S`.
 
 The sockets belong to an event loop in a thread of the connection: a store is used from any event
 loop, and outlives each.
@@ -37,7 +37,7 @@ from lightspan.errors import (
 from lightspan.schema import clock
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.semconv import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
-from lightspan.stores.protocol import PAUSES_S
+from lightspan.stores.protocol import RETRY_BACKOFF_S
 from lightspan_gateway.remote_store.errors import Failure
 from lightspan_gateway.remote_store.request_batcher import RequestBatcher
 from lightspan_gateway.remote_store.rpc import (
@@ -62,7 +62,7 @@ READ_TIMEOUT_S: Final = 30.0
 MIN_READ_TIMEOUT_S: Final = 1.0
 """Of a heartbeat, however short its lease."""
 RETRY_TIMEOUT_S: Final = 60.0
-GREETING_BACKOFF_S: Final = PAUSES_S[:3]
+GREETING_BACKOFF_S: Final = RETRY_BACKOFF_S[:3]
 """Shorter: a mistyped address should fail within seconds."""
 _WARN_FROM_S: Final = 8.0
 """The pause before which a retry is logged: none of those of the greeting."""
@@ -213,7 +213,7 @@ class ServerConnection:
         self,
         name: str,
         send: Callable[[], Awaitable[Response]],
-        backoff_s: Sequence[float] = PAUSES_S,
+        backoff_s: Sequence[float] = RETRY_BACKOFF_S,
     ) -> bytes:
         """Return the body of the answer, however often it takes to ask for it."""
         start = clock.monotonic()

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from lightspan.errors import ConfigError
-from lightspan.progress import Reporter, default_reporter, escape_control
+from lightspan.progress import Reporter, default_reporter
 from lightspan.schema.llm import LLM
 from lightspan.schema.redaction import add_key_variable
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
@@ -30,7 +30,7 @@ from lightspan_torch.engine.hub import is_adapter
 if TYPE_CHECKING:
     from lightspan.protocols.engine import TokenEngine
 
-LOOK_S: Final = 1.0
+POLL_INTERVAL_S: Final = 1.0
 """How often it is looked whether the engine lives."""
 
 
@@ -86,7 +86,7 @@ class ServeOptions:
             return None
         check_url(self.upstream, "--upstream")
         endpoint = LLM(base_url=self.upstream, model="", api_key_env=self.upstream_key_env)
-        endpoint.api_key()
+        _ = endpoint.api_key  # raises where the variable is not set
         return endpoint
 
 
@@ -198,7 +198,7 @@ async def _until_stopped(stopping: asyncio.Event, engine: TokenEngine) -> None:
     """Raises the `EngineError` that the engine has died of: whoever started us is to know."""
     while not stopping.is_set():
         engine.usage()
-        await wait_for_event(LOOK_S, stopping)
+        await wait_for_event(POLL_INTERVAL_S, stopping)
 
 
 def _account(gateway: ServingGateway) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 from lightspan.schema.prompts import PromptTemplate
 from lightspan_prompts.search.feedback import Evidence, examples, shortened
 
-LONGEST_CRITIQUE: Final = 8_000
+MAX_CRITIQUE_LENGTH: Final = 8_000
 """Characters of a critique that are passed on; the middle of a longer one is left out."""
 
 _CRITIQUE: Final = """\
@@ -88,7 +88,7 @@ def edit(name: str, template: PromptTemplate, critique: str, way: str) -> str:
         name=name,
         text=template.text,
         rules=_rules(template),
-        critique=shortened(critique.strip(), LONGEST_CRITIQUE),
+        critique=shortened(critique.strip(), MAX_CRITIQUE_LENGTH),
         way=way,
     )
 

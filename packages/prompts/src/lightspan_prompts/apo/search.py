@@ -169,9 +169,9 @@ class Search:
         if most is not None and most < least:
             raise TooFewRolloutsError(
                 f"APO(max_rollouts={most}) is too few for one new candidate: "
-                f"{plural(whole, 'task')} of the selection split twice, {plural(gradient, 'task')} "
-                f"to learn from, and {plural(batch, 'task')} for each of two prompts to compare; give "
-                f"at least {least}, or a smaller selection=, gradient_batch_size= or "
+                f"{plural(whole, 'task')} of the selection split twice, "
+                f"{plural(gradient, 'task')} to learn from, and {plural(batch, 'task')} for each of "
+                f"two prompts to compare; give at least {least}, or a smaller selection=, gradient_batch_size= or "
                 "val_batch_size="
             )
 

@@ -17,9 +17,9 @@ from lightspan.schema.records import Json
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_prompts.search.prompt_discovery import Text, texts_of
 
-LONGEST_TEXT: Final = 1_500
+MAX_TEXT_LENGTH: Final = 1_500
 """Characters of one message; the middle of a longer one is left out."""
-MOST_CALLS: Final = 8
+MAX_CALLS: Final = 8
 """Calls of a rollout that are shown: the last ones."""
 
 
@@ -95,10 +95,10 @@ def _usage(spans: Iterable[Span]) -> dict[tuple[str, bool], tuple[int, int]]:
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:
     yield f"Task: {shortened(without_keys(json.dumps(task, ensure_ascii=False)))}"
-    left_out = len(episode.calls) - MOST_CALLS
+    left_out = len(episode.calls) - MAX_CALLS
     if left_out > 0:
         yield f"({left_out} earlier model calls are left out)"
-    for call in episode.calls[-MOST_CALLS:]:
+    for call in episode.calls[-MAX_CALLS:]:
         yield from _call_lines(call)
     for span in episode.spans:
         yield from _span_lines(span)
@@ -152,7 +152,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+def shortened(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
     """The text without the middle of one that is too long."""
     if len(text) <= longest:
         return text

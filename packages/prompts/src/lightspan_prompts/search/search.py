@@ -97,7 +97,7 @@ class PromptSearch(Algorithm):
         self.found = msgspec.convert(state["found"], Found | None)
 
     # --- what a dry run tells ---------------------------------------------------------------
-    def look(self, episodes: Sequence[Episode]) -> list[str]:
+    def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         return survey(episodes, self.patterns).lines() if self.patterns else []
 
     def _texts(self, episodes: Sequence[Episode]) -> dict[str, PromptTemplate]:

@@ -54,7 +54,7 @@ def check_reflection(name: str, llm: Any) -> None:
     if not isinstance(llm, LLM):
         raise ConfigError(f"{name}={llm!r:.100}: use LLM(base_url=…, model=…)")
     check_url(llm.base_url, f"the {name} model's base URL")
-    llm.api_key()
+    _ = llm.api_key  # raises where the variable is not set
 
 
 def check_prices(max_cost: float | None, prices: Mapping[str, Price], asked: Sequence[LLM]) -> None:

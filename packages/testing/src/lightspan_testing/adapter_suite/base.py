@@ -175,7 +175,7 @@ class AdapterTests:
         assert done.returncode == 0, done.stderr
         assert f"A draft of {played.tag}." in done.stdout
         [found] = read_recorded(production)
-        assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
+        assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
         self.check(inside_root(found, played), "single", app, stage)
         assert found.tree().splitlines()[0] == self.program_root, found.tree()
 

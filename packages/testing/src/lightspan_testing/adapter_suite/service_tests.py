@@ -78,7 +78,7 @@ class ServiceTests(AdapterTests):
         self.check(inside_root(found, played), scenario, app, stage)
         ended = SCENARIOS[scenario].cancelled or app.raises is not None
         assert found.attempt.status == ("failed" if ended else "succeeded")
-        assert (found.attempt.damage, found.rollout.run_id) == ([], "support")
+        assert (found.attempt.capture_errors, found.rollout.run_id) == ([], "support")
         assert played.tag in json.dumps(found.rollout.task)
         assert all(span.resource == {"service.name": "support"} for span in found.spans)
 
@@ -143,7 +143,7 @@ class ServiceTests(AdapterTests):
                     break
                 time.sleep(0.01)
         assert all(one.attempt.status.final for one in found)
-        assert any("a bug of ours" in line for one in found for line in one.attempt.damage)
+        assert any("a bug of ours" in line for one in found for line in one.attempt.capture_errors)
 
     @pytest.mark.parametrize("mode", ["async", "stream"])
     @pytest.mark.parametrize("scenario", ["model_error", "cancelled"])

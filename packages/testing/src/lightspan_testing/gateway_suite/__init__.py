@@ -152,7 +152,7 @@ class GatewaySuite:
             assert (record.call_id, record.agent_path) == ("call-a", "team/writer")
             assert (record.policy, record.span_id) == ("policy", span.span_id)
         attempt = await rig.store.attempt(rig.attempt.attempt_id)
-        assert attempt.damage == []
+        assert attempt.capture_errors == []
 
     @pytest.mark.parametrize("cell", TEXT_CELLS, ids=str)
     async def test_text_table(self, store: Store, cell: TextCell) -> None:

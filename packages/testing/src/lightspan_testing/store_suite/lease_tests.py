@@ -156,13 +156,13 @@ class LeaseTests(StoreTests):
             outcome=Outcome.APP_ERROR,
             reward=Reward(0.1 + 0.2, {"exact": 1e-300, UNICODE: -0.0}),
             message=UNICODE + NUL,
-            damage=["lost a span", UNICODE, NUL],
+            capture_errors=["lost a span", UNICODE, NUL],
         )
         assert await store.report([report]) == [True]
         found = await store.attempt(attempt.attempt_id)
         assert found.reward == report.reward
         assert (found.outcome, found.message) == (report.outcome, report.message)
-        assert (found.damage, found.ended_at) == (report.damage, clock.now)
+        assert (found.capture_errors, found.ended_at) == (report.capture_errors, clock.now)
         state = await state_of(store)
         assert (state.status, state.finished_at) == (RolloutStatus.FAILED, clock.now)
 
@@ -175,12 +175,12 @@ class LeaseTests(StoreTests):
     async def test_report_twice(self, store: Store) -> None:
         """Equal: in force, nothing happens. Different: refused, nothing happens."""
         attempt = await start(store)
-        report = make_report(attempt, reward=Reward(1.0), damage=["a"])
+        report = make_report(attempt, reward=Reward(1.0), capture_errors=["a"])
         assert await store.report([report, report]) == [True, True]
         known = await store.attempt(attempt.attempt_id), await store.watch()
         assert await store.report([report]) == [True]
-        same: dict[str, Any] = {"reward": Reward(1.0), "damage": ["a"]}
-        for other in ({"reward": Reward(0.0)}, {"message": "x"}, {"damage": ["b"]}):
+        same: dict[str, Any] = {"reward": Reward(1.0), "capture_errors": ["a"]}
+        for other in ({"reward": Reward(0.0)}, {"message": "x"}, {"capture_errors": ["b"]}):
             assert await store.report([make_report(attempt, **{**same, **other})]) == [False]
         assert (await store.attempt(attempt.attempt_id), await store.watch()) == known
 
@@ -231,12 +231,14 @@ class LeaseTests(StoreTests):
     async def test_mark_damaged(self, store: Store) -> None:
         attempt = await start(store)
         await store.mark_damaged(attempt.attempt_id, "first")
-        await store.report([make_report(attempt, damage=["second", "first"])])
+        await store.report([make_report(attempt, capture_errors=["second", "first"])])
         await store.mark_damaged(attempt.attempt_id, UNICODE)  # sealed: still allowed
         await store.mark_damaged(attempt.attempt_id, UNICODE)
         found = await store.attempt(attempt.attempt_id)
-        assert found.damage == ["first", "second", UNICODE]
+        assert found.capture_errors == ["first", "second", UNICODE]
         assert found.status is AttemptStatus.SUCCEEDED
-        assert await store.report([make_report(attempt, damage=["second", "first"])]) == [True]
+        assert await store.report([make_report(attempt, capture_errors=["second", "first"])]) == [
+            True
+        ]
         with pytest.raises(NotFoundError, match="at-nobody"):
             await store.mark_damaged("at-nobody", "reason")

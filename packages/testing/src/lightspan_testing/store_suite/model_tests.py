@@ -62,7 +62,7 @@ _OPERATIONS: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
     st.tuples(st.just("call"), _ATTEMPTS, st.integers(0, 2), st.sampled_from([0, 0, 1])),
     st.tuples(st.just("try"), _ATTEMPTS, st.sampled_from(CallOutcome), st.integers(1, 4)),
     st.tuples(st.just("mark"), _ATTEMPTS, st.integers(0, 2), st.sampled_from(CallOutcome)),
-    st.tuples(st.just("damage"), _ATTEMPTS, st.sampled_from(["a", "b"])),
+    st.tuples(st.just("capture_errors"), _ATTEMPTS, st.sampled_from(["a", "b"])),
     st.tuples(st.just("watch"), st.integers(0, 30), st.sampled_from([None, "even"])),
 )
 
@@ -85,7 +85,7 @@ class _Driver:
 
     async def apply(self, operation: tuple[Any, ...]) -> Any:
         kind, *arguments = operation
-        if kind in ("report", "spans", "call", "try", "mark", "damage"):
+        if kind in ("report", "spans", "call", "try", "mark", "capture_errors"):
             if arguments[0] >= len(self.claimed):
                 return None
             arguments[0] = self.claimed[arguments[0]]

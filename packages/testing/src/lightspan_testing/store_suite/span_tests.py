@@ -81,7 +81,7 @@ class SpanTests(StoreTests):
         assert await store.finish(report, spans)  # as by whoever got no answer
         assert await store.spans([attempt.attempt_id]) == {attempt.attempt_id: spans}
         ended = await store.attempt(attempt.attempt_id)
-        assert (ended.status, ended.damage) == (report.status, [])
+        assert (ended.status, ended.capture_errors) == (report.status, [])
         other = msgspec.structs.replace(report, outcome=Outcome.APP_ERROR)
         assert not await store.finish(other, [make_span(attempt, 3)])
         late = (await store.spans([attempt.attempt_id]))[attempt.attempt_id][3]
@@ -98,7 +98,7 @@ class SpanTests(StoreTests):
         assert await store.finish(make_report(attempt, reward=Reward(1.0)), [span])
         ended = await store.attempt(attempt.attempt_id)
         assert (ended.status, ended.reward) == (AttemptStatus.SUCCEEDED, Reward(1.0))
-        [damage] = ended.damage
+        [damage] = ended.capture_errors
         assert damage.startswith("spans could not be stored: ")
         assert await store.spans([attempt.attempt_id]) == {attempt.attempt_id: []}
 

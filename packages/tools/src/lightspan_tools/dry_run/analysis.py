@@ -17,8 +17,8 @@ from lightspan.lightning.merge_diagnostics import Break, CallMessages, Decode, M
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import (
     FAILURE_WARNING,
-    LONGEST_DAMAGE,
-    LONGEST_REASON,
+    MAX_CAPTURE_ERROR_LENGTH,
+    MAX_REASON_LENGTH,
     app_failed,
     client_of,
     is_unseen,
@@ -144,7 +144,7 @@ def _rejection_text(entry: CallCoverage) -> str:
     if entry.rejection is Rejection.REFUSED:
         return f"{entry.reason}: {refusal_of(span)}"
     if entry.rejection is Rejection.ERROR:
-        return f"{entry.reason}: {span.status_message[:LONGEST_REASON]}"
+        return f"{entry.reason}: {span.status_message[:MAX_REASON_LENGTH]}"
     return entry.reason
 
 
@@ -205,7 +205,7 @@ def read_rewards(findings: Findings, *, by_batch: bool) -> RewardReport:
         scored=len(scored),
         failed=sum(map(app_failed, episodes)),
         lost=sum(not episode.finished for episode in episodes),
-        damaged=sum(bool(episode.damage) for episode in episodes),
+        damaged=sum(bool(episode.capture_errors) for episode in episodes),
         mean=_mean(scored),
         groups=[
             GroupReport(
@@ -232,7 +232,9 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
         if episode.outcome is not Outcome.OK:
             message = episode.message[:_MAX_MESSAGE_LENGTH]
             failures[f"{episode.outcome}: {message}".rstrip(": ")] += 1
-        failures.update(f"damaged: {reason[:LONGEST_DAMAGE]}" for reason in episode.damage)
+        failures.update(
+            f"damaged: {reason[:MAX_CAPTURE_ERROR_LENGTH]}" for reason in episode.capture_errors
+        )
     total = len(episodes)
     return [f"{text} ({count} of {total} rollouts)" for text, count in failures.most_common()]
 

@@ -276,9 +276,9 @@ class DryRun:
         rewards = analysis.read_rewards(findings, by_batch=by_batch)
         costs = analysis.read_costs(findings, rollouts, plan, self.settings.max_frozen_calls)
         is_ours = self._models and self.settings.learner_spec is not None
-        choices = self._algorithm.choices() if is_ours else []
+        choices = self._algorithm.describe_choices() if is_ours else []
         try:
-            choices += self._algorithm.look(findings.episodes)
+            choices += self._algorithm.inspect_episodes(findings.episodes)
             asked = self._algorithm.reflections(self.tasks, findings.episodes)
             costs = msgspec.structs.replace(costs, reflections=asked)
         except (ConfigError, DataError) as error:

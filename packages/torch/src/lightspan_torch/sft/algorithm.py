@@ -336,7 +336,7 @@ def demonstrations_from(
     patterns = [optimize] if isinstance(optimize, str) else list(optimize)
     demonstrations = []
     for episode in episodes:
-        if episode.damage or episode.reward is None or episode.reward < min_reward:
+        if episode.capture_errors or episode.reward is None or episode.reward < min_reward:
             continue
         if keep is not None and not keep(episode):
             continue

@@ -67,7 +67,7 @@ def _not_chosen(
     """Why a call is left out; empty if it is taken."""
     if agents and not any(matches(pattern, call.agent_path) for pattern in agents):
         return "of other agents"
-    if episode.damage:
+    if episode.capture_errors:
         return "of damaged attempts"
     score = score_of(episode, call)
     if min_reward is None or (score is not None and score >= min_reward):

@@ -19,7 +19,7 @@ dist: Final[Any] = torch.distributed
 
 MEETING_S = 60.0
 """How long one end waits for the other before the first weight."""
-_LOOK_S = 0.001
+_POLL_INTERVAL_S = 0.001
 
 
 def here(rank: int) -> str:
@@ -67,7 +67,7 @@ def broadcast(group: Any, tensor: torch.Tensor, look: Callable[[], None] = lambd
     work = group.broadcast([tensor], options)
     while not work.is_completed():
         look()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
     work.wait()
 
 

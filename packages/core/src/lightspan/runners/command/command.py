@@ -46,7 +46,7 @@ RewardBy = Literal["last_line", "exit"]
 
 PREFIX: Final = "command:"
 """How the reference of a command begins."""
-LONGEST_VARIABLE: Final = 128 * 1024 - 1
+MAX_VARIABLE_LENGTH: Final = 128 * 1024 - 1
 """Bytes of one environment variable, with its name, that Linux accepts."""
 
 
@@ -228,7 +228,7 @@ class Command:
         data = msgspec.json.encode(task)
         if self.task == "environment":
             size = len(TASK_VARIABLE) + 1 + len(data)
-            if size > LONGEST_VARIABLE:
+            if size > MAX_VARIABLE_LENGTH:
                 raise ProgramError(
                     f"the task has {len(data)} bytes, more than fit into an environment variable: "
                     'give it in a file (task="file")'

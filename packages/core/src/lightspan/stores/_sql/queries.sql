@@ -140,17 +140,17 @@ SELECT status, count(*) FROM rollouts GROUP BY status
 SELECT status, count(*) FROM rollouts WHERE run_id = ? GROUP BY status
 
 -- name: attempts_by_id
-SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, capture_errors
 FROM attempts
 WHERE attempt_id IN (?...)
 
 -- name: insert_attempts
-INSERT INTO attempts (attempt_id, rollout_id, number, epoch, runner_id, call_token, started_at, status, lease_until, ended_at, reward, outcome, message, damage, position, previous)
+INSERT INTO attempts (attempt_id, rollout_id, number, epoch, runner_id, call_token, started_at, status, lease_until, ended_at, reward, outcome, message, capture_errors, position, previous)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT position << 20 FROM rollouts WHERE rollout_id = ?) + ?, (SELECT attempt_id FROM rollouts WHERE rollout_id = ?))
 
 -- name: update_attempts
 UPDATE attempts
-SET status = ?, lease_until = ?, ended_at = ?, reward = ?, outcome = ?, message = ?, damage = ?
+SET status = ?, lease_until = ?, ended_at = ?, reward = ?, outcome = ?, message = ?, capture_errors = ?
 WHERE attempt_id = ?
 
 -- name: writers

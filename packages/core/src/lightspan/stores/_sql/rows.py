@@ -14,7 +14,7 @@ from lightspan.stores._state_machine import Progress
 
 _msgpack = msgspec.msgpack.Encoder()
 _reward_decoder = msgspec.msgpack.Decoder(Reward)
-_damage_decoder = msgspec.msgpack.Decoder(list[str])
+_text_list_decoder = msgspec.msgpack.Decoder(list[str])
 
 QUEUED: Final = 1
 """What `rollouts.queued` is of a rollout that is queued."""
@@ -157,7 +157,7 @@ def moving(attempt: Attempt, message: Callable[[str], Any]) -> tuple[Any, ...]:
         None if attempt.reward is None else _msgpack.encode(attempt.reward),
         None if attempt.outcome is None else str(attempt.outcome),
         message(attempt.message),
-        _msgpack.encode(attempt.damage),
+        _msgpack.encode(attempt.capture_errors),
     )
 
 
@@ -176,5 +176,5 @@ def read_attempt(row: Sequence[Any], message: Callable[[Any], str]) -> Attempt:
         reward=None if row[10] is None else _reward_decoder.decode(row[10]),
         outcome=None if row[11] is None else Outcome(row[11]),
         message=message(row[12]),
-        damage=_damage_decoder.decode(row[13]),
+        capture_errors=_text_list_decoder.decode(row[13]),
     )

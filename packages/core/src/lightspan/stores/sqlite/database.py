@@ -8,7 +8,8 @@ the lock, and where every commit waits for the disk. The thread also moves the w
 the file, which waits for the disk too.
 
 A task that writes again, with no other task's write in between, is taken to be the only one that
-writes: its small writes wait for no group and no turn of the loop, but for one in `_AT_ONCE`.
+writes: its small writes wait for no group and no turn of the loop, but for one in
+`_MAX_CONCURRENT`.
 
 Few statements count here: each gives up the interpreter lock, and in a busy process getting it back
 can take 5 ms.
@@ -43,7 +44,7 @@ R = TypeVar("R")
 
 SMALL_COST: Final = 16
 """A group up to this is written in the event loop's thread: about 0.2 ms."""
-_AT_ONCE: Final = 8
+_MAX_CONCURRENT: Final = 8
 """Of so many writes that one task makes in succession, one lets the event loop turn."""
 _YIELD_S: Final = 0.0001
 """Between two transactions when there is more to do, so that another process gets the lock."""
@@ -117,7 +118,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
             return False
         self._in_succession += 1
         return (
-            self._in_succession % _AT_ONCE != 0
+            self._in_succession % _MAX_CONCURRENT != 0
             and cost <= SMALL_COST
             and not self._groups
             and self._can_write_here()

@@ -31,7 +31,7 @@ APPLICATION_ID: Final = 0x6C737061
 FORMAT_VERSION: Final = 5
 _PACKAGE: Final = "lightspan.stores.sqlite"
 _BUSY_S: Final = 30.0
-_LONGEST_PAUSE_S: Final = 0.002
+_MAX_PAUSE_S: Final = 0.002
 _STATEMENTS: Final = 512
 """Statements that a connection keeps compiled. An insert of n rows is another statement for each n,
 so SQLite's 128 would be compiled over and over."""
@@ -74,7 +74,7 @@ def patiently(function: Callable[[], T]) -> T:
     us; short random pauses do not.
     """
     deadline = clock.monotonic() + _BUSY_S
-    pause = _LONGEST_PAUSE_S / 16
+    pause = _MAX_PAUSE_S / 16
     while True:
         try:
             return function()
@@ -82,7 +82,7 @@ def patiently(function: Callable[[], T]) -> T:
             if not error_name(error).startswith("SQLITE_BUSY") or clock.monotonic() > deadline:
                 raise
         time.sleep(random.uniform(0, pause))
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        pause = min(2 * pause, _MAX_PAUSE_S)
 
 
 def begin(db: sqlite3.Connection) -> None:

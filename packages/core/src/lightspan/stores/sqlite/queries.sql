@@ -16,12 +16,12 @@ WITH RECURSIVE made (place, attempt_id) AS (
     UNION ALL
     SELECT place, previous FROM made CROSS JOIN attempts USING (attempt_id)
 )
-SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, capture_errors
 FROM made CROSS JOIN attempts USING (attempt_id)
 ORDER BY place, number
 
 -- name: expired
-SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, capture_errors
 FROM attempts INDEXED BY attempts_by_lease
 WHERE status = 'running' AND lease_until <= ?
 ORDER BY lease_until, position LIMIT ?

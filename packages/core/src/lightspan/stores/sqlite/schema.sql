@@ -60,7 +60,7 @@ CREATE TABLE attempts (
     reward BLOB,
     outcome TEXT,
     message TEXT NOT NULL,
-    damage BLOB NOT NULL
+    capture_errors BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX attempts_by_lease ON attempts (lease_until, position) WHERE status = 'running';
 
