@@ -265,8 +265,8 @@ class _CommandReader:
         self._apply()
 
     def _listen(self) -> None:
-        # If the pipe or the loop is closed, or a message cannot be read, nothing else could end this
-        # process: it ends by itself.
+        # If the pipe or the loop is closed, or a message cannot be read, nothing else could end
+        # this process: it ends by itself.
         with contextlib.suppress(EOFError, OSError, RuntimeError, *DAMAGED):
             while True:
                 order = msgspec.json.decode(self._parent_pipe.recv_bytes(), type=WorkerCommand)

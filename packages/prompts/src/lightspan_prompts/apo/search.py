@@ -170,9 +170,9 @@ class Search:
             raise TooFewRolloutsError(
                 f"APO(max_rollouts={most}) is too few for one new candidate: "
                 f"{plural(whole, 'task')} of the selection split twice, "
-                f"{plural(gradient, 'task')} to learn from, and {plural(batch, 'task')} for each of "
-                f"two prompts to compare; give at least {least}, or a smaller selection=, gradient_batch_size= or "
-                "val_batch_size="
+                f"{plural(gradient, 'task')} to learn from, and {plural(batch, 'task')} for "
+                f"each of two prompts to compare; give at least {least}, or a smaller selection=, "
+                "gradient_batch_size= or val_batch_size="
             )
 
     def _expansions(self) -> int:
