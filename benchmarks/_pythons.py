@@ -1,13 +1,12 @@
 """Which Pythons are installed: on the PATH, or among pyenv's, whose names on the PATH may not run.
 
-Used by `_peers`, and by the noxfile, which tests on the newest.
+Used by `_peers`.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,13 +23,6 @@ def find_interpreter(version: str) -> str | None:
     A release, and not a build without the GIL, for which few packages have wheels.
     """
     return next((each for each in _candidates(version) if _is_release(each, version)), None)
-
-
-def newest_interpreter() -> str:
-    """The newest Python 3 that is installed and runs; this one if there is no newer."""
-    minors = range(sys.version_info.minor + 20, sys.version_info.minor, -1)
-    found = (find_interpreter(f"3.{minor}") for minor in minors)
-    return next(filter(None, found), sys.executable)
 
 
 def variable(version: str) -> str:

@@ -29,7 +29,7 @@ from lightspan_testing.tiny import tiny_model
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 LONG = bool(os.environ.get("LIGHTSPAN_SEED"))
-"""Whether moments that were never tried are looked for (`nox -s long_faults`)."""
+"""Whether LIGHTSPAN_SEED asks for moments that were never tried."""
 STEPS, KILLS = (30, 12) if LONG else (10, 2)
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]

@@ -61,7 +61,7 @@ def test_the_page_says_which_versions_were_tested(name: str) -> None:
     """Those of the constraints that its session installs."""
     [row] = [line for line in PAGE.splitlines() if line.startswith(f'| `"{name}"` |')]
     key = name.replace("-", "_")
-    assert key in noxfile.SPEAKERS
+    assert key in noxfile.FRAMEWORKS
     pins = (Path(noxfile.__file__).parent / f"constraints/{key}-latest.txt").read_text()
     for shown, version in re.findall(r"([A-Za-z-]+)`? (\d+\.\d+\.\d+)", row.lower()):
         assert f"\n{shown}=={version}\n" in pins

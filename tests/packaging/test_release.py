@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import noxfile
+from tests.packaging.releasing import not_releasable
 
 UNRELEASED = "# Changelog\n\n## Unreleased (1.2.3)\n"
 RELEASED = "# Changelog\n\n## 1.2.3 (2026-11-23)\n\n## 1.2.2 (2026-11-01)\n"
@@ -16,7 +16,7 @@ RELEASED = "# Changelog\n\n## 1.2.3 (2026-11-23)\n\n## 1.2.2 (2026-11-01)\n"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A repository of version 1.2.3, whose release is tagged."""
-    package = tmp_path / noxfile.CORE / "src/lightspan"
+    package = tmp_path / "packages/core/src/lightspan"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text(RELEASED)
@@ -37,7 +37,7 @@ def commit(folder: Path) -> None:
 
 
 def test_a_tagged_commit_can_be_released(checkout: Path) -> None:
-    assert noxfile.not_releasable(checkout) == ""
+    assert not_releasable(checkout) == ""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_tagged_commit_can_be_released(checkout: Path) -> None:
 )
 def test_the_changelog_has_to_name_it(checkout: Path, changelog: str, heading: str) -> None:
     (checkout / "CHANGELOG.md").write_text(changelog)
-    assert noxfile.not_releasable(checkout) == (
+    assert not_releasable(checkout) == (
         f"CHANGELOG.md begins with '{heading}', not with 1.2.3 and its day"
     )
 
@@ -58,16 +58,16 @@ def test_the_changelog_has_to_name_it(checkout: Path, changelog: str, heading: s
 def test_what_is_changed_or_stray_is_not_released(checkout: Path, name: str) -> None:
     with (checkout / name).open("a") as file:
         file.write("\n")
-    assert noxfile.not_releasable(checkout).startswith("files are changed or not tracked")
+    assert not_releasable(checkout).startswith("files are changed or not tracked")
 
 
 def test_the_tag_has_to_be_at_the_commit(checkout: Path) -> None:
     commit(checkout)
-    assert noxfile.not_releasable(checkout) == "the commit has no tag v1.2.3"
+    assert not_releasable(checkout) == "the commit has no tag v1.2.3"
     git(checkout, "tag", "v1.2.30")
-    assert noxfile.not_releasable(checkout) == "the commit has no tag v1.2.3"
+    assert not_releasable(checkout) == "the commit has no tag v1.2.3"
 
 
 def test_a_folder_without_git_is_no_release(checkout: Path) -> None:
     (checkout / ".git").rename(checkout / "no-git")
-    assert noxfile.not_releasable(checkout)
+    assert not_releasable(checkout)

@@ -36,7 +36,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         run_id="run-1",
         step=12,
         cursor=40,
-        lives=[RunSegment("a", 1, 7), RunSegment("b", 8, 12)],
+        segments=[RunSegment("a", 1, 7), RunSegment("b", 8, 12)],
         versions={"policy": 14},
         rng=rng.getstate(),
         algorithm={"seen": [1]},
@@ -98,9 +98,9 @@ def test_damaged_state_is_named(tmp_path: Path, text: str) -> None:
         load_state(path)
 
 
-def test_lives_say_which_rollouts_were_trained() -> None:
+def test_segments_say_which_rollouts_were_trained() -> None:
     state = TrainerState(
-        run_id="run-1", step=3, lives=[RunSegment("a", 1, 2), RunSegment("b", 3, 3)]
+        run_id="run-1", step=3, segments=[RunSegment("a", 1, 2), RunSegment("b", 3, 3)]
     )
     rollout = rollout_stem("run-1", "a", 3, 9) + "-0-0"
     assert rollout == "run-1-a-3-9-0-0"

@@ -27,24 +27,37 @@ Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout
 has one call, and fails.
 
-    >>> from lightspan.lightning import BatchConfig, Selection, build_batch, build_episode,
-    classify_calls >>> from lightspan.schema.records import Attempt, AttemptStatus, Outcome, Rollout
-    >>> from lightspan.schema.reward import Reward >>> from lightspan.schema.token_records import
-    TokenRecord >>> def record(attempt, call, prompt, response, sequence): ...     return
-    TokenRecord.create( ...         prompt_ids=prompt, response_ids=response, logprobs=[-0.5] *
-    len(response), ...         versions=[(1, len(response))], attempt_id=attempt, call_id=call,
-    choice=0, ...         policy="sql", agent_path="writer", sequence_start=sequence, ...
-    sequence_end=sequence + 1, ...     ) >>> def episode(name, reward, records): ...     rollout =
-    Rollout(rollout_id="ro-" + name, task={}, task_id="t", group_id="g") ...     attempt = Attempt(
-    ...         attempt_id="at-" + name, rollout_id=rollout.rollout_id, number=1, epoch=1, ...
-    status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK, reward=Reward(reward), ...     ) ...
-    return build_episode(attempt, rollout, [], records) >>> good = episode("a", 1.0, [ ...
-    record("at-a", "c1", [1, 2], [3], 1), record("at-a", "c2", [1, 2, 3, 4], [5, 6], 3), ... ]) >>>
-    bad = episode("b", 0.0, [record("at-b", "c3", [1, 2], [7], 1)]) >>> routing =
-    Selection.of({"writer": "sql"}).routing >>> coverages = [classify_calls(rollout, routing) for
-    rollout in (good, bad)] >>> coverages[0].counts() {'trained': 2} >>> batch = build_batch([good,
-    bad], coverages, BatchConfig(estimator="dr_grpo")) >>> for row in batch.rows: ...
-    print(row.ids, row.mask.count(True), row.call_ids) [1, 2, 3, 4, 5, 6] 3 (('c1', 0), ('c2', 0))
+    >>> from lightspan.lightning import BatchConfig, Selection, build_batch, build_episode
+    >>> from lightspan.lightning import classify_calls
+    >>> from lightspan.schema.records import Attempt, AttemptStatus, Outcome, Rollout
+    >>> from lightspan.schema.reward import Reward
+    >>> from lightspan.schema.token_records import TokenRecord
+    >>> def record(attempt, call, prompt, response, sequence):
+    ...     return TokenRecord.create(
+    ...         prompt_ids=prompt, response_ids=response, logprobs=[-0.5] * len(response),
+    ...         versions=[(1, len(response))], attempt_id=attempt, call_id=call, choice=0,
+    ...         policy="sql", agent_path="writer", sequence_start=sequence,
+    ...         sequence_end=sequence + 1,
+    ...     )
+    >>> def episode(name, reward, records):
+    ...     rollout = Rollout(rollout_id="ro-" + name, task={}, task_id="t", group_id="g")
+    ...     attempt = Attempt(
+    ...         attempt_id="at-" + name, rollout_id=rollout.rollout_id, number=1, epoch=1,
+    ...         status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK, reward=Reward(reward),
+    ...     )
+    ...     return build_episode(attempt, rollout, [], records)
+    >>> good = episode("a", 1.0, [
+    ...     record("at-a", "c1", [1, 2], [3], 1), record("at-a", "c2", [1, 2, 3, 4], [5, 6], 3),
+    ... ])
+    >>> bad = episode("b", 0.0, [record("at-b", "c3", [1, 2], [7], 1)])
+    >>> routing = Selection.of({"writer": "sql"}).routing
+    >>> coverages = [classify_calls(rollout, routing) for rollout in (good, bad)]
+    >>> coverages[0].counts()
+    {'trained': 2}
+    >>> batch = build_batch([good, bad], coverages, BatchConfig(estimator="dr_grpo"))
+    >>> for row in batch.rows:
+    ...     print(row.ids, row.mask.count(True), row.call_ids)
+    [1, 2, 3, 4, 5, 6] 3 (('c1', 0), ('c2', 0))
     [1, 2, 7] 1 (('c3', 0),)
 
 The first rollout is half above the mean, and each of its three trained tokens carries a third of

@@ -85,13 +85,18 @@ class SFT:
         turns: which assistant messages of a chat are answers: the last one, or all, each with the
             messages before it as its prompt. A run with many calls is then computed once. All needs
             a chat template that leaves what was said as it was.
-        max_cpu_seconds: stop after this many CPU-seconds of the learner. optimizer: see
-        `lightspan.Optimizer`. lora: adapters instead of full weights. device: such as `"cuda"`.
-        seed: for the order of the demonstrations. learner: settings of the torch learner,
-        `Torch(…)`. from_store: the URL of a store that production wrote. min_reward: the least
-        score of a call that is imitated; None takes unscored ones too. service: only calls of this
-        service. agents: only calls of these agents: names, or globs on agent paths. since: only
-        attempts that began then or later (see `lightspan.algorithms.recorded_attempts.Time`).
+        max_cpu_seconds: stop after this many CPU-seconds of the learner.
+        optimizer: see `lightspan.Optimizer`.
+        lora: adapters instead of full weights.
+        device: such as `"cuda"`.
+        seed: for the order of the demonstrations.
+        learner: settings of the torch learner, `Torch(…)`.
+        from_store: the URL of a store that production wrote.
+        min_reward: the least score of a call that is imitated; None takes unscored ones too.
+        service: only calls of this service.
+        agents: only calls of these agents: names, or globs on agent paths.
+        since: only attempts that began then or later (see
+            `lightspan.algorithms.recorded_attempts.Time`).
         until: only attempts that began before.
 
     Raises:
