@@ -23,8 +23,8 @@ from typing import Any
 import nox
 from nox.command import CommandFailed
 
-sys.path.append(str(Path(__file__).parent / "tests/packaging"))
-from releasing import not_releasable, smoke_apart
+sys.path.append(str(Path(__file__).parent))
+from tests.packaging.releasing import not_releasable, smoke_apart
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
