@@ -189,7 +189,11 @@ def _find(name: str) -> Any:
     if name in _PLUGINS:
         from lightspan.errors import how_to_install
 
-        raise AttributeError(f"lightspan.{name}: {how_to_install(_PLUGINS[name])}")
+        # No AttributeError: `from lightspan import GEPA` would drop its message.
+        raise ModuleNotFoundError(
+            f"lightspan.{name} is not installed: {how_to_install(_PLUGINS[name])}",
+            name=f"lightspan.{name}",
+        )
     raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,14 +26,17 @@ from lightspan.schema.records import Json
 from lightspan.schema.redaction import kept_text
 from lightspan.schema.validation import check_choice, check_number, check_url, check_whole
 from lightspan.training.jsonl_log import append, read
-from lightspan.training.rewards import OWN, Member, Scored, Scoring, ScoringPosition
+from lightspan.training.rewards import (
+    JOURNAL,
+    Member,
+    Scored,
+    Scoring,
+    ScoringPosition,
+    check_reward_name,
+)
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.judge_prompts import LETTERS, Ballot, ballots, scores, words
 
-JOURNAL: Final = "journal"
-"""The folder in the run's."""
-_NAME: Final = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
-_OF_A_SEARCH: Final = re.compile(r"(?:gepa|apo)$|step-")
 MAX_WHY_LENGTH: Final = 200
 """Characters of why a question has no answer."""
 
@@ -107,7 +109,7 @@ class Judge:
         check_choice("show", self.show, ("conversation", "answer"))
         check_number("timeout_s", self.timeout_s, above=0)
         check_number("patience_s", self.patience_s, low=0)
-        check_name(self.name)
+        check_reward_name(self.name)
 
     def config(self) -> dict[str, Json]:
         """What decides the rewards; the endpoint's address and the budgets do not."""
@@ -127,20 +129,6 @@ class Judge:
             yield bench
         finally:
             await bench.close()
-
-
-def check_name(name: str) -> None:
-    """Raise `ConfigError` unless a reward can be called so: it names a file."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None or name == OWN:
-        raise ConfigError(
-            f"name={name!r}: a reward is called by letters, digits, - and _, and not {OWN!r}, "
-            "which is the app's own"
-        )
-    if _OF_A_SEARCH.match(name):
-        raise ConfigError(
-            f"name={name!r}: a search for prompts keeps what is called so in the run's "
-            f"{JOURNAL}: use another name"
-        )
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.algorithms.recorded_attempts import Query, read_attempts
-from lightspan.errors import NotFoundError
+from lightspan.errors import NotFoundError, how_to_install
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
@@ -23,12 +23,14 @@ from lightspan.stores.protocol import Store
 from lightspan.training.alerts import AlertMonitor
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import OWN
-from lightspan_prompts.search.candidates import Found, read_searches
 from lightspan_tools.pagination import Page, TableRow, table_lines
 from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
 """`kind` of a line of the metrics → which tasks were evaluated."""
+
+if TYPE_CHECKING:
+    from lightspan_prompts.search.candidates import Found
 
 
 def inspect_run(
@@ -247,14 +249,24 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:
-    """The candidates of a search for prompts, and what became of each prompt."""
+    """Yield the candidates of searches for prompts, and each prompt's change."""
+    if run.prompts():
+        yield from _search_lines(run)
+    for name, prompt in run.prompts().items():
+        yield f"prompt {name}: {'' if prompt.is_changed else 'as it was'}".rstrip()
+        yield from (f"  {line}" for line in prompt.diff().splitlines())
+
+
+def _search_lines(run: RunFolder) -> Iterator[str]:
+    try:
+        from lightspan_prompts.search.candidates import read_searches
+    except ModuleNotFoundError:
+        yield f"to see the candidates of its search: {how_to_install('prompts')}"
+        return
     for name, found in read_searches(run.path).items():
         if name:
             yield f"search of step {int(name.removeprefix('step-'))}:"
         yield from _candidate_lines(found)
-    for name, prompt in run.prompts().items():
-        yield f"prompt {name}: {'' if prompt.is_changed else 'as it was'}".rstrip()
-        yield from (f"  {line}" for line in prompt.diff().splitlines())
 
 
 def _candidate_lines(found: Found) -> Iterator[str]:

@@ -30,10 +30,10 @@ from lightspan.training.rewards import (
     Scorer,
     ScoringPosition,
     as_scorer,
+    check_reward_name,
     scored_groups,
     with_reward,
 )
-from lightspan_prompts.judge import check_name
 from lightspan_tools.pagination import short_ids
 from lightspan_tools.rollout_view import trained_rewards
 
@@ -136,7 +136,7 @@ def rescore(
     scorer, run = as_scorer(reward), RunFolder(folder)
     config = run.read_config()
     if write is not None:
-        check_name(write)
+        check_reward_name(write)
         if write in run.reward_names():
             raise ConfigError(
                 f"{folder} has a reward {write!r} already, and rescore replaces none: give "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
     from lightspan.training.folder import RunFolder
 
+JOURNAL: Final = "journal"
+"""Folder of a run for the logs of judges and prompt searches."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
+_OF_A_SEARCH: Final = re.compile(r"(?:gepa|apo)$|step-")
 OWN: Final = "app"
 """The name of the app's own reward beside another one."""
 ARGUMENTS: Final = ("task", "answer", "episode", "episodes")
@@ -366,3 +371,17 @@ def own_reward(episodes: Sequence[Episode]) -> str:
         e.dimensions[OWN] for e in episodes if e.reward_source == "scored" and OWN in e.dimensions
     ]
     return f"{math.fsum(own) / len(own):.3f} of {len(own)} rollouts" if own else ""
+
+
+def check_reward_name(name: str) -> None:
+    """Raise `ConfigError` unless a reward can have this name, which also names a file."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None or name == OWN:
+        raise ConfigError(
+            f"name={name!r}: a reward is called by letters, digits, - and _, and not {OWN!r}, "
+            "which is the app's own"
+        )
+    if _OF_A_SEARCH.match(name):
+        raise ConfigError(
+            f"name={name!r}: a search for prompts keeps what is called so in the run's "
+            f"{JOURNAL}: use another name"
+        )

@@ -20,7 +20,6 @@ from lightspan.training.backends import engine_request
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
 from lightspan_tools.dry_run.report_model import MemoryReport
-from lightspan_torch.engine.parameter_count import model_size
 
 MAX_UPDATE_TOKENS: Final = 16_384
 """Tokens of a timed update (one row at least)."""
@@ -97,6 +96,8 @@ def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str
     learner, engine = settings.learner_spec, settings.engine_spec
     if learner is None or engine is None:
         return None, "memory: engine= or learner= is your own"
+    from lightspan_torch.engine.parameter_count import model_size
+
     parts: Counter[str] = Counter()
     specs, loss = settings.algorithm.policies(), settings.algorithm.loss
     reference = isinstance(loss, PolicyLoss) and loss.kl != 0
