@@ -141,3 +141,14 @@ def app_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [packages] = (folder / "lib").glob("python*/site-packages")
     (packages / "only_here.py").write_text('VALUE = "installed"\n')
     return python
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model."""
+    import torch
+
+    from lightspan_testing.tiny import tiny_model
+
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model", seed=0)

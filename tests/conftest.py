@@ -36,17 +36,6 @@ def _save_unpainted(figure: Any, path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model."""
-    import torch
-
-    from lightspan_testing.tiny import tiny_model
-
-    torch.set_num_threads(1)
-    return tiny_model(tmp_path_factory.mktemp("tiny") / "model", seed=0)
-
-
-@pytest.fixture(scope="session")
 def apps() -> Any:
     """The module `toy_apps`, importable in runner processes too."""
     if str(APPS) not in sys.path:

@@ -163,12 +163,12 @@ def test_the_algorithm_chooses_where_nothing_was_given(folder: Path) -> None:
     full = LightningRL(folder)
     assert full.optimizer == Optimizer(learning_rate=4e-4)
     assert full.config()["optimizer"]["learning_rate"] == 4e-4  # type: ignore[call-overload, index]
-    assert full.choices() == [
+    assert full.describe_choices() == [
         "learning rate 4e-4: full weights of 0.8 M parameters (learning_rate= sets another)"
     ]
     adapters = LightningRL(folder, optimize={"a": Policy(lora=LoRA())})
     assert adapters.optimizer == Optimizer(learning_rate=1e-3)
-    assert LightningRL(folder, lora=LoRA()).choices() == adapters.choices()
+    assert LightningRL(folder, lora=LoRA()).describe_choices() == adapters.describe_choices()
 
 
 def test_what_is_given_stands_and_nothing_is_said(folder: Path) -> None:
@@ -177,7 +177,7 @@ def test_what_is_given_stands_and_nothing_is_said(folder: Path) -> None:
         LightningRL(folder, learning_rate=1e-5),
         LightningRL(folder, optimizer=Optimizer()),
     ):
-        assert told.choices() == []
+        assert told.describe_choices() == []
     assert LightningRL(folder, learning_rate=1e-5).optimizer == Optimizer(learning_rate=1e-5)
     assert LightningRL(folder, optimizer=Optimizer(name="muon")).optimizer.name == "muon"
 
@@ -203,7 +203,7 @@ def test_a_model_of_unknown_size_counts_as_a_large_one(monkeypatch: pytest.Monke
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     algorithm = LightningRL("owner/model")
     assert algorithm.optimizer == Optimizer(learning_rate=1e-6)
-    [text] = algorithm.choices()
+    [text] = algorithm.describe_choices()
     assert text.startswith(
         "learning rate 1e-6: full weights of a large model, as its size is not known: the hub "
         "cannot be asked about owner/model: "

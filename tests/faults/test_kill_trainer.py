@@ -211,7 +211,7 @@ async def _check_store(run: RunFolder, state: TrainerState) -> list[RolloutState
 
 def _check_trained_once(run: RunFolder, state: TrainerState, states: list[RolloutState]) -> None:
     """Of each step, the rollouts of exactly one life were trained, and no call twice."""
-    steps = [step for life in state.lives for step in range(life.first_step, life.last_step + 1)]
+    steps = [step for life in state.segments for step in range(life.first_step, life.last_step + 1)]
     assert steps == list(range(1, STEPS + 1))
     counted = {
         s.rollout.rollout_id: s.rollout.step

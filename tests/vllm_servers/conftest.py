@@ -102,7 +102,7 @@ async def _healthy(address: str, process: subprocess.Popen[bytes], log: Path) ->
     await client.open(address)
     try:
         async with asyncio.timeout(START_S):
-            while await client.ailment() is not None:
+            while await client.health_error() is not None:
                 assert process.poll() is None, log.read_text()[-3000:]
                 await asyncio.sleep(0.5)
     finally:

@@ -644,17 +644,17 @@ class TestExchange:
 
 HOLDING = """
 import time
-from lightspan_vllm.weights import Exchange
-print(Exchange({parent!r}).folder, flush=True)
+from lightspan_vllm.weights import WeightStore
+print(WeightStore({parent!r}).folder, flush=True)
 time.sleep(600)
 """
 FULL = """
 import resource
 from safetensors.torch import load_file
-from lightspan_vllm.weights import Blueprint, Exchange
+from lightspan_vllm.weights import ServerSpec, WeightStore
 from lightspan.errors import EngineMemoryError
-made = Blueprint.of({model!r}, dtype=None, context=None)
-exchange = Exchange({parent!r})
+made = ServerSpec.of({model!r}, dtype=None, context=None)
+exchange = WeightStore({parent!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
     exchange.write(made, load_file({model!r} + "/model.safetensors"), "p", 1)

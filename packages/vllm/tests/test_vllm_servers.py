@@ -514,7 +514,7 @@ async def test_the_client_ends_idle_connections(monkeypatch: pytest.MonkeyPatch)
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     asked = Client("")
     await asked.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert await asked.ailment() is None
+    assert await asked.health_error() is None
     await ended.wait()
     await asked.close()
     server.close()
