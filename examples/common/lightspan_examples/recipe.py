@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightspan import Optimizer
-from lightspan_torch.sft.algorithm import Turns
+
+if TYPE_CHECKING:
+    from lightspan_torch.sft.algorithm import Turns
 
 
 @dataclass(frozen=True, kw_only=True)
