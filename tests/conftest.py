@@ -14,7 +14,7 @@ import pytest
 from tests.forked import is_forked
 
 APPS = Path(__file__).parent / "apps"
-PAINTED = {"test_plots", "test_trainer"}
+PAINTED = {"test_learning_benchmark", "test_plots", "test_trainer"}
 """Files of tests that are about learning curves."""
 
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightspan import VLLM, FitResult, LoRA, Torch, Trainer, Verl
+import lightspan
+from lightspan import FitResult, LoRA, Torch, Trainer
 from lightspan.progress import Reporter
 from lightspan.training.sinks import MetricSink
 from lightspan_examples.options import add_options
@@ -237,15 +238,19 @@ def _engine_options(options: argparse.Namespace) -> dict[str, Any]:
     if options.vllm is None:
         return {}
     if options.device != "cpu":
-        return {"engine": VLLM(python=options.vllm)}
+        return {"engine": lightspan.VLLM(python=options.vllm)}
     # nothing is compiled before the first answer
-    return {"engine": VLLM(python=options.vllm, environment=ON_CPU, arguments=("--enforce-eager",))}
+    return {
+        "engine": lightspan.VLLM(
+            python=options.vllm, environment=ON_CPU, arguments=("--enforce-eager",)
+        )
+    }
 
 
 def _learner_options(options: argparse.Namespace) -> dict[str, Any]:
     budget = options.token_budget
     if options.verl is not None:
-        return {"learner": Verl(python=options.verl, token_budget=budget)}
+        return {"learner": lightspan.Verl(python=options.verl, token_budget=budget)}
     return {} if budget is None else {"learner": Torch(token_budget=budget)}
 
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightspan import SFT, Optimizer
+from lightspan import Optimizer
 from lightspan.progress import Reporter
 from lightspan_examples.recipe import Imitation, Recipe
+
+if TYPE_CHECKING:
+    from lightspan import SFT
 
 TOKENIZER_CHATS = 3000
 """Demonstrations that the tokenizer is fitted to."""
@@ -73,6 +76,8 @@ def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None
     Args:
         updates: as many instead, over which the rate falls likewise.
     """
+    from lightspan import SFT  # of lightspan-torch, which runners do without
+
     each = settings.demonstrations // settings.batch
     optimizer = Optimizer(
         name="muon",
