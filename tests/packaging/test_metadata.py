@@ -6,6 +6,8 @@ import email
 import email.message
 import os
 import re
+import subprocess
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -161,6 +163,12 @@ def pins(name: str) -> dict[str, str]:
 
 
 CONSTRAINTS = [path.name for path in sorted((ROOT / "constraints").glob("*.txt"))]
+
+
+def test_the_script_wrote_the_constraints() -> None:
+    command = [sys.executable, str(ROOT / "constraints/update.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 @pytest.mark.parametrize("name", CONSTRAINTS)
