@@ -69,9 +69,7 @@ def file_text(environment: Mapping[str, Any], versions: Mapping[str, str]) -> st
     about = textwrap.wrap(environment["about"], 100, break_on_hyphens=False)
     lines = [f"# {line}" for line in ("Written by constraints/update.py.", *about)]
     lines += [f"{name}=={versions[normalized(name)]}" for name in environment["names"]]
-    return "
-".join(lines) + "
-"
+    return "".join(f"{line}\n" for line in lines)
 
 
 def problems(table: Mapping[str, Mapping[str, Any]]) -> list[str]:

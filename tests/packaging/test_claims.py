@@ -272,7 +272,10 @@ def version_of(text: str) -> tuple[int, ...]:
 def test_the_router_asks_for_the_oldest_pydantic_ai_that_is_tested() -> None:
     extras = tomllib.loads(text_of("examples/router/pyproject.toml"))["project"]
     floor = extras["optional-dependencies"]["pydantic-ai"]
-    assert floor == [f"pydantic-ai-slim[openai]>={pin('pydantic-ai-slim', 'pydantic_ai-oldest')}"]
+    assert floor == [
+        "lightspan-otel",
+        f"pydantic-ai-slim[openai]>={pin('pydantic-ai-slim', 'pydantic_ai-oldest')}",
+    ]
 
 
 # --- what can be installed from where ---------------------------------------------------------
