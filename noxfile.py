@@ -75,6 +75,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     for name, each in settings(path.parent).get("examples", {}).items()
 }
 COMMON, DESK, SUITES = "examples/common", "examples/desk", "packages/testing"
+HARNESS = [SUITES, "packages/gateway", "packages/prompts"]
+"""What `lightspan_testing.AdapterSuite` needs."""
 CREDIT = {"langgraph": ["quest", "sql"], "openai_agents": ["rag"], "crewai": ["rag-crewai"]}
 """Tasks of the comparison of credit rules, by environment."""
 TOGETHER = ["tests/adapters/test_all_together.py", "tests/adapters/test_nesting.py"]
@@ -399,7 +401,7 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
     """Test an adapter with its framework's oldest version, without torch, and the instrumentation
     of the SDK with the oldest OpenAI SDK."""
     pins = ["-cconstraints/dev.txt", f"-rconstraints/{adapter}-oldest.txt"]
-    ours = ["packages/core", "packages/gateway", SUITES, f"packages/{adapter}"]
+    ours = ["packages/core", *HARNESS, f"packages/{adapter}"]
     install(session, *pins, *ADAPTERS[adapter].get("clients", ()), *PYTEST, ours=ours)
     files = [
         f"packages/{adapter}/tests",
@@ -441,7 +443,7 @@ def tests_frameworks_brief(session: nox.Session, sdk: str) -> None:
 def frameworks_environment(session: nox.Session, pins: str, names: Sequence[str]) -> None:
     packages = [package for name in names for package in FRAMEWORKS[name]["packages"]]
     constraints = ["-cconstraints/dev.txt", f"-cconstraints/{pins}.txt"]
-    ours = ["packages/core", "packages/gateway", "packages/otel", SUITES]
+    ours = ["packages/core", "packages/otel", *HARNESS]
     install(session, *constraints, *packages, *PYTEST, ours=ours)
 
 
