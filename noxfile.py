@@ -75,8 +75,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     for name, each in settings(path.parent).get("examples", {}).items()
 }
 COMMON, DESK, SUITES = "examples/common", "examples/desk", "packages/testing"
-HARNESS = [SUITES, "packages/gateway", "packages/prompts"]
-"""What `lightspan_testing.AdapterSuite` needs."""
+HARNESS = [SUITES, "packages/gateway", "packages/otel", "packages/prompts"]
+"""What `lightspan_testing.AdapterSuite`, and tests of nested frameworks, need."""
 CREDIT = {"langgraph": ["quest", "sql"], "openai_agents": ["rag"], "crewai": ["rag-crewai"]}
 """Tasks of the comparison of credit rules, by environment."""
 TOGETHER = ["tests/adapters/test_all_together.py", "tests/adapters/test_nesting.py"]
@@ -443,7 +443,7 @@ def tests_frameworks_brief(session: nox.Session, sdk: str) -> None:
 def frameworks_environment(session: nox.Session, pins: str, names: Sequence[str]) -> None:
     packages = [package for name in names for package in FRAMEWORKS[name]["packages"]]
     constraints = ["-cconstraints/dev.txt", f"-cconstraints/{pins}.txt"]
-    ours = ["packages/core", "packages/otel", *HARNESS]
+    ours = ["packages/core", *HARNESS]
     install(session, *constraints, *packages, *PYTEST, ours=ours)
 
 
