@@ -17,7 +17,7 @@ from lightspan.schema.prompts import LearnedPrompt, PromptPlace, PromptTemplate
 from lightspan.schema.routing import matches
 from lightspan.schema.spans import SpanKind
 from lightspan.schema.system_prompts import ASKS, NO_INSTRUCTIONS, Instructions, Rewrite
-from lightspan.schema.template_inference import SeveralPrompts, template_of
+from lightspan_prompts.search.template_inference import SeveralPrompts, template_of
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 from typing import Final, NamedTuple
 
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.template_variables import variable_parts
+from lightspan_prompts.search.template_variables import variable_parts
 
 SHORTEST: Final = 8
 """Characters, blanks apart, of a text between two placeholders: a shorter one, such as a word that

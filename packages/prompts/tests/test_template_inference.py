@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.system_prompts import Rewrite
-from lightspan.schema.template_inference import SeveralPrompts, template_of
-from lightspan.schema.template_variables import variable_parts
-from packages.core.tests.schema.prompt_kinds import KINDS
+from lightspan_prompts.search.template_inference import SeveralPrompts, template_of
+from lightspan_prompts.search.template_variables import variable_parts
+from packages.prompts.tests.prompt_kinds import KINDS
 
 
 @pytest.mark.parametrize("name", KINDS)
