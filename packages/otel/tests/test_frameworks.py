@@ -199,7 +199,7 @@ def test_a_provider_of_its_own_keeps_it(instrumented: Any, client: openai.OpenAI
             assert stand_in.tracer is before
             say(client)
         [reason] = attempt.recorder.capture_errors()
-        assert "is of a TracerProvider that lightspan does not hear" in reason
+        assert "belongs to a TracerProvider that is not instrumented" in reason
 
 
 def test_pydantic_ai_that_was_only_told_to_be_on(instrumented: Any) -> None:
@@ -220,7 +220,7 @@ def test_an_agent_of_pydantic_ai_that_has_settings_of_its_own(
     with instrumented(stand_in), open_scope(attempt), agent(tracer, "writer"):
         say(client)
     [reason] = attempt.recorder.capture_errors()
-    assert "is of a TracerProvider that lightspan does not hear" in reason
+    assert "belongs to a TracerProvider that is not instrumented" in reason
 
 
 def test_what_the_app_took_over_stays_its_own(instrumented: Any) -> None:

@@ -135,8 +135,8 @@ def test_two_providers(provider: TracerProvider) -> None:
             "known by name are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents', "
             "'google-adk', 'agent-framework', 'llama-index', 'dspy'; of any other",
         ),
-        (None, "it takes the name of a framework, or a TracerProvider of OpenTelemetry's SDK"),
-        (trace.ProxyTracerProvider(), "it takes the name of a framework, or a TracerProvider"),
+        (None, "give the name of a framework or a TracerProvider of OpenTelemetry's SDK"),
+        (trace.ProxyTracerProvider(), "give the name of a framework or a TracerProvider"),
     ],
 )
 def test_what_it_does_not_take(what: Any, complaint: str) -> None:
@@ -249,7 +249,7 @@ def test_an_app_that_is_sampled_out_is_no_app_without_agents(client: openai.Open
 
     with otel.instrument(provider):
         [reason] = damage_of(inside)
-    assert reason.startswith("lightspan_otel: it is not known which agent made a model call: the ")
+    assert reason.startswith("lightspan_otel: cannot tell which agent made a model call: the ")
     assert "OTEL_TRACES_SAMPLER=always_on" in reason
 
 
@@ -276,7 +276,7 @@ def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
 def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.OpenAI) -> None:
     """The app's tool makes a span between, which the app samples out, or which nobody hears."""
     off, other = TracerProvider(sampler=ALWAYS_OFF), TracerProvider()
-    for hiding, complaint in ((off, "sampler leaves its spans out"), (other, "does not hear")):
+    for hiding, complaint in ((off, "sampler drops spans"), (other, "is not instrumented")):
         tracer = hiding.get_tracer("app")
 
         def inside(tracer: Tracer = tracer) -> None:
@@ -342,7 +342,7 @@ def test_a_span_without_ids_that_hides_an_agent(ours: Tracer, client: openai.Ope
     with open_scope(attempt), agent(ours, "writer"), trace.use_span(trace.INVALID_SPAN):
         say(client)
     [reason] = attempt.recorder.capture_errors()
-    assert "a library's span without ids is the current one, and hides the agent" in reason
+    assert "a library made a span without ids the current one, which hides the agent" in reason
 
 
 def test_what_a_span_of_ours_sends_elsewhere_is_the_span_around_it(ours: Tracer) -> None:
@@ -439,7 +439,7 @@ def test_opentelemetry_is_switched_off(
 
     with otel.instrument(provider):
         [reason] = damage_of(inside)
-    assert "OTEL_SDK_DISABLED=true switches OpenTelemetry off" in reason
+    assert "OTEL_SDK_DISABLED=true disables OpenTelemetry" in reason
     with otel.instrument(provider), captured(), agent(PROVIDER.get_tracer("t"), "writer"):
         assert path() == "writer"  # not ours
 

@@ -382,7 +382,7 @@ def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
             tokens.append(otel_context.attach(trace.set_span_in_context(span)))
             assert path() == f"a{number}"
             span.end()
-        found = open_spans.note_of(trace.get_current_span())
+        found = open_spans.open_span_of(trace.get_current_span())
         assert found is not None
         assert list(found.upwards()) == []
         assert found._above is None
@@ -401,7 +401,7 @@ def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open:
             context = trace.set_span_in_context(span)
             span.end()
     release_scope("some.adapter")
-    found = open_spans.note_of(span)
+    found = open_spans.open_span_of(span)
     assert found is not None
     assert found._above is None
 
