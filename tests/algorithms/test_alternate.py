@@ -199,7 +199,7 @@ async def test_a_search_without_tokens_is_left_out(server: ScriptedServer, tmp_p
     assert first[0]["tokens"] > 10
     before = text_of(algorithm)
     assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
-    assert world.notes[-1] == "max_tokens=10 is used up: the prompts stay as they are"
+    assert world.notes[-1] == "max_tokens=10 is used up: the prompts stay unchanged"
     assert text_of(algorithm) == before
 
 
@@ -209,7 +209,7 @@ async def test_a_search_without_money_is_left_out(server: ScriptedServer, tmp_pa
     first = await steps(algorithm, world, 1)
     assert first[0]["cost"] > 0.01
     assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
-    assert world.notes[-1] == "max_cost=0.01 is used up: the prompts stay as they are"
+    assert world.notes[-1] == "max_cost=0.01 is used up: the prompts stay unchanged"
 
 
 def test_money_may_change_when_a_run_goes_on(server: ScriptedServer) -> None:

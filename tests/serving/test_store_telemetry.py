@@ -375,7 +375,7 @@ def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPa
         (
             RUNNER,
             403,
-            "the key is a runner's, who may not send traces: only admin, tracer, trainer",
+            "the key's role is runner; only admin, tracer, trainer may send traces",
         ),
         ("wrong", 401, "the key that was sent opens nothing here"),
     ],
@@ -445,7 +445,7 @@ def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) ->
     spans = [otlp_span(f"{number:016x}", "", "s", 0) for number in range(1, 201)]
     status, _, said = send(served, body(*spans, service="x" * 400_000))
     assert status == 400
-    assert b"come to 80," in said
+    assert b"have 80," in said
     status, _, said = send(served, body(*spans, service="x" * 1_001))
     assert (status, json.loads(said)["partialSuccess"]["rejectedSpans"]) == (200, "200")
     assert read_recorded(url) == []

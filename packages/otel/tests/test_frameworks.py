@@ -178,7 +178,7 @@ def test_a_global_provider_that_cannot_be_heard_gets_what_it_got(
         say(client)
     assert foreign.told == ["invoke_agent writer"]
     [reason] = attempt.recorder.capture_errors()
-    assert "the global TracerProvider, a Foreign, is none of OpenTelemetry's SDK" in reason
+    assert "the global TracerProvider, a Foreign, which is not one of OpenTelemetry's SDK" in reason
 
 
 def test_a_global_provider_that_is_set_later_gets_its_spans(

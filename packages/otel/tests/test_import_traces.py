@@ -24,7 +24,7 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan_otel.import_traces import MAX_CONCURRENT, Imported, import_file, read_file
 from lightspan_otel.ingest import gathered
-from lightspan_otel.otlp import decode_ids
+from lightspan_otel.otlp import convert_ids
 from packages.otel.tests.trace_files import (
     AGENT,
     ASKED,
@@ -81,7 +81,7 @@ def protobuf(*lines: str) -> list[bytes]:
     values = [json.loads(line) for line in lines]
     for value in values:
         for span in value["resourceSpans"][0]["scopeSpans"][0]["spans"]:
-            decode_ids(span)
+            convert_ids(span)
     return [ParseDict(value, TracesData()).SerializeToString() for value in values]
 
 
@@ -168,8 +168,8 @@ def test_a_bad_line_is_told_of_and_the_others_are_kept(tmp_path: Path, url: str)
     done, errors = imported(url, write(tmp_path / "bad.jsonl", "\n".join(written)))
     assert [error[:62] for error in errors] == [
         "line 3: no JSON: Unterminated string starting at: column 34 (c",
-        "line 4: no spans are in it: neither OTLP JSON (resourceSpans),",
-        "line 5: no spans are in it: neither OTLP JSON (resourceSpans),",
+        "line 4: it has no spans: neither OTLP JSON (resourceSpans),",
+        "line 5: it has no spans: neither OTLP JSON (resourceSpans),",
         "line 6: span 'look': its spanId is '12', not 16 hex digits",
         "line 7: span 'writer': its start time is 'soon': give ISO 8601",
         "line 9: span 'odd': its type is 'WISH', which is not known",
@@ -212,7 +212,7 @@ def test_many_spans_are_written_portion_by_portion(
         sizes.append(len(arrivals))
         return list(await real(store, arrivals, **more))
 
-    monkeypatch.setattr("lightspan_otel.import_traces.keep", keep)
+    monkeypatch.setattr("lightspan_otel.import_traces.store_spans", keep)
     read: list[int] = []
     path = write(tmp_path / "t.jsonl", "\n".join(map(otlp_line, spans)))
     done, _ = imported(url, path, advance=read.append)

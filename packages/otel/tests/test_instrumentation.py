@@ -132,7 +132,7 @@ def test_two_providers(provider: TracerProvider) -> None:
     [
         (
             "langfuse",
-            "known by name are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents', "
+            "the supported names are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents', "
             "'google-adk', 'agent-framework', 'llama-index', 'dspy'; of any other",
         ),
         (None, "give the name of a framework or a TracerProvider of OpenTelemetry's SDK"),

@@ -9,7 +9,7 @@ import pytest
 
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanEvent, SpanKind
-from lightspan_otel.normalize import translated
+from lightspan_otel.normalize import normalized
 
 ASKED = [
     {"role": "system", "content": "Be brief."},
@@ -124,7 +124,7 @@ def span(attributes: dict[str, Any], **more: Any) -> Span:
 
 @pytest.mark.parametrize("said", [GENAI, OPENINFERENCE, OPENLLMETRY])
 def test_a_call(said: dict[str, Any]) -> None:
-    found = translated(span(said))
+    found = normalized(span(said))
     assert found.kind is SpanKind.LLM
     attributes = found.attributes
     assert genai_messages.asked_of(attributes) == ASKED
@@ -138,7 +138,7 @@ def test_a_call(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["no JSON", "3", "[1, null]", '{"parts": 3}', "[[]]", "null"])
 def test_messages_that_are_none_are_text(text: str) -> None:
-    found = translated(span({"gen_ai.operation.name": "chat", c.INPUT_MESSAGES: text}))
+    found = normalized(span({"gen_ai.operation.name": "chat", c.INPUT_MESSAGES: text}))
     for message in genai_messages.asked_of(found.attributes):
         assert isinstance(message["content"], str)
 
@@ -152,7 +152,7 @@ def test_messages_that_are_none_are_text(text: str) -> None:
     ],
 )
 def test_why_an_answer_ended(said: dict[str, Any]) -> None:
-    found = translated(span({"gen_ai.operation.name": "chat", **said}))
+    found = normalized(span({"gen_ai.operation.name": "chat", **said}))
     assert found.attributes[c.FINISH_REASONS] == ["tool_calls"]
 
 
@@ -160,7 +160,7 @@ def test_roles_of_smolagents() -> None:
     """As its clients send them."""
     roles = ("system", "user", "tool-call", "tool-response")
     told = {f"llm.input_messages.{n}.message.role": role for n, role in enumerate(roles)}
-    found = translated(span({"openinference.span.kind": "LLM", **told})).attributes
+    found = normalized(span({"openinference.span.kind": "LLM", **told})).attributes
     sent = [message["role"] for message in genai_messages.asked_of(found)]
     assert sent == ["system", "user", "assistant", "user"]
 
@@ -178,12 +178,12 @@ def test_roles_of_smolagents() -> None:
     ],
 )
 def test_a_tool_of_smolagents_says_how_it_was_called(told: str, given: str) -> None:
-    found = translated(span({"openinference.span.kind": "TOOL", "input.value": told}))
+    found = normalized(span({"openinference.span.kind": "TOOL", "input.value": told}))
     assert found.attributes[c.TOOL_CALL_ARGUMENTS] == given
 
 
 def test_a_call_that_says_nothing() -> None:
-    found = translated(span({"gen_ai.operation.name": "chat"}))
+    found = normalized(span({"gen_ai.operation.name": "chat"}))
     assert found.attributes == {"gen_ai.operation.name": "chat"}
 
 
@@ -211,14 +211,14 @@ def test_a_call_that_says_nothing() -> None:
     ],
 )
 def test_a_tool(said: dict[str, Any]) -> None:
-    attributes = translated(span(said)).attributes
+    attributes = normalized(span(said)).attributes
     keys = (c.TOOL_NAME, c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT)
     assert [attributes[key] for key in keys] == ["look", "in", "out"]
 
 
 def test_an_error_that_an_event_tells_of() -> None:
     event = SpanEvent("exception", 1, {c.EXCEPTION_TYPE: "ValueError"})
-    assert translated(span({}, events=[event])).attributes == {c.ERROR_TYPE: "ValueError"}
+    assert normalized(span({}, events=[event])).attributes == {c.ERROR_TYPE: "ValueError"}
 
 
 def test_what_a_sender_may_not_say() -> None:
@@ -231,6 +231,6 @@ def test_what_a_sender_may_not_say() -> None:
         c.TOOL_DEFINITIONS: "no JSON",
         c.AGENT_PATH: "boss/writer",
     }
-    found = translated(span(said, sequence_start=1, sequence_end=2))
+    found = normalized(span(said, sequence_start=1, sequence_end=2))
     assert found.attributes == {"gen_ai.operation.name": "chat", c.AGENT_PATH: "boss/writer"}
     assert (found.sequence_start, found.sequence_end) == (None, None)

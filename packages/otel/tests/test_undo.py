@@ -14,7 +14,7 @@ from lightspan.capture import context
 from lightspan_otel import resolver
 from lightspan_otel.frameworks import Framework, Switch
 from lightspan_otel.identity_tracer import PROVIDER
-from lightspan_otel.processor import _found, global_provider, processors
+from lightspan_otel.processor import _processor_of, global_provider, processors
 from lightspan_testing.attempts import captured
 from packages.otel.tests.spans import agent, path
 
@@ -41,7 +41,7 @@ def its_global(monkeypatch: pytest.MonkeyPatch) -> TracerProvider:
 
 
 def is_heard(provider: Any) -> bool:
-    processor = _found(provider)
+    processor = _processor_of(provider)
     return processor is not None and processor.on
 
 

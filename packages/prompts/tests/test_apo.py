@@ -492,7 +492,7 @@ async def test_a_model_that_does_not_answer(
     reply: Reply,
     error: str,
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.01)
     server.script = lambda request: reply if is_edit(request) else reflects(request)
     algorithm = apo(server, reflection_timeout_s=0.5, patience_s=30.0, beam_rounds=1)
     with pytest.raises(EngineError, match=f"failed: {error}"):
@@ -502,7 +502,7 @@ async def test_a_model_that_does_not_answer(
 
 
 async def test_a_dead_endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.01)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"

@@ -27,7 +27,7 @@ from lightspan_prompts import endpoint_client
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.search.candidates import read_found
-from lightspan_prompts.search.reflection import Unusable, new_text
+from lightspan_prompts.search.reflection import Unusable, proposed_text
 from lightspan_prompts.search.search_log import SearchLog
 from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
@@ -433,7 +433,7 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
 @pytest.mark.parametrize(
     ("body", "tries", "message"),
     [
-        (b'{"choices": [', endpoint_client.TRIES, "failed: JSONDecodeError: Expecting value"),
+        (b'{"choices": [', endpoint_client.MAX_TRIES, "failed: JSONDecodeError: Expecting value"),
         (b"null", 1, "answered with no choice: 'None'"),
         (b'{"choices": {"a": 1}}', 1, "answered with no choice"),
     ],
@@ -441,7 +441,7 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
 async def test_a_body_that_is_no_answer(
     monkeypatch: pytest.MonkeyPatch, body: bytes, tries: int, message: str
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.0)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.0)
     asked = []
 
     def answers(request: httpx.Request) -> httpx.Response:
@@ -498,7 +498,7 @@ async def test_it_can_be_cancelled_while_it_waits(server: ScriptedServer, tmp_pa
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.01)
 
 
 async def asks(url: str, notes: list[str], **options: Any) -> Any:
@@ -613,13 +613,13 @@ def test_what_is_asked() -> None:
     ],
 )
 def test_the_text_of_an_answer(answer: str, text: str) -> None:
-    assert new_text(answer, "stop") == text
+    assert proposed_text(answer, "stop") == text
 
 
 @pytest.mark.parametrize("answer", ["", "a", "<prompt></prompt>", "</prompt>a<prompt>"])
 def test_answers_without_a_text(answer: str) -> None:
     with pytest.raises(Unusable, match="has no <prompt>"):
-        new_text(answer, "stop")
+        proposed_text(answer, "stop")
 
 
 # --- options --------------------------------------------------------------------------------

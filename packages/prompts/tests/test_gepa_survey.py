@@ -241,7 +241,7 @@ def test_what_became_of_each_text_is_counted(ask: Any) -> None:
         ask("router", ROUTER.format(day=n + 1))
 
     found = surveyed(plain, "router*")
-    told = found.told({"router": "Route it! {date_1}"})
+    told = found.instructions({"router": "Route it! {date_1}"})
     seen = [evidence_of(e, None, found.concerns) for e in played(app, told)]
     assert [each.applied for each in seen] == [1] * 6 + [0, 0]
     assert seen[6].kept == {f"router: {OTHER_TEXT}": 1}
@@ -265,7 +265,7 @@ def test_an_agent_that_asks_for_its_text_is_not_one_that_was_never_asked(
         ask("router", {**USER, "content": told})
 
     found = surveyed(app, pattern)
-    [episode] = played(app, found.told({"router": "Better: {mail}"}), 1)
+    [episode] = played(app, found.instructions({"router": "Better: {mail}"}), 1)
     seen = evidence_of(episode, None, found.concerns)
     assert (seen.applied, seen.kept, seen.asked) == (1, {}, ["router"])
     first, _ = (call.span.attributes for call in episode.calls if call.span is not None)

@@ -35,7 +35,7 @@ from lightspan.training.rewards import (
     with_reward,
 )
 from lightspan_prompts import endpoint_client
-from lightspan_prompts.judge_prompts import Ballot, ballots, scores, words
+from lightspan_prompts.judge_prompts import Ballot, ballots, comment, scores
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
@@ -253,9 +253,7 @@ async def test_its_reasons_are_kept_beside_the_reward(
     assert folder.rewards("judge") == {"r": Kept(rollout_id="r", **structs.asdict(alone))}
     episode = with_reward(said("x", "5"), alone)
     shown = evidence_of(episode, {"q": 1}).text
-    assert shown.endswith(
-        "Reward: 0.5\n  app: 1\nWhy, in the words of who gave it: A {rambling} sentence."
-    )
+    assert shown.endswith("Reward: 0.5\n  app: 1\nReasons of the reward: A {rambling} sentence.")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +267,7 @@ async def test_its_reasons_are_kept_beside_the_reward(
     ],
 )
 def test_the_words_of_an_answer(answer: str, expected: str) -> None:
-    assert words(answer) == expected
+    assert comment(answer) == expected
 
 
 async def test_a_judge_who_prefers_places_is_evened_out(
@@ -342,7 +340,7 @@ def test_an_answer_that_was_cut_off_says_so() -> None:
 async def test_failures_are_unscored_and_counted(
     server: ScriptedServer, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.001)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
 
     def answers(request: Request) -> Any:
         shown = script.shown(request.last_text)
@@ -365,7 +363,7 @@ async def test_failures_are_unscored_and_counted(
     assert "BadRequestError" in whys[1]
     assert whys[2] == "the judge's answer has no line of JSON: 'I cannot say.'"
     assert spent["calls"] == 4  # what failed was not answered; what was mumbled was
-    assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.TRIES
+    assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.MAX_TRIES
 
 
 async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, script: Any) -> None:
@@ -420,7 +418,7 @@ async def test_what_will_never_be_answered_ends_the_run(
 async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.001)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
     server.script = lambda request: Reply(drop=True)
     with pytest.raises(EngineError, match="the judge has answered nothing yet: the judge wise at"):
         await scored(judge(server), group(["3", "7"]))
@@ -594,7 +592,7 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rubric": " "}, "say in words what is good"),
+        ({"rubric": " "}, "describe in words what is good"),
         ({"llm": "gpt"}, "use LLM"),
         ({"llm": LLM(base_url="ftp://x", model="m")}, "the judge's base URL"),
         (

@@ -168,8 +168,8 @@ def _from_object(value: dict[str, Any]) -> Any:
 
     for span in _spans_in(value):
         for link in _list_in(span, "links", "links"):
-            _convert_ids(link)
-        _convert_ids(span)
+            convert_ids(link)
+        convert_ids(span)
     try:
         return ParseDict(value, TracesData(), ignore_unknown_fields=True)
     except (ParseError, RecursionError, ValueError, TypeError, AttributeError) as error:
@@ -192,7 +192,7 @@ def _list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     return items
 
 
-def _convert_ids(value: dict[str, Any]) -> None:
+def convert_ids(value: dict[str, Any]) -> None:
     """Convert ids from OTLP's hexadecimal to the base64 of protobuf's JSON."""
     for name in _IDS:
         text = value.get(name)

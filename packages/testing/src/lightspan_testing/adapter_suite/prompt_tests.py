@@ -43,7 +43,7 @@ class PromptTests(AdapterTests):
             [component] = found.components.values()
             template = PromptTemplate(component.template)
             better = template.rewritten(f"{template.text} {FINELY}").template
-            told = found.told(dict.fromkeys(found.components, better))
+            told = found.instructions(dict.fromkeys(found.components, better))
             sent = self._played(stage, mode, told)
         assert list(found.components) == [name]
         assert agent_name(component.agent) == name
