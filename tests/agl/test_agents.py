@@ -177,7 +177,7 @@ def test_functions_that_ask_for_the_unknown_are_refused() -> None:
 
     with pytest.raises(AppError, match="must take `task` first"):
         agl.rollout(other)
-    with pytest.raises(AppError, match="takes tool, which nothing provides"):
+    with pytest.raises(AppError, match="takes tool, which are unknown"):
         agl.rollout(more)
 
 
@@ -257,7 +257,7 @@ def test_an_agent_of_arguments_that_are_not_json_travels_by_its_name(
         (lambda: Remembers(names=("a",)), r"names=\('a',\) is a tuple. Make that in __init__"),  # type: ignore[arg-type]
         (lambda: Remembers(Path("x")), "argument 1=.* is a PosixPath"),  # type: ignore[arg-type]
         (lambda: Remembers(float("nan")), "argument 1=nan is a float"),
-        (lambda: _changed(), "factor was set after it was made, and runners make it again"),
+        (lambda: _changed(), "factor was set after construction, and runners construct it again"),
         (lambda: _local(), "is defined inside a function"),
     ],
 )
@@ -420,7 +420,7 @@ def test_hooks_of_an_agent_are_refused() -> None:
         def on_rollout_start(self, *_: Any) -> None: ...
 
     resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
-    with pytest.raises(UnsupportedError, match="defines on_rollout_start, which nothing calls"):
+    with pytest.raises(UnsupportedError, match="defines on_rollout_start, which is never called"):
         agl.Trainer(initial_resources=resources).dev(Hooked(), [{"n": 1}])
 
 
@@ -549,7 +549,7 @@ def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> N
             initial_resources={"main_llm": llm}, adapter={"agent_match": "^write"}
         )
         trainer.dev(Dev(), dev_dataset=[{"n": 1}])
-    assert "agent_match='^write' is found in no agent's name" in capsys.readouterr().out
+    assert "agent_match='^write' matches no agent's name" in capsys.readouterr().out
 
 
 def test_a_notebooks_loop_does_not_hinder_dev() -> None:

@@ -228,9 +228,9 @@ def test_keys_without_effect_are_named_in_one_line(monkeypatch: pytest.MonkeyPat
     assert plan.sinks() == []
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     assert plan.report() == (
-        "VERL(config): without effect here: "
-        "data.train_files='data/train.parquet' (fit() is given the data); "
-        "data.truncation='error' (calls are never cut: longer ones are rejected and counted); "
+        "VERL(config): without effect: "
+        "data.train_files='data/train.parquet' (fit() takes the data); "
+        "data.truncation='error' (calls are never truncated: longer ones are rejected and counted); "
         f"{rollout}.tensor_model_parallel_size=1, {rollout}.name='vllm', "
         f"{rollout}.gpu_memory_utilization=0.8, {actor}.fsdp_config.param_offload=True, "
         "actor_rollout_ref.model.use_remove_padding=True, trainer.n_gpus_per_node=1 (of verl's "
@@ -280,11 +280,11 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {"algorithm__use_raft": True},
-            "algorithm.use_raft=True: lightspan does not know it; leave it out",
+            "algorithm.use_raft=True: unknown to lightspan; leave it out",
         ),
         (
             {"arr__actor__ppo_epochs": 2},
-            "actor_rollout_ref.actor.ppo_epochs=2: use 1: each batch is learned from once",
+            "actor_rollout_ref.actor.ppo_epochs=2: use 1: each batch is used once",
         ),
         (
             {"arr__rollout__top_p": 0.9},

@@ -15,7 +15,7 @@ from lightspan import APO, GEPA, LLM, Alternate, LightningRL, Price, PromptTempl
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.records import task_id
 from lightspan.training.resume import FREE
-from lightspan_prompts.alternate import FIRST
+from lightspan_prompts.alternate import INITIAL_WEIGHTS
 from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from packages.prompts.tests import made_up
@@ -277,7 +277,7 @@ async def test_other_weights_have_another_journal(server: ScriptedServer, tmp_pa
     await steps(algorithm, world, 4, 5)
     [old] = (tmp_path / "journal").glob("step-000005-*")
     assert [path.name for path in (tmp_path / "journal").glob("step-000001-*")] == [
-        f"step-000001-{FIRST}"
+        f"step-000001-{INITIAL_WEIGHTS}"
     ]
     again, other = alternate(server), World(tmp_path)
     again.load_state(state)
@@ -287,7 +287,7 @@ async def test_other_weights_have_another_journal(server: ScriptedServer, tmp_pa
     assert other.rollouts_done - done == read_searches(tmp_path)["step-000005"].rollouts
     [new] = (tmp_path / "journal").glob("step-000005-*")
     assert new != old
-    assert (tmp_path / "journal" / f"step-000001-{FIRST}").is_dir()
+    assert (tmp_path / "journal" / f"step-000001-{INITIAL_WEIGHTS}").is_dir()
 
 
 # --- settings -------------------------------------------------------------------------------

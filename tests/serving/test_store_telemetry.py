@@ -326,7 +326,7 @@ def test_a_span_that_nobody_could_read(
         (body({**SPANS[0], "name": 5}), JSON, "", 400, "no OTLP JSON"),
         (b"[" * 100_000, JSON, "", 400, "the body is no JSON"),
         (b"\xff\xff\xff", PROTOBUF, "", 400, "no OTLP protobuf"),
-        (b"{}", "text/plain", "", 415, "not as 'text/plain'"),
+        (b"{}", "text/plain", "", 415, "not 'text/plain'"),
         (b"{}", JSON, "br", 415, "'br'"),
         (b"no gzip", JSON, "gzip", 400, "gzip"),
         (gzip.compress(b"\0" * 2**25, mtime=0), JSON, "gzip", 413, "16,777,216 bytes"),

@@ -266,6 +266,6 @@ def test_what_is_without_effect_is_said(
     with caplog.at_level(logging.INFO, "lightspan_agl"):
         agl.APO(client, run_initial_validation=False, _poml_trace=True)
     assert [record.getMessage() for record in caplog.records] == [
-        "APO(run_initial_validation=False) is without effect here",
-        "APO(_poml_trace=True) is without effect here",
+        "APO(run_initial_validation=False) has no effect",
+        "APO(_poml_trace=True) has no effect",
     ]

@@ -133,7 +133,7 @@ def test_two_providers(provider: TracerProvider) -> None:
         (
             "langfuse",
             "the supported names are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents', "
-            "'google-adk', 'agent-framework', 'llama-index', 'dspy'; of any other",
+            "'google-adk', 'agent-framework', 'llama-index', 'dspy'; for another",
         ),
         (None, "give the name of a framework or a TracerProvider of OpenTelemetry's SDK"),
         (trace.ProxyTracerProvider(), "give the name of a framework or a TracerProvider"),
@@ -261,7 +261,7 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
             say(client)
 
     [reason] = damage_of(inside)
-    assert "the current span, 'hidden', is of a TracerProvider that lightspan does not" in reason
+    assert "the current span, 'hidden', belongs to a TracerProvider that is not" in reason
 
 
 @pytest.fixture

@@ -368,5 +368,5 @@ def test_nothing_is_read_where_nothing_is_recorded(tracer: Tracer, tmp_path: Pat
 
 
 def test_a_framework_by_its_name_has_no_content() -> None:
-    with pytest.raises(ConfigError, match="give the TracerProvider"):
+    with pytest.raises(ConfigError, match="content needs the TracerProvider"):
         otel.instrument("pydantic-ai", content=True)

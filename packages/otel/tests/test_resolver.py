@@ -370,7 +370,7 @@ def test_nothing_is_kept_of_spans_that_are_gone(tracer: Tracer) -> None:
             tracer.start_span("invoke_agent left", attributes=INVOKES)  # never ended
         gc.collect()
         assert len(open_spans._by_ids) == before
-    assert not open_spans._notes
+    assert not open_spans._open_spans
 
 
 def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:

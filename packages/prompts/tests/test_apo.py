@@ -164,7 +164,7 @@ async def test_a_large_round_is_run_in_parts(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a run that is killed in it loses one of them."""
-    monkeypatch.setattr("lightspan_prompts.apo.search.ROLLOUTS_AT_ONCE", 4)
+    monkeypatch.setattr("lightspan_prompts.apo.search.MAX_CONCURRENT_ROLLOUTS", 4)
     world = World(tmp_path)
     found = await search(apo(server, beam_rounds=1), world)
     fresh = len(found.candidates) - 1
@@ -187,7 +187,7 @@ async def test_equal_candidates_are_one(server: ScriptedServer, tmp_path: Path) 
         {"first": "Do {q}.", "second": "{q} anew"},
     ]
     assert (found.reflections, found.unusable) == (12, 4)
-    assert sum("it is what candidate 1 is already" in note for note in world.notes) == 2
+    assert sum("it equals candidate 1" in note for note in world.notes) == 2
 
 
 async def test_a_round_without_new_candidates_compares_nothing(
@@ -199,7 +199,7 @@ async def test_a_round_without_new_candidates_compares_nothing(
     assert world.batches == [5, 8, 8]
     assert (len(found.candidates), found.reflections, found.unusable) == (1, 16, 8)
     assert world.notes[-2].startswith("2 rounds of the beam are done. Of 1 candidate the prompts s")
-    assert world.notes[-1] == "8 of 16 answers of the reflection model were of no use"
+    assert world.notes[-1] == "8 of 16 answers of the reflection model were unusable"
 
 
 async def test_a_candidate_that_wins_by_luck_is_not_chosen(
@@ -303,7 +303,9 @@ def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) ->
     journal.close()
     for keys, kind in ((["a", "c"], Reflection), (["b"], Evaluation)):
         journal = SearchLog(path, "x 1")
-        with pytest.raises(CheckpointError, match=r"x\.jsonl: entry \d is not what is asked now"):
+        with pytest.raises(
+            CheckpointError, match=r"x\.jsonl: entry \d differs from the current request"
+        ):
             journal.replayed(keys, kind)
         journal.close()
     with pytest.raises(CheckpointError, match=r"was begun with Header\(library='x 1'"):
@@ -312,7 +314,9 @@ def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) ->
 
 async def test_a_journal_of_other_questions(server: ScriptedServer, tmp_path: Path) -> None:
     await search(apo(server), World(tmp_path))
-    with pytest.raises(CheckpointError, match=r"apo.jsonl: entry 1 is not what is asked now"):
+    with pytest.raises(
+        CheckpointError, match=r"apo.jsonl: entry 1 differs from the current request"
+    ):
         await search(apo(server, seed=1), World(tmp_path))
 
 
@@ -348,7 +352,7 @@ async def test_what_has_no_reward_stays_in_the_mean(server: ScriptedServer, tmp_
 async def test_rewards_that_cannot_be_compared_end_it(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await search(apo(server), World(tmp_path, lambda task, texts: None))
     assert server.requests == []
 
@@ -437,7 +441,7 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
     found = await search(algorithm, world)
     assert (found.reflections, found.unusable, len(found.candidates)) == (10, 5, 1)
     assert world.batches == [5, 2, 2, 2, 2, 2]
-    useless = [note for note in world.notes if "is of no use" in note]
+    useless = [note for note in world.notes if "is unusable" in note]
     whys = ("no <prompt>…</prompt>", "has no {q}", "what it was", "cut off", "no <prompt>")
     assert len(useless) == 5
     assert all(why in note for why, note in zip(whys, useless, strict=True))

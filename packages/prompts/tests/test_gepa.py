@@ -144,7 +144,9 @@ async def test_what_a_journal_of_other_questions_says(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     await search(gepa(server), World(tmp_path))
-    with pytest.raises(CheckpointError, match=r"gepa.jsonl: entry 1 is not what is asked now"):
+    with pytest.raises(
+        CheckpointError, match=r"gepa.jsonl: entry 1 differs from the current request"
+    ):
         await search(gepa(server, seed=1), World(tmp_path))
     path = tmp_path / "journal" / "gepa.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -218,7 +220,7 @@ async def test_an_unscored_rollout_counts_for_the_failure_reward(
 async def test_rewards_that_cannot_be_compared_end_it(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await search(gepa(server), World(tmp_path / "none", lambda task, texts: None))
     with pytest.raises(RewardError, match=r"a reward of 1e\+06 is too large to compare exactly"):
         await search(gepa(server), World(tmp_path / "large", lambda task, texts: 1e6))
@@ -229,7 +231,7 @@ async def test_an_app_without_rewards_is_mended_and_it_goes_on(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     broken, mended = World(tmp_path, lambda task, texts: None), World(tmp_path)
-    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await search(gepa(server, max_rollouts=16), broken)
     found = await search(gepa(server, max_rollouts=16), mended)
     assert None not in found.candidates[0].rewards.values()
@@ -257,7 +259,7 @@ async def test_it_ends_when_nothing_is_left_to_learn(
     found = await search(gepa(server, perfect_reward=1.0), world)
     assert (found.rollouts, found.reflections, found.chosen) == (5, 0, 0)
     assert found.ended == "the selection split has the perfect reward on every task"
-    assert "the prompts stay as they are" in world.notes[-1]
+    assert "the prompts stay unchanged" in world.notes[-1]
 
 
 # --- the finalists --------------------------------------------------------------------------
@@ -356,7 +358,7 @@ async def test_reflections_are_never_more_than_given(
 ) -> None:
     found = await search(gepa(server, max_reflections=3), World(tmp_path))
     assert found.reflections == len(server.requests) == 3
-    assert found.ended == "3 of max_reflections=3 reflections are done, and an iteration asks 1"
+    assert found.ended == "3 of max_reflections=3 reflections are done, and an iteration takes 1"
 
 
 async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> None:
@@ -384,11 +386,11 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
     found = await search(gepa(server, max_reflections=5), world)
     assert (found.reflections, found.unusable, len(found.candidates)) == (5, 5, 1)
     assert world.rollouts_done == 5 + 5 * 3
-    useless = [note for note in world.notes if "is of no use" in note]
+    useless = [note for note in world.notes if "is unusable" in note]
     whys = ("no <prompt>…</prompt>", "has no {q}", "no <prompt>", "cut off", "no <prompt>")
     assert len(useless) == 5
     assert all(why in note for why, note in zip(whys, useless, strict=True))
-    assert world.notes[-1] == "5 of 5 answers of the reflection model were of no use"
+    assert world.notes[-1] == "5 of 5 answers of the reflection model were unusable"
 
 
 SAID = "<prompt>Do {q} well \ud83d</prompt>"
@@ -434,8 +436,8 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
     ("body", "tries", "message"),
     [
         (b'{"choices": [', endpoint_client.MAX_TRIES, "failed: JSONDecodeError: Expecting value"),
-        (b"null", 1, "answered with no choice: 'None'"),
-        (b'{"choices": {"a": 1}}', 1, "answered with no choice"),
+        (b"null", 1, "returned no choice: 'None'"),
+        (b'{"choices": {"a": 1}}', 1, "returned no choice"),
     ],
 )
 async def test_a_body_that_is_no_answer(
@@ -558,7 +560,7 @@ async def test_an_endpoint_that_never_ends_its_answer() -> None:
 
     endpoint = await asyncio.start_server(drips, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{endpoint.sockets[0].getsockname()[1]}/v1"
-    with pytest.raises(EngineError, match=r"failed: TimeoutError: no whole answer within 0.3 s"):
+    with pytest.raises(EngineError, match=r"failed: TimeoutError: no complete answer within 0.3 s"):
         await asyncio.wait_for(asks(url, [], timeout_s=0.3), 15)
     assert len(answering) == 4
     await asyncio.gather(*answering)
@@ -628,15 +630,15 @@ def test_answers_without_a_text(answer: str) -> None:
     [
         ({"prompts": {}}, "GEPA has no prompt to learn"),
         ({"prompts": {"p": "text"}}, r"prompts\['p'\] is a str: use PromptTemplate"),
-        ({"prompts": {"a b": PromptTemplate("x")}}, r"prompts\['a b'\].* no name of an argument"),
-        ({"prompts": {"task": PromptTemplate("x")}}, r"prompts\['task'\].* is taken"),
+        ({"prompts": {"a b": PromptTemplate("x")}}, r"prompts\['a b'\].* no identifier"),
+        ({"prompts": {"task": PromptTemplate("x")}}, r"prompts\['task'\].* is reserved"),
         ({"reflection": "gpt"}, "reflection='gpt': use LLM"),
         ({"reflection": LLM(base_url="x", model="m")}, "reflection model's base URL 'x' is no"),
         ({"max_rollouts": 0}, "max_rollouts=0 must be at least 1"),
         ({"max_reflections": 0}, "max_reflections=0 must be at least 1"),
         (
             {"max_reflections": 2, "proposals": 3},
-            "max_reflections=2 is too few for proposals=3, which are asked for together",
+            "max_reflections=2 is less than proposals=3",
         ),
         ({"max_tokens": 1.5}, "max_tokens=1.5 must be a whole number"),
         ({"minibatch": 0}, "minibatch=0"),

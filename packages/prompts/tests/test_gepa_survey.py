@@ -154,7 +154,7 @@ def test_what_cannot_be_learned_is_refused_by_name(ask: Any, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         surveyed(lambda n: plays(ask, n), "router")
     said = str(caught.value)
-    assert said.startswith("the instructions of the agent 'router' cannot be learned as its")
+    assert said.startswith("the instructions of the agent 'router' cannot be learned from its")
     assert reason in said
     assert said.endswith("text = lightspan.prompt('router', text)")
 
@@ -190,7 +190,9 @@ def test_a_client_that_lightspan_does_not_see_is_named() -> None:
             span = bypassing_call(current, {"model": "m"}, {}, start_ns=1, client=made)
             current.scope.recorder.add(span)
 
-    with pytest.raises(ConfigError, match=r"ChatOllama, past lightspan: use langchain_openai\."):
+    with pytest.raises(
+        ConfigError, match=r"ChatOllama, which lightspan does not capture: use langchain_openai\."
+    ):
         surveyed(app, "router")
 
 
@@ -225,7 +227,7 @@ def test_a_prompt_that_is_filled_before_it_is_asked_for(ask: Any) -> None:
     def app(n: int) -> None:
         prompt("router", f"Which desk is {n} for?")
 
-    with pytest.raises(ConfigError, match=r"was given 8 texts: give it the text before it is fill"):
+    with pytest.raises(ConfigError, match=r"got 8 different texts: pass the template"):
         surveyed(app, "router")
 
 
@@ -280,7 +282,7 @@ async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path)
     journal = SearchLog(tmp_path / "gepa.jsonl", "gepa")
     begun = journal.path.read_bytes()
     trials = Evaluator(Runs(), {}, journal, 0.0)
-    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await trials.survey([1, 2], ["*"], print)
     journal.close()
     assert journal.path.read_bytes() == begun

@@ -245,8 +245,8 @@ async def test_its_reasons_are_kept_beside_the_reward(
     for each in pair:
         lines = each.reasons.splitlines()
         assert sorted(lines) == [
-            "(called A beside 1) A {rambling} sentence.",
-            "(called B beside 1) A {rambling} sentence.",
+            "(named A, compared with 1 others) A {rambling} sentence.",
+            "(named B, compared with 1 others) A {rambling} sentence.",
         ]
     folder = RunFolder(tmp_path)
     folder.add_rewards("judge", {"r": alone})
@@ -420,7 +420,9 @@ async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
 ) -> None:
     monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
     server.script = lambda request: Reply(drop=True)
-    with pytest.raises(EngineError, match="the judge has answered nothing yet: the judge wise at"):
+    with pytest.raises(
+        EngineError, match="the judge's first requests all failed: the judge wise at"
+    ):
         await scored(judge(server), group(["3", "7"]))
 
 
@@ -608,9 +610,9 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
         ({"show": "all"}, "show='all': use one of 'conversation', 'answer'"),
         ({"name": "app"}, "not 'app', which is the app's own"),
         ({"name": "../x"}, "letters, digits"),
-        ({"name": "gepa"}, "name='gepa': a search for prompts keeps what is called so"),
-        ({"name": "apo"}, "name='apo': a search for prompts"),
-        ({"name": "step-1"}, "name='step-1': a search for prompts"),
+        ({"name": "gepa"}, "name='gepa' is reserved"),
+        ({"name": "apo"}, "name='apo' is reserved"),
+        ({"name": "step-1"}, "name='step-1' is reserved"),
         ({"timeout_s": 0}, "timeout_s=0"),
         ({"patience_s": math.nan}, "patience_s=nan"),
     ],

@@ -52,7 +52,7 @@ async def test_a_model_without_a_price_ends_the_search_and_nothing_is_asked_agai
 ) -> None:
     app = [call(1, "large", 90, 10)]
     world = World(tmp_path, calls=app)
-    with pytest.raises(ConfigError, match=r"'large' was: give prices=.*resume=True"):
+    with pytest.raises(ConfigError, match=r"'large' was called: add prices=.*resume=True"):
         await search(gepa(server, max_cost=0.9, prices=PRICES), world)
     assert (world.rollouts_done, len(server.requests)) == (5, 0)
     prices = {**PRICES, "large": Price(input=1.0, output=1.0)}
@@ -108,7 +108,7 @@ async def test_an_older_journal_does_not_say_what_was_asked(
         for seen in entry.get("seen", ()):
             del seen["usage"]
     journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    with pytest.raises(ConfigError, match="begun by a version whose journal does not say"):
+    with pytest.raises(ConfigError, match="from a version that did not record"):
         await search(gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=app))
     again = await search(gepa(server, max_rollouts=40), World(tmp_path, calls=app))
     assert (pool(again), again.tokens) == (pool(before), before.tokens)
@@ -117,7 +117,7 @@ async def test_an_older_journal_does_not_say_what_was_asked(
 async def test_a_call_that_names_no_model_has_no_price(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="a call of the app's has tokens and names no model"):
+    with pytest.raises(ConfigError, match="a call of the app has tokens but no model name"):
         await search(
             gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=[call(1, "", 9, 1)])
         )
@@ -143,7 +143,7 @@ async def test_without_a_budget_of_money_nobody_asks_for_prices(
     [
         ({"max_cost": 0, "prices": PRICES}, "max_cost=0 must be a finite number above 0"),
         ({"max_cost": 1.0}, r"max_cost=1 needs the price .* has none for 'thinker'"),
-        ({"prices": PRICES}, "prices= are for max_cost="),
+        ({"prices": PRICES}, "prices= needs max_cost="),
         ({"max_cost": 1.0, "prices": None}, "prices=None: use {model: Price"),
         ({"max_cost": 1.0, "prices": {"thinker": 2.0}}, r"prices\['thinker'\]=2.0: use Price"),
     ],

@@ -57,7 +57,7 @@ def switch_on(name: str) -> Switch:
     if framework is None:
         raise ConfigError(
             f"otel.instrument({name!r}): the supported names are "
-            f"{', '.join(map(repr, FRAMEWORKS))}; for another framework whose spans name tracer "
+            f"{', '.join(map(repr, FRAMEWORKS))}; for another framework whose spans name its "
             "agents, give the TracerProvider to which they go: otel.instrument(provider)"
         )
     try:

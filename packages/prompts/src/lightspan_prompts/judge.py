@@ -87,7 +87,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rubric, str) or not self.rubric.strip():
-            raise ConfigError(f"rubric={self.rubric!r:.40}: describe in comment what is good")
+            raise ConfigError(f"rubric={self.rubric!r:.40}: describe in words what is good")
         if not isinstance(self.llm, LLM):
             raise ConfigError(f"llm={self.llm!r:.100}: use LLM(base_url=…, model=…)")
         if find_spec("openai") is None:
