@@ -254,7 +254,7 @@ def test_an_agent_of_arguments_that_are_not_json_travels_by_its_name(
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Remembers(names=("a",)), r"names=\('a',\) is a tuple. Make that in __init__"),  # type: ignore[arg-type]
+        (lambda: Remembers(names=("a",)), r"names=\('a',\) is a tuple. Create that in __init__"),  # type: ignore[arg-type]
         (lambda: Remembers(Path("x")), "argument 1=.* is a PosixPath"),  # type: ignore[arg-type]
         (lambda: Remembers(float("nan")), "argument 1=nan is a float"),
         (lambda: _changed(), "factor was set after construction, and runners construct it again"),
@@ -392,7 +392,7 @@ def test_runners_have_two_names() -> None:
 def test_fit_needs_an_algorithm_and_dev_a_model() -> None:
     with pytest.raises(ConfigError, match=r"fit needs an algorithm"):
         agl.Trainer().fit(Remembers(), [{"n": 1}])
-    with pytest.raises(ConfigError, match=r"dev needs the model that agents are to use"):
+    with pytest.raises(ConfigError, match=r"dev needs a model for the agents"):
         agl.Trainer().dev(Remembers(), [{"n": 1}])
 
 

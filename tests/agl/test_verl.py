@@ -230,13 +230,14 @@ def test_keys_without_effect_are_named_in_one_line(monkeypatch: pytest.MonkeyPat
     assert plan.report() == (
         "VERL(config): without effect: "
         "data.train_files='data/train.parquet' (fit() takes the data); "
-        "data.truncation='error' (calls are never truncated: longer ones are rejected and counted); "
+        "data.truncation='error' (calls are never truncated: longer ones are rejected and "
+        "counted); "
         f"{rollout}.tensor_model_parallel_size=1, {rollout}.name='vllm', "
         f"{rollout}.gpu_memory_utilization=0.8, {actor}.fsdp_config.param_offload=True, "
         "actor_rollout_ref.model.use_remove_padding=True, trainer.n_gpus_per_node=1 (of verl's "
-        "processes; VERL(config, learner=lightspan.Verl(…), engine=lightspan.VLLM(…)) has others "
-        f"than this one); {rollout}.multi_turn.format='hermes' (the model's chat template decides "
-        "how tools are called); trainer.logger='wandb' (not installed)"
+        "processes; for those use VERL(config, learner=lightspan.Verl(…), "
+        f"engine=lightspan.VLLM(…))); {rollout}.multi_turn.format='hermes' (the model's chat "
+        "template decides how tools are called); trainer.logger='wandb' (not installed)"
     )
 
 

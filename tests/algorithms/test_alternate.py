@@ -357,7 +357,7 @@ async def test_a_share_that_is_too_small_for_a_search_is_called_a_share(
 
 def test_what_is_no_half_is_refused(server: ScriptedServer) -> None:
     both = alternate(server)
-    with pytest.raises(ConfigError, match="the first learns prompts, GEPA or APO"):
+    with pytest.raises(ConfigError, match="the first argument is a GEPA or an APO"):
         Alternate(both.weights, both.weights, max_rollouts=100)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="weights="):
         Alternate(both.prompts, both.prompts, max_rollouts=100)  # type: ignore[arg-type]

@@ -243,7 +243,7 @@ def test_a_model_that_refuses_ends_it(server: ScriptedServer) -> None:
 # --- what is refused ------------------------------------------------------------------------
 def test_what_it_cannot_work_with_is_refused(server: ScriptedServer) -> None:
     client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
-    with pytest.raises(ConfigError, match=r"give an openai.AsyncOpenAI"):
+    with pytest.raises(ConfigError, match=r"pass an openai.AsyncOpenAI"):
         agl.APO(openai.OpenAI(base_url=server.url, api_key="key"))  # type: ignore[arg-type]
     for name in ("beam_width", "branch_factor", "beam_rounds", "val_batch_size"):
         with pytest.raises(ConfigError, match=f"{name}=0"):

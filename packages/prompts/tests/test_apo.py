@@ -442,7 +442,7 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
     assert (found.reflections, found.unusable, len(found.candidates)) == (10, 5, 1)
     assert world.batches == [5, 2, 2, 2, 2, 2]
     useless = [note for note in world.notes if "is unusable" in note]
-    whys = ("no <prompt>…</prompt>", "has no {q}", "what it was", "cut off", "no <prompt>")
+    whys = ("no <prompt>…</prompt>", "has no {q}", "is unchanged", "cut off", "no <prompt>")
     assert len(useless) == 5
     assert all(why in note for why, note in zip(whys, useless, strict=True))
     # a critique that rambles does not make the next question endless
