@@ -1,4 +1,4 @@
-"""lightspan_agl: agents, what they are handed, how they travel, what is refused."""
+"""Tests of lightspan_agl's agents: arguments, serialization, refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEVER = "http://127.0.0.1:9"
 
 
 class Remembers(agl.LitAgent[dict[str, Any]]):
-    """Says what it was handed."""
+    """Records its arguments."""
 
     def __init__(self, factor: float = 1.0, *, names: list[str] | None = None) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Remembers(agl.LitAgent[dict[str, Any]]):
 
 
 class Splits(agl.LitAgent[Any]):
-    """Tells training from validation, and awaits."""
+    """Distinguishes training from validation, asynchronously."""
 
     async def training_rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
         return 1.0
@@ -70,14 +70,14 @@ class Emits(agl.LitAgent[Any]):
 
 @agl.rollout
 def by_llm(task: Any, llm: agl.LLM, rollout: agl.Rollout) -> float:
-    """A function that wants the model."""
+    """A function that takes the model."""
     SEEN.append((llm, task, None, rollout))
     return 0.5
 
 
 @agl.rollout
 async def by_prompt(task: Any, prompt_template: agl.PromptTemplate) -> float:
-    """A function that wants a prompt."""
+    """A function that takes a prompt."""
     return float(prompt_template.format(x=task["n"]))
 
 
@@ -92,7 +92,7 @@ def _clean() -> None:
 async def run_once(
     app: Any, task: Any = None, *, mode: Mode = Mode.TRAIN, gateway: str = NEVER
 ) -> tuple[Attempt, list[Any]]:
-    """The attempt of one rollout, and its spans."""
+    """Return the attempt of one rollout, and its spans."""
     routing = Routing(
         gateway_url=gateway,
         rules=[Rule("*write*", Target(route=Route.POLICY, policy="policy"))],
@@ -112,7 +112,7 @@ async def run_once(
 
 
 def arrived(agent: agl.LitAgent[Any]) -> Any:
-    """The agent's app as a runner loads it."""
+    """Return the agent's app as a runner loads it."""
     return load_app(as_app(agent, LLM).reference)
 
 
@@ -211,7 +211,7 @@ async def test_a_returned_list_is_no_reward() -> None:
 def test_dimensions_need_the_primary_one() -> None:
     with pytest.raises(RewardError):
         agl.emit_reward({"a": 1.0}, primary_key="b")
-    agl.emit_reward(1.0)  # outside a rollout it is recorded nowhere
+    agl.emit_reward(1.0)  # not recorded outside of a rollout
 
 
 def _one(agent: Any) -> Any:
@@ -291,7 +291,7 @@ def test_a_runner_that_cannot_make_the_agent_says_why() -> None:
 
 
 class AsksTwo(agl.LitAgent[Any]):
-    """Asks the model, and a judge of its own."""
+    """Calls the model, and its own judge."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         judge = openai.OpenAI(base_url=task["judge"], api_key="own-key", max_retries=0)
@@ -301,7 +301,7 @@ class AsksTwo(agl.LitAgent[Any]):
 
 
 class AsksTwoAsync(agl.LitAgent[Any]):
-    """The same, awaiting."""
+    """The same asynchronously."""
 
     async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
         async with openai.AsyncOpenAI(base_url=task["judge"], api_key="own-key") as judge:
@@ -333,7 +333,7 @@ async def test_a_judge_at_its_own_endpoint_is_left_alone_and_recorded(agent: Any
 
 
 class AsksMain(agl.LitAgent[Any]):
-    """Asks the model that is trained."""
+    """Calls the trained model."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         llm = resources["main_llm"]
@@ -459,7 +459,7 @@ def test_logs_go_where_they_are_asked(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 class Numbers:
-    """A data set of numpy's kind."""
+    """A data set of numpy values."""
 
     def __len__(self) -> int:
         return 2
@@ -484,7 +484,7 @@ def test_data_sets_become_tasks() -> None:
 
 
 class Dev(agl.LitAgent[Any]):
-    """A writer that asks, and fails, and earns."""
+    """A writer that calls the model, fails, and earns a reward."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float | None:
         llm = resources["main_llm"]
@@ -530,7 +530,7 @@ def test_dev_tells_what_every_agent_did(
 
 
 class Silent(agl.LitAgent[Any]):
-    """Asks nobody."""
+    """Calls no model."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         return 1.0

@@ -1,4 +1,4 @@
-"""lightspan_agl trains: `fit` with a real model, its calls, and the dry run of `dev`."""
+"""Tests of training with lightspan_agl: `fit` with a real model, and the dry run of `dev`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def questions(count: int, **fields: Any) -> list[dict[str, Any]]:
 def judged(
     agents: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[FitResult, list[Any]]:
-    """One step of an agent that asks a judge, and what the judge was asked."""
+    """One step of an agent that calls a judge, and the judge's requests."""
     folder = tmp_path_factory.mktemp("agl") / "run"
     with ScriptedServer(lambda request: "judged") as judge:
         trainer = agl.Trainer(
@@ -133,7 +133,7 @@ def test_functions_train_too(agents: Any, tiny: Path, tmp_path: Path) -> None:
 
 
 def test_verls_own_default_trains(agents: Any, tiny: Path, tmp_path: Path) -> None:
-    """gae, one rollout of a task, two optimiser steps."""
+    """gae, one rollout per task, two optimiser steps."""
     given = config(tiny, tmp_path / "run")
     del given["algorithm"], given["actor_rollout_ref"]["rollout"]["n"]
     result = agl.Trainer(algorithm=agl.VERL(given), n_runners=2).fit(agents.spell, questions(2))

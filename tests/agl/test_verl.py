@@ -1,4 +1,4 @@
-"""VERL(config): which keys are used, named and refused; which agents are trained."""
+"""Tests of VERL(config): keys used, reported and refused; selection of agents."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TUTORIAL: dict[str, Any] = {
 
 
 def changed(**dotted: Any) -> dict[str, Any]:
-    """The tutorial's configuration with other values at `section__…__key`."""
+    """Return the tutorial's configuration with other values at `section__…__key`."""
     config = deepcopy(TUTORIAL)
     for name, value in dotted.items():
         *sections, key = name.replace("arr__", "actor_rollout_ref__").split("__")

@@ -1,4 +1,4 @@
-"""The adapters' suite itself: what it checks can fail, and its stage says what is scripted."""
+"""Tests of the adapters' suite: its checks can fail, and its stage plays its script."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ APP = App(run=nothing, tree=TREE)
 
 
 def play(stage: Stage) -> Played:
-    """One attempt of an app in plain Python, as an adapter that makes no mistake records it."""
+    """An attempt of an app in plain Python, as a correct adapter records it."""
     played = stage.open(Part({"writer": ["A draft of {task}."]}), through_gateway=True)
     messages: Any = [
         {"role": "system", "content": instructions("writer")},

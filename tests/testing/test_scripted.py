@@ -1,4 +1,4 @@
-"""The scripted server and the scripted engine do what their scripts say."""
+"""Tests of the scripted server and the scripted engine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`agl.APO`: the original's arguments and results, a listing like its tutorial's, and what it does
-better."""
+"""Tests of `agl.APO`: the original's arguments and results, a program like its tutorial's, and
+improvements."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ORIGINAL = {  # of agentlightning 0.3.0
 
 
 def books(request: Request) -> Any:
-    """Every model of the tutorial: the agent's, which obeys its prompt; the grader; the critic, who
-    finds out; the editor, who puts it in."""
+    """Every model of the tutorial: the agent's, which follows its prompt; the grader; the critic;
+    the editor."""
     text, model = request.last_text, request.body["model"]
     if model == "gpt-5-mini":
         return f"The text does not say: {RULE}"
@@ -137,7 +137,7 @@ def learn(
 
 
 class Scores(agl.LitAgent[Any]):
-    """Longer prompts are better; notes in which mode it was asked."""
+    """Longer prompts are better; record the modes."""
 
     asked: list[tuple[str, str, str]] = []  # noqa: RUF012 - of all its copies
 
@@ -194,8 +194,8 @@ def test_a_lost_placeholder_costs_no_rollout(server: ScriptedServer) -> None:
 
 
 class Hangs(agl.LitAgent[Any]):
-    """The longer prompt is good at one task, and never ends at the other: the mean of those that
-    end would say that it is better."""
+    """The longer prompt is good at one task and never ends at the other: the mean of finished
+    rollouts would favour it."""
 
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The public names of Agent Lightning 0.3.0: each is here, or says what to use instead."""
+"""Tests of the public names of Agent Lightning 0.3.0: each exists or has a hint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = (Path(__file__).parent / "agentlightning-0.3.0.txt").read_text().split()
 
 def test_every_name_is_here_or_has_a_hint() -> None:
     assert len(NAMES) == 116
-    assert {*agl.__all__, *HINTS, "reward"} == set(NAMES)  # `reward` is a module, as there
+    assert {*agl.__all__, *HINTS, "reward"} == set(NAMES)  # `reward` is a module in both
     assert not set(agl.__all__) & set(HINTS)
 
 

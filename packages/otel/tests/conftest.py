@@ -1,4 +1,4 @@
-"""What tests of OpenTelemetry's agents share: a provider that is heard, and spans of agents."""
+"""Fixtures of the OpenTelemetry tests: an observed provider, and spans of agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightspan_testing.scripted import ScriptedServer
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No adapter is in force that an earlier test of this process has installed."""
+    """Uninstrument adapters that an earlier test of this process has installed."""
     for name in ("resolvers", "call_listeners", "entry_listeners"):
         monkeypatch.setattr(state, name, [])
     monkeypatch.setattr(state, "claims", {})
@@ -26,7 +26,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def provider() -> Iterator[TracerProvider]:
-    """An app's own, heard; afterwards nothing is left of that."""
+    """An app's observed provider, released after the test."""
     made = TracerProvider()
     with otel.instrument(made):
         yield made
@@ -53,7 +53,7 @@ def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of the store; the environment names none."""
+    """URL of the store; the environment names none."""
     for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     return f"sqlite:{tmp_path / 'production.db'}"

@@ -1,4 +1,4 @@
-"""Spans as frameworks make them, and who acts in them."""
+"""Spans as frameworks make them, and the current agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INVOKES = {"gen_ai.operation.name": "invoke_agent"}
 
 
 def agent(tracer: Tracer, name: str, **more: Any) -> AbstractContextManager[Span]:
-    """An agent's, as the GenAI conventions have it."""
+    """Start an agent's span by the GenAI conventions."""
     attributes = {**INVOKES, "gen_ai.agent.name": name}
     return tracer.start_as_current_span(f"invoke_agent {name}", attributes=attributes, **more)
 
@@ -31,7 +31,7 @@ def tool(tracer: Tracer, name: str) -> AbstractContextManager[Span]:
 
 
 def path() -> str:
-    """Who acts now."""
+    """Return the current agent path."""
     found = context.current_agent()
     assert found is not None
     return found.path

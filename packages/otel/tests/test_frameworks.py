@@ -1,4 +1,4 @@
-"""How frameworks that are known by name are switched on and off, with stand-ins for them."""
+"""Tests of switching frameworks on and off by name, with stand-ins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from packages.otel.tests.spans import agent, path, say
 
 
 def proxy() -> trace.Tracer:
-    """What the global provider gives while it is not set."""
+    """The global provider while none is set."""
     return trace.ProxyTracerProvider().get_tracer("its")
 
 
@@ -61,7 +61,7 @@ class AgentFramework:
 
 
 class OpenInference:
-    """Which the app has switched on."""
+    """Switched on by the app."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = SimpleNamespace(__wrapped__=tracer)
@@ -87,14 +87,14 @@ class OpenInference:
 
 
 class Settings:
-    """As Pydantic AI's."""
+    """Stand-in for Pydantic AI."""
 
     def __init__(self, *, tracer_provider: trace.TracerProvider, **more: Any) -> None:
         self.tracer = tracer_provider.get_tracer("pydantic-ai")
 
 
 class PydanticAI:
-    """Which the app has switched on."""
+    """Switched on by the app."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._instrument_default: Any = Settings(tracer_provider=trace.ProxyTracerProvider())
@@ -118,7 +118,7 @@ ALL = [Strands, Adk, AgentFramework, OpenInference, PydanticAI]
 
 @pytest.fixture(params=ALL, ids=lambda made: made.__name__)
 def made(request: pytest.FixtureRequest) -> Any:
-    """The class of a stand-in."""
+    """Return the class of a stand-in."""
     return request.param
 
 
@@ -130,7 +130,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def instrumented(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has a stand-in switched on by its name."""
+    """Switch on a stand-in by its name."""
 
     def switch_on(stand_in: Any) -> Any:
         known = frameworks.Framework((), "", stand_in.switch_on)
@@ -151,7 +151,7 @@ def test_while_there_is_no_global_provider_it_tells_ours(made: Any, instrumented
 
 
 class Foreign(trace.TracerProvider):
-    """A global provider that is none of the SDK's."""
+    """A global provider that is not the SDK's."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -213,7 +213,7 @@ def test_pydantic_ai_that_was_only_told_to_be_on(instrumented: Any) -> None:
 def test_an_agent_of_pydantic_ai_that_has_settings_of_its_own(
     instrumented: Any, client: openai.OpenAI
 ) -> None:
-    """Its spans go to a provider that nobody hears, while those of the others are ours."""
+    """Its spans go to a provider that is not observed, while those of the others are ours."""
     stand_in, attempt = PydanticAI(proxy()), make_scope()
     stand_in.instrument_all(False)
     tracer = Settings(tracer_provider=TracerProvider()).tracer

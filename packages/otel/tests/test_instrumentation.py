@@ -1,4 +1,5 @@
-"""What `otel.instrument` changes, and what it does not: exporters, providers, the app's traces."""
+"""Tests of what `otel.instrument` changes, and that exporters, providers and the app's traces stay
+unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from packages.otel.tests.spans import INVOKES, agent, path, say, tool
 
 
 class Exported:
-    """An app's provider, and what its exporter got."""
+    """An app's provider with the spans of its exporter."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -46,7 +47,7 @@ class Exported:
         return self.exporter.get_finished_spans()
 
     def shown(self) -> list[tuple[Any, ...]]:
-        """Name, parent's name, attributes, status and events."""
+        """Return name, parent's name, attributes, status and events."""
         names = {span.context.span_id: span.name for span in self.spans if span.context}
         return [
             (
@@ -102,7 +103,7 @@ def test_twice_is_once_and_the_end_is_the_end() -> None:
 
 
 def test_a_provider_that_takes_its_exporter_out_when_another_is_added() -> None:
-    """As Phoenix's does."""
+    """Like Phoenix's."""
 
     class Provider(TracerProvider):
         def add_span_processor(self, processor: Any) -> None:
@@ -167,7 +168,7 @@ def test_importing_it_loads_no_framework_and_no_exporter() -> None:
 # --- a provider of ours ---------------------------------------------------------------------
 @pytest.fixture
 def ours() -> Iterator[Tracer]:
-    """A tracer of ours, as a framework is given it; the app's provider is heard, too."""
+    """A tracer of ours in a framework, with the app's provider observed too."""
     with otel.instrument(TracerProvider()):
         yield PROVIDER.get_tracer("some.framework")
 
@@ -197,7 +198,7 @@ def test_spans_of_ours_forget_what_was_said(ours: Tracer) -> None:
 
 
 def test_the_apps_spans_inside_have_the_parents_that_they_had(ours: Tracer) -> None:
-    """No trace of the app's gets a hole, and its exporter not a span more."""
+    """The app's traces have no gap, and its exporter gets no additional span."""
     app = Exported()
     with otel.instrument(app.provider), captured() as attempt:
         with (
@@ -266,7 +267,7 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
 
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
-    """A framework that was instrumented by its name, in an app that has no global provider."""
+    """A framework instrumented by name, in an app without a global provider."""
     known = Framework((), "", lambda: Switch(lambda: True, lambda: None))
     monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
     with otel.instrument("known"):
@@ -274,7 +275,7 @@ def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
 
 
 def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.OpenAI) -> None:
-    """The app's tool makes a span between, which the app samples out, or which nobody hears."""
+    """The app's tool makes a span in between, which is sampled out or not observed."""
     off, other = TracerProvider(sampler=ALWAYS_OFF), TracerProvider()
     for hiding, complaint in ((off, "sampler drops spans"), (other, "is not instrumented")):
         tracer = hiding.get_tracer("app")
@@ -322,7 +323,7 @@ def test_what_an_adapter_covers_hides_nobody(
 def test_a_span_of_a_library_that_says_nothing(
     ours: Tracer, is_heard: bool, client: openai.OpenAI
 ) -> None:
-    """It has the ids of the span around ours, which may be one that is heard."""
+    """It has the ids of the span around ours, which may be an observed one."""
     app, library = TracerProvider(), trace.NoOpTracerProvider().get_tracer("library")
     attempt = make_scope()
     with otel.instrument(app), open_scope(attempt), ExitStack() as around:
@@ -355,7 +356,7 @@ def test_what_a_span_of_ours_sends_elsewhere_is_the_span_around_it(ours: Tracer)
 def test_the_global_provider_is_heard_from_the_next_attempt_on(
     by_name: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever the app sets it, and switches its framework's telemetry on towards it."""
+    """Whenever the app sets it and switches its framework's telemetry on for it."""
     provider = TracerProvider()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     with captured() as attempt, agent(provider.get_tracer("t"), "writer"):
@@ -379,7 +380,7 @@ def test_what_fails_before_an_attempt_damages_it(monkeypatch: pytest.MonkeyPatch
 def test_a_framework_that_tells_a_provider_of_the_apps(
     monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
 ) -> None:
-    """It was instrumented by its name; where its spans go nobody knows."""
+    """It was instrumented by name; the destination of its spans is unknown."""
     known = Framework((), "", lambda: Switch(lambda: False, lambda: None))
     monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
     for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
@@ -394,7 +395,7 @@ def test_a_framework_that_tells_a_provider_of_the_apps(
 
 
 def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
-    """A call outside every agent, in an app that samples its requests."""
+    """A call outside of every agent, in an app that samples its requests."""
     for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
         tracer = hiding.get_tracer("app")
 
@@ -412,7 +413,7 @@ def test_a_span_that_began_before_its_provider_was_heard(client: openai.OpenAI) 
 
 
 def test_a_provider_that_cannot_be_hashed() -> None:
-    """As logfire's, which is a dataclass."""
+    """Like logfire's, which is a dataclass."""
 
     class Provider(TracerProvider):
         __hash__ = None  # type: ignore[assignment]

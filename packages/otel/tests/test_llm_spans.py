@@ -1,4 +1,4 @@
-"""Model calls that only spans tell of: attempts of production in our form, each call once."""
+"""Tests of model calls known only from spans: each is recorded once, in attempts of production."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ DIALECTS = {"genai": GENAI, "openinference": OPENINFERENCE, "openllmetry": OPENL
 
 @pytest.fixture
 def exporter() -> InMemorySpanExporter:
-    """What the app's own exporter gets."""
+    """Spans of the app's own exporter."""
     return InMemorySpanExporter()
 
 
 @pytest.fixture
 def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
-    """An app's own, whose spans' content is wanted."""
+    """An app's provider whose spans' content is recorded."""
     made = TracerProvider()
     made.add_span_processor(SimpleSpanProcessor(exporter))
     with otel.instrument(made, content=True):
@@ -94,7 +94,7 @@ def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
 
 
 def bypassing(tracer: Tracer, said: dict[str, Any] = GENAI) -> None:
-    """A model call past the SDKs, as its library tells of it: some of it when it ends."""
+    """Emit the span of a model call outside of the SDKs, some attributes at its end."""
     with tracer.start_as_current_span("chat", kind=Side.CLIENT) as span:
         span.set_attributes(said)
 
@@ -124,7 +124,7 @@ def test_a_call_past_the_sdks(tracer: Tracer, url: str, dialect: str) -> None:
     assert str(call.attributes[c.CALL_ID]).startswith("call-")
     assert call.attempt_id == found.attempt.attempt_id
     assert call.resource == {"service.name": "desk"}
-    assert "beside" not in repr(call)  # it is said once, as by the shim
+    assert "beside" not in repr(call)  # recorded once, in the form of the SDK patches
 
 
 def test_a_bare_call_is_an_attempt(tracer: Tracer, url: str) -> None:
@@ -207,7 +207,7 @@ def test_a_hook_sees_it(tracer: Tracer, url: str) -> None:
 def test_a_call_that_the_shim_records_is_its_own(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:
-    """A framework's span around a call of the SDK, and one past it."""
+    """A framework's span around a call of the SDK, and one without."""
     with record(url), agent(tracer, "writer"):
         with tracer.start_as_current_span("chat", attributes=GENAI):
             say(client)
@@ -227,7 +227,7 @@ def test_of_two_spans_of_one_call_the_inner_one_is_it(tracer: Tracer, url: str) 
 def test_a_call_in_a_tool_inside_a_call_is_another(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:
-    """Some libraries run tools within the span of the call that asked for them."""
+    """Some libraries run tools within the span of the requesting call."""
     around = tracer.start_as_current_span("chat", attributes=GENAI)
     with record(url), agent(tracer, "writer"), around, tool(tracer, "look"):
         say(client)
@@ -249,7 +249,7 @@ def test_a_call_that_an_adapter_records_is_its_own(tracer: Tracer, url: str) -> 
 def instrumented(
     request: pytest.FixtureRequest, provider: TracerProvider, url: str
 ) -> Iterator[Callable[[], Any]]:
-    """OpenInference's own instrumentation of the SDK, put on before the shim or after it."""
+    """OpenInference's instrumentation of the SDK, installed before or after our patches."""
     instrumentor = OpenAIInstrumentor()
     if request.param == "before":
         instrumentor.instrument(tracer_provider=provider)

@@ -1,4 +1,4 @@
-"""What three conventions say of a call, a tool and an error, in our words."""
+"""Tests of translating calls, tools and errors of three conventions."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_an_error_that_an_event_tells_of() -> None:
 
 
 def test_what_a_sender_may_not_say() -> None:
-    """What only gateway and runners know, and what a reader would stumble over."""
+    """Attributes known to gateway and runners only, or invalid for readers."""
     said = {
         "gen_ai.operation.name": "chat",
         c.CALL_ID: "call-of-another",

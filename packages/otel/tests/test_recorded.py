@@ -1,4 +1,4 @@
-"""What is recorded of spans that name agents: identity, and how it ended; one attempt per run."""
+"""Tests of recorded agent spans: identity and ending, one attempt per run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_exception_that_was_handled_before_is_not_its_error(tracer: Tracer) -
 
 
 def test_an_exception_in_whose_handler_it_ends_is_not_its_error(tracer: Tracer) -> None:
-    """As of a stream that has ended: its reader is told by an exception."""
+    """The end of a stream raises in its reader."""
     with captured() as attempt:
         span = tracer.start_span("invoke_agent writer", attributes=INVOKES)
         try:
@@ -139,7 +139,7 @@ def test_a_run_that_is_cancelled(tracer: Tracer) -> None:
 
 
 def test_a_span_that_is_left_open_by_its_library_when_its_agent_fails() -> None:
-    """smolagents by OpenInference: the failed agent's span stays the current one for ever."""
+    """smolagents by OpenInference: the failed agent's span stays current for ever."""
     provider = TracerProvider()
     tracer = provider.get_tracer("openinference.instrumentation.smolagents")
     kind = {"openinference.span.kind": "AGENT"}
@@ -159,7 +159,7 @@ def test_a_span_that_is_left_open_by_its_library_when_its_agent_fails() -> None:
 
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_a_span_that_is_kept_whole_is_kept_once(order: str) -> None:
-    """`LightspanSpanProcessor` takes all that a span says; who acts in it is ours."""
+    """`LightspanSpanProcessor` records all attributes; the agent is ours."""
     provider = TracerProvider()
     if order == "first":
         provider.add_span_processor(LightspanSpanProcessor())

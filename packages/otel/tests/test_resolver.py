@@ -1,4 +1,5 @@
-"""Who acts, by plain spans of OpenTelemetry's SDK: paths, order, nesting, threads, memory."""
+"""Tests of resolving the agent by spans of OpenTelemetry's SDK: paths, order, nesting, threads,
+memory."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_a_name_that_comes_after_the_start_is_read_at_the_call(tracer: Tracer) -
 
 
 def test_what_was_read_is_kept(tracer: Tracer) -> None:
-    """A framework that says later what its agent does at the moment takes nothing back."""
+    """A later attribute with the agent's current action does not change its role."""
     with captured() as attempt, agent(tracer, "writer") as span:
         assert path() == "writer"
         span.set_attributes({"gen_ai.operation.name": "chat", "gen_ai.agent.name": "other"})
@@ -77,7 +78,7 @@ def test_outside_a_scope_nobody_acts(tracer: Tracer) -> None:
 
 
 def test_a_process_that_is_connected_to_a_server(tracer: Tracer) -> None:
-    """Outside every attempt: who acts says which policy answers."""
+    """Outside of every attempt the agent determines the policy."""
     connection = AgentContext(replace(make_scope(), is_outside=True))
     context.connect(connection)
     try:
@@ -131,7 +132,7 @@ def test_agents_in_agents_and_tools(tracer: Tracer) -> None:
 
 
 def test_equal_neighbours_are_one_agent(tracer: Tracer) -> None:
-    """As of a framework that makes a span for the run, and one for the stream of it."""
+    """Like a framework that makes a span for the run, and one for its stream."""
     with captured() as attempt, agent(tracer, "writer"), agent(tracer, "writer"):
         assert path() == "writer"
         with tool(tracer, "look"), tracer.start_as_current_span("stream"):
@@ -149,7 +150,7 @@ def test_equal_names_with_something_between_are_two(tracer: Tracer, between: str
 
 
 def test_a_span_that_has_ended_and_is_still_current_is_passed_over(tracer: Tracer) -> None:
-    """As after a stream that some frameworks leave."""
+    """As after a stream that some frameworks leave open."""
     with captured() as attempt, agent(tracer, "team"):
         left = tracer.start_span("invoke_agent member", attributes=INVOKES)
         token = otel_context.attach(trace.set_span_in_context(left))
@@ -266,7 +267,7 @@ def test_any_nesting_comes_out_as_it_was_entered(levels: list[tuple[str, str]]) 
         lightspan.emit_message("here")
     [said] = [span for span in attempt.spans if span.name == "lightspan.message"]
     assert said.attributes["lightspan.agent.path"] == ("/".join(entered) or "app")
-    if "push" not in [kind for kind, _ in levels]:  # whose span nobody records
+    if "push" not in [kind for kind, _ in levels]:  # its span is not recorded
         assert len(attempt.tree) == len(attempt.spans)  # no parent is missing
 
 
@@ -343,7 +344,7 @@ def test_a_thread_that_the_context_was_carried_into(tracer: Tracer) -> None:
 
 
 def test_between_the_items_of_a_generator_its_agent_acts_as_its_span_does(tracer: Tracer) -> None:
-    """The limit that docs/otel.md tells of: OpenTelemetry's current span stays with who reads."""
+    """The limit in docs/otel.md: OpenTelemetry's current span stays with the reader."""
 
     def items() -> Generator[int]:
         with agent(tracer, "writer"):
@@ -374,7 +375,7 @@ def test_nothing_is_kept_of_spans_that_are_gone(tracer: Tracer) -> None:
 
 
 def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
-    """A worker that lives for ever, in whose context each run leaves its span."""
+    """A permanent worker in whose context each run leaves its span."""
     tokens = []
     with captured():
         for number in range(50):
@@ -392,7 +393,7 @@ def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["outside", "covered"])
 def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open: bool) -> None:
-    """Each step of a worker goes on from the last one, which has ended."""
+    """Each step of a worker continues from the previous one, which has ended."""
     claim_scope("some.adapter", ("some.framework",) * is_open)
     context = None
     with captured() if is_open else ExitStack():
@@ -449,11 +450,11 @@ def test_a_model_call_has_its_agent(tracer: Tracer, client: openai.OpenAI) -> No
 
 # --- whom `optimize=` may name --------------------------------------------------------------
 def test_the_agents_that_were_seen(tracer: Tracer, client: openai.OpenAI) -> None:
-    """Those that asked a model, in that order, each once; no agent of another framework."""
+    """Agents that called a model, in order, each once; none of other frameworks."""
     assert otel.agents() == ((), False)
     with captured():
         with agent(tracer, "writer"):
-            assert otel.agents().paths == ()  # it has asked nothing yet
+            assert otel.agents().paths == ()  # it has not called a model yet
             with agent(tracer, "critic"):
                 say(client)
             say(client)

@@ -1,4 +1,4 @@
-"""Export to a backend: what arrives, what is counted, and that a failing backend delays nobody."""
+"""Tests of exporting: spans, counters, and that a failing backend causes no delay."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_is_sent(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Those of ours; the SDK has its own."""
+    """Our threads, without those of the SDK."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -99,7 +99,7 @@ def test_failed_batches_are_counted(
 
 
 class Stuck(SpanExporter):
-    """Does not return before it is released."""
+    """Block until released."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
@@ -134,7 +134,7 @@ def test_close_does_not_wait_for_a_stuck_exporter() -> None:
     enqueue([SPAN] * 600)
     handle.close(timeout_s=0.5)
     handle.close()
-    enqueue([SPAN])  # goes nowhere: no exporter is left
+    enqueue([SPAN])  # dropped: no exporter is left
     handle.enqueue([SPAN])
     assert (handle.sent, handle.lost, handle.pending) == (0, 601, 0)
     exporter.released.set()
@@ -257,7 +257,7 @@ def test_the_service_of_production_is_what_the_user_says(
     given: str | None,
     service: str,
 ) -> None:
-    """As OpenTelemetry has it: what code says, then OTEL_SERVICE_NAME, then the attributes."""
+    """OpenTelemetry's precedence: code, OTEL_SERVICE_NAME, resource attributes."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     exporter = InMemorySpanExporter()

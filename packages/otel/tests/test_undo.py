@@ -1,4 +1,4 @@
-"""What is left when an `otel.instrument` is over, and what one must not take for its own."""
+"""Tests of undoing `otel.instrument`, among other instrumentations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packages.otel.tests.spans import agent, path
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A framework that is known by its name; what was done to it."""
+    """A framework known by name, and its state."""
     done: list[str] = []
 
     def switch_on() -> Switch:

@@ -1,4 +1,4 @@
-"""Rollouts that are made up from the prompts, for searches."""
+"""Simulated rollouts for searches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def score(task: Any, texts: Mapping[str, str]) -> float | None:
 
 
 class World:
-    """Answers rollouts from a function of the task and the prompts."""
+    """Answers rollouts by a function of task and prompts."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class World:
     ) -> None:
         self.path = path
         self.calls = calls
-        """Of every rollout."""
+        """Number of rollouts."""
         self.tasks = TASKS
         self.reward = reward
         self.rollouts_done = 0
@@ -73,7 +73,7 @@ class World:
 
 
 def call(number: int, model: str, asked: int, answered: int, choice: int = 0) -> Call:
-    """A call of an app's, to an endpoint that counts tokens."""
+    """Return a call of an app to an endpoint that counts tokens."""
     span = Span(
         trace_id="1" * 32,
         span_id=f"{number:016x}",
@@ -95,7 +95,7 @@ def pool(found: Found) -> list[Any]:
 
 
 def reflects(request: Request) -> str:
-    """Adds a word that depends on all that it was asked, and nothing else."""
+    """Add a word that depends on the whole request and nothing else."""
     asked = request.last_text
     text = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
     word = random.Random(asked).choice([*WORDS, "nothing"])

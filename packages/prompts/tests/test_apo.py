@@ -1,7 +1,5 @@
-"""APO's search: its rounds, equal candidates wherever it is stopped, budgets, models that fail.
-
-The rollouts here are made up from the prompts; `test_apo_runs.py` has real ones.
-"""
+"""Tests of APO's search with simulated rollouts: rounds, equal candidates after any interruption,
+budgets, failing models. `test_apo_runs.py` has real rollouts."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def text_of(request: Request) -> str:
 
 
 def reflects(request: Request) -> str:
-    """The critic names a word that depends on all that it was asked, the editor adds it."""
+    """The critic names a word that depends on the whole request, the editor adds it."""
     if not is_edit(request):
         return f"it lacks {random.Random(request.last_text).choice([*WORDS, 'nothing'])}"
     word = request.last_text.partition("it lacks ")[2].split()[0]
@@ -91,14 +89,14 @@ async def test_it_finds_better_prompts(server: ScriptedServer, tmp_path: Path) -
 
 
 async def test_a_dry_run_would_say_what_it_asks(server: ScriptedServer, tmp_path: Path) -> None:
-    """At most so many of each kind, of about as many tokens, whichever budget is the narrowest."""
+    """Upper bounds of requests and tokens, whichever budget is the narrowest."""
     offered = [apo(server).resources()] * 2
     episodes = await World(tmp_path).rollouts(TASKS[:2], 1, resources=offered)
     critique, edit = apo(server).reflections(TASKS, episodes)
     assert [each.most for each in (critique, edit)] == [12, 12]  # 2 * 2 * 3
     for options, most in (
         ({"max_reflections": 7}, 3),
-        ({"max_rollouts": 5 + 4 * 5 + 4}, 4),  # the prompts as they are; 2 + 3 for each other one
+        ({"max_rollouts": 5 + 4 * 5 + 4}, 4),  # the initial prompts; 2 + 3 for each new candidate
     ):
         counts = [each.most for each in apo(server, **options).reflections(TASKS, episodes)]
         assert counts == [most, most]
@@ -119,8 +117,8 @@ async def test_one_round_is_what_it_says(server: ScriptedServer, tmp_path: Path)
     )
     world = World(tmp_path)
     found = await search(apo(server, **SMALL), world)
-    # the given one on the whole selection split; on what the critic sees; both on a batch; the
-    # better one on the whole split
+    # the initial prompt on the whole selection split; the tasks of the critique; both prompts on a
+    # batch; the better one on the whole split
     assert world.batches == [5, 2, 6, 5]
     assert (found.rollouts, found.reflections, found.unusable) == (18, 2, 0)
     changed = {"first": "Do {q}. ALPHA BETA", "second": "Then {q}."}
@@ -134,7 +132,7 @@ async def test_one_round_is_what_it_says(server: ScriptedServer, tmp_path: Path)
 
 
 async def test_a_beam_is_expanded_and_cut(server: ScriptedServer, tmp_path: Path) -> None:
-    """Every new candidate is another one here, so that each round has four."""
+    """Every new candidate is distinct here, so each round has four."""
     server.script = lambda request: (
         f"<prompt>{text_of(request)} {len(server.requests)}</prompt>"
         if is_edit(request)
@@ -142,14 +140,14 @@ async def test_a_beam_is_expanded_and_cut(server: ScriptedServer, tmp_path: Path
     )
     world = World(tmp_path, lambda task, texts: 1.0 + len(texts["first"]))
     found = await search(apo(server, beam_rounds=2, reflections_at_once=1), world)
-    # a round: 4 x 2 to learn from, then the beam (1, later 2) and 4 new ones on a batch of 3
+    # a round: 4 x 2 for critiques, then the beam (1, later 2) and 4 new ones on a batch of 3
     assert world.batches == [5, 8, 15, 5, 8, 18, 5]
     assert len(found.candidates) == 9
     assert [each.parents for each in found.candidates[1:5]] == [[0]] * 4
     means = {n: each.mean for n, each in enumerate(found.candidates[:5])}
     beam = sorted(means, key=lambda n: (-means[n], n))[:2]
     assert [each.parents for each in found.candidates[5:]] == [[n] for n in (*beam, *beam)]
-    # of two prompts, each expansion changes the next, and what came of it goes on with the other
+    # with two prompts, expansions alternate between them, and new candidates continue with the next
     changes = [
         [n for n in each.templates if each.templates[n] != found.candidates[p].templates[n]]
         for each in found.candidates[1:]
@@ -163,7 +161,7 @@ async def test_a_beam_is_expanded_and_cut(server: ScriptedServer, tmp_path: Path
 async def test_a_large_round_is_run_in_parts(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a run that is killed in it loses one of them."""
+    """A run killed within it loses one of them."""
     monkeypatch.setattr("lightspan_prompts.apo.search.MAX_CONCURRENT_ROLLOUTS", 4)
     world = World(tmp_path)
     found = await search(apo(server, beam_rounds=1), world)
@@ -205,7 +203,7 @@ async def test_a_round_without_new_candidates_compares_nothing(
 async def test_a_candidate_that_wins_by_luck_is_not_chosen(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    """It is lucky on the batch, and no better than the given one when it is run again."""
+    """It is lucky on the batch, and no better than the initial one on the whole split."""
     seen: dict[str, int] = {}
 
     def lucky(task: Any, texts: Mapping[str, str]) -> float:
@@ -248,7 +246,7 @@ async def test_it_ends_when_nothing_is_left_to_learn(
     )
     assert (found.rollouts, found.reflections, found.chosen) == (5, 0, 0)
     assert found.ended == "the selection split has the perfect reward on every task"
-    # what went well is not asked about: here only the selection split has a task that did not
+    # solved tasks are not reflected on: here only the selection split has an unsolved one
     algorithm = apo(server, perfect_reward=1.0)
     bad = task_id(algorithm.split(TASKS).selection[0])
     world = World(tmp_path / "b", lambda task, texts: float(task_id(task) != bad))
@@ -333,7 +331,7 @@ async def test_reflections_never_see_the_selection_split(
 
 
 async def test_what_has_no_reward_stays_in_the_mean(server: ScriptedServer, tmp_path: Path) -> None:
-    """A timeout, say: a candidate is no better for the rollouts that it lost."""
+    """A timeout, for example: lost rollouts must not improve a candidate's mean."""
 
     def some(task: Any, texts: Mapping[str, str]) -> float | None:
         return None if task["n"] % 2 else 0.5
@@ -390,7 +388,7 @@ async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> Non
     found = await search(apo(server, max_tokens=500), World(tmp_path))
     assert found.tokens > sum(len(request.last_text.split()) for request in server.requests) > 500
     assert found.ended == f"max_tokens=500 is used up: {found.tokens} tokens"
-    assert found.reflections == 4  # critiques, which were under way together; no edit
+    assert found.reflections == 4  # concurrent critiques; no edit
 
 
 async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
@@ -398,7 +396,7 @@ async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
     found = await search(apo(server, max_cost=0.5, prices=prices), World(tmp_path))
     assert found.cost == pytest.approx(found.tokens * 1000.0 / 1e6, rel=1e-12)
     assert found.ended == f"max_cost=0.5 is used up: {found.cost:.4g}"
-    assert found.reflections == 4  # critiques, which were under way together; no edit
+    assert found.reflections == 4  # concurrent critiques; no edit
     edits = LLM(base_url=server.url, model="editor")
     with pytest.raises(ConfigError, match="none for 'editor'"):
         apo(server, max_cost=0.5, prices=prices, edits=edits)
@@ -445,7 +443,7 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
     whys = ("no <prompt>…</prompt>", "has no {q}", "is unchanged", "cut off", "no <prompt>")
     assert len(useless) == 5
     assert all(why in note for why, note in zip(whys, useless, strict=True))
-    # a critique that rambles does not make the next question endless
+    # a long critique is truncated in the next request
     longest = max(len(request.last_text) for request in server.requests if is_edit(request))
     assert longest < 10_000
     assert "characters left out" in server.requests[1].last_text
@@ -502,7 +500,7 @@ async def test_a_model_that_does_not_answer(
     with pytest.raises(EngineError, match=f"failed: {error}"):
         await search(algorithm, World(tmp_path))
     entries = (tmp_path / "journal" / "apo.jsonl").read_text().splitlines()
-    assert sum('"type":"reflection"' in line for line in entries) == 4  # the critiques are kept
+    assert sum('"type":"reflection"' in line for line in entries) == 4  # the critiques are logged
 
 
 async def test_a_dead_endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

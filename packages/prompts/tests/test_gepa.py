@@ -1,7 +1,5 @@
-"""GEPA's search: equal candidates whenever it is stopped, budgets, a reflection model that fails.
-
-The rollouts here are made up from the prompts; `test_gepa_runs.py` has real ones.
-"""
+"""Tests of GEPA's search with simulated rollouts: equal candidates after any interruption, budgets,
+a failing reflection model. `test_gepa_runs.py` has real rollouts."""
 
 from __future__ import annotations
 
@@ -59,12 +57,12 @@ async def test_it_finds_better_prompts(server: ScriptedServer, tmp_path: Path) -
 async def test_candidates_run_side_by_side_and_are_merged_though_their_ancestor_scores_nothing(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    """The library's own choice among ancestors fails where their scores add up to 0."""
+    """The library's choice among ancestors fails where their scores sum to 0."""
     merged, batches = [], []
-    for seed in (7, 9, 14):  # of which some merge siblings
+    for seed in (7, 9, 14):  # some of which merge siblings
         world = World(tmp_path / str(seed))
         found = await search(gepa(server, seed=seed, proposals=3, max_rollouts=200), world)
-        assert world.batches[:2] == [5, 6]  # the selection split; both minibatches at once
+        assert world.batches[:2] == [5, 6]  # the selection split; both minibatches concurrently
         batches += world.batches
         merged += [
             [found.candidates[parent].parents for parent in each.parents]
@@ -72,7 +70,7 @@ async def test_candidates_run_side_by_side_and_are_merged_though_their_ancestor_
             if len(each.parents) == 2
         ]
     assert [[0], [0]] in merged
-    assert {10, 15} & set(batches)  # two or three candidates on the selection split at once
+    assert {10, 15} & set(batches)  # two or three candidates on the selection split concurrently
     alone = await search(gepa(server, merge=False, proposals=3, seed=7), World(tmp_path / "alone"))
     assert all(len(each.parents) < 2 for each in alone.candidates)
 
@@ -115,7 +113,7 @@ async def test_it_goes_on_wherever_it_was_cut_off(server: ScriptedServer, tmp_pa
 
 
 def test_another_process_finds_equal_candidates(tmp_path: Path) -> None:
-    """Sets of names have another order in each process."""
+    """Sets of names have a different order in each process."""
     code = (
         "import asyncio, sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"
         "import test_gepa as t\n"
@@ -181,7 +179,7 @@ async def test_a_split_needs_tasks_on_both_sides(server: ScriptedServer) -> None
 
 
 async def test_rounding_makes_no_candidate_better(server: ScriptedServer, tmp_path: Path) -> None:
-    """Sums of equal rewards differ by their order: 0.3 + 0.2 + 0.1 is less than 0.1 + 0.2 + 0.3."""
+    """Sums of equal rewards depend on their order: 0.3 + 0.2 + 0.1 is less than 0.1 + 0.2 + 0.3."""
     algorithm = gepa(server, minibatch=3, selection=0.7, max_rollouts=200)
     places = {task_id(task): n for n, task in enumerate(algorithm.split(TASKS).feedback)}
 
@@ -264,8 +262,8 @@ async def test_it_ends_when_nothing_is_left_to_learn(
 
 # --- the finalists --------------------------------------------------------------------------
 class Lucky:
-    """A prompt with ALPHA scores 1 on each task when it is run there first, and never again; one
-    with BETA alone 0.6; the prompts as they are 0.55."""
+    """A prompt with ALPHA scores 1 on each task in its first run, and 0 afterwards; one with BETA
+    alone .6; the initial prompts .55."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str]] = set()
@@ -283,7 +281,7 @@ class Lucky:
     ("finalists", "chosen", "means"),
     [
         (0, 2, [0.55, 0.6, 1.0]),
-        (1, 0, [0.55, 0.6, 0.5]),  # of the second nothing more is known
+        (1, 0, [0.55, 0.6, 0.5]),  # the second one has no further result
         (2, 1, [0.55, 0.6, 0.5]),
         (9, 1, [0.55, 0.6, 0.5]),
     ],
@@ -337,7 +335,7 @@ async def test_finalists_wait_for_a_candidate_and_not_for_tokens(
 async def test_one_that_goes_on_with_fewer_rollouts_asks_nothing(
     server: ScriptedServer, tmp_path: Path, limit: int
 ) -> None:
-    """What the journal has beyond them is left alone."""
+    """The log's further entries are left unchanged."""
     whole = await search(gepa(server), World(tmp_path))
     asked, world = len(server.requests), World(tmp_path)
     less = await search(gepa(server, max_rollouts=limit), world)
@@ -544,7 +542,7 @@ async def test_an_endpoint_that_fails(
 
 @pytest.mark.usefixtures("soon")
 async def test_an_endpoint_that_never_ends_its_answer() -> None:
-    """It is never silent either, so that no timeout of reading ends it."""
+    """It never pauses, so no read timeout ends it."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n"
     answering: list[Any] = []
 
@@ -552,7 +550,7 @@ async def test_an_endpoint_that_never_ends_its_answer() -> None:
         answering.append(asyncio.current_task())
         await reader.readuntil(b"\r\n\r\n")
         writer.write(head)
-        while not writer.is_closing():  # as long as somebody listens
+        while not writer.is_closing():  # while the client is connected
             writer.write(b" ")
             await asyncio.sleep(0.05)
         with contextlib.suppress(OSError):

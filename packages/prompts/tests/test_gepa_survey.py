@@ -1,4 +1,4 @@
-"""What the calls of an app say of the texts that are to be learned: real clients, real HTTP."""
+"""Tests of discovering prompts in an app's calls: real clients, real HTTP."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ App = Callable[[int], None]
 
 @pytest.fixture
 def ask(client: openai.OpenAI) -> Callable[..., None]:
-    """Asks as an agent, with these messages before the user's."""
+    """Call the model as an agent, with these messages before the user's."""
 
     def asked(name: str, *messages: Any, **more: Any) -> None:
         told = [m if isinstance(m, dict) else {"role": "system", "content": m} for m in messages]
@@ -66,7 +66,7 @@ def ask(client: openai.OpenAI) -> Callable[..., None]:
 
 
 def played(app: App, told: Instructions, count: int = 8) -> list[Episode]:
-    """What the app leaves in some rollouts."""
+    """Return the episodes of some rollouts of the app."""
     episodes = []
     for number in range(count):
         rollout = Rollout(rollout_id=f"ro-{number}", task=number, task_id=str(number))
@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[Any, int], None], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_learned_is_refused_by_name(ask: Any, name: str) -> None:
-    """With the line that helps. Where a pattern matches others too, it is left out and told."""
+    """With the hint. Where a pattern matches others too, it is left out and reported."""
     plays, reason = REFUSED[name]
     with pytest.raises(ConfigError) as caught:
         surveyed(lambda n: plays(ask, n), "router")
@@ -205,7 +205,7 @@ def test_a_call_without_instructions_beside_others_is_left_alone(ask: Any) -> No
 
 
 def test_prompts_that_the_app_asks_for_go_first(ask: Any) -> None:
-    """The way out where an agent has two: each is learned under the name that the app gives."""
+    """For an agent with two texts: each is learned under the app's name for it."""
 
     def app(n: int) -> None:
         with agent("router"):
@@ -289,7 +289,7 @@ async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path)
 
 
 def test_the_text_of_a_call_that_another_span_tells() -> None:
-    """As of one that the gateway records, which has the text that was sent alone."""
+    """Like a call recorded by the gateway, which has only the sent text."""
     told = Instructions(surveyed=["router"])
     scope = AttemptContext(rollout_id="ro", attempt_id="at", instructions=told)
     with open_scope(scope), agent("router"):

@@ -1,4 +1,4 @@
-"""The judge: what it is shown and asked, how its answers are read, and what it may cost."""
+"""Tests of the judge: transcripts, requests, parsing of answers, budgets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def said(name: str, answer: str, *, group: str = "g", **fields: Any) -> Episode:
-    """An episode of one call."""
+    """Return an episode of one call."""
     call = make_call_span(
         f"c{name}",
         attempt=name,
@@ -100,7 +100,7 @@ def values(of_group: Sequence[Scored]) -> list[float | None]:
 
 
 def by_number(text: str, place: int) -> int:
-    """The score that a rollout's answer says."""
+    """Return the score in a rollout's answer."""
     return int(text.rpartition("answer: ")[2])
 
 
@@ -225,7 +225,7 @@ def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> N
 
     [first, second] = orders(texts, 0)
     assert second == first[::-1] != tuple(texts)
-    assert orders(texts[::-1], 0) == [first, second]  # whoever finished first
+    assert orders(texts[::-1], 0) == [first, second]  # in order of completion
     assert orders(texts, 1)[0] != first
     everywhere = [order.index("text 0") for order in orders(texts, 0, 12)]
     assert Counter(everywhere) == dict.fromkeys(range(6), 2)
@@ -237,8 +237,7 @@ def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> N
 async def test_its_reasons_are_kept_beside_the_reward(
     server: ScriptedServer, script: Any, tmp_path: Path
 ) -> None:
-    """Of rollouts that were compared each has what was said of both, and how it was called; a
-    reflection reads it."""
+    """Each compared rollout has the comments on both and its letter; reflections read them."""
     server.script = script.gives(by_number)
     [[alone], pair], _ = await scored(judge(server), group("5", "a"), group(["1", "2"], "b"))
     assert alone.reasons == "A {rambling} sentence."
@@ -273,7 +272,7 @@ def test_the_words_of_an_answer(answer: str, expected: str) -> None:
 async def test_a_judge_who_prefers_places_is_evened_out(
     server: ScriptedServer, script: Any
 ) -> None:
-    """What grows by place cancels with two orders; any preference with two of each place."""
+    """A linear position bias cancels with two orders; any bias with two orders per position."""
     answers = ["1", "2", "3", "4"]
 
     def linear(text: str, place: int) -> float:
@@ -288,7 +287,7 @@ async def test_a_judge_who_prefers_places_is_evened_out(
         fair = [(number + added) / 10 for number in (1, 2, 3, 4)]
         assert values(four) == pytest.approx(fair, abs=1e-12)
     [one_order], _ = await scored(judge(server, orders=1), group(answers))
-    assert values(one_order) != pytest.approx(fair)  # so the judge above was no fair one
+    assert values(one_order) != pytest.approx(fair)  # so the judge above was biased
 
 
 async def test_with_one_order_a_preference_falls_on_nobody_in_particular(
@@ -362,7 +361,7 @@ async def test_failures_are_unscored_and_counted(
     assert "InternalServerError" in whys[0]
     assert "BadRequestError" in whys[1]
     assert whys[2] == "the judge's answer has no line of JSON: 'I cannot say.'"
-    assert spent["calls"] == 4  # what failed was not answered; what was mumbled was
+    assert spent["calls"] == 4  # failed requests have no entry, unparsable answers have
     assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.MAX_TRIES
 
 
@@ -393,7 +392,7 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
     usage = {"prompt_tokens": 3, "completion_tokens": None}
     reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
     monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
-    for asked in (1, 1):  # the second time by what was kept
+    for asked in (1, 1):  # the second time from the log
         [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
         assert values(one) == [value]
         assert len(server.requests) == asked
@@ -449,7 +448,7 @@ async def test_busy_is_waited_for_and_told_once(server: ScriptedServer, script: 
 
 
 async def test_no_more_at_once_than_it_may(server: ScriptedServer, script: Any) -> None:
-    """The third question is not sent before one of two was answered."""
+    """The third request is not sent before one of two was answered."""
     waiting, peak, lock = 0, 0, threading.Lock()
     two_wait = threading.Event()
     full = script.gives(by_number)
@@ -525,7 +524,7 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     ):
         await scored(four, group(["1", "4"]), folder=tmp_path)
     assert len(server.requests) == 4
-    await scored(four, group(["1", "3"]), folder=tmp_path)  # which is known
+    await scored(four, group(["1", "3"]), folder=tmp_path)  # already in the log
     [request_tokens] = {
         json.loads(line)["input_tokens"] + json.loads(line)["output_tokens"]
         for line in (tmp_path / "journal" / "judge.jsonl").read_text().splitlines()[:1]
@@ -535,7 +534,7 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     with pytest.raises(BudgetError, match=f"max_tokens={request_tokens} is reached"):
         await scored(few, group(["1", "5"]), folder=tmp_path)
     assert len(server.requests) == 4
-    # what is under way when the tokens are spent is paid for, and kept
+    # requests in flight when the tokens are used up are paid for, and logged
     waits = threading.Barrier(2)
     full = script.gives(by_number)
 
@@ -643,7 +642,7 @@ async def test_cancelling_it_cancels_its_questions(server: ScriptedServer) -> No
 async def test_its_calls_are_not_recorded_as_an_apps(
     server: ScriptedServer, script: Any, tmp_path: Path
 ) -> None:
-    """Whoever trains may also record what the process does (`lightspan.record`)."""
+    """A trainer may also record the process (`lightspan.record`)."""
     server.script = script.gives(by_number)
     url = f"sqlite:///{tmp_path / 'traces.db'}"
     with lightspan.record(url) as recording:

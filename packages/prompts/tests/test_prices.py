@@ -1,4 +1,4 @@
-"""A budget of money: what is counted, what ends a search, what is refused."""
+"""Tests of cost budgets: counting, ending a search, refusals."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PRICES = {"thinker": Price(input=2000.0, output=10_000.0), "small": Price(input=
 
 
 async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
-    """The app's two calls and each question; of a call with two choices the tokens are those of
-    both, once."""
+    """The app's two calls and each reflection; a call with two choices counts the tokens of both,
+    once."""
     app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1), call(2, "small", 20, 2)]
     world = World(tmp_path, calls=app)
     found = await search(gepa(server, max_cost=1.5, prices=PRICES), world)
@@ -69,7 +69,7 @@ async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     silent, own = call(2, "who knows", 0, 0), call(3, "policy", 50, 50)
-    # as of a call whose client left before it sampled anything: there is no record
+    # like a call whose client disconnected before any token: it has no record
     assert own.span is not None
     own.span.attributes["lightspan.policy"] = "policy"
     found = await search(

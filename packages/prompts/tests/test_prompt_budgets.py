@@ -1,12 +1,11 @@
-"""Budgets of tokens and money of both searches: how far they are exceeded, and what is kept.
+"""Tests of token and cost budgets of both searches: by how much they are exceeded, and what is
+stored.
 
-1. Nothing is asked once a budget is used up: without what was under way then, which is one
-   evaluation or the questions that are asked together, it is not.
-2. What was compared by then is found, and the best of it is chosen.
-3. Going on with the same budget asks for nothing, and finds the same.
-4. Going on with more finds what a search with more from its beginning finds, and asks for nothing
-   twice.
-5. A search that is killed anywhere finds what it would have found.
+1. No request is sent after a budget is used up: only what was in flight, one evaluation or the
+concurrent reflections, may exceed it. 2. Candidates compared by then are in the result, and the
+best of them is chosen. 3. Resuming with the same budget sends no request and has the same result.
+4. Resuming with more has the result of a fresh search with more, and repeats no request. 5. A
+search killed at any point has the result of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ def critic() -> Iterator[ScriptedServer]:
 
 
 class Life(NamedTuple):
-    """What a search did in one process."""
+    """Results of a search in one process."""
 
     found: Found
     batches: list[int]
-    """Rollouts that were asked for together."""
+    """Rollouts that were requested together."""
     questions: int
 
 
@@ -77,7 +76,7 @@ def tokens(entry: dict[str, Any]) -> int:
 
 
 def under_way(kept: list[dict[str, Any]], batch: int, at_once: int) -> int:
-    """The tokens of what was asked for last: rollouts, or questions."""
+    """Tokens of the last requests: rollouts or reflections."""
     kind, most = kept[-1]["type"], at_once
     if kind == "evaluation":
         return PER_ROLLOUT * batch
@@ -92,7 +91,7 @@ def under_way(kept: list[dict[str, Any]], batch: int, at_once: int) -> int:
 async def check(
     make: Any, server: ScriptedServer, limit: int, is_money: bool, at_once: int, **options: Any
 ) -> None:
-    """The five things that this module says."""
+    """Check the five properties of the module's docstring."""
 
     def budget(most: int) -> dict[str, Any]:
         money = {"max_cost": most / 100, "prices": PRICES}

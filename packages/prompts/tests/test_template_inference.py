@@ -1,4 +1,4 @@
-"""What texts of one agent have in common: the template is exact, or there is none."""
+"""Tests of template inference: the template matches exactly, or none is returned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from packages.prompts.tests.prompt_kinds import KINDS
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind(name: str) -> None:
-    """Found in 16 calls, of texts that were not seen too: what varies is kept, the rest is free."""
+    """The template from 16 calls also matches other texts: variable parts are kept, the rest is
+    free."""
     kind = KINDS[name]
     template = infer_template([kind.text(n) for n in range(16)])
     assert [part for part in kind.free if part not in template.text] == []
@@ -35,7 +36,7 @@ def test_every_kind(name: str) -> None:
         assert [part for part in kind.kept(n) if part not in sent.removesuffix(text)] == [] or (
             not fields
         )
-        # what must be kept stands in no candidate's free text
+        # protected parts are in no candidate's free text
         assert [part for part in kind.kept(n) if part in given_as] == []
     if fields:
         with pytest.raises(ConfigError, match="the text has no"):
@@ -61,7 +62,7 @@ def test_any_texts_are_reproduced_exactly_or_have_no_template(texts: list[str]) 
         values = template.match(text)
         assert values is not None
         assert template.format(**values) == text
-        # the identity is none by chance: every text keeps what it shows
+        # the match is not by chance: every text is reproduced
         same = template.rewritten(template.text)
         assert same.format(**values) == text
 
@@ -79,7 +80,7 @@ def test_values_between_long_texts_are_found(literal: str, values: list[str]) ->
     st.lists(st.sampled_from(["a", "b", "ab", "{p}", "{q}"]), max_size=5),
 )
 def test_a_match_is_the_only_one(text: str, parts: list[str]) -> None:
-    """Against all ways to fill a small template in."""
+    """Compared with all ways to fill in a small template."""
     template = PromptTemplate("".join(dict.fromkeys(parts)) if len(set(parts)) < 5 else "{p}a{q}")
     names = template.placeholders
     every = [text[i:j] for i in range(len(text) + 1) for j in range(i, len(text) + 1)]
@@ -121,7 +122,7 @@ def test_what_was_retrieved_does_not_make_two_prompts() -> None:
 
 
 def test_what_all_have_by_chance_belongs_to_the_placeholder() -> None:
-    """The fewer texts, the more must be common."""
+    """Fewer texts need more in common."""
     texts = [f"Use the notes.\nNotes: {word} information {word}" for word in ("cats", "dogs")]
     assert infer_template(texts).text == "Use the notes.\nNotes: {part_1}"
 
@@ -133,14 +134,13 @@ def test_a_text_that_looks_like_a_placeholder_is_none() -> None:
 
 
 def test_a_key_that_the_record_does_not_have_is_a_placeholder() -> None:
-    """A span says `<key>` where one stood; the app goes on sending it."""
+    """Spans contain `<key>` for a redacted key, which the app still sends."""
     template = infer_template(["Use the key <key> for it, and tell nobody."])
     assert template.match("Use the key sk-1234 for it, and tell nobody.") == {"id_1": "sk-1234"}
 
 
 def test_long_texts_take_no_time_to_speak_of() -> None:
-    """A hundred thousand characters that almost match, and that a pattern would try again and
-    again."""
+    """A hundred thousand characters that almost match, for which a pattern might backtrack."""
     template = PromptTemplate(" ab ".join(f"{{p{n}}}" for n in range(20)) + " end")
     assert template.match("ab " * 40_000) is None
     assert variable_parts('{"a ' * 20_000) == []

@@ -48,28 +48,23 @@ class _CaptureErrors:
         return True
 
 
+def _start(
+    library: str, operation: str, name: str, attributes: dict[str, str], inside: Span | None = None
+) -> Span:
+    """Start a span inside another one, or the current one."""
+    parent = None if inside is None else trace.set_span_in_context(inside)
+    attributes = {c.OPERATION_NAME: operation, **attributes}
+    tracer = PROVIDER.get_tracer(library)
+    return tracer.start_span(f"{operation} {name}", parent, attributes=attributes)
+
+
 def _agent(library: str, name: str, inside: Span | None = None) -> Span:
-    """Start the span of an agent inside another span, or the current one."""
-    around = None if inside is None else trace.set_span_in_context(inside)
-    attributes = {c.OPERATION_NAME: "invoke_agent", c.AGENT_NAME: name}
-    return PROVIDER.get_tracer(library).start_span(
-        f"invoke_agent {name}", around, attributes=attributes
-    )
-
-
-def _workflow(library: str, name: str) -> Span:
-    attributes = {c.OPERATION_NAME: "invoke_workflow"}
-    return PROVIDER.get_tracer(library).start_span(f"invoke_workflow {name}", attributes=attributes)
+    return _start(library, "invoke_agent", name, {c.AGENT_NAME: name}, inside)
 
 
 def _tool(library: str, name: str, call_id: str | None, inside: Span | None = None) -> Span:
-    around = None if inside is None else trace.set_span_in_context(inside)
-    attributes = {c.OPERATION_NAME: "execute_tool", c.TOOL_NAME: name}
-    if call_id:
-        attributes[c.TOOL_CALL_ID] = call_id
-    return PROVIDER.get_tracer(library).start_span(
-        f"execute_tool {name}", around, attributes=attributes
-    )
+    attributes = {c.TOOL_NAME: name, **({c.TOOL_CALL_ID: call_id} if call_id else {})}
+    return _start(library, "execute_tool", name, attributes, inside)
 
 
 def _end(span: Span, error: BaseException | None = None) -> None:
@@ -351,7 +346,7 @@ def llama_index(agents: Any, workflows: Any, instrumentation: Any) -> Callable[[
 def _begun(workflow: Any, is_agent: bool) -> _Run:
     if is_agent:
         return _Run(_agent(_LLAMA, str(workflow.name)), name=_ALONE)
-    return _Run(_workflow(_LLAMA, type(workflow).__name__))
+    return _Run(_start(_LLAMA, "invoke_workflow", type(workflow).__name__, {}))
 
 
 def _started(run: _Run, start: Callable[[], Any]) -> Any:

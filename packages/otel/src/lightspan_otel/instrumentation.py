@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -26,8 +25,7 @@ from lightspan_otel.processor import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Undo:
+class _Undo(NamedTuple):
     """Undo of one `instrument`."""
 
     key: Any
@@ -35,16 +33,9 @@ class _Undo:
     off: Callable[[], None]
 
 
-@dataclass(slots=True)
-class _State:
-    """State of the process."""
-
-    undo: dict[Any, _Undo] = field(default_factory=dict)
-    """Key → undo."""
-    lock: Any = field(default_factory=threading.RLock)
-
-
-_state: Final = _State()
+_undos: Final[dict[Any, _Undo]] = {}
+"""Key → undo."""
+_lock: Final = threading.RLock()
 
 
 def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrumentation:
@@ -72,20 +63,20 @@ def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrume
             f"otel.instrument({what!r}, content=True): content needs the TracerProvider to which "
             f"the framework's spans go, not its name: otel.instrument(provider, content=True)"
         )
-    with _state.lock:
+    with _lock:
         new = [_by_name(what)] if isinstance(what, str) else _by_provider(what, content=content)
         undos = [undo for undo in new if undo is not None]
         if not undos:
             return Instrumentation(None)
         for undo in undos:
-            _state.undo[undo.key] = undo
+            _undos[undo.key] = undo
         resolver.install()
         record.hold(NAME)
         return Instrumentation(partial(_undo_all, undos))
 
 
 def _by_name(name: str) -> _Undo | None:
-    if name in _state.undo:
+    if name in _undos:
         return None
     switch = switch_on(name)
     resolver.switches[name] = switch
@@ -113,23 +104,23 @@ def _by_provider(provider: Any, *, content: bool) -> list[_Undo | None]:
     processor = observe(provider)
     processor.is_requested = True
     read = _with_content(processor) if content else None
-    if processor in _state.undo:
+    if processor in _undos:
         return [read]
 
     def off() -> None:
-        processor.is_requested = (processor, llm_spans) in _state.undo
+        processor.is_requested = (processor, llm_spans) in _undos
 
     return [read, _Undo(processor, off)]
 
 
 def _with_content(processor: AgentSpanProcessor) -> _Undo | None:
-    if (processor, llm_spans) in _state.undo:
+    if (processor, llm_spans) in _undos:
         return None
     processor.records_content = True
     context.add_call_listener(llm_spans.note_call)
 
     def off() -> None:
-        processor.is_requested = processor in _state.undo
+        processor.is_requested = processor in _undos
         processor.records_content = False
         if not any(one.records_content for one in processors()):
             context.remove_call_listener(llm_spans.note_call)
@@ -139,8 +130,8 @@ def _with_content(processor: AgentSpanProcessor) -> _Undo | None:
 
 def uninstrument() -> None:
     """Undo every `instrument` and restore the frameworks."""
-    with _state.lock:
-        _undo_all(list(_state.undo.values()))
+    with _lock:
+        _undo_all(list(_undos.values()))
 
 
 def _undo_all(undos: Sequence[_Undo]) -> None:
@@ -149,15 +140,15 @@ def _undo_all(undos: Sequence[_Undo]) -> None:
 
 
 def _undo(undo: _Undo) -> None:
-    with _state.lock:
-        if _state.undo.get(undo.key) is not undo:
+    with _lock:
+        if _undos.get(undo.key) is not undo:
             return  # undone already, and possibly redone by another caller
-        del _state.undo[undo.key]
+        del _undos[undo.key]
         try:
             undo.off()
         finally:
             observe_requested(with_global=bool(resolver.switches))
-        if _state.undo:
+        if _undos:
             return
         resolver.uninstall()
     record.release(NAME)

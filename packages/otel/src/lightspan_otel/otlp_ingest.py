@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from lightspan.errors import DataError, LightspanError, StoreError
+from lightspan.errors import LightspanError, StoreError
 from lightspan.stores.protocol import Store
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.remote_store.roles import Role
@@ -66,8 +66,6 @@ class Telemetry:
             body = encode_answer(answer_type, rejected)
         except ApiError as error:
             status, text = error.status, error.message
-        except DataError as error:
-            status, text = 400, str(error)
         except StoreError as error:
             status, text, retry = 503, str(error), True
         except LightspanError as error:

@@ -61,9 +61,14 @@ async def generate(
     policy: str = "writer",
     stream: bool = False,
     request_id: str = "r",
+    started: asyncio.Semaphore | None = None,
     **sampling: Any,
 ) -> Answer:
-    """Generate to the end, checking the invariants of every stream of chunks."""
+    """Generate to the end, checking the invariants of every stream of chunks.
+
+    Args:
+        started: released at the first chunk of a stream.
+    """
     request = GenerationRequest(
         request_id=request_id,
         policy=policy,
@@ -74,6 +79,8 @@ async def generate(
     async for chunk in engine.generate(request, stream=stream):
         assert answer.finish is None, "a chunk after the last"
         assert len(chunk.ids) == len(chunk.logprobs)
+        if started is not None and stream and answer.chunks == 0:
+            started.release()
         assert all(math.isfinite(value) and value <= 0 for value in chunk.logprobs)
         answer.ids += chunk.ids
         answer.logprobs += chunk.logprobs
@@ -343,13 +350,14 @@ class EngineSuite:
         started = asyncio.Semaphore(0)
         tasks = [
             asyncio.create_task(
-                _generate_with_start_signal(
+                generate(
                     engine,
                     prompt,
-                    started,
                     stream=n % 2 == 0,
-                    number=n,
+                    request_id=f"r{n}",
+                    started=started,
                     max_tokens=self.tokens_in_flight,
+                    temperature=0.8,
                 )
             )
             for n in range(12)
@@ -445,32 +453,6 @@ class EngineSuite:
         assert usage["tokens"] == len(first.ids) + len(second.ids)
         assert usage["requests"] == 2
         assert usage["cpu_s"] >= 0
-
-
-async def _generate_with_start_signal(
-    engine: TokenEngine,
-    prompt: list[int],
-    started: asyncio.Semaphore,
-    *,
-    stream: bool,
-    number: int,
-    max_tokens: int,
-) -> Answer:
-    request = GenerationRequest(
-        request_id=f"r{number}",
-        policy="writer",
-        prompt_ids=prompt,
-        sampling=Sampling(max_tokens=max_tokens, temperature=0.8),
-    )
-    answer = Answer()
-    async for chunk in engine.generate(request, stream=stream):
-        answer.ids += chunk.ids
-        answer.logprobs += chunk.logprobs
-        answer.versions += [chunk.version] * len(chunk.ids)
-        if stream and answer.chunks == 0:
-            started.release()
-        answer.chunks += 1
-    return answer
 
 
 def _by_version(

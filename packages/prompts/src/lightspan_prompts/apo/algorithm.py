@@ -7,8 +7,6 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, fields
 from statistics import fmean
 
-import msgspec
-
 from lightspan.algorithms.protocol import Reflections, TrainerContext
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
@@ -18,19 +16,9 @@ from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
 from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search
-from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.search.candidates import JOURNAL, Found, Split
-from lightspan_prompts.search.evaluator import Evaluator
 from lightspan_prompts.search.search import PromptSearch, evidence_length
 from lightspan_prompts.search.search_log import SearchLog
-from lightspan_prompts.search.validation import (
-    check_installed,
-    check_numbers,
-    check_optimize,
-    check_prices,
-    check_prompts,
-    check_reflection,
-)
 
 _WHOLE = (
     *("beam_width", "branch_factor", "beam_rounds", "gradient_batch_size", "val_batch_size"),
@@ -115,24 +103,14 @@ class APO(PromptSearch):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_installed("APO", ["openai"])
-        self.prompts = dict(self.prompts)  # the caller may modify the mapping
-        self.optimize = self.patterns
-        check_prompts(self.prompts)
-        check_optimize("APO", self.optimize, self.prompts)
-        check_reflection("reflection", self.reflection)
+        models = {"reflection": self.reflection}
         if self.edits is not None:
-            check_reflection("edits", self.edits)
+            models["edits"] = self.edits
+        self._check_options(["openai"], models)
         for name in _WHOLE:
             check_whole(name, getattr(self, name), 1)
         if self.max_reflections is not None:
             check_whole("max_reflections", self.max_reflections, 2)  # those of one candidate
-        if self.max_tokens is not None:
-            check_whole("max_tokens", self.max_tokens, 1)
-        models = [self.reflection] if self.edits is None else [self.reflection, self.edits]
-        check_prices(self.max_cost, self.prices, models)
-        self.prices = dict(self.prices)
-        check_numbers(self)
 
     def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
         """Estimate two requests per new candidate: the critique and the edit."""
@@ -163,49 +141,20 @@ class APO(PromptSearch):
             # these determine the number of candidates per round
             *("max_rollouts", "max_reflections"),
         )
-        return {
-            "algorithm": self.name,
-            "seed": self.seed,
-            "timeout_s": self.timeout_s,
-            "prompts": msgspec.to_builtins(self.prompts),
-            "optimize": list(self.optimize),
-            "reflection": msgspec.to_builtins([self.reflection, self.edits]),
-            "budget": {
-                "max_tokens": self.max_tokens,
-                "max_cost": self.max_cost,
-                "prices": msgspec.to_builtins(dict(self.prices)),
-            },
-            "selection_share": self.selection,  # `selection` is the key of the data
-            **{name: getattr(self, name) for name in options},
-        }
+        models = [self.reflection, self.edits]
+        return self._common_config(models, ("max_tokens", "max_cost"), options)
 
     async def search(self, context: TrainerContext, split: Split) -> Found:
         async with AsyncExitStack() as stack:
-
-            def open_client(llm: LLM) -> EndpointClient:
-                reflector = EndpointClient(
-                    llm,
-                    timeout_s=self.reflection_timeout_s,
-                    patience_s=self.patience_s,
-                    note=context.note,
-                )
-                stack.push_async_callback(reflector.close)
-                return reflector
-
-            critic = open_client(self.reflection)
-            models = Models(critic, critic if self.edits is None else open_client(self.edits))
+            critic = editor = self._open_client(self.reflection, context)
+            stack.push_async_callback(critic.close)
+            if self.edits is not None:
+                editor = self._open_client(self.edits, context)
+                stack.push_async_callback(editor.close)
             journal = SearchLog(context.path / JOURNAL / "apo.jsonl", LIBRARY)
             stack.enter_context(closing(journal))
-            trials = Evaluator(
-                context,
-                self.prompts,
-                journal,
-                self.failure_reward,
-                max_tokens=self.max_tokens,
-                max_cost=self.max_cost,
-                prices=self.prices,
-                begun=self.begun,
-            )
+            trials = self.make_evaluator(context, journal)
+            models = Models(critic, editor)
             return await Search(self._plan(), trials, split, models, context.note).run()
 
     def _plan(self) -> BeamPlan:

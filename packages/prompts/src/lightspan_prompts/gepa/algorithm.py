@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from statistics import fmean
 
-import msgspec
-
 from lightspan.algorithms.protocol import Reflections, TrainerContext
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
@@ -18,20 +16,11 @@ from lightspan.schema.pricing import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
-from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.gepa.search import Search
 from lightspan_prompts.search.candidates import JOURNAL, Found, Split
 from lightspan_prompts.search.search import PromptSearch, evidence_length
 from lightspan_prompts.search.search_log import SearchLog
-from lightspan_prompts.search.validation import (
-    check_installed,
-    check_numbers,
-    check_optimize,
-    check_prices,
-    check_prompts,
-    check_reflection,
-)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -103,26 +92,18 @@ class GEPA(PromptSearch):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_installed("GEPA", ["gepa", "openai"])
-        self.prompts = dict(self.prompts)  # the caller may modify the mapping
-        self.optimize = self.patterns
-        check_prompts(self.prompts)
-        check_optimize("GEPA", self.optimize, self.prompts)
-        check_reflection("reflection", self.reflection)
+        self._check_options(["gepa", "openai"], {"reflection": self.reflection})
         for name in ("max_rollouts", "minibatch", "proposals"):
             check_whole(name, getattr(self, name), 1)
         check_whole("finalists", self.finalists, 0)
-        for name in ("max_reflections", "max_tokens"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
-        if self.max_reflections is not None and self.max_reflections < self.proposals:
-            raise ConfigError(
-                f"max_reflections={self.max_reflections} is less than proposals={self.proposals}, "
-                "which an iteration sends together: raise it, or lower proposals"
-            )
-        check_prices(self.max_cost, self.prices, [self.reflection])
-        self.prices = dict(self.prices)
-        check_numbers(self)
+        if self.max_reflections is not None:
+            check_whole("max_reflections", self.max_reflections, 1)
+            if self.max_reflections < self.proposals:
+                raise ConfigError(
+                    f"max_reflections={self.max_reflections} is less than proposals="
+                    f"{self.proposals}, which an iteration sends together: raise it, or lower "
+                    "proposals"
+                )
 
     def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
         """Estimate one request per minibatch: the maximum, reached if each candidate is worse and
@@ -140,37 +121,17 @@ class GEPA(PromptSearch):
         ]
 
     def config(self) -> dict[str, Json]:
-        budget = ("max_rollouts", "max_reflections", "max_tokens", "max_cost")
-        options = (
-            "minibatch",
-            "proposals",
-            "finalists",
-            "merge",
-            "perfect_reward",
-            "failure_reward",
+        return self._common_config(
+            self.reflection,
+            ("max_rollouts", "max_reflections", "max_tokens", "max_cost"),
+            (
+                *("minibatch", "proposals", "finalists", "merge"),
+                *("perfect_reward", "failure_reward"),
+            ),
         )
-        return {
-            "algorithm": self.name,
-            "seed": self.seed,
-            "timeout_s": self.timeout_s,
-            "prompts": msgspec.to_builtins(self.prompts),
-            "optimize": list(self.optimize),
-            "reflection": msgspec.to_builtins(self.reflection),
-            "budget": {
-                **{name: getattr(self, name) for name in budget},
-                "prices": msgspec.to_builtins(dict(self.prices)),
-            },
-            "selection_share": self.selection,  # `selection` is the key of the data
-            **{name: getattr(self, name) for name in options},
-        }
 
     async def search(self, context: TrainerContext, split: Split) -> Found:
-        reflector = EndpointClient(
-            self.reflection,
-            timeout_s=self.reflection_timeout_s,
-            patience_s=self.patience_s,
-            note=context.note,
-        )
+        reflector = self._open_client(self.reflection, context)
         library = f"gepa {version('gepa')}"
         try:
             with closing(SearchLog(context.path / JOURNAL / "gepa.jsonl", library)) as journal:

@@ -27,7 +27,7 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.search.candidates import Candidate, Found, Split, TooFewRolloutsError
-from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
+from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.reflection import Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, SearchLog
@@ -85,16 +85,7 @@ class Search:
         self._context = context
         self._split = split
         self._reflector = reflector
-        self._trials = Evaluator(
-            context,
-            settings.prompts,
-            journal,
-            settings.failure_reward,
-            max_tokens=settings.max_tokens,
-            max_cost=settings.max_cost,
-            prices=settings.prices,
-            begun=settings.begun,
-        )
+        self._trials = settings.make_evaluator(context, journal)
         self._prompts = dict(settings.prompts)
         """Initial prompts, and those discovered in the app."""
         self._loop = asyncio.get_running_loop()

@@ -23,10 +23,21 @@ from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.records import Json, task_id
 from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
+from lightspan.schema.validation import check_number, check_whole
+from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.search.candidates import Found, Split, split_tasks, write_found
+from lightspan_prompts.search.evaluator import Evaluator
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import survey
+from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
+from lightspan_prompts.search.validation import (
+    check_installed,
+    check_optimize,
+    check_prices,
+    check_prompts,
+    check_reflection,
+)
 
 CHARACTERS_PER_TOKEN: Final = 4
 """Characters per token, for estimates only: the tokenizers of reflection models are unknown."""
@@ -43,7 +54,13 @@ class PromptSearch(Algorithm):
     optimize: str | Sequence[str]
     selection: float
     max_rollouts: int
+    max_tokens: int | None
+    max_cost: float | None
     prices: Mapping[str, Price]
+    failure_reward: float
+    perfect_reward: float | None
+    reflection_timeout_s: float
+    patience_s: float
     found: Found | None = None
     """Result of the search; None before its end."""
     begun: SelectedPrompts | None = None
@@ -54,7 +71,83 @@ class PromptSearch(Algorithm):
     async def search(self, context: TrainerContext, split: Split) -> Found:
         """Run the search, or resume it from its log."""
 
-    # --- what a trainer asks ----------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------
+    def _check_options(self, modules: Sequence[str], models: Mapping[str, LLM]) -> None:
+        """Validate the common options.
+
+        Args:
+            modules: modules that have to be installed.
+            models: option → reflection model.
+
+        Raises:
+            ConfigError: an invalid option.
+            ModuleNotFoundError: a module is missing.
+        """
+        check_installed(self.name, modules)
+        self.prompts = dict(self.prompts)  # the caller may modify the mapping
+        self.optimize = self.patterns
+        check_prompts(self.prompts)
+        check_optimize(self.name, self.optimize, self.prompts)
+        for name, llm in models.items():
+            check_reflection(name, llm)
+        check_prices(self.max_cost, self.prices, list(models.values()))
+        self.prices = dict(self.prices)
+        check_number("selection", self.selection, above=0, below=1)
+        check_number("failure_reward", self.failure_reward)
+        check_number("patience_s", self.patience_s, low=0)
+        check_number("reflection_timeout_s", self.reflection_timeout_s, above=0)
+        if self.timeout_s is not None:
+            check_number("timeout_s", self.timeout_s, above=0)
+        if self.perfect_reward is not None:
+            check_number("perfect_reward", self.perfect_reward)
+        if self.max_tokens is not None:
+            check_whole("max_tokens", self.max_tokens, 1)
+
+    def _common_config(
+        self, reflection: object, budget: Sequence[str], options: Sequence[str]
+    ) -> dict[str, Json]:
+        """Return the configuration of the run.
+
+        Args:
+            reflection: the models.
+            budget: options that may change on resume.
+            options: other options.
+        """
+        limits = {name: getattr(self, name) for name in budget}
+        return {
+            "algorithm": self.name,
+            "seed": self.seed,
+            "timeout_s": self.timeout_s,
+            "prompts": msgspec.to_builtins(self.prompts),
+            "optimize": list(self.optimize),
+            "reflection": msgspec.to_builtins(reflection),
+            "budget": {**limits, "prices": msgspec.to_builtins(dict(self.prices))},
+            "selection_share": self.selection,  # `selection` is the key of the data
+            **{name: getattr(self, name) for name in options},
+        }
+
+    def _open_client(self, llm: LLM, context: TrainerContext) -> EndpointClient:
+        return EndpointClient(
+            llm,
+            timeout_s=self.reflection_timeout_s,
+            patience_s=self.patience_s,
+            note=context.note,
+        )
+
+    def make_evaluator(self, context: TrainerContext, journal: SearchLog) -> Evaluator:
+        """Return the evaluator of a search with this log."""
+        return Evaluator(
+            context,
+            self.prompts,
+            journal,
+            self.failure_reward,
+            max_tokens=self.max_tokens,
+            max_cost=self.max_cost,
+            prices=self.prices,
+            begun=self.begun,
+        )
+
+    # --- for the trainer --------------------------------------------------------------------
     @property
     def tasks_per_step(self) -> int:
         return self.max_rollouts
@@ -96,7 +189,7 @@ class PromptSearch(Algorithm):
     def load_state(self, state: dict[str, Json]) -> None:
         self.found = msgspec.convert(state["found"], Found | None)
 
-    # --- what a dry run tells ---------------------------------------------------------------
+    # --- for a dry run ----------------------------------------------------------------------
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         return survey(episodes, self.patterns).lines() if self.patterns else []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.runners.app import INJECTED
@@ -73,29 +73,6 @@ def check_prices(max_cost: float | None, prices: Mapping[str, Price], asked: Seq
             f"max_cost={max_cost:g} needs the price of every model, and prices= has none for "
             f"{', '.join(map(repr, missing))}: add Price(input=…, output=…) per million tokens"
         )
-
-
-class Numbers(Protocol):
-    """Numeric options of every search."""
-
-    selection: float
-    failure_reward: float
-    reflection_timeout_s: float
-    patience_s: float
-    timeout_s: float | None
-    perfect_reward: float | None
-
-
-def check_numbers(given: Numbers) -> None:
-    """Raise `ConfigError` if an option is out of range."""
-    check_number("selection", given.selection, above=0, below=1)
-    check_number("failure_reward", given.failure_reward)
-    check_number("reflection_timeout_s", given.reflection_timeout_s, above=0)
-    check_number("patience_s", given.patience_s, low=0)
-    if given.timeout_s is not None:
-        check_number("timeout_s", given.timeout_s, above=0)
-    if given.perfect_reward is not None:
-        check_number("perfect_reward", given.perfect_reward)
 
 
 def check_installed(algorithm: str, modules: Sequence[str]) -> None:
