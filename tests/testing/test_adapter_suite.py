@@ -200,7 +200,7 @@ def test_a_prompt_of_two_attempts_is_a_problem(stage: Stage) -> None:
         "You are writer.",
         f"{first.tag}",
     ):
-        stage.brain.says(prompt)
+        stage.brain.answer(prompt)
     assert len(stage.brain.problems) == 4
     stage.brain.problems.clear()
 

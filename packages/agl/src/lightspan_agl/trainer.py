@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from lightspan.errors import (
-    ConfigError,
-    DataError,
-    UnsupportedError,
-)
+from lightspan.errors import ConfigError, DataError, UnsupportedError
 from lightspan.progress import print_line
 from lightspan.schema.records import Json
 from lightspan.stores.aio import run_sync

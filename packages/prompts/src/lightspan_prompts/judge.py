@@ -14,12 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan.errors import (
-    BudgetError,
-    ConfigError,
-    EngineError,
-    how_to_install,
-)
+from lightspan.errors import BudgetError, ConfigError, EngineError, how_to_install
 from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import plural
 from lightspan.schema.llm import LLM

@@ -63,7 +63,7 @@ Says = Mapping[str, Sequence[Turn | str]]
 """Agent → its answers turn by turn; the last is repeated."""
 
 
-class Asked(NamedTuple):
+class ModelCall(NamedTuple):
     """A request that reached a model."""
 
     tag: str
@@ -82,7 +82,7 @@ class Part:
     marks: Mapping[str, str] = field(default_factory=dict)
     """Text in a prompt → agent, for prompts without `You are …`."""
 
-    def who(self, prompt: str) -> str | None:
+    def agent_of(self, prompt: str) -> str | None:
         """Return the agent of a prompt."""
         for mark, name in self.marks.items():
             if mark in prompt:
@@ -95,33 +95,33 @@ class Brain:
     """Answers prompts by their attempt and agent. Thread-safe."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.calls: list[ModelCall] = []
         self.problems: list[str] = []
         """Prompts that mix attempts or have no agent."""
         self.parts: dict[str, Part] = {}
         self._turns: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
-    def says(self, prompt: str, prompt_ids: Sequence[int] = ()) -> tuple[Asked, int]:
+    def answer(self, prompt: str, prompt_ids: Sequence[int] = ()) -> tuple[ModelCall, int]:
         """Return the answer to a prompt and the number of this agent's earlier turns."""
         with self._lock:
             tags = sorted(set(_TAG.findall(prompt)))
             part = self.parts.get(tags[0]) if len(tags) == 1 else None
-            agent = part.who(prompt) if part is not None else None
+            agent = part.agent_of(prompt) if part is not None else None
             if part is None or agent is None or agent not in part.says:
                 self.problems.append(f"attempts {tags}, agent {agent!r} in the prompt {prompt}")
-                return Asked(",".join(tags), str(agent), Turn(text="?"), [*prompt_ids]), 0
+                return ModelCall(",".join(tags), str(agent), Turn(text="?"), [*prompt_ids]), 0
             number = self._turns[tags[0], agent]
             self._turns[tags[0], agent] += 1
             turns = part.says[agent]
             turn = _filled(turns[min(number, len(turns) - 1)], tags[0])
-            self.asked.append(Asked(tags[0], agent, turn, [*prompt_ids]))
-            return self.asked[-1], number
+            self.calls.append(ModelCall(tags[0], agent, turn, [*prompt_ids]))
+            return self.calls[-1], number
 
-    def of(self, tag: str) -> list[Asked]:
+    def calls_in(self, tag: str) -> list[ModelCall]:
         """Return the requests of an attempt in order."""
         with self._lock:
-            return [asked for asked in self.asked if asked.tag == tag]
+            return [call for call in self.calls if call.tag == tag]
 
 
 def _filled(turn: Turn | str, tag: str) -> Turn:
@@ -315,23 +315,23 @@ class Stage:
             played.records = self.wait(self.store.token_records([name]))[name]
 
     def _reply(self, request: Request) -> Reply:
-        asked, number = self.brain.says(json.dumps(request.body, ensure_ascii=False))
+        call, number = self.brain.answer(json.dumps(request.body, ensure_ascii=False))
         calls = [
-            ToolCall(name=name, arguments=text, call_id=f"call_{asked.agent}_{number}_{index}")
-            for index, (name, text) in enumerate(asked.turn.calls)
+            ToolCall(name=name, arguments=text, call_id=f"call_{call.agent}_{number}_{index}")
+            for index, (name, text) in enumerate(call.turn.calls)
         ]
         return Reply(
-            text=asked.turn.text or None,
+            text=call.turn.text or None,
             tool_calls=calls,
-            status=asked.turn.status,
-            delay_s=asked.turn.delay_s,
+            status=call.turn.status,
+            delay_s=call.turn.delay_s,
         )
 
     def _say(self, request: GenerationRequest) -> Say:
         prompt = self.tokenizer.decode(request.prompt_ids)
-        asked, _ = self.brain.says(prompt, request.prompt_ids)
-        self.answered.append((asked.agent, request.policy))
-        turn = asked.turn
+        call, _ = self.brain.answer(prompt, request.prompt_ids)
+        self.answered.append((call.agent, request.policy))
+        turn = call.turn
         gates: dict[int, Gate] = {}
         if turn.delay_s:
             gates[0] = Gate()

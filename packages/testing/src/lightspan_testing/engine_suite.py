@@ -23,12 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.errors import (
-    ContextOverflowError,
-    EngineClosedError,
-    LightspanError,
-    NotFoundError,
-)
+from lightspan.errors import ContextOverflowError, EngineClosedError, LightspanError, NotFoundError
 from lightspan.protocols.engine import GenerationRequest, LoRAWeights, TokenEngine
 from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.tiny import tiny_model

@@ -195,12 +195,12 @@ class Evaluator:
         self._first, self._surveyed = entry, entry.found
         return entry.found
 
-    def may_evaluate(self, asked: Sequence[Trial]) -> bool:
+    def may_evaluate(self, trials: Sequence[Trial]) -> bool:
         """Return whether the log continues with one of these trials, or has ended."""
-        keys = [evaluation_key(trial) for trial in asked]
+        keys = [evaluation_key(trial) for trial in trials]
         return self._journal is None or self._journal.may_continue_with(keys)
 
-    async def evaluate(self, asked: Sequence[Trial]) -> list[Evaluation]:
+    async def evaluate(self, trials: Sequence[Trial]) -> list[Evaluation]:
         """Evaluate trials of one split; those that are not logged run concurrently.
 
         Raises:
@@ -210,22 +210,22 @@ class Evaluator:
             CheckpointError: the log belongs to another search.
             And the errors of rollouts.
         """
-        keys = [evaluation_key(trial) for trial in asked]
+        keys = [evaluation_key(trial) for trial in trials]
         evaluated = self._replayed(keys, Evaluation)
         missing = [place for place, evaluation in enumerate(evaluated) if evaluation is None]
         first, self._first = self._first, None
         surveyed = [] if first is None or 0 not in missing else [first.seen]
-        assert not surveyed or [task_id(task) for task in asked[0].tasks] == [
+        assert not surveyed or [task_id(task) for task in trials[0].tasks] == [
             seen.task_id for seen in surveyed[0]
         ]
-        rest = [asked[place] for place in missing[len(surveyed) :]]
+        rest = [trials[place] for place in missing[len(surveyed) :]]
         if rest:
             self._check_spent()
         fresh = [*surveyed, *await self._rolled_out(rest)]
         if fresh and not self.rollouts:
             _check_scored(fresh[0])
         for place, seen in zip(missing, fresh, strict=True):
-            trial = asked[place]
+            trial = trials[place]
             evaluation = Evaluation(
                 key=keys[place], split=trial.split, candidate=dict(trial.templates), seen=seen
             )
@@ -332,11 +332,11 @@ class Evaluator:
             self._use(seen.usage or {})
             self._applied += seen.applied
             self._kept.update(seen.kept)
-            asked = seen.asked
+            agents = seen.asked
             if self._surveyed is None:  # without a discovery, calls cannot be matched to arguments
-                asked = [ANY_CALL] if seen.calls else []
-            before = self._asked_before.setdefault(seen.task_id, asked)
-            self._unasked.update(() if seen.failed else set(before) - set(asked))
+                agents = [ANY_CALL] if seen.calls else []
+            before = self._asked_before.setdefault(seen.task_id, agents)
+            self._unasked.update(() if seen.failed else set(before) - set(agents))
 
     def _count_answer(self, answer: Reflection, question: Question) -> None:
         self.reflections += 1
@@ -347,8 +347,8 @@ class Evaluator:
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
         """Count tokens per model. Raising after the log entry lets a run resume once a price is
         added."""
-        for model, (asked, answered) in usage.items():
-            if self._prices is not None and model not in self._prices and asked + answered:
+        for model, (sent, received) in usage.items():
+            if self._prices is not None and model not in self._prices and sent + received:
                 if not model:
                     raise ConfigError(
                         "max_cost= cannot be applied: a call of the app has tokens but no model "
@@ -360,7 +360,7 @@ class Evaluator:
                     "continue with resume=True"
                 )
             before = self._used.get(model, (0, 0))
-            self._used[model] = (before[0] + asked, before[1] + answered)
+            self._used[model] = (before[0] + sent, before[1] + received)
 
     @property
     def cost(self) -> float | None:

@@ -36,8 +36,8 @@ class Tally:
     def add(self, played: Played, app: App, stage: Stage) -> None:
         """Count the calls of an attempt."""
         spans = {span.span_id: span for span in played.llm_spans}
-        asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status < 500]
-        self.made += max(len(asked), len(calls_of(app.tree)))  # or by a custom client
+        calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
+        self.made += max(len(calls), len(calls_of(app.tree)))  # or by a custom client
         self.recorded += len(spans)
         self.named += sum(is_named(span, app) for span in spans.values())
         if not played.through_gateway:
@@ -71,8 +71,8 @@ def check_names(played: Played, app: App) -> None:
 
 def is_named(span: Span, app: App) -> bool:
     """Return whether a call has the name of the agent in its prompt."""
-    who = Part({}, app.marks).who(str(span.attributes[c.INPUT_MESSAGES])) or ""
-    return agent_name(path_of(span)) == app.names.get(who, who)
+    agent = Part({}, app.marks).agent_of(str(span.attributes[c.INPUT_MESSAGES])) or ""
+    return agent_name(path_of(span)) == app.names.get(agent, agent)
 
 
 def check_attributes(played: Played) -> None:
@@ -141,8 +141,8 @@ def _check_tool(span: Span) -> None:
 def check_calls(played: Played, stage: Stage) -> None:
     """Check that there are as many recorded calls as calls of the model, SDK retries being one
     call."""
-    asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status < 500]
-    assert len(played.llm_spans) == len(asked)
+    calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
+    assert len(played.llm_spans) == len(calls)
     call_ids = [span.attributes[c.CALL_ID] for span in played.llm_spans]
     assert len(set(call_ids)) == len(call_ids)
 
@@ -150,14 +150,14 @@ def check_calls(played: Played, stage: Stage) -> None:
 def check_bypassing(played: Played, stage: Stage) -> None:
     """Check that a call outside of the SDK is recorded once, in addition to failed calls of the
     OpenAI SDK, and that coverage reports missing tokens."""
-    asked = len(stage.brain.of(played.tag))
+    sdk_calls = len(stage.brain.calls_in(played.tag))
     own = [span for span in played.llm_spans if BYPASSED in str(span.attributes)]
-    assert len(played.llm_spans) == len(own) + asked
+    assert len(played.llm_spans) == len(own) + sdk_calls
     assert len(own) == 1
     assert not any(record.response_ids for record in played.records)
     assert own[0].attributes[c.ROUTE] == Route.APP
     assert BYPASSED in str(own[0].attributes[c.OUTPUT_MESSAGES])
-    if not asked:
+    if not sdk_calls:
         check_untrained(played)
 
 
@@ -195,12 +195,12 @@ def check_tokens(played: Played, stage: Stage) -> None:
 
 def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]]:
     """Return prompt and answer of the calls that the gateway answered completely."""
-    asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status == 200]
+    calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status == 200]
     complete = sum(bool(record.response_ids) for record in played.records)
     return [
-        (asked.prompt_ids, stage.engine.ids(sampled_text(asked.turn)))
-        for asked in asked
-        if not asked.turn.delay_s or complete == len(played.llm_spans)
+        (call.prompt_ids, stage.engine.ids(sampled_text(call.turn)))
+        for call in calls
+        if not call.turn.delay_s or complete == len(played.llm_spans)
     ]
 
 

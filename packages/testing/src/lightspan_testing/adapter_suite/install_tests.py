@@ -112,7 +112,7 @@ class InstallTests(AdapterTests):
         played = stage.open(part_of(app, "team"), through_gateway=False)
         with self.adapter.instrument():
             run_sync(replace(app, run_sync=None), played)
-        assert len(stage.brain.of(played.tag)) == len(calls_of(app.tree))
+        assert len(stage.brain.calls_in(played.tag)) == len(calls_of(app.tree))
         stage.close(played)
         assert played.spans == []
 

@@ -110,10 +110,10 @@ def _by_agent(stage: Stage, played: Played) -> tuple[list[str], list[str]]:
     writers: list[str] = []
     checkers: list[str] = []
     requests: list[Request] = stage.requests_of(played.tag)
-    for request, asked in zip(requests, stage.brain.of(played.tag), strict=True):
+    for request, call in zip(requests, stage.brain.calls_in(played.tag), strict=True):
         assert request.headers["authorization"] == "Bearer key"
         body = json.dumps(request.body).replace(played.tag, "TASK")
-        (checkers if asked.agent == "checker" else writers).append(body)
+        (checkers if call.agent == "checker" else writers).append(body)
     return writers, checkers
 
 

@@ -99,7 +99,7 @@ async def _attempt(stage: Stage, app: App, played: Played, *, is_cancelled: bool
     task = asyncio.ensure_future(_awaited(app.run(played.text)))
     try:
         if is_cancelled:
-            while not stage.brain.of(played.tag) and not task.done():  # noqa: ASYNC110
+            while not stage.brain.calls_in(played.tag) and not task.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.05)
             task.cancel()
@@ -140,10 +140,10 @@ def _settle(stage: Stage, played: Played) -> None:
     if not played.through_gateway:
         return
     name, until = played.scope.attempt_id, time.monotonic() + 5
-    asked = len(stage.brain.of(played.tag))
+    calls = len(stage.brain.calls_in(played.tag))
     while time.monotonic() < until:
         spans = stage.wait(stage.store.spans([name]))[name]
-        if len({span.attributes[c.CALL_ID] for span in spans}) >= min(asked, 1) and all(
+        if len({span.attributes[c.CALL_ID] for span in spans}) >= min(calls, 1) and all(
             request.request_id in {*stage.engine.finished, *stage.engine.cancelled}
             for request in stage.engine.requests
         ):

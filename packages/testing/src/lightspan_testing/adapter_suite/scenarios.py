@@ -70,13 +70,13 @@ def by_other_means(scenario: str, model: Model) -> Callable[[Any], str]:
     def answer(prompt: Any) -> str:
         for _ in range(SCENARIOS[scenario].asks_first):
             with suppress(openai.OpenAIError):
-                return _asked(model, str(prompt))
+                return _call_sdk(model, str(prompt))
         return bypassed()
 
     return answer
 
 
-def _asked(model: Model, prompt: str) -> str:
+def _call_sdk(model: Model, prompt: str) -> str:
     messages: Any = [{"role": "user", "content": prompt}]
     with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
         create = client.chat.completions.create

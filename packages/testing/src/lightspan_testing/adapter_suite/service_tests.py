@@ -117,7 +117,7 @@ class ServiceTests(AdapterTests):
         }
         assert list(sampled_attempts.values()) == played[: CONCURRENT // 2]
         for attempt in played:
-            assert len(stage.brain.of(attempt.tag)) == len(calls_of(apps[0].tree))
+            assert len(stage.brain.calls_in(attempt.tag)) == len(calls_of(apps[0].tree))
         recorded = read_recorded(production)
         assert len(recorded) == len(sampled_attempts)
         for stored in recorded:
@@ -228,8 +228,8 @@ class ServiceTests(AdapterTests):
             sdk_instrumentation.close()
         assert served.usage.failed == 0
         assert served.usage.summary() == {path: {path: n} for path, n in Counter(paths).items()}
-        for asked, policy in stage.answered[before:]:
-            assert app.names.get(asked, asked) == agent_name(policy)
+        for agent, policy in stage.answered[before:]:
+            assert app.names.get(agent, agent) == agent_name(policy)
         return played
 
     def together(self, app: App, scenario: str) -> App:

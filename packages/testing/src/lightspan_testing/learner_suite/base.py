@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.errors import (
-    UnsupportedError,
-)
+from lightspan.errors import UnsupportedError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Learner, Optimizer, PolicyLoss
 from lightspan_testing.tiny import tiny_model

@@ -12,10 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from lightspan.errors import (
-    ConfigError,
-    DataError,
-)
+from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.rows import Response
 from lightspan.protocols.learner import Loss, PolicyLoss, SFTLoss
 from lightspan_testing.learner_suite.base import (

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightspan.errors import (
-    NotFoundError,
-)
+from lightspan.errors import NotFoundError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.engine import (
     ChatTokenizer,

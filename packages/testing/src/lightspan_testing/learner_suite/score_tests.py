@@ -10,19 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.errors import (
-    DataError,
-)
+from lightspan.errors import DataError
 from lightspan.lightning.rows import Constraint
 from lightspan.protocols.learner import Learner
-from lightspan_testing.learner_suite.base import (
-    LearnerTests,
-)
-from lightspan_testing.learner_suite.rows import (
-    make_rows,
-    random_row,
-    token_logprobs,
-)
+from lightspan_testing.learner_suite.base import LearnerTests
+from lightspan_testing.learner_suite.rows import make_rows, random_row, token_logprobs
 from lightspan_torch.engine.tokenizer import load_tokenizer
 
 

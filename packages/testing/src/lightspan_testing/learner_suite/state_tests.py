@@ -8,24 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.errors import (
-    CheckpointError,
-    NotFoundError,
-)
+from lightspan.errors import CheckpointError, NotFoundError
 from lightspan.protocols.learner import LoRA, Optimizer
-from lightspan_testing.learner_suite.base import (
-    BOTH_CLIPS,
-    LearnerTests,
-)
-from lightspan_testing.learner_suite.reference import (
-    WeightSink,
-    distance,
-    published,
-)
-from lightspan_testing.learner_suite.rows import (
-    make_rows,
-    token_logprobs,
-)
+from lightspan_testing.learner_suite.base import BOTH_CLIPS, LearnerTests
+from lightspan_testing.learner_suite.reference import WeightSink, distance, published
+from lightspan_testing.learner_suite.rows import make_rows, token_logprobs
 from lightspan_torch.engine.weights import load_model
 
 

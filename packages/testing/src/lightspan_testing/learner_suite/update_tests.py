@@ -11,17 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightspan.errors import (
-    DataError,
-    NotFoundError,
-)
+from lightspan.errors import DataError, NotFoundError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Optimizer, PolicyLoss, SFTLoss
-from lightspan_testing.learner_suite.base import (
-    BOTH_CLIPS,
-    SGD_LIKE,
-    LearnerTests,
-)
+from lightspan_testing.learner_suite.base import BOTH_CLIPS, SGD_LIKE, LearnerTests
 from lightspan_testing.learner_suite.reference import (
     distance,
     published,
@@ -29,9 +22,7 @@ from lightspan_testing.learner_suite.reference import (
     reference_optimizer,
     take_step,
 )
-from lightspan_testing.learner_suite.rows import (
-    make_rows,
-)
+from lightspan_testing.learner_suite.rows import make_rows
 from lightspan_torch.engine.weights import load_model
 
 
