@@ -289,8 +289,7 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {"arr__rollout__top_p": 0.9},
-            "actor_rollout_ref.rollout.top_p=0.9: use 1: other log-probabilities are not those of "
-            "training",
+            "actor_rollout_ref.rollout.top_p=0.9: use 1: others change the log-probabilities",
         ),
         (
             {"custom_reward_function__path": "reward.py"},

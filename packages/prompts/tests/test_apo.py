@@ -566,7 +566,7 @@ async def test_runs_are_looked_at_in_several_ways(server: ScriptedServer, tmp_pa
         ({"prompts": {"p": "text"}}, r"prompts\['p'\] is a str: use PromptTemplate"),
         ({"reflection": "gpt"}, "reflection='gpt': use LLM"),
         ({"edits": "gpt"}, "edits='gpt': use LLM"),
-        ({"edits": LLM(base_url="x", model="m")}, "edits model's base URL 'x' is no"),
+        ({"edits": LLM(base_url="x", model="m")}, "the base URL of edits= 'x' is no"),
         ({"beam_width": 0}, "beam_width=0 must be at least 1"),
         ({"branch_factor": 0}, "branch_factor=0"),
         ({"beam_rounds": 1.5}, "beam_rounds=1.5"),

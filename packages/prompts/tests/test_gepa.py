@@ -631,7 +631,7 @@ def test_answers_without_a_text(answer: str) -> None:
         ({"prompts": {"a b": PromptTemplate("x")}}, r"prompts\['a b'\].* no identifier"),
         ({"prompts": {"task": PromptTemplate("x")}}, r"prompts\['task'\].* is reserved"),
         ({"reflection": "gpt"}, "reflection='gpt': use LLM"),
-        ({"reflection": LLM(base_url="x", model="m")}, "reflection model's base URL 'x' is no"),
+        ({"reflection": LLM(base_url="x", model="m")}, "the base URL of reflection= 'x' is no"),
         ({"max_rollouts": 0}, "max_rollouts=0 must be at least 1"),
         ({"max_reflections": 0}, "max_reflections=0 must be at least 1"),
         (

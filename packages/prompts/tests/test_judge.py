@@ -595,7 +595,7 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
     [
         ({"rubric": " "}, "describe in words what is good"),
         ({"llm": "gpt"}, "use LLM"),
-        ({"llm": LLM(base_url="ftp://x", model="m")}, "the judge's base URL"),
+        ({"llm": LLM(base_url="ftp://x", model="m")}, "the base URL of llm="),
         (
             {"llm": LLM(base_url="http://x/v1", model="m", api_key_env="NO_SUCH_KEY")},
             r"the key in \$NO_SUCH_KEY",

@@ -236,14 +236,14 @@ class Alternate(Algorithm):
         """Search for better prompts, or resume the search from its log."""
         half, state = self.prompts, self._state
         turns = self.cycles - cycle
-        tokens = None if half.max_tokens is None else half.max_tokens - state.tokens
-        if tokens is not None and tokens <= 0:
-            context.note(f"max_tokens={half.max_tokens} is used up: the prompts stay unchanged")
-            return {"rollouts": 0, "scored": 0, "failed": 0}
-        cost = None if half.max_cost is None else half.max_cost - state.cost
-        if cost is not None and cost <= 0:
-            context.note(f"max_cost={half.max_cost:g} is used up: the prompts stay unchanged")
-            return {"rollouts": 0, "scored": 0, "failed": 0}
+        limits: dict[str, Any] = {}
+        for name, spent in (("max_tokens", state.tokens), ("max_cost", state.cost)):
+            limit = getattr(half, name)
+            limits[name] = None if limit is None else limit - spent
+            if limit is not None and spent >= limit:
+                context.note(f"{name}={limit:g} is used up: the prompts stay unchanged")
+                return {"rollouts": 0, "scored": 0, "failed": 0}
+        tokens, cost = limits["max_tokens"], limits["max_cost"]
         asked = half.max_reflections
         search = replace(
             half,

@@ -9,22 +9,22 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan.errors import BudgetError, ConfigError, EngineError, how_to_install
+from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import plural
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.schema.redaction import kept_text
-from lightspan.schema.validation import check_choice, check_number, check_url, check_whole
+from lightspan.schema.validation import check_choice, check_number, check_whole
 from lightspan.training.jsonl_log import append, read
 from lightspan.training.rewards import OWN, Member, Scored, Scoring, ScoringPosition
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.judge_prompts import LETTERS, Ballot, ballots, comment, scores
+from lightspan_prompts.search.validation import check_installed, check_reflection
 
 JOURNAL: Final = "journal"
 """Folder of logs in the run's folder."""
@@ -83,14 +83,8 @@ class Judge:
     def __post_init__(self) -> None:
         if not isinstance(self.rubric, str) or not self.rubric.strip():
             raise ConfigError(f"rubric={self.rubric!r:.40}: describe in words what is good")
-        if not isinstance(self.llm, LLM):
-            raise ConfigError(f"llm={self.llm!r:.100}: use LLM(base_url=…, model=…)")
-        if find_spec("openai") is None:
-            raise ModuleNotFoundError(
-                f"Judge needs 'openai': {how_to_install('prompts')}", name="openai"
-            )
-        check_url(self.llm.base_url, "the judge's base URL")
-        _ = self.llm.api_key  # raises before any rollout
+        check_installed("Judge", ["openai"])
+        check_reflection("llm", self.llm)
         check_whole("together", self.together, 1)
         if self.together > len(LETTERS):
             raise ConfigError(f"together={self.together} must be at most {len(LETTERS)}")
@@ -182,16 +176,14 @@ class _OpenJudge:
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
         """See `Scoring`."""
-        shown = [[self._shown(member) for member in group] for group in groups]
+        whole = self._judge.show == "conversation"
+        shown = [[transcript(one.episode, whole=whole) for one in group] for group in groups]
         asked = [self._ballots(group, texts) for group, texts in zip(groups, shown, strict=True)]
         answers = await self._answers([ballot for of_group in asked for ballot in of_group])
         return [
             [_scored(text, of_group, answers) for text in texts]
             for texts, of_group in zip(shown, asked, strict=True)
         ]
-
-    def _shown(self, member: Member) -> str:
-        return transcript(member.episode, whole=self._judge.show == "conversation")
 
     def _ballots(self, group: Sequence[Member], texts: Sequence[str]) -> list[Ballot]:
         judge = self._judge

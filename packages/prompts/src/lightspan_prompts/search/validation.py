@@ -50,7 +50,7 @@ def check_reflection(name: str, llm: Any) -> None:
     """Raise `ConfigError` unless this is an endpoint whose API key is set, before any rollout."""
     if not isinstance(llm, LLM):
         raise ConfigError(f"{name}={llm!r:.100}: use LLM(base_url=…, model=…)")
-    check_url(llm.base_url, f"the {name} model's base URL")
+    check_url(llm.base_url, f"the base URL of {name}=")
     _ = llm.api_key  # raises where the variable is not set
 
 

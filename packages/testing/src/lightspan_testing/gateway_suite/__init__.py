@@ -51,6 +51,21 @@ from lightspan_testing.scripted_engine import Gate, Say, logprob_of
 from lightspan_testing.wait import until
 
 
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _reach(gates: Sequence[Gate]) -> None:
+    for gate in gates:
+        await gate.reached.wait()
+
+
+def _open(gates: Sequence[Gate]) -> None:
+    for gate in gates:
+        gate.open()
+
+
 class GatewaySuite:
     """See the module's docstring. Needs a fixture `store`: an open, empty store."""
 
@@ -74,10 +89,8 @@ class GatewaySuite:
     ) -> tuple[Reading, CallOutcome]:
         """Cancel the call in mid-generation and repeat it."""
         task = asyncio.create_task(rig.ask(**cell.body()))
-        for gate in gates:
-            await gate.reached.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await _reach(gates)
+        await _cancel(task)
         await until(lambda: len(rig.engine.cancelled) == cell.n)
         await rig.session().calls["call-a"].wait_done()
         [span] = await rig.spans()
@@ -89,8 +102,7 @@ class GatewaySuite:
         assert [record.response_ids for record in records] == stored
         assert {record.outcome for record in records} <= {CallOutcome.CANCELLED}
         assert {record.finish_reason for record in records} <= {FinishReason.CANCELLED}
-        for gate in gates:
-            gate.open()
+        _open(gates)
         reading = await rig.ask(**cell.body())
         prompt, again = rig.prompt(), rig.engine.requests[cell.n :]
         starts = [[*prompt, *ids] if cell.stream else prompt for ids in partial]
@@ -102,13 +114,11 @@ class GatewaySuite:
     ) -> tuple[Reading, CallOutcome]:
         """Make the same call three times: twice at once, and again after its end."""
         first = asyncio.create_task(rig.ask(**cell.body()))
-        for gate in gates:
-            await gate.reached.wait()
+        await _reach(gates)
         second = asyncio.create_task(rig.ask(**cell.body()))
         [call] = rig.session().calls.values()
         await until(lambda: call._clients == 2)
-        for gate in gates:
-            gate.open()
+        _open(gates)
         readings = [await first, await second, await rig.ask(**cell.body())]
         assert len(rig.engine.requests) == cell.n
         assert readings[0] == readings[1] == readings[2]
@@ -161,15 +171,12 @@ class GatewaySuite:
         async with make_rig(store, script) as rig:
             if cell.ending in HELD_ENDINGS:
                 first = asyncio.create_task(rig.ask_text(**cell.body()))
-                for gate in gates:
-                    await gate.reached.wait()
+                await _reach(gates)
                 if cell.ending == "cancelled":
-                    first.cancel()
-                    await asyncio.gather(first, return_exceptions=True)
+                    await _cancel(first)
                     await until(lambda: len(rig.engine.cancelled) == count)
                     await rig.session().calls["call-a"].wait_done()
-                for gate in gates:
-                    gate.open()
+                _open(gates)
             reading = await rig.ask_text(**cell.body())
             if cell.ending == "retried":
                 assert await first == reading
@@ -228,13 +235,10 @@ class GatewaySuite:
 
         async with make_rig(store, script) as rig:
             task = asyncio.create_task(rig.ask(stream=True, n=n))
-            for gate in gates:
-                await gate.reached.wait()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await _reach(gates)
+            await _cancel(task)
             await rig.restart()
-            for gate in gates:
-                gate.open()
+            _open(gates)
             reading = await rig.ask(stream=True, n=n)
             texts = {index: content.content for index, content in reading.choices.items()}
             assert texts == {index: f"The answer is {index}." for index in range(n)}
@@ -253,8 +257,7 @@ class GatewaySuite:
         async with make_rig(store, [Say(text="one", gates={2: gate}), "two"]) as rig:
             task = asyncio.create_task(rig.ask())
             await gate.reached.wait()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await _cancel(task)
             await rig.restart()
             assert (await rig.ask()).choices[0].content == "two"
             [record] = await rig.records()
