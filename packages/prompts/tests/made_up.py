@@ -12,7 +12,7 @@ from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
-from lightspan_prompts.search.candidates import Found
+from lightspan_prompts.search.candidates import SearchResult
 from lightspan_testing.scripted import Request, ScriptedServer
 
 TASKS: list[Any] = [{"n": n} for n in range(10)]
@@ -90,7 +90,7 @@ def call(number: int, model: str, asked: int, answered: int, choice: int = 0) ->
     return Call(f"call-{number}", choice, "agent", CallOutcome.OK, span=span)
 
 
-def pool(found: Found) -> list[Any]:
+def pool(found: SearchResult) -> list[Any]:
     return [(each.templates, each.parents, each.rewards, each.mean) for each in found.candidates]
 
 
@@ -108,7 +108,7 @@ def gepa(server: ScriptedServer, **options: Any) -> GEPA:
     return GEPA(prompts, llm, **{"max_rollouts": 150, "perfect_reward": None, **options})
 
 
-async def search(algorithm: GEPA, world: World) -> Found:
+async def search(algorithm: GEPA, world: World) -> SearchResult:
     await algorithm.run_step(world)  # type: ignore[arg-type]
     assert algorithm.found is not None
     return algorithm.found

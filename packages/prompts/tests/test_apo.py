@@ -19,7 +19,7 @@ from lightspan.errors import CheckpointError, ConfigError, EngineError, RewardEr
 from lightspan.schema.records import task_id
 from lightspan_prompts import endpoint_client
 from lightspan_prompts.apo import reflection_prompts
-from lightspan_prompts.search.candidates import Found, read_found
+from lightspan_prompts.search.candidates import SearchResult, read_found
 from lightspan_prompts.search.search_log import Evaluation, Reflection, SearchLog
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from packages.prompts.tests.made_up import TASKS, WORDS, World, pool, score
@@ -62,7 +62,7 @@ def apo(server: ScriptedServer, **options: Any) -> APO:
     return APO(prompts, llm, **{**BEAM, "perfect_reward": None, **options})
 
 
-async def search(algorithm: APO, world: World) -> Found:
+async def search(algorithm: APO, world: World) -> SearchResult:
     await algorithm.run_step(world)  # type: ignore[arg-type]
     assert algorithm.found is not None
     return algorithm.found

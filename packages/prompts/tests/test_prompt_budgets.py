@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from lightspan import Price
-from lightspan_prompts.search.candidates import Found
+from lightspan_prompts.search.candidates import SearchResult
 from lightspan_testing.scripted import ScriptedServer
 from packages.prompts.tests import made_up
 from packages.prompts.tests.made_up import World, call, gepa, pool
@@ -47,7 +47,7 @@ def critic() -> Iterator[ScriptedServer]:
 class Life(NamedTuple):
     """Results of a search in one process."""
 
-    found: Found
+    found: SearchResult
     batches: list[int]
     """Rollouts that were requested together."""
     questions: int

@@ -116,11 +116,11 @@ class Alternate(Algorithm):
                 f"{self._step_rollouts}: give at least "
                 f"{prompts.max_rollouts + cycles * self._step_rollouts}, or fewer cycles"
             )
-        asked = prompts.max_reflections
+        reflections = prompts.max_reflections
         least = cycles * max(2, prompts.proposals if isinstance(prompts, GEPA) else 0)
-        if asked is not None and asked < least:
+        if reflections is not None and reflections < least:
             raise ConfigError(
-                f"Alternate(cycles={cycles}): max_reflections={asked} is too few for a new "
+                f"Alternate(cycles={cycles}): max_reflections={reflections} is too few for a new "
                 f"candidate in each; give at least {least}"
             )
         self._searches: dict[int, int] = {}
@@ -244,11 +244,13 @@ class Alternate(Algorithm):
                 context.note(f"{name}={limit:g} is used up: the prompts stay unchanged")
                 return {"rollouts": 0, "scored": 0, "failed": 0}
         tokens, cost = limits["max_tokens"], limits["max_cost"]
-        asked = half.max_reflections
+        reflections = half.max_reflections
         search = replace(
             half,
             max_rollouts=(half.max_rollouts - state.rollouts) // turns,
-            max_reflections=None if asked is None else (asked - state.reflections) // turns,
+            max_reflections=None
+            if reflections is None
+            else (reflections - state.reflections) // turns,
             max_tokens=None if tokens is None else max(1, tokens // turns),
             max_cost=None if cost is None else cost / turns,
         )
@@ -261,15 +263,15 @@ class Alternate(Algorithm):
                 f"may use {search.max_rollouts}: {error}; each cycle has an equal share"
             ) from error
         context.explain({})  # its calls were answered by the trained model but train nothing
-        found = search.found
-        assert found is not None
-        state.templates = found.candidates[found.chosen].templates
-        state.surveyed = found.surveyed
-        state.asked = found.asked
-        state.rollouts += found.rollouts
-        state.reflections += found.reflections
-        state.tokens += found.tokens
-        state.cost += found.cost or 0.0
+        result = search.found
+        assert result is not None
+        state.templates = result.candidates[result.chosen].templates
+        state.surveyed = result.surveyed
+        state.asked = result.asked
+        state.rollouts += result.rollouts
+        state.reflections += result.reflections
+        state.tokens += result.tokens
+        state.cost += result.cost or 0.0
         return metrics
 
     def _folder(self, context: TrainerContext) -> Path:

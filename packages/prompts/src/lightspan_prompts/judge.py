@@ -101,8 +101,8 @@ class Judge:
     def config(self) -> dict[str, Json]:
         """Return the options that determine rewards, without address and budgets."""
         names = ("name", "rubric", "together", "orders", "show", "seed")
-        asked = {"model": self.llm.model, "sampling": dict(self.llm.sampling)}
-        return {**{name: getattr(self, name) for name in names}, **asked}
+        model = {"model": self.llm.model, "sampling": dict(self.llm.sampling)}
+        return {**{name: getattr(self, name) for name in names}, **model}
 
     @asynccontextmanager
     async def opened(self, place: ScoringPosition) -> AsyncIterator[Scoring]:
@@ -178,11 +178,11 @@ class _OpenJudge:
         """See `Scoring`."""
         whole = self._judge.show == "conversation"
         shown = [[transcript(one.episode, whole=whole) for one in group] for group in groups]
-        asked = [self._ballots(group, texts) for group, texts in zip(groups, shown, strict=True)]
-        answers = await self._answers([ballot for of_group in asked for ballot in of_group])
+        requests = [self._ballots(group, texts) for group, texts in zip(groups, shown, strict=True)]
+        answers = await self._answers([ballot for of_group in requests for ballot in of_group])
         return [
             [_scored(text, of_group, answers) for text in texts]
-            for texts, of_group in zip(shown, asked, strict=True)
+            for texts, of_group in zip(shown, requests, strict=True)
         ]
 
     def _ballots(self, group: Sequence[Member], texts: Sequence[str]) -> list[Ballot]:
@@ -196,9 +196,9 @@ class _OpenJudge:
             seed=judge.seed,
         )
 
-    async def _answers(self, asked: Sequence[Ballot]) -> dict[str, _Answer]:
+    async def _answers(self, requests: Sequence[Ballot]) -> dict[str, _Answer]:
         """Return the answer to each request, from the log or the endpoint."""
-        keys = {ballot.prompt: _key(self._judge.llm, ballot.prompt) for ballot in asked}
+        keys = {ballot.prompt: _key(self._judge.llm, ballot.prompt) for ballot in requests}
         fresh = [text for text, key in keys.items() if key not in self._judgements]
         was_answered = bool(self._judgements)
         self._check_calls(len(fresh))
@@ -223,7 +223,7 @@ class _OpenJudge:
         if fresh and len(failed) == len(fresh) and not was_answered:
             raise EngineError(f"the judge's first requests all failed: {failed[fresh[0]]}")
         results: dict[str, _Answer] = {}
-        for ballot in asked:
+        for ballot in requests:
             judgement = self._judgements.get(keys[ballot.prompt])
             if judgement is None:
                 results[ballot.prompt] = _Answer([failed[ballot.prompt]] * len(ballot.shown), "")
@@ -290,10 +290,12 @@ class _Answer(NamedTuple):
     comment: str
 
 
-def _scored(text: str, asked: Sequence[Ballot], answers: Mapping[str, _Answer]) -> Scored:
+def _scored(
+    text: str, ballots_of_group: Sequence[Ballot], answers: Mapping[str, _Answer]
+) -> Scored:
     """Return a transcript's mean score; none if one is missing, because position bias would not
     cancel."""
-    showing = [ballot for ballot in asked if text in ballot.shown]
+    showing = [ballot for ballot in ballots_of_group if text in ballot.shown]
     values = [answers[ballot.prompt].scores[ballot.shown.index(text)] for ballot in showing]
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
@@ -310,9 +312,9 @@ def _reasons(text: str, ballot: Ballot, remark: str) -> str:
     return f"(named {letter}, compared with {len(ballot.shown) - 1} others) {remark}"
 
 
-def _key(llm: LLM, asked: str) -> str:
+def _key(llm: LLM, prompt: str) -> str:
     """Return the log's key of a request."""
-    data = msgspec.json.encode([llm.model, llm.sampling, asked], order="sorted")
+    data = msgspec.json.encode([llm.model, llm.sampling, prompt], order="sorted")
     return hashlib.sha256(data).hexdigest()[:24]
 
 

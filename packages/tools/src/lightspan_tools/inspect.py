@@ -23,7 +23,7 @@ from lightspan.stores.protocol import Store
 from lightspan.training.alerts import AlertMonitor
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import OWN
-from lightspan_prompts.search.candidates import Found, read_searches
+from lightspan_prompts.search.candidates import SearchResult, read_searches
 from lightspan_tools.pagination import Page, TableRow, table_lines
 from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
 
@@ -257,7 +257,7 @@ def _prompt_lines(run: RunFolder) -> Iterator[str]:
         yield from (f"  {line}" for line in prompt.diff().splitlines())
 
 
-def _candidate_lines(found: Found) -> Iterator[str]:
+def _candidate_lines(found: SearchResult) -> Iterator[str]:
     for number, candidate in enumerate(found.candidates):
         made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
         chosen = ", chosen" if number == found.chosen else ""

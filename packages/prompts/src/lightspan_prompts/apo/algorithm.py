@@ -16,7 +16,7 @@ from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
 from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search
-from lightspan_prompts.search.candidates import JOURNAL, Found, Split
+from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
 from lightspan_prompts.search.search import PromptSearch, evidence_length
 from lightspan_prompts.search.search_log import SearchLog
 
@@ -144,7 +144,7 @@ class APO(PromptSearch):
         models = [self.reflection, self.edits]
         return self._common_config(models, ("max_tokens", "max_cost"), options)
 
-    async def search(self, context: TrainerContext, split: Split) -> Found:
+    async def search(self, context: TrainerContext, split: Split) -> SearchResult:
         async with AsyncExitStack() as stack:
             critic = editor = self._open_client(self.reflection, context)
             stack.push_async_callback(critic.close)

@@ -71,13 +71,13 @@ written in exactly this way; other text in braces is not filled.
 """
 
 
-def critique(name: str, template: PromptTemplate, seen: Sequence[Evidence], angle: str) -> str:
+def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], angle: str) -> str:
     """Return the request for a critique of a prompt: its textual gradient."""
     return _CRITIQUE.format(
         name=name,
         text=template.text,
         rules=_rules(template),
-        runs=examples(seen),
+        runs=examples(evidence),
         angle=angle,
     )
 

@@ -13,7 +13,7 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
 from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.endpoint_client import EndpointClient
-from lightspan_prompts.search.candidates import Candidate, Found, Split, TooFewRolloutsError
+from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
 from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
 from lightspan_prompts.search.reflection import Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, Reflection
@@ -100,7 +100,7 @@ class Search:
         changed one prompt continues with the next."""
         self._beam: list[int] = []
 
-    async def run(self) -> Found:
+    async def run(self) -> SearchResult:
         """Search until the rounds are done or a budget is used up.
 
         Raises:
@@ -122,7 +122,7 @@ class Search:
             ended = str(why)
         # if a budget ended a round, its last candidates were not compared
         compared = [candidate for candidate in self._candidates if candidate.rewards]
-        return self._trials.found(compared, self.chosen, ended)
+        return self._trials.result(compared, self.chosen, ended)
 
     async def _rounds(self) -> str:
         """Run the rounds; return the reason for the end."""
@@ -183,8 +183,8 @@ class Search:
         if plan.max_reflections is not None:
             most = min(most, (plan.max_reflections - trials.reflections) // 2)
         if plan.max_rollouts is not None:
-            left = plan.max_rollouts - trials.rollouts
-            while most > 0 and self._rollouts_of(most) > left:
+            remaining = plan.max_rollouts - trials.rollouts
+            while most > 0 and self._rollouts_of(most) > remaining:
                 most -= 1
         return max(0, most)
 
@@ -198,8 +198,8 @@ class Search:
         if self._expansions():
             return ""
         if plan.max_reflections is not None and plan.max_reflections - trials.reflections < 2:
-            asked = f"{trials.reflections} of max_reflections={plan.max_reflections}"
-            return f"{asked} reflections are done, and another candidate takes two"
+            done = f"{trials.reflections} of max_reflections={plan.max_reflections}"
+            return f"{done} reflections are done, and another candidate takes two"
         return (
             f"{trials.rollouts} of max_rollouts={plan.max_rollouts} rollouts are done, and "
             f"another candidate may take {self._rollouts_of(1)}"
@@ -262,7 +262,7 @@ class Search:
         open_slots = [
             (slot, run)
             for slot, run in zip(slots, runs, strict=True)
-            if not all(self._is_perfect(seen.reward) for seen in run.seen)
+            if not all(self._is_perfect(evidence.reward) for evidence in run.seen)
         ]
         critiques = await self._reflected(
             [
@@ -348,7 +348,7 @@ class Search:
         return Candidate(
             templates=candidate.templates,
             parents=candidate.parents,
-            rewards={seen.task_id: seen.reward for seen in run.seen},
+            rewards={evidence.task_id: evidence.reward for evidence in run.seen},
             mean=self._trials.mean_of(run.seen),
             rollouts=self._trials.rollouts,
             is_whole=is_whole,

@@ -18,7 +18,7 @@ from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.gepa.search import Search
-from lightspan_prompts.search.candidates import JOURNAL, Found, Split
+from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
 from lightspan_prompts.search.search import PromptSearch, evidence_length
 from lightspan_prompts.search.search_log import SearchLog
 
@@ -130,7 +130,7 @@ class GEPA(PromptSearch):
             ),
         )
 
-    async def search(self, context: TrainerContext, split: Split) -> Found:
+    async def search(self, context: TrainerContext, split: Split) -> SearchResult:
         reflector = self._open_client(self.reflection, context)
         library = f"gepa {version('gepa')}"
         try:

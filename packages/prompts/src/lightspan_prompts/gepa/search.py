@@ -26,7 +26,7 @@ from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan_prompts.gepa.reflection_prompts import question
-from lightspan_prompts.search.candidates import Candidate, Found, Split, TooFewRolloutsError
+from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
 from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.reflection import Unusable, proposed_template
@@ -99,7 +99,7 @@ class Search:
         """Candidate → its last evaluation on the selection split."""
         self._ended = ""
 
-    async def run(self) -> Found:
+    async def run(self) -> SearchResult:
         """Search until a budget is used up.
 
         Raises:
@@ -140,7 +140,7 @@ class Search:
         thread.join()
         if self._error is not None:
             raise self._error
-        return self._trials.found(self._candidates, await self._confirmed(), self._ended)
+        return self._trials.result(self._candidates, await self._confirmed(), self._ended)
 
     @property
     def _names(self) -> list[str]:
@@ -154,8 +154,8 @@ class Search:
         competes as it is; other candidates compete only if they were run again.
         """
         candidates, selection = self._candidates, self._split.selection
-        left = self._settings.max_rollouts - self._trials.rollouts
-        count = max(0, min(self._settings.finalists, left // len(selection)))
+        remaining = self._settings.max_rollouts - self._trials.rollouts
+        count = max(0, min(self._settings.finalists, remaining // len(selection)))
         best = sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)[:count]
         if best in ([], [0]) or self._trials.spent():
             return self._chosen
@@ -163,7 +163,7 @@ class Search:
         if not self._trials.may_evaluate(trials):  # a budget was lowered: the log continued here
             return self._chosen
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
-            again = {seen.task_id: seen.reward for seen in evaluation.seen}
+            again = {evidence.task_id: evidence.reward for evidence in evaluation.seen}
             means = (candidates[number].mean, self._trials.mean_of(evaluation.seen))
             candidates[number] = msgspec.structs.replace(
                 candidates[number], again=again, mean=math.fsum(means) / 2
@@ -199,21 +199,21 @@ class Search:
     def _stops(self, state: Any) -> bool:
         """Return whether the library begins no further iteration."""
         settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
-        left = settings.max_rollouts - trials.rollouts - self._reserved
+        remaining = settings.max_rollouts - trials.rollouts - self._reserved
         perfect = settings.perfect_reward
         rewards = best.rewards.values()
         if perfect is not None and all(r is not None and r >= perfect for r in rewards):
             self._ended = "the selection split has the perfect reward on every task"
-        elif left < self._iteration:
+        elif remaining < self._iteration:
             self._ended = (
                 f"{trials.rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, "
                 f"and another candidate may take {self._iteration}"
                 + (f"; {self._reserved} are for the finalists" if self._reserved else "")
             )
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
-            asked = f"{trials.reflections} of max_reflections={settings.max_reflections}"
+            done = f"{trials.reflections} of max_reflections={settings.max_reflections}"
             self._ended = (
-                f"{asked} reflections are done, and an iteration takes {settings.proposals}"
+                f"{done} reflections are done, and an iteration takes {settings.proposals}"
             )
         else:
             self._ended = trials.spent()
@@ -267,7 +267,7 @@ class Search:
         batches = []
         for evaluation in self._run_in_loop(self._trials.evaluate(trials)):
             self._store(evaluation)
-            scores = [_score(self._trials.reward(seen)) for seen in evaluation.seen]
+            scores = [_score(self._trials.reward(evidence)) for evidence in evaluation.seen]
             outputs = [None] * len(scores)
             batch = EvaluationBatch(outputs=outputs, scores=scores, trajectories=evaluation.seen)
             batches.append(batch)
@@ -275,7 +275,7 @@ class Search:
 
     def _store(self, evaluation: Evaluation) -> None:
         """Store an evaluation on the selection split; rewards that are too large end the search."""
-        rewards = [seen.reward for seen in evaluation.seen if seen.reward is not None]
+        rewards = [evidence.reward for evidence in evaluation.seen if evidence.reward is not None]
         largest = max(map(abs, rewards), default=0.0)
         if largest >= SHIFT / 2:
             self._error = RewardError(
@@ -290,7 +290,7 @@ class Search:
         self, candidate: Texts, eval_batch: Any, components_to_update: Sequence[int]
     ) -> dict[int, list[dict[str, Evidence]]]:
         """Return the evidence that reflections show (called by the library)."""
-        records = [{"seen": seen} for seen in eval_batch.trajectories]
+        records = [{"seen": evidence} for evidence in eval_batch.trajectories]
         return dict.fromkeys(components_to_update, records)
 
     def propose_new_texts(
@@ -303,10 +303,10 @@ class Search:
         texts = {}
         for number in components_to_update:
             name, template = self._names[number], self._template(number, candidate)
-            seen = [record["seen"] for record in reflective_dataset[number]]
-            asked = Question(name, question(name, template, seen), self._reflector)
+            evidence = [record["seen"] for record in reflective_dataset[number]]
+            request = Question(name, question(name, template, evidence), self._reflector)
             is_replaying = self._trials.is_replaying
-            [entry] = self._run_in_loop(self._trials.reflect([asked]))
+            [entry] = self._run_in_loop(self._trials.reflect([request]))
             try:
                 changed = proposed_template(template, entry.answer, entry.finish_reason)
                 texts[number] = changed.template
@@ -321,7 +321,7 @@ class Search:
         """Record a candidate that the library added to its pool (called by the library)."""
         number, trials = event["candidate_idx"], self._trials
         last = self._compared[_name(self._named(event["candidate"]))]
-        rewards = {seen.task_id: seen.reward for seen in last.seen}
+        rewards = {evidence.task_id: evidence.reward for evidence in last.seen}
         mean = trials.mean_of(last.seen)
         parents = [parent for parent in event["parent_ids"] if parent is not None]
         self._candidates.append(

@@ -45,7 +45,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether all tasks of the selection split were run; a partial result is never chosen."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a search."""
 
     candidates: list[Candidate]
@@ -81,8 +81,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         """Describe which texts were sent; empty if there is nothing to report."""
         parts = []
         if self.surveyed is not None:
-            kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
-            own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
+            reasons = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
+            own = f"; the app's own in {sum(self.kept.values())}: {reasons}" if reasons else ""
             parts = [f"texts of candidates were sent in {plural(self.applied, 'call')}{own}"]
         for name, count in sorted(self.unasked.items()):
             agent = "any agent" if name == ANY_CALL else repr(name)
@@ -128,8 +128,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         if texts := self.texts():
             notes.append(texts)
         if self.unusable:
-            asked = plural(self.reflections, "answer")
-            notes.append(f"{self.unusable} of {asked} of the reflection model were unusable")
+            answers = plural(self.reflections, "answer")
+            notes.append(f"{self.unusable} of {answers} of the reflection model were unusable")
         return notes
 
 
@@ -167,13 +167,13 @@ def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
     )
 
 
-def write_found(found: Found, run: Path) -> None:
+def write_found(found: SearchResult, run: Path) -> None:
     """Write the result of a search into a run's folder."""
     path = run / JOURNAL / CANDIDATES
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
 
 
-def read_searches(run: Path) -> dict[str, Found]:
+def read_searches(run: Path) -> dict[str, SearchResult]:
     """Return the result of each search of a run by the name of its step; "" if there is a single
     search.
 
@@ -183,11 +183,11 @@ def read_searches(run: Path) -> dict[str, Found]:
     places = {"": run}
     for folder in sorted((run / JOURNAL).glob("step-*")):
         places["-".join(folder.name.split("-")[:2])] = folder
-    found = {name: read_found(place) for name, place in places.items()}
-    return {name: each for name, each in found.items() if each is not None}
+    results = {name: read_found(place) for name, place in places.items()}
+    return {name: result for name, result in results.items() if result is not None}
 
 
-def read_found(run: Path) -> Found | None:
+def read_found(run: Path) -> SearchResult | None:
     """Return the result of a run's search; None if there is none yet.
 
     Raises:
@@ -195,7 +195,7 @@ def read_found(run: Path) -> Found | None:
     """
     path = run / JOURNAL / CANDIDATES
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Found)
+        return msgspec.json.decode(path.read_bytes(), type=SearchResult)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -17,7 +17,7 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import INSTRUCTIONS, Resources
 from lightspan_prompts.endpoint_client import EndpointClient
-from lightspan_prompts.search.candidates import ANY_CALL, Candidate, Found
+from lightspan_prompts.search.candidates import ANY_CALL, Candidate, SearchResult
 from lightspan_prompts.search.feedback import Evidence, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
 from lightspan_prompts.search.search_log import E, Entry, Evaluation, Reflection, SearchLog, Survey
@@ -186,9 +186,9 @@ class Evaluator:
         if entry is None:
             episodes = await self._runs.rollouts(tasks, 1, self._modes["selection"])
             self._surveyed = await asyncio.to_thread(survey, episodes, patterns)
-            seen = self._seen(episodes, tasks)
-            _check_scored(seen)
-            entry = Survey(key=key, found=self._surveyed, seen=seen)
+            evidence = self._seen(episodes, tasks)
+            _check_scored(evidence)
+            entry = Survey(key=key, found=self._surveyed, seen=evidence)
             self._log(entry)
             for line in entry.found.lines():
                 note(line)
@@ -216,7 +216,7 @@ class Evaluator:
         first, self._first = self._first, None
         surveyed = [] if first is None or 0 not in missing else [first.seen]
         assert not surveyed or [task_id(task) for task in trials[0].tasks] == [
-            seen.task_id for seen in surveyed[0]
+            evidence.task_id for evidence in surveyed[0]
         ]
         rest = [trials[place] for place in missing[len(surveyed) :]]
         if rest:
@@ -224,10 +224,10 @@ class Evaluator:
         fresh = [*surveyed, *await self._rolled_out(rest)]
         if fresh and not self.rollouts:
             _check_scored(fresh[0])
-        for place, seen in zip(missing, fresh, strict=True):
+        for place, evidence in zip(missing, fresh, strict=True):
             trial = trials[place]
             evaluation = Evaluation(
-                key=keys[place], split=trial.split, candidate=dict(trial.templates), seen=seen
+                key=keys[place], split=trial.split, candidate=dict(trial.templates), seen=evidence
             )
             self._log(evaluation)
             evaluated[place] = evaluation
@@ -303,8 +303,8 @@ class Evaluator:
         resources = [self._resources(trial.templates) for trial in trials for _ in trial.tasks]
         mode = self._modes[trials[0].split]
         episodes = await self._runs.rollouts(tasks, 1, mode, resources=resources)
-        seen = iter(self._seen(episodes, tasks))
-        return [[next(seen) for _ in trial.tasks] for trial in trials]
+        evidence = iter(self._seen(episodes, tasks))
+        return [[next(evidence) for _ in trial.tasks] for trial in trials]
 
     def _seen(self, episodes: Sequence[Episode], tasks: Sequence[Json]) -> list[Evidence]:
         return [
@@ -316,27 +316,27 @@ class Evaluator:
         return self._surveyed is not None and self._surveyed.concerns(text)
 
     def _count(self, evaluation: Evaluation) -> None:
-        rewards = [seen.reward for seen in evaluation.seen]
+        rewards = [evidence.reward for evidence in evaluation.seen]
         scored = [reward for reward in rewards if reward is not None]
         self._rewards += scored
         self.rollouts += len(rewards)
         self.unscored += len(rewards) - len(scored)
-        self.failed += sum(seen.failed for seen in evaluation.seen)
-        self.tokens += sum(seen.tokens for seen in evaluation.seen)
-        for seen in evaluation.seen:
-            if self._prices is not None and seen.usage is None and seen.tokens:
+        self.failed += sum(evidence.failed for evidence in evaluation.seen)
+        self.tokens += sum(evidence.tokens for evidence in evaluation.seen)
+        for evidence in evaluation.seen:
+            if self._prices is not None and evidence.usage is None and evidence.tokens:
                 raise ConfigError(
                     "max_cost= cannot be applied: this run's log is from a version that did not "
                     "record the app's models; continue without it, or start anew"
                 )
-            self._use(seen.usage or {})
-            self._applied += seen.applied
-            self._kept.update(seen.kept)
-            agents = seen.asked
+            self._use(evidence.usage or {})
+            self._applied += evidence.applied
+            self._kept.update(evidence.kept)
+            agents = evidence.asked
             if self._surveyed is None:  # without a discovery, calls cannot be matched to arguments
-                agents = [ANY_CALL] if seen.calls else []
-            before = self._asked_before.setdefault(seen.task_id, agents)
-            self._unasked.update(() if seen.failed else set(before) - set(agents))
+                agents = [ANY_CALL] if evidence.calls else []
+            before = self._asked_before.setdefault(evidence.task_id, agents)
+            self._unasked.update(() if evidence.failed else set(before) - set(agents))
 
     def _count_answer(self, answer: Reflection, question: Question) -> None:
         self.reflections += 1
@@ -385,22 +385,22 @@ class Evaluator:
             raise SpentError(why)
 
     # --- what came of it --------------------------------------------------------------------
-    def reward(self, seen: Evidence) -> float:
+    def reward(self, evidence: Evidence) -> float:
         """Return the reward of a rollout in comparisons of candidates."""
-        return self._failure_reward if seen.reward is None else seen.reward
+        return self._failure_reward if evidence.reward is None else evidence.reward
 
-    def mean_of(self, seen: Sequence[Evidence]) -> float:
+    def mean_of(self, evidence: Sequence[Evidence]) -> float:
         """Return the mean reward of all rollouts, by which candidates are compared."""
-        return math.fsum(map(self.reward, seen)) / len(seen)
+        return math.fsum(map(self.reward, evidence)) / len(evidence)
 
     @property
     def mean(self) -> float | None:
         """Return the mean of the given rewards; None if there are none."""
         return math.fsum(self._rewards) / len(self._rewards) if self._rewards else None
 
-    def found(self, candidates: Sequence[Candidate], chosen: int, ended: str) -> Found:
+    def result(self, candidates: Sequence[Candidate], chosen: int, ended: str) -> SearchResult:
         """Return the result of the search."""
-        return Found(
+        return SearchResult(
             candidates=list(candidates),
             chosen=chosen,
             ended=ended,
@@ -435,13 +435,13 @@ class Evaluator:
         return PromptTemplate(text, engine=prompt.engine) if prompt else PromptTemplate(text)
 
 
-def _check_scored(seen: Sequence[Evidence]) -> None:
+def _check_scored(evidence: Sequence[Evidence]) -> None:
     """Raise `RewardError` if no rollout has a reward: before this is logged, so that a fixed app
     can resume the run."""
-    if all(evidence.reward is None for evidence in seen):
+    if all(one.reward is None for one in evidence):
         raise RewardError(
             "no rollout of the initial prompts has a reward, so there is nothing to compare; the "
-            f"first one ended with {seen[0].text[-300:]!r}"
+            f"first one ended with {evidence[0].text[-300:]!r}"
         )
 
 

@@ -159,6 +159,6 @@ def shortened(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
     return f"{text[:half]} […{len(text) - 2 * half} characters left out…] {text[-half:]}"
 
 
-def examples(seen: Sequence[Evidence]) -> str:
+def examples(evidence: Sequence[Evidence]) -> str:
     """Return several rollouts, numbered."""
-    return "\n\n".join(f"### Run {number}\n{one.text}" for number, one in enumerate(seen, 1))
+    return "\n\n".join(f"### Run {number}\n{one.text}" for number, one in enumerate(evidence, 1))

@@ -170,14 +170,14 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
         for path in paths:
             name = pattern if len(paths) == 1 and not is_glob else path
             try:
-                found = _agent_component(path, agents[path])
+                component = _agent_component(path, agents[path])
             except _NotLearnable as error:
                 if not is_glob:
                     raise ConfigError(_not_learnable(pattern, path, str(error))) from None
                 left_out[path] = str(error)
             else:
                 if all(one.agent != path for one in components.values()):
-                    components[name] = found
+                    components[name] = component
     if not components:
         raise ConfigError(" ".join(_not_learnable(p, p, why) for p, why in left_out.items()))
     return Surveyed(
@@ -189,13 +189,13 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
 
 
 def _check_patterns(
-    patterns: Sequence[str], episodes: Sequence[Episode], known: Sequence[str]
+    patterns: Sequence[str], episodes: Sequence[Episode], names: Sequence[str]
 ) -> None:
-    unmatched = [p for p in patterns if not any(matches(p, path) for path in known)]
+    unmatched = [p for p in patterns if not any(matches(p, path) for path in names)]
     if unmatched:
-        said = next((episode.message for episode in episodes if episode.message), "")
-        why = f". A rollout ended with: {said[-300:]}" if said else ""
-        raise UnknownAgentError(unknown_agents(unmatched, known) + why)
+        message = next((episode.message for episode in episodes if episode.message), "")
+        why = f". A rollout ended with: {message[-300:]}" if message else ""
+        raise UnknownAgentError(unknown_agents(unmatched, names) + why)
 
 
 class _NotLearnable(Exception):

@@ -25,7 +25,7 @@ from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
 from lightspan.schema.validation import check_number, check_whole
 from lightspan_prompts.endpoint_client import EndpointClient
-from lightspan_prompts.search.candidates import Found, Split, split_tasks, write_found
+from lightspan_prompts.search.candidates import SearchResult, Split, split_tasks, write_found
 from lightspan_prompts.search.evaluator import Evaluator
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import survey
@@ -61,14 +61,14 @@ class PromptSearch(Algorithm):
     perfect_reward: float | None
     reflection_timeout_s: float
     patience_s: float
-    found: Found | None = None
+    found: SearchResult | None = None
     """Result of the search; None before its end."""
     begun: SelectedPrompts | None = None
     """Selection of an earlier search of the same run from which this one starts; the app is not
     surveyed again."""
 
     @abstractmethod
-    async def search(self, context: TrainerContext, split: Split) -> Found:
+    async def search(self, context: TrainerContext, split: Split) -> SearchResult:
         """Run the search, or resume it from its log."""
 
     # --- for subclasses ---------------------------------------------------------------------
@@ -187,7 +187,7 @@ class PromptSearch(Algorithm):
         return {"found": msgspec.to_builtins(self.found)}
 
     def load_state(self, state: dict[str, Json]) -> None:
-        self.found = msgspec.convert(state["found"], Found | None)
+        self.found = msgspec.convert(state["found"], SearchResult | None)
 
     # --- for a dry run ----------------------------------------------------------------------
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:

@@ -54,7 +54,9 @@ def check_reflection(name: str, llm: Any) -> None:
     _ = llm.api_key  # raises where the variable is not set
 
 
-def check_prices(max_cost: float | None, prices: Mapping[str, Price], asked: Sequence[LLM]) -> None:
+def check_prices(
+    max_cost: float | None, prices: Mapping[str, Price], models: Sequence[LLM]
+) -> None:
     """Raise `ConfigError` if `max_cost` lacks the price of a reflection model. Models of the app
     are checked on their calls."""
     if not isinstance(prices, Mapping):
@@ -67,7 +69,7 @@ def check_prices(max_cost: float | None, prices: Mapping[str, Price], asked: Seq
             raise ConfigError("prices= needs max_cost=: give both or neither")
         return
     check_number("max_cost", max_cost, above=0)
-    missing = sorted({llm.model for llm in asked} - prices.keys())
+    missing = sorted({llm.model for llm in models} - prices.keys())
     if missing:
         raise ConfigError(
             f"max_cost={max_cost:g} needs the price of every model, and prices= has none for "
