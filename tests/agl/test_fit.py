@@ -92,8 +92,8 @@ def test_every_call_went_where_the_agent_pointed_it(judged: tuple[FitResult, lis
     assert {request.headers["authorization"] for request in requests} == {"Bearer own"}
     episodes = stored_episodes(RunFolder(result.folder).store_url, mode=Mode.TRAIN)
     calls = [call for episode in episodes for call in episode.calls]
-    found = Counter((call.agent_path, call.record is not None) for call in calls)
-    assert found == {("write_query", True): 8, ("check_query", True): 8, ("app", False): 8}
+    counts = Counter((call.agent_path, call.record is not None) for call in calls)
+    assert counts == {("write_query", True): 8, ("check_query", True): 8, ("app", False): 8}
     sampled = {call.record.sampling.temperature for call in calls if call.record is not None}
     assert sampled == {1.0}
     validated = stored_episodes(RunFolder(result.folder).store_url, mode=Mode.VAL)
@@ -104,9 +104,9 @@ def test_every_call_went_where_the_agent_pointed_it(judged: tuple[FitResult, lis
 
 def test_the_run_knows_what_it_trained(judged: tuple[FitResult, list[Any]], tiny: Path) -> None:
     folder = RunFolder(judged[0].folder)
-    known = folder.read_config()
-    assert known["optimize"] == ["*write*"]
-    assert json.loads(known["app"].partition("agents.")[2].replace("%2E", ".")) == {
+    stored = folder.read_config()
+    assert stored["optimize"] == ["*write*"]
+    assert json.loads(stored["app"].partition("agents.")[2].replace("%2E", ".")) == {
         "agent": "agl_apps:Writer",
         "llm": {
             "model": str(tiny),

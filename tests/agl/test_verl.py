@@ -246,8 +246,8 @@ def test_every_key_is_used_or_named() -> None:
 
     report = make_plan(TUTORIAL).report()
     for key, _ in _leaves(TUTORIAL):
-        known = key in DEFAULTS or key in ALLOWED or key in report
-        assert known or key == "trainer.val_before_train"
+        is_known = key in DEFAULTS or key in ALLOWED or key in report
+        assert is_known or key == "trainer.val_before_train"
 
 
 def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:

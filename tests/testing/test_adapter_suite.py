@@ -92,8 +92,8 @@ def with_attribute(which: Callable[[Any], bool], key: str, value: Any) -> Callab
     def spoil(played: Played) -> None:
         for number, span in enumerate(played.spans):
             if which(span):
-                kept = {k: v for k, v in span.attributes.items() if k != key}
-                new = kept if value is None else {**kept, key: value}
+                rest = {k: v for k, v in span.attributes.items() if k != key}
+                new = rest if value is None else {**rest, key: value}
                 played.spans[number] = span.replace(attributes=new)
 
     return spoil

@@ -68,11 +68,11 @@ def test_it_has_the_arguments_of_the_original() -> None:
 
 
 def test_the_tutorials_listing() -> None:
-    kept = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
     with ScriptedServer(books) as server:
         done = subprocess.run(
             [sys.executable, str(TUTORIAL / "room_selector_apo.py")],
-            env={**kept, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"},
+            env={**environment, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"},
             capture_output=True,
             text=True,
             timeout=110,
@@ -224,14 +224,14 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
 
 
 def test_an_equal_seed_asks_equal_questions(server: ScriptedServer) -> None:
-    said = []
+    lines = []
     for seed in (0, 0, 1):
         before = len(server.requests)
         options = {"beam_rounds": 3, "seed": seed}
         train, val = TASKS[:3], TASKS[3:]
         learn(server, Scores(), train=train, val=val, **options)
-        said.append([request.last_text for request in server.requests[before:]])
-    assert said[0] == said[1] != said[2]
+        lines.append([request.last_text for request in server.requests[before:]])
+    assert lines[0] == lines[1] != lines[2]
 
 
 def test_a_model_that_refuses_ends_it(server: ScriptedServer) -> None:

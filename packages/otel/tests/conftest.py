@@ -27,9 +27,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def provider() -> Iterator[TracerProvider]:
     """An app's observed provider, released after the test."""
-    made = TracerProvider()
-    with otel.instrument(made):
-        yield made
+    tracer_provider = TracerProvider()
+    with otel.instrument(tracer_provider):
+        yield tracer_provider
     assert context.resolvers() == context.call_listeners() == ()
 
 
@@ -46,8 +46,8 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as tracer_provider:
+        yield tracer_provider
     sdk_instrumentation.uninstall()
 
 

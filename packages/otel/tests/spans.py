@@ -32,11 +32,11 @@ def tool(tracer: Tracer, name: str) -> AbstractContextManager[Span]:
 
 def path() -> str:
     """Return the current agent path."""
-    found = context.current_agent()
-    assert found is not None
-    return found.path
+    current = context.current_agent()
+    assert current is not None
+    return current.path
 
 
 def say(client: openai.OpenAI, text: str = "hello", **more: Any) -> Any:
-    asked: Any = [{"role": "user", "content": text}]
-    return client.chat.completions.create(model="m", messages=asked, **more)
+    messages: Any = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="m", messages=messages, **more)

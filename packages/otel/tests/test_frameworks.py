@@ -75,9 +75,9 @@ class OpenInference:
         self.is_instrumented_by_opentelemetry = False
 
     def switch_on(self) -> frameworks.Switch:
-        known = frameworks._openinference("its", "Instrumentor", "its")
+        framework = frameworks._openinference("its", "Instrumentor", "its")
         config = type("TraceConfig", (), {"__dataclass_fields__": {}})
-        return known.switch_on(
+        return framework.switch_on(
             SimpleNamespace(Instrumentor=lambda: self), SimpleNamespace(TraceConfig=config)
         )
 
@@ -116,8 +116,8 @@ class PydanticAI:
 ALL = [Strands, Adk, AgentFramework, OpenInference, PydanticAI]
 
 
-@pytest.fixture(params=ALL, ids=lambda made: made.__name__)
-def made(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(params=ALL, ids=lambda factory: factory.__name__)
+def factory(request: pytest.FixtureRequest) -> Any:
     """Return the class of a stand-in."""
     return request.param
 
@@ -133,17 +133,17 @@ def instrumented(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Switch on a stand-in by its name."""
 
     def switch_on(stand_in: Any) -> Any:
-        known = frameworks.Framework((), "", stand_in.switch_on)
-        monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
+        framework = frameworks.Framework((), "", stand_in.switch_on)
+        monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
         return otel.instrument("known")
 
     return switch_on
 
 
-def test_while_there_is_no_global_provider_it_tells_ours(made: Any, instrumented: Any) -> None:
+def test_while_there_is_no_global_provider_it_tells_ours(factory: Any, instrumented: Any) -> None:
     """Whether the app has switched it on or not."""
     before = proxy()
-    stand_in = made(before)
+    stand_in = factory(before)
     with instrumented(stand_in), captured() as attempt, agent(stand_in.tracer, "writer"):
         assert path() == "writer"
     assert attempt.tree == ["invoke_agent writer @writer"]
@@ -168,11 +168,11 @@ class Foreign(trace.TracerProvider):
 
 
 def test_a_global_provider_that_cannot_be_heard_gets_what_it_got(
-    made: Any, instrumented: Any, monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
+    factory: Any, instrumented: Any, monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
 ) -> None:
     foreign = Foreign()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", foreign)
-    stand_in, attempt = made(foreign.get_tracer()), make_scope()
+    stand_in, attempt = factory(foreign.get_tracer()), make_scope()
     with instrumented(stand_in), open_scope(attempt):
         stand_in.tracer.start_span("invoke_agent writer")
         say(client)
@@ -182,9 +182,9 @@ def test_a_global_provider_that_cannot_be_heard_gets_what_it_got(
 
 
 def test_a_global_provider_that_is_set_later_gets_its_spans(
-    made: Any, instrumented: Any, monkeypatch: pytest.MonkeyPatch
+    factory: Any, instrumented: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreign, stand_in = Foreign(), made(proxy())
+    foreign, stand_in = Foreign(), factory(proxy())
     with instrumented(stand_in):
         monkeypatch.setattr(trace, "_TRACER_PROVIDER", foreign)
         stand_in.tracer.start_span("invoke_agent writer")
@@ -192,9 +192,9 @@ def test_a_global_provider_that_is_set_later_gets_its_spans(
 
 
 def test_a_provider_of_its_own_keeps_it(instrumented: Any, client: openai.OpenAI) -> None:
-    for made in (OpenInference, PydanticAI):
+    for factory in (OpenInference, PydanticAI):
         before = TracerProvider().get_tracer("its")
-        stand_in, attempt = made(before), make_scope()
+        stand_in, attempt = factory(before), make_scope()
         with instrumented(stand_in), open_scope(attempt), agent(stand_in.tracer, "writer"):
             assert stand_in.tracer is before
             say(client)

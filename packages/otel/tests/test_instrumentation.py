@@ -70,12 +70,12 @@ def an_app(tracer: Tracer) -> None:
 
 # --- the app's provider ---------------------------------------------------------------------
 def test_exporters_get_what_they_got() -> None:
-    plain, heard = Exported(), Exported()
+    plain, observed = Exported(), Exported()
     an_app(plain.tracer)
-    with otel.instrument(heard.provider), captured():
-        an_app(heard.tracer)
-    assert heard.shown() == plain.shown()
-    assert [name for name, *_ in heard.shown()] == [
+    with otel.instrument(observed.provider), captured():
+        an_app(observed.tracer)
+    assert observed.shown() == plain.shown()
+    assert [name for name, *_ in observed.shown()] == [
         "invoke_agent expert",
         "execute_tool ask",
         "invoke_agent boss",
@@ -192,9 +192,9 @@ def test_spans_of_ours_forget_what_was_said(ours: Tracer) -> None:
         span.set_status(StatusCode.ERROR, "secret")
         span.record_exception(LookupError("secret"))
         assert "secret" not in repr(vars(span))
-    [found] = attempt.spans
-    assert (found.status, found.attributes["error.type"]) == ("error", "LookupError")
-    assert "secret" not in repr(found)
+    [span_] = attempt.spans
+    assert (span_.status, span_.attributes["error.type"]) == ("error", "LookupError")
+    assert "secret" not in repr(span_)
 
 
 def test_the_apps_spans_inside_have_the_parents_that_they_had(ours: Tracer) -> None:
@@ -268,8 +268,8 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     """A framework instrumented by name, in an app without a global provider."""
-    known = Framework((), "", lambda: Switch(lambda: True, lambda: None))
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
+    framework = Framework((), "", lambda: Switch(lambda: True, lambda: None))
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
     with otel.instrument("known"):
         yield PROVIDER.get_tracer("known")
 
@@ -381,8 +381,8 @@ def test_a_framework_that_tells_a_provider_of_the_apps(
     monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
 ) -> None:
     """It was instrumented by name; the destination of its spans is unknown."""
-    known = Framework((), "", lambda: Switch(lambda: False, lambda: None))
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
+    framework = Framework((), "", lambda: Switch(lambda: False, lambda: None))
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
     for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
         tracer = hiding.get_tracer("known")
 

@@ -86,10 +86,10 @@ def exporter() -> InMemorySpanExporter:
 @pytest.fixture
 def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
     """An app's provider whose spans' content is recorded."""
-    made = TracerProvider()
-    made.add_span_processor(SimpleSpanProcessor(exporter))
-    with otel.instrument(made, content=True):
-        yield made
+    tracer_provider = TracerProvider()
+    tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with otel.instrument(tracer_provider, content=True):
+        yield tracer_provider
     assert context.resolvers() == context.call_listeners() == ()
 
 
@@ -140,8 +140,8 @@ def test_a_bare_call_is_an_attempt(tracer: Tracer, url: str) -> None:
 
 
 def test_tools_and_agents_say_what_they_were_given(tracer: Tracer, url: str) -> None:
-    given = {"openinference.span.kind": "AGENT", "input.value": '{"question": "Where?"}'}
-    with record(url), tracer.start_as_current_span("writer.run", attributes=given) as outer:
+    attributes = {"openinference.span.kind": "AGENT", "input.value": '{"question": "Where?"}'}
+    with record(url), tracer.start_as_current_span("writer.run", attributes=attributes) as outer:
         bypassing(tracer)
         with tool(tracer, "look") as span:
             span.set_attribute("gen_ai.tool.call.result", "a town")
@@ -270,13 +270,13 @@ def test_openinference_beside_the_shim(
 ) -> None:
     async def asynchronous() -> None:
         async with openai.AsyncOpenAI(base_url=server.url, api_key="key") as other:
-            await other.chat.completions.create(model="m", messages=asked)
+            await other.chat.completions.create(model="m", messages=messages)
             async for _ in await other.chat.completions.create(
-                model="m", messages=asked, stream=True
+                model="m", messages=messages, stream=True
             ):
                 pass
 
-    asked: Any = [{"role": "user", "content": "hello"}]
+    messages: Any = [{"role": "user", "content": "hello"}]
     with agent(tracer, "writer"):
         say(client)
         for _ in say(client, stream=True):

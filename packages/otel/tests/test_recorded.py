@@ -182,8 +182,8 @@ def test_a_span_that_is_kept_whole_is_kept_once(order: str) -> None:
 def only(url: str) -> Recorded:
     [found] = read_recorded(url)
     assert found.attempt.capture_errors == []
-    known = {span.span_id for span in found.spans}
-    assert [span.name for span in found.spans if span.parent_id not in {*known, None}] == []
+    span_ids = {span.span_id for span in found.spans}
+    assert [span.name for span in found.spans if span.parent_id not in {*span_ids, None}] == []
     return found
 
 
@@ -269,8 +269,8 @@ def test_runs_at_once_are_attempts_each(tracer: Tracer, server: ScriptedServer, 
 
     async def call(client: openai.AsyncOpenAI, name: str) -> None:
         with agent(tracer, name):
-            asked: Any = [{"role": "user", "content": name}]
-            await client.chat.completions.create(model="m", messages=asked)
+            messages: Any = [{"role": "user", "content": name}]
+            await client.chat.completions.create(model="m", messages=messages)
 
     async def all_of_them() -> None:
         async with openai.AsyncOpenAI(base_url=server.url, api_key="key") as client:
@@ -295,9 +295,9 @@ def test_a_stream_is_in_the_attempt_that_asked_for_it(
 ) -> None:
     async def stream(client: openai.AsyncOpenAI) -> AsyncGenerator[str]:
         with agent(tracer, "writer"):
-            asked: Any = [{"role": "user", "content": "hello"}]
+            messages: Any = [{"role": "user", "content": "hello"}]
             async for chunk in await client.chat.completions.create(
-                model="m", messages=asked, stream=True
+                model="m", messages=messages, stream=True
             ):
                 yield chunk.choices[0].delta.content or ""
 

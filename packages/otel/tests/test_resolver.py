@@ -152,10 +152,10 @@ def test_equal_names_with_something_between_are_two(tracer: Tracer, between: str
 def test_a_span_that_has_ended_and_is_still_current_is_passed_over(tracer: Tracer) -> None:
     """As after a stream that some frameworks leave open."""
     with captured() as attempt, agent(tracer, "team"):
-        left = tracer.start_span("invoke_agent member", attributes=INVOKES)
-        token = otel_context.attach(trace.set_span_in_context(left))
+        open_stream = tracer.start_span("invoke_agent member", attributes=INVOKES)
+        token = otel_context.attach(trace.set_span_in_context(open_stream))
         assert path() == "team/member"
-        left.end()
+        open_stream.end()
         assert path() == "team"
         with agent(tracer, "other"):
             assert path() == "team/other"
@@ -265,8 +265,8 @@ def test_any_nesting_comes_out_as_it_was_entered(levels: list[tuple[str, str]]) 
                 neighbour = name if kind == "span" else ""
             assert path() == ("/".join(entered) or "app")
         lightspan.emit_message("here")
-    [said] = [span for span in attempt.spans if span.name == "lightspan.message"]
-    assert said.attributes["lightspan.agent.path"] == ("/".join(entered) or "app")
+    [message] = [span for span in attempt.spans if span.name == "lightspan.message"]
+    assert message.attributes["lightspan.agent.path"] == ("/".join(entered) or "app")
     if "push" not in [kind for kind, _ in levels]:  # its span is not recorded
         assert len(attempt.tree) == len(attempt.spans)  # no parent is missing
 
@@ -305,8 +305,8 @@ def test_32_attempts_at_once_in_one_loop(tracer: Tracer) -> None:
     async def all_of_them() -> list[list[str]]:
         return await asyncio.gather(*(one(number) for number in range(32)))
 
-    for number, found in enumerate(asyncio.run(all_of_them())):
-        assert [line.split("@")[1] for line in found] == [
+    for number, result in enumerate(asyncio.run(all_of_them())):
+        assert [line.split("@")[1] for line in result] == [
             f"boss{number}",
             f"boss{number}/a",
             f"boss{number}/b",
@@ -314,33 +314,33 @@ def test_32_attempts_at_once_in_one_loop(tracer: Tracer) -> None:
 
 
 def test_32_threads(tracer: Tracer) -> None:
-    barrier, found = threading.Barrier(32), dict[int, list[str]]()
+    barrier, result = threading.Barrier(32), dict[int, list[str]]()
 
     def one(number: int) -> None:
         with captured() as attempt, agent(tracer, f"boss{number}"):
             barrier.wait(60)
             with agent(tracer, "helper"):
                 assert path() == f"boss{number}/helper"
-        found[number] = attempt.tree
+        result[number] = attempt.tree
 
     threads = [threading.Thread(target=one, args=[number]) for number in range(32)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {number: tree[1] for number, tree in found.items()} == {
+    assert {number: tree[1] for number, tree in result.items()} == {
         number: f"  invoke_agent helper @boss{number}/helper" for number in range(32)
     }
 
 
 def test_a_thread_that_the_context_was_carried_into(tracer: Tracer) -> None:
-    found: list[str] = []
+    result: list[str] = []
     with captured(), agent(tracer, "boss"):
         context = copy_context()
-        thread = threading.Thread(target=lambda: context.run(lambda: found.append(path())))
+        thread = threading.Thread(target=lambda: context.run(lambda: result.append(path())))
         thread.start()
         thread.join()
-    assert found == ["boss"]
+    assert result == ["boss"]
 
 
 def test_between_the_items_of_a_generator_its_agent_acts_as_its_span_does(tracer: Tracer) -> None:
@@ -383,10 +383,10 @@ def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
             tokens.append(otel_context.attach(trace.set_span_in_context(span)))
             assert path() == f"a{number}"
             span.end()
-        found = open_spans.open_span_of(trace.get_current_span())
-        assert found is not None
-        assert list(found.upwards()) == []
-        assert found._above is None
+        result = open_spans.open_span_of(trace.get_current_span())
+        assert result is not None
+        assert list(result.upwards()) == []
+        assert result._above is None
     for token in reversed(tokens):
         otel_context.detach(token)
 
@@ -402,9 +402,9 @@ def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open:
             context = trace.set_span_in_context(span)
             span.end()
     release_scope("some.adapter")
-    found = open_spans.open_span_of(span)
-    assert found is not None
-    assert found._above is None
+    result = open_spans.open_span_of(span)
+    assert result is not None
+    assert result._above is None
 
 
 def test_a_span_that_is_dropped_is_recorded_as_abandoned(tracer: Tracer) -> None:

@@ -45,9 +45,9 @@ SPAN = Span(
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:
-    made = Backend()
-    yield made
-    made.close()
+    backend_ = Backend()
+    yield backend_
+    backend_.close()
 
 
 @pytest.fixture(autouse=True)
@@ -274,14 +274,14 @@ def test_the_service_of_production_is_what_the_user_says(
 
 # --- whose spans are sent ---------------------------------------------------------------------
 def run_app(url: str) -> None:
-    asked: Any = [{"role": "user", "content": "Where?"}]
+    messages: Any = [{"role": "user", "content": "Where?"}]
     with (
         ScriptedServer("Here.") as server,
         openai.OpenAI(base_url=server.url, api_key="key") as client,
         lightspan.record(url, service="desk") as recording,
     ):
         with lightspan.agent("writer"):
-            client.chat.completions.create(model="m", messages=asked)
+            client.chat.completions.create(model="m", messages=messages)
             lightspan.emit_reward(0.5)
         assert recording.flush()
 
@@ -307,7 +307,7 @@ def test_production_is_sent_as_it_is_kept(
 
 def test_a_redacted_span_is_sent_redacted(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
-    asked: Any = [{"role": "user", "content": "secret"}]
+    messages: Any = [{"role": "user", "content": "secret"}]
     with (
         otel.send(exporter) as handle,
         ScriptedServer("Here.") as server,
@@ -319,7 +319,7 @@ def test_a_redacted_span_is_sent_redacted(tmp_path: Path) -> None:
             ),
         ) as recording,
     ):
-        client.chat.completions.create(model="m", messages=asked)
+        client.chat.completions.create(model="m", messages=messages)
         assert recording.flush()
         assert handle.flush()
     [span] = exporter.get_finished_spans()

@@ -72,7 +72,7 @@ class World:
         self.notes.append(text)
 
 
-def call(number: int, model: str, asked: int, answered: int, choice: int = 0) -> Call:
+def call(number: int, model: str, request_text: int, answered: int, choice: int = 0) -> Call:
     """Return a call of an app to an endpoint that counts tokens."""
     span = Span(
         trace_id="1" * 32,
@@ -83,7 +83,7 @@ def call(number: int, model: str, asked: int, answered: int, choice: int = 0) ->
         end_ns=number + 1,
         attributes={
             "gen_ai.request.model": model,
-            "gen_ai.usage.input_tokens": asked,
+            "gen_ai.usage.input_tokens": request_text,
             "gen_ai.usage.output_tokens": answered,
         },
     )
@@ -96,9 +96,9 @@ def pool(found: SearchResult) -> list[Any]:
 
 def reflects(request: Request) -> str:
     """Add a word that depends on the whole request and nothing else."""
-    asked = request.last_text
-    text = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
-    word = random.Random(asked).choice([*WORDS, "nothing"])
+    request_text = request.last_text
+    text = request_text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+    word = random.Random(request_text).choice([*WORDS, "nothing"])
     return f"<prompt>\n{text} {word}\n</prompt>"
 
 

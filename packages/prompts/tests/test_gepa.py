@@ -100,10 +100,10 @@ async def test_it_goes_on_wherever_it_was_cut_off(server: ScriptedServer, tmp_pa
             world, asked = World(path), len(server.requests)
             found = await search(gepa(server), world)
             assert pool(found) == pool(whole)
-            kept = [json.loads(line) for line in lines[1:cut]]
-            replayed = sum(len(entry.get("seen", ())) for entry in kept)
+            logged = [json.loads(line) for line in lines[1:cut]]
+            replayed = sum(len(entry.get("seen", ())) for entry in logged)
             assert world.rollouts_done == whole_world.rollouts_done - replayed
-            reflected = sum(entry["type"] == "reflection" for entry in kept)
+            reflected = sum(entry["type"] == "reflection" for entry in logged)
             assert len(server.requests) - asked == whole.reflections - reflected
             assert (found.rollouts, found.reflections, found.tokens) == (
                 whole.rollouts,
@@ -123,7 +123,7 @@ def test_another_process_finds_equal_candidates(tmp_path: Path) -> None:
         "        print(t.pool(asyncio.run(t.search(t.gepa(s, seed=seed), w))))\n"
     )
     paths = [str(Path(__file__).parents[number]) for number in (0, 3)]
-    said = [
+    hints = [
         subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / hashed), *paths],
             env={**os.environ, "PYTHONHASHSEED": hashed},
@@ -134,8 +134,8 @@ def test_another_process_finds_equal_candidates(tmp_path: Path) -> None:
         ).stdout
         for hashed in ("1", "2")
     ]
-    assert said[0] == said[1]
-    assert said[0].count("\n") == 3
+    assert hints[0] == hints[1]
+    assert hints[0].count("\n") == 3
 
 
 async def test_what_a_journal_of_other_questions_says(
@@ -244,10 +244,10 @@ async def test_a_key_in_a_task_is_kept_and_shown_nowhere(
     world.tasks = [{**task, "with": key} for task in TASKS]
     await search(gepa(server, max_reflections=1), world)
     [request] = server.requests
-    kept = (tmp_path / "journal" / "gepa.jsonl").read_text()
-    assert key not in request.last_text + kept
+    logged = (tmp_path / "journal" / "gepa.jsonl").read_text()
+    assert key not in request.last_text + logged
     assert '"with": "<key>"' in request.last_text
-    assert kept.count("<key>") > 5
+    assert logged.count("<key>") > 5
 
 
 async def test_it_ends_when_nothing_is_left_to_learn(
@@ -378,8 +378,8 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
         Reply(text="<prompt>Do {q}, and", finish_reason="length"),
         Reply(text=None),
     )
-    given = iter(answers)
-    server.script = lambda request: next(given)
+    values = iter(answers)
+    server.script = lambda request: next(values)
     world = World(tmp_path)
     found = await search(gepa(server, max_reflections=5), world)
     assert (found.reflections, found.unusable, len(found.candidates)) == (5, 5, 1)
@@ -411,12 +411,12 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
     server: ScriptedServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    said: Any,
+    hints: Any,
     usage: Any,
     tokens: int,
     unusable: int,
 ) -> None:
-    choice = {"index": 0, "finish_reason": "stop", **said}
+    choice = {"index": 0, "finish_reason": "stop", **hints}
     reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
     monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
     algorithm, world = gepa(server, max_reflections=1), World(tmp_path)
@@ -502,8 +502,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def asks(url: str, notes: list[str], **options: Any) -> Any:
-    given = {"timeout_s": 30.0, "patience_s": 30.0, **options}
-    reflector = EndpointClient(LLM(base_url=url, model="thinker"), note=notes.append, **given)
+    values = {"timeout_s": 30.0, "patience_s": 30.0, **options}
+    reflector = EndpointClient(LLM(base_url=url, model="thinker"), note=notes.append, **values)
     try:
         return await reflector.ask("why?")
     finally:
@@ -648,9 +648,9 @@ def test_answers_without_a_text(answer: str) -> None:
 )
 def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
-    given = {"prompts": {"p": PromptTemplate("x")}, "reflection": llm, **options}
+    values = {"prompts": {"p": PromptTemplate("x")}, "reflection": llm, **options}
     with pytest.raises(ConfigError, match=message):
-        GEPA(**given)
+        GEPA(**values)
 
 
 def test_a_key_that_is_missing_is_known_before_any_rollout(

@@ -104,10 +104,10 @@ def test_agents_are_found_by_name_by_path_and_by_pattern(ask: Any) -> None:
         ("**",): {"team/router": "team/router", "clerk": "clerk"},
         ("*", "clerk"): {"team/router": "team/router", "clerk": "clerk"},
     }.items():
-        found = surveyed(app, *patterns)
-        assert {name: each.agent for name, each in found.components.items()} == expected
-        assert found.left_out == {}
-    template = found.components["team/router"].template
+        discovered = surveyed(app, *patterns)
+        assert {name: each.agent for name, each in discovered.components.items()} == expected
+        assert discovered.left_out == {}
+    template = discovered.components["team/router"].template
     assert template == "You are the router of a desk. It is {date_1}. Say which desk it is."
 
 
@@ -162,9 +162,9 @@ def test_what_cannot_be_learned_is_refused_by_name(ask: Any, name: str) -> None:
         plays(ask, n)
         ask("clerk", "You are a clerk.")
 
-    found = surveyed(with_clerk, "*")
-    assert list(found.components) == ["clerk"]
-    assert reason in found.left_out["router"]
+    discovered = surveyed(with_clerk, "*")
+    assert list(discovered.components) == ["clerk"]
+    assert reason in discovered.left_out["router"]
     with pytest.raises(ConfigError, match="the agent 'router' cannot be learned"):
         surveyed(lambda n: plays(ask, n), "*")
 
@@ -215,8 +215,8 @@ def test_prompts_that_the_app_asks_for_go_first(ask: Any) -> None:
         ask("router", second)
         ask("clerk", "You are a clerk.")
 
-    found = surveyed(app, "router", "sum")
-    assert {name: (each.place, each.template) for name, each in found.components.items()} == {
+    discovered = surveyed(app, "router", "sum")
+    assert {name: (each.place, each.template) for name, each in discovered.components.items()} == {
         "router": (PromptPlace.CODE, "Which desk is {mail} for?"),
         "sum": (PromptPlace.CODE, OTHER),
     }
@@ -242,9 +242,9 @@ def test_what_became_of_each_text_is_counted(ask: Any) -> None:
     def plain(n: int) -> None:
         ask("router", ROUTER.format(day=n + 1))
 
-    found = surveyed(plain, "router*")
-    told = found.instructions({"router": "Route it! {date_1}"})
-    seen = [evidence_of(e, None, found.concerns) for e in played(app, told)]
+    discovered = surveyed(plain, "router*")
+    told = discovered.instructions({"router": "Route it! {date_1}"})
+    seen = [evidence_of(e, None, discovered.concerns) for e in played(app, told)]
     assert [each.applied for each in seen] == [1] * 6 + [0, 0]
     assert seen[6].kept == {f"router: {OTHER_TEXT}": 1}
     assert seen[7].kept == {
@@ -266,9 +266,9 @@ def test_an_agent_that_asks_for_its_text_is_not_one_that_was_never_asked(
         ask("router", told)
         ask("router", {**USER, "content": told})
 
-    found = surveyed(app, pattern)
-    [episode] = played(app, found.instructions({"router": "Better: {mail}"}), 1)
-    seen = evidence_of(episode, None, found.concerns)
+    discovered = surveyed(app, pattern)
+    [episode] = played(app, discovered.instructions({"router": "Better: {mail}"}), 1)
+    seen = evidence_of(episode, None, discovered.concerns)
     assert (seen.applied, seen.kept, seen.asked) == (1, {}, ["router"])
     first, _ = (call.span.attributes for call in episode.calls if call.span is not None)
     assert (first[c.PROMPT_APPLIED], first[c.PROMPT_REASON]) == (False, ASKS)
@@ -302,8 +302,8 @@ def test_the_text_of_a_call_that_another_span_tells() -> None:
         rollout_id="ro", attempt_id="at", number=1, epoch=1, status=AttemptStatus.SUCCEEDED
     )
     rollout = Rollout(rollout_id="ro", task=1, task_id="t")
-    found = survey([build_episode(attempt, rollout, scope.recorder.drain(), [])], ["router"])
-    assert found.components["router"].template == OTHER
+    discovered = survey([build_episode(attempt, rollout, scope.recorder.drain(), [])], ["router"])
+    assert discovered.components["router"].template == OTHER
 
 
 def test_options() -> None:

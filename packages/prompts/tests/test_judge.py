@@ -90,9 +90,9 @@ async def scored(
 ) -> tuple[list[list[Scored]], dict[str, float]]:
     said_notes: list[str] = [] if notes is None else notes
     async with judge.opened(ScoringPosition(folder, keeps=True, note=said_notes.append)) as scoring:
-        found = await scored_groups(scoring, [member for each in groups for member in each])
+        results = await scored_groups(scoring, [member for each in groups for member in each])
         spent = dict(scoring.spent())
-    return [[found[m.episode.rollout_id] for m in each] for each in groups], spent
+    return [[results[m.episode.rollout_id] for m in each] for each in groups], spent
 
 
 def values(of_group: Sequence[Scored]) -> list[float | None]:
@@ -295,9 +295,9 @@ async def test_with_one_order_a_preference_falls_on_nobody_in_particular(
 ) -> None:
     server.script = script.gives(lambda text, place: 10 * (place == 0))
     groups = [group(["x", "y"], name=f"n{number}") for number in range(60)]
-    found, _ = await scored(judge(server, orders=1), *groups)
-    assert {tuple(values(each)) for each in found} == {(0.0, 1.0), (1.0, 0.0)}
-    won = sum(first == 1.0 for first, _ in map(values, found))
+    results, _ = await scored(judge(server, orders=1), *groups)
+    assert {tuple(values(each)) for each in results} == {(0.0, 1.0), (1.0, 0.0)}
+    won = sum(first == 1.0 for first, _ in map(values, results))
     assert 15 < won < 45  # 30 expected; the seed is fixed
 
 
@@ -320,8 +320,8 @@ BALLOT = Ballot("…", ("first", "second"))
     ],
 )
 def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
-    found = scores(BALLOT, answer)
-    for one, wanted in zip(found, expected, strict=True):
+    results = scores(BALLOT, answer)
+    for one, wanted in zip(results, expected, strict=True):
         if isinstance(wanted, str):
             assert isinstance(one, str)
             assert wanted in one
@@ -354,9 +354,9 @@ async def test_failures_are_unscored_and_counted(
     server.script = answers
     names = ["fine", "boom", "too long", "mumble"]
     groups = [group(["5", "8"] if n == "fine" else ["5", n], name=n[0]) for n in names]
-    found, spent = await scored(judge(server), *groups)
-    assert [values(each) for each in found] == [[0.5, 0.8], *[[None, None]] * 3]
-    whys = [each[0].why for each in found[1:]]
+    results, spent = await scored(judge(server), *groups)
+    assert [values(each) for each in results] == [[0.5, 0.8], *[[None, None]] * 3]
+    whys = [each[0].why for each in results[1:]]
     assert whys[0].startswith("the judge wise at http")
     assert "InternalServerError" in whys[0]
     assert "BadRequestError" in whys[1]
@@ -563,10 +563,10 @@ async def test_only_rollouts_that_ended_well_are_judged(
     fine = said("a", "8")
     members = [Member({}, each) for each in (failed, lost, damaged, fine)]
     async with judge(server).opened(ScoringPosition(None, keeps=False, note=print)) as scoring:
-        found = await scored_groups(scoring, members)
-    assert found == {"ro-a": Scored(value=0.8, reasons="A {rambling} sentence.")}
+        results = await scored_groups(scoring, members)
+    assert results == {"ro-a": Scored(value=0.8, reasons="A {rambling} sentence.")}
     given = [
-        with_reward(m.episode, found.get(m.episode.rollout_id), failure_reward=-1.0)
+        with_reward(m.episode, results.get(m.episode.rollout_id), failure_reward=-1.0)
         for m in members
     ]
     assert [each.reward for each in given] == [-1.0, None, None, 0.8]

@@ -75,13 +75,13 @@ def tokens(entry: dict[str, Any]) -> int:
     return int(entry["input_tokens"] + entry["output_tokens"])
 
 
-def under_way(kept: list[dict[str, Any]], batch: int, at_once: int) -> int:
+def under_way(logged: list[dict[str, Any]], batch: int, at_once: int) -> int:
     """Tokens of the last requests: rollouts or reflections."""
-    kind, most = kept[-1]["type"], at_once
+    kind, most = logged[-1]["type"], at_once
     if kind == "evaluation":
         return PER_ROLLOUT * batch
     total = 0
-    for entry in reversed(kept):
+    for entry in reversed(logged):
         if entry["type"] != kind or most == 0:
             break
         total, most = total + tokens(entry), most - 1
@@ -100,13 +100,13 @@ async def check(
     with TemporaryDirectory() as name:
         folder, other = Path(name) / "run", Path(name) / "other"
         life = await live(make, server, folder, **budget(limit))
-        kept = entries(folder)
-        assert life.found.tokens == sum(map(tokens, kept))
+        logged = entries(folder)
+        assert life.found.tokens == sum(map(tokens, logged))
         if "is used up" not in life.found.ended:
             assert life.found.tokens < limit
             return
         assert life.found.tokens >= limit
-        assert life.found.tokens - under_way(kept, life.batches[-1], at_once) < limit
+        assert life.found.tokens - under_way(logged, life.batches[-1], at_once) < limit
         whole = [each.mean if each.is_whole else -1.0 for each in life.found.candidates]
         assert whole[life.found.chosen] == max(whole)
         assert all(each.rewards for each in life.found.candidates)
@@ -154,10 +154,10 @@ async def test_questions_that_are_under_way_are_waited_for(
         folder = Path(name)
         options = {"max_tokens": limit, "reflections_at_once": at_once}
         life = await live(apo, critic, folder, **options)
-        kept = entries(folder)
-        questions = sum(entry["type"] == "reflection" for entry in kept)
+        logged = entries(folder)
+        questions = sum(entry["type"] == "reflection" for entry in logged)
         assert questions == life.questions == life.found.reflections
         if "is used up" in life.found.ended:
-            assert life.found.tokens - under_way(kept, life.batches[-1], at_once) < limit
+            assert life.found.tokens - under_way(logged, life.batches[-1], at_once) < limit
         again = await live(apo, critic, folder, **options)
         assert (again.batches, again.questions, again.found) == ([], 0, life.found)

@@ -116,9 +116,9 @@ def test_two_prompts_are_not_taken_for_one() -> None:
 
 
 def test_what_was_retrieved_does_not_make_two_prompts() -> None:
-    told = "Answer from the context alone, in one sentence.\n\nContext: "
-    texts = [f"{told}{KINDS['langgraph retrieval'].kept(n)[0]} {n}" for n in range(8)]
-    assert infer_template(texts).text == f"{told}{{part_1}}"
+    prefix = "Answer from the context alone, in one sentence.\n\nContext: "
+    texts = [f"{prefix}{KINDS['langgraph retrieval'].kept(n)[0]} {n}" for n in range(8)]
+    assert infer_template(texts).text == f"{prefix}{{part_1}}"
 
 
 def test_what_all_have_by_chance_belongs_to_the_placeholder() -> None:
@@ -144,6 +144,6 @@ def test_long_texts_take_no_time_to_speak_of() -> None:
     template = PromptTemplate(" ab ".join(f"{{p{n}}}" for n in range(20)) + " end")
     assert template.match("ab " * 40_000) is None
     assert variable_parts('{"a ' * 20_000) == []
-    told = "Answer from the context alone, and cite every part of it that you use. "
-    texts = [told + KINDS["langgraph retrieval"].kept(n)[0] * 5 for n in range(6)]
-    assert infer_template(texts).text == f"{told}{{part_1}}"
+    prefix = "Answer from the context alone, and cite every part of it that you use. "
+    texts = [prefix + KINDS["langgraph retrieval"].kept(n)[0] * 5 for n in range(6)]
+    assert infer_template(texts).text == f"{prefix}{{part_1}}"

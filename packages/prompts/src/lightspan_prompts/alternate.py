@@ -241,7 +241,7 @@ class Alternate(Algorithm):
             limit = getattr(half, name)
             limits[name] = None if limit is None else limit - spent
             if limit is not None and spent >= limit:
-                context.note(f"{name}={limit:g} is used up: the prompts stay unchanged")
+                context.note(f"{name}={limit} is used up: the prompts stay unchanged")
                 return {"rollouts": 0, "scored": 0, "failed": 0}
         tokens, cost = limits["max_tokens"], limits["max_cost"]
         reflections = half.max_reflections
