@@ -2,10 +2,11 @@
 stored.
 
 1. No request is sent after a budget is used up: only what was in flight, one evaluation or the
-concurrent reflections, may exceed it. 2. Candidates compared by then are in the result, and the
-best of them is chosen. 3. Resuming with the same budget sends no request and has the same result.
-4. Resuming with more has the result of a fresh search with more, and repeats no request. 5. A
-search killed at any point has the result of an uninterrupted one.
+   concurrent reflections, may exceed it.
+2. Candidates compared by then are in the result, and the best of them is chosen.
+3. Resuming with the same budget sends no request and has the same result.
+4. Resuming with more has the result of a fresh search with more, and repeats no request.
+5. A search killed at any point has the result of an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Nothing is downloaded. Each family has its own special tokens, end-of-turn ids, 
 rotary scaling, and a chat template in its format.
 
 - `qwen2`: ChatML, tools in the Hermes style of Qwen2.5: `<tools>` in the system message,
-`<tool_call>` around a call, `<tool_response>` around a result.
+  `<tool_call>` around a call, `<tool_response>` around a result.
 - `llama`: Llama 3's header tokens, tools in the first user message, a call as bare JSON with
-`parameters`, a result from `ipython`, and a template that requires today's date.
+  `parameters`, a result from `ipython`, and a template that requires today's date.
 """
 
 from __future__ import annotations

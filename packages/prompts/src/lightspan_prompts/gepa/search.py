@@ -3,11 +3,11 @@
 Only its public `optimize` is called. Three workarounds:
 
 - It swallows the errors of a reflection model and continues: ours raise `_Ended`, which is no
-`Exception`.
+  `Exception`.
 - It iterates over sets of component names, whose order differs between processes: components are
-numbers here.
+  numbers here.
 - It weighs ancestors by their scores and fails if these sum to zero, as those of a seed that fails
-everywhere do: scores are shifted.
+  everywhere do: scores are shifted.
 """
 
 from __future__ import annotations

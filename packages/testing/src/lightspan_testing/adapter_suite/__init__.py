@@ -29,7 +29,7 @@ from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.checks import Tally
 from lightspan_testing.adapter_suite.concurrency_tests import ConcurrencyTests
 from lightspan_testing.adapter_suite.install_tests import InstallTests
-from lightspan_testing.adapter_suite.interop_tests import CompanyTests
+from lightspan_testing.adapter_suite.interop_tests import InteropTests
 from lightspan_testing.adapter_suite.prompt_tests import PromptTests
 from lightspan_testing.adapter_suite.scenarios import (
     BYPASSED,
@@ -53,7 +53,7 @@ from lightspan_testing.attempts import tree
 
 
 class AdapterSuite(
-    TableTests, ConcurrencyTests, ServiceTests, InstallTests, CompanyTests, PromptTests
+    TableTests, ConcurrencyTests, ServiceTests, InstallTests, InteropTests, PromptTests
 ):
     """See the module's docstring."""
 

@@ -22,7 +22,7 @@ from lightspan_testing.adapter_suite.scenarios import Model
 from lightspan_testing.adapter_suite.trees import inside
 
 
-class CompanyTests(AdapterTests):
+class InteropTests(AdapterTests):
     """No call is doubled or lost."""
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])

@@ -268,8 +268,8 @@ class App:
     tree: str
     """The expected tree: a line per span, indented by depth, in order of start.
 
-    `invoke_agent NAME @PATH`, `execute_tool NAME @PATH` and `chat @PATH`, followed by ` error` or `
-    unset` for that status. Example:
+    `invoke_agent NAME @PATH`, `execute_tool NAME @PATH` and `chat @PATH`, followed by the status
+    `error` or `unset`. Example:
 
         invoke_agent writer @writer
           chat @writer

@@ -34,21 +34,21 @@ from lightspan_testing.store_suite.base import (
 )
 from lightspan_testing.store_suite.call_tests import CallTests
 from lightspan_testing.store_suite.lease_tests import LeaseTests
-from lightspan_testing.store_suite.lifecycle_tests import LifeTests
+from lightspan_testing.store_suite.lifecycle_tests import LifecycleTests
 from lightspan_testing.store_suite.load_tests import LoadTests
 from lightspan_testing.store_suite.model_tests import ModelTests
-from lightspan_testing.store_suite.numeric_tests import NumberTests
+from lightspan_testing.store_suite.numeric_tests import NumericTests
 from lightspan_testing.store_suite.prune_tests import PruneTests
 from lightspan_testing.store_suite.queue_tests import QueueTests
 from lightspan_testing.store_suite.resource_tests import ResourceTests
 from lightspan_testing.store_suite.retry_tests import RetryTests
 from lightspan_testing.store_suite.span_tests import SpanTests
-from lightspan_testing.store_suite.state_machine_tests import MoveTests
+from lightspan_testing.store_suite.state_machine_tests import StateMachineTests
 from lightspan_testing.store_suite.watch_tests import WatchTests
 
 
 class StoreSuite(
-    MoveTests,
+    StateMachineTests,
     QueueTests,
     LeaseTests,
     WatchTests,
@@ -56,10 +56,10 @@ class StoreSuite(
     CallTests,
     ResourceTests,
     RetryTests,
-    NumberTests,
+    NumericTests,
     PruneTests,
     LoadTests,
-    LifeTests,
+    LifecycleTests,
     ModelTests,
 ):
     """Tests of the protocol `lightspan.stores.protocol.Store`. See the module's docstring."""

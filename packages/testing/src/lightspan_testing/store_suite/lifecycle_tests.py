@@ -45,7 +45,7 @@ async def _dump(store: Store, attempts: Sequence[Attempt]) -> list[Any]:
     ]
 
 
-class LifeTests(StoreTests):
+class LifecycleTests(StoreTests):
     """A closed store raises; a durable one is unchanged after reopening."""
 
     async def test_a_closed_store_says_so(self, name: str, clock: Clock) -> None:

@@ -28,7 +28,7 @@ _NO_SECONDS = [math.nan, math.inf, -math.inf, -1.0, 1e300]
 _TOO_LARGE = 2**63
 
 
-class NumberTests(StoreTests):
+class NumericTests(StoreTests):
     """They are refused by name without writing anything, and the store is not reported as
     damaged."""
 

@@ -94,7 +94,7 @@ MOVES: dict[tuple[RolloutStatus, str], RolloutStatus] = {
 """New status by status and action; other pairs leave the status unchanged."""
 
 
-class MoveTests(StoreTests):
+class StateMachineTests(StoreTests):
     """Every pair of a status and an action, and the retries of lost attempts."""
 
     @pytest.mark.parametrize("after", AttemptStatus)
