@@ -166,7 +166,7 @@ def test_roles_of_smolagents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "given"),
+    ("messages", "given"),
     [
         (
             '{"args": [], "sanitize_inputs_outputs": true, "kwargs": {"what": "seven"}}',

@@ -396,7 +396,7 @@ PARTS = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": SAID},
 
 
 @pytest.mark.parametrize(
-    ("said", "usage", "tokens", "unusable"),
+    ("hints", "usage", "tokens", "unusable"),
     [
         ({"message": {"content": PARTS}}, {"prompt_tokens": 3, "completion_tokens": 4}, 7, 0),
         ({"message": {"content": SAID}}, {"prompt_tokens": 3, "completion_tokens": None}, 3, 0),
