@@ -1,4 +1,4 @@
-"""lightspan_agl: agents, what they are handed, how they travel, what is refused."""
+"""Tests of lightspan_agl's agents: arguments, serialization, refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEVER = "http://127.0.0.1:9"
 
 
 class Remembers(agl.LitAgent[dict[str, Any]]):
-    """Says what it was handed."""
+    """Records its arguments."""
 
     def __init__(self, factor: float = 1.0, *, names: list[str] | None = None) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Remembers(agl.LitAgent[dict[str, Any]]):
 
 
 class Splits(agl.LitAgent[Any]):
-    """Tells training from validation, and awaits."""
+    """Distinguishes training from validation, asynchronously."""
 
     async def training_rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
         return 1.0
@@ -70,14 +70,14 @@ class Emits(agl.LitAgent[Any]):
 
 @agl.rollout
 def by_llm(task: Any, llm: agl.LLM, rollout: agl.Rollout) -> float:
-    """A function that wants the model."""
+    """A function that takes the model."""
     SEEN.append((llm, task, None, rollout))
     return 0.5
 
 
 @agl.rollout
 async def by_prompt(task: Any, prompt_template: agl.PromptTemplate) -> float:
-    """A function that wants a prompt."""
+    """A function that takes a prompt."""
     return float(prompt_template.format(x=task["n"]))
 
 
@@ -92,7 +92,7 @@ def _clean() -> None:
 async def run_once(
     app: Any, task: Any = None, *, mode: Mode = Mode.TRAIN, gateway: str = NEVER
 ) -> tuple[Attempt, list[Any]]:
-    """The attempt of one rollout, and its spans."""
+    """Return the attempt of one rollout, and its spans."""
     routing = Routing(
         gateway_url=gateway,
         rules=[Rule("*write*", Target(route=Route.POLICY, policy="policy"))],
@@ -112,7 +112,7 @@ async def run_once(
 
 
 def arrived(agent: agl.LitAgent[Any]) -> Any:
-    """The agent's app as a runner loads it."""
+    """Return the agent's app as a runner loads it."""
     return load_app(as_app(agent, LLM).reference)
 
 
@@ -177,7 +177,7 @@ def test_functions_that_ask_for_the_unknown_are_refused() -> None:
 
     with pytest.raises(AppError, match="must take `task` first"):
         agl.rollout(other)
-    with pytest.raises(AppError, match="takes tool, which nothing provides"):
+    with pytest.raises(AppError, match="takes tool, which are unknown"):
         agl.rollout(more)
 
 
@@ -211,7 +211,7 @@ async def test_a_returned_list_is_no_reward() -> None:
 def test_dimensions_need_the_primary_one() -> None:
     with pytest.raises(RewardError):
         agl.emit_reward({"a": 1.0}, primary_key="b")
-    agl.emit_reward(1.0)  # outside a rollout it is recorded nowhere
+    agl.emit_reward(1.0)  # not recorded outside of a rollout
 
 
 def _one(agent: Any) -> Any:
@@ -254,10 +254,10 @@ def test_an_agent_of_arguments_that_are_not_json_travels_by_its_name(
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Remembers(names=("a",)), r"names=\('a',\) is a tuple. Make that in __init__"),  # type: ignore[arg-type]
+        (lambda: Remembers(names=("a",)), r"names=\('a',\) is a tuple. Create that in __init__"),  # type: ignore[arg-type]
         (lambda: Remembers(Path("x")), "argument 1=.* is a PosixPath"),  # type: ignore[arg-type]
         (lambda: Remembers(float("nan")), "argument 1=nan is a float"),
-        (lambda: _changed(), "factor was set after it was made, and runners make it again"),
+        (lambda: _changed(), "factor was set after construction, and runners construct it again"),
         (lambda: _local(), "is defined inside a function"),
     ],
 )
@@ -291,7 +291,7 @@ def test_a_runner_that_cannot_make_the_agent_says_why() -> None:
 
 
 class AsksTwo(agl.LitAgent[Any]):
-    """Asks the model, and a judge of its own."""
+    """Calls the model, and its own judge."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         judge = openai.OpenAI(base_url=task["judge"], api_key="own-key", max_retries=0)
@@ -301,7 +301,7 @@ class AsksTwo(agl.LitAgent[Any]):
 
 
 class AsksTwoAsync(agl.LitAgent[Any]):
-    """The same, awaiting."""
+    """The same asynchronously."""
 
     async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
         async with openai.AsyncOpenAI(base_url=task["judge"], api_key="own-key") as judge:
@@ -333,7 +333,7 @@ async def test_a_judge_at_its_own_endpoint_is_left_alone_and_recorded(agent: Any
 
 
 class AsksMain(agl.LitAgent[Any]):
-    """Asks the model that is trained."""
+    """Calls the trained model."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         llm = resources["main_llm"]
@@ -392,7 +392,7 @@ def test_runners_have_two_names() -> None:
 def test_fit_needs_an_algorithm_and_dev_a_model() -> None:
     with pytest.raises(ConfigError, match=r"fit needs an algorithm"):
         agl.Trainer().fit(Remembers(), [{"n": 1}])
-    with pytest.raises(ConfigError, match=r"dev needs the model that agents are to use"):
+    with pytest.raises(ConfigError, match=r"dev needs a model for the agents"):
         agl.Trainer().dev(Remembers(), [{"n": 1}])
 
 
@@ -420,7 +420,7 @@ def test_hooks_of_an_agent_are_refused() -> None:
         def on_rollout_start(self, *_: Any) -> None: ...
 
     resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
-    with pytest.raises(UnsupportedError, match="defines on_rollout_start, which nothing calls"):
+    with pytest.raises(UnsupportedError, match="defines on_rollout_start, which is never called"):
         agl.Trainer(initial_resources=resources).dev(Hooked(), [{"n": 1}])
 
 
@@ -459,7 +459,7 @@ def test_logs_go_where_they_are_asked(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 class Numbers:
-    """A data set of numpy's kind."""
+    """A data set of numpy values."""
 
     def __len__(self) -> int:
         return 2
@@ -484,7 +484,7 @@ def test_data_sets_become_tasks() -> None:
 
 
 class Dev(agl.LitAgent[Any]):
-    """A writer that asks, and fails, and earns."""
+    """A writer that calls the model, fails, and earns a reward."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float | None:
         llm = resources["main_llm"]
@@ -530,7 +530,7 @@ def test_dev_tells_what_every_agent_did(
 
 
 class Silent(agl.LitAgent[Any]):
-    """Asks nobody."""
+    """Calls no model."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         return 1.0
@@ -549,7 +549,7 @@ def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> N
             initial_resources={"main_llm": llm}, adapter={"agent_match": "^write"}
         )
         trainer.dev(Dev(), dev_dataset=[{"n": 1}])
-    assert "agent_match='^write' is found in no agent's name" in capsys.readouterr().out
+    assert "agent_match='^write' matches no agent's name" in capsys.readouterr().out
 
 
 def test_a_notebooks_loop_does_not_hinder_dev() -> None:

@@ -1,4 +1,4 @@
-"""lightspan_agl trains: `fit` with a real model, its calls, and the dry run of `dev`."""
+"""Tests of training with lightspan_agl: `fit` with a real model, and the dry run of `dev`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def questions(count: int, **fields: Any) -> list[dict[str, Any]]:
 def judged(
     agents: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[FitResult, list[Any]]:
-    """One step of an agent that asks a judge, and what the judge was asked."""
+    """One step of an agent that calls a judge, and the judge's requests."""
     folder = tmp_path_factory.mktemp("agl") / "run"
     with ScriptedServer(lambda request: "judged") as judge:
         trainer = agl.Trainer(
@@ -92,8 +92,8 @@ def test_every_call_went_where_the_agent_pointed_it(judged: tuple[FitResult, lis
     assert {request.headers["authorization"] for request in requests} == {"Bearer own"}
     episodes = stored_episodes(RunFolder(result.folder).store_url, mode=Mode.TRAIN)
     calls = [call for episode in episodes for call in episode.calls]
-    found = Counter((call.agent_path, call.record is not None) for call in calls)
-    assert found == {("write_query", True): 8, ("check_query", True): 8, ("app", False): 8}
+    counts = Counter((call.agent_path, call.record is not None) for call in calls)
+    assert counts == {("write_query", True): 8, ("check_query", True): 8, ("app", False): 8}
     sampled = {call.record.sampling.temperature for call in calls if call.record is not None}
     assert sampled == {1.0}
     validated = stored_episodes(RunFolder(result.folder).store_url, mode=Mode.VAL)
@@ -104,9 +104,9 @@ def test_every_call_went_where_the_agent_pointed_it(judged: tuple[FitResult, lis
 
 def test_the_run_knows_what_it_trained(judged: tuple[FitResult, list[Any]], tiny: Path) -> None:
     folder = RunFolder(judged[0].folder)
-    known = folder.read_config()
-    assert known["optimize"] == ["*write*"]
-    assert json.loads(known["app"].partition("agents.")[2].replace("%2E", ".")) == {
+    stored = folder.read_config()
+    assert stored["optimize"] == ["*write*"]
+    assert json.loads(stored["app"].partition("agents.")[2].replace("%2E", ".")) == {
         "agent": "agl_apps:Writer",
         "llm": {
             "model": str(tiny),
@@ -133,7 +133,7 @@ def test_functions_train_too(agents: Any, tiny: Path, tmp_path: Path) -> None:
 
 
 def test_verls_own_default_trains(agents: Any, tiny: Path, tmp_path: Path) -> None:
-    """gae, one rollout of a task, two optimiser steps."""
+    """gae, one rollout per task, two optimiser steps."""
     given = config(tiny, tmp_path / "run")
     del given["algorithm"], given["actor_rollout_ref"]["rollout"]["n"]
     result = agl.Trainer(algorithm=agl.VERL(given), n_runners=2).fit(agents.spell, questions(2))

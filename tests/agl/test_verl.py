@@ -1,4 +1,4 @@
-"""VERL(config): which keys are used, named and refused; which agents are trained."""
+"""Tests of VERL(config): keys used, reported and refused; selection of agents."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TUTORIAL: dict[str, Any] = {
 
 
 def changed(**dotted: Any) -> dict[str, Any]:
-    """The tutorial's configuration with other values at `section__…__key`."""
+    """Return the tutorial's configuration with other values at `section__…__key`."""
     config = deepcopy(TUTORIAL)
     for name, value in dotted.items():
         *sections, key = name.replace("arr__", "actor_rollout_ref__").split("__")
@@ -228,15 +228,16 @@ def test_keys_without_effect_are_named_in_one_line(monkeypatch: pytest.MonkeyPat
     assert plan.sinks() == []
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     assert plan.report() == (
-        "VERL(config): without effect here: "
-        "data.train_files='data/train.parquet' (fit() is given the data); "
-        "data.truncation='error' (calls are never cut: longer ones are rejected and counted); "
+        "VERL(config): without effect: "
+        "data.train_files='data/train.parquet' (fit() takes the data); "
+        "data.truncation='error' (calls are never truncated: longer ones are rejected and "
+        "counted); "
         f"{rollout}.tensor_model_parallel_size=1, {rollout}.name='vllm', "
         f"{rollout}.gpu_memory_utilization=0.8, {actor}.fsdp_config.param_offload=True, "
         "actor_rollout_ref.model.use_remove_padding=True, trainer.n_gpus_per_node=1 (of verl's "
-        "processes; VERL(config, learner=lightspan.Verl(…), engine=lightspan.VLLM(…)) has others "
-        f"than this one); {rollout}.multi_turn.format='hermes' (the model's chat template decides "
-        "how tools are called); trainer.logger='wandb' (not installed)"
+        "processes; for those use VERL(config, learner=lightspan.Verl(…), "
+        f"engine=lightspan.VLLM(…))); {rollout}.multi_turn.format='hermes' (the model's chat "
+        "template decides how tools are called); trainer.logger='wandb' (not installed)"
     )
 
 
@@ -245,8 +246,8 @@ def test_every_key_is_used_or_named() -> None:
 
     report = make_plan(TUTORIAL).report()
     for key, _ in _leaves(TUTORIAL):
-        known = key in DEFAULTS or key in ALLOWED or key in report
-        assert known or key == "trainer.val_before_train"
+        is_known = key in DEFAULTS or key in ALLOWED or key in report
+        assert is_known or key == "trainer.val_before_train"
 
 
 def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,16 +281,15 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {"algorithm__use_raft": True},
-            "algorithm.use_raft=True: lightspan does not know it; leave it out",
+            "algorithm.use_raft=True: unknown to lightspan; leave it out",
         ),
         (
             {"arr__actor__ppo_epochs": 2},
-            "actor_rollout_ref.actor.ppo_epochs=2: use 1: each batch is learned from once",
+            "actor_rollout_ref.actor.ppo_epochs=2: use 1: each batch is used once",
         ),
         (
             {"arr__rollout__top_p": 0.9},
-            "actor_rollout_ref.rollout.top_p=0.9: use 1: other log-probabilities are not those of "
-            "training",
+            "actor_rollout_ref.rollout.top_p=0.9: use 1: others change the log-probabilities",
         ),
         (
             {"custom_reward_function__path": "reward.py"},

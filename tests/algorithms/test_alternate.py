@@ -15,7 +15,7 @@ from lightspan import APO, GEPA, LLM, Alternate, LightningRL, Price, PromptTempl
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.records import task_id
 from lightspan.training.resume import FREE
-from lightspan_prompts.alternate import FIRST
+from lightspan_prompts.alternate import INITIAL_WEIGHTS
 from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from packages.prompts.tests import made_up
@@ -199,7 +199,7 @@ async def test_a_search_without_tokens_is_left_out(server: ScriptedServer, tmp_p
     assert first[0]["tokens"] > 10
     before = text_of(algorithm)
     assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
-    assert world.notes[-1] == "max_tokens=10 is used up: the prompts stay as they are"
+    assert world.notes[-1] == "max_tokens=10 is used up: the prompts stay unchanged"
     assert text_of(algorithm) == before
 
 
@@ -209,7 +209,7 @@ async def test_a_search_without_money_is_left_out(server: ScriptedServer, tmp_pa
     first = await steps(algorithm, world, 1)
     assert first[0]["cost"] > 0.01
     assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
-    assert world.notes[-1] == "max_cost=0.01 is used up: the prompts stay as they are"
+    assert world.notes[-1] == "max_cost=0.01 is used up: the prompts stay unchanged"
 
 
 def test_money_may_change_when_a_run_goes_on(server: ScriptedServer) -> None:
@@ -277,7 +277,7 @@ async def test_other_weights_have_another_journal(server: ScriptedServer, tmp_pa
     await steps(algorithm, world, 4, 5)
     [old] = (tmp_path / "journal").glob("step-000005-*")
     assert [path.name for path in (tmp_path / "journal").glob("step-000001-*")] == [
-        f"step-000001-{FIRST}"
+        f"step-000001-{INITIAL_WEIGHTS}"
     ]
     again, other = alternate(server), World(tmp_path)
     again.load_state(state)
@@ -287,7 +287,7 @@ async def test_other_weights_have_another_journal(server: ScriptedServer, tmp_pa
     assert other.rollouts_done - done == read_searches(tmp_path)["step-000005"].rollouts
     [new] = (tmp_path / "journal").glob("step-000005-*")
     assert new != old
-    assert (tmp_path / "journal" / f"step-000001-{FIRST}").is_dir()
+    assert (tmp_path / "journal" / f"step-000001-{INITIAL_WEIGHTS}").is_dir()
 
 
 # --- settings -------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ async def test_a_share_that_is_too_small_for_a_search_is_called_a_share(
 
 def test_what_is_no_half_is_refused(server: ScriptedServer) -> None:
     both = alternate(server)
-    with pytest.raises(ConfigError, match="the first learns prompts, GEPA or APO"):
+    with pytest.raises(ConfigError, match="the first argument is a GEPA or an APO"):
         Alternate(both.weights, both.weights, max_rollouts=100)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="weights="):
         Alternate(both.prompts, both.prompts, max_rollouts=100)  # type: ignore[arg-type]

@@ -90,16 +90,16 @@ def test_what_cannot_be_kept_is_told(
     assert main(["import", str(langfuse), str(phoenix), *options]) == 1
     said = capsys.readouterr()
     assert said.out.splitlines() == [
-        f"{langfuse}: 4 spans of 1 attempt in {url}; 1 score left out: lightspan feedback puts "
-        "them on",
+        f"{langfuse}: 4 spans of 1 attempt in {url}; 1 score left out: add them by "
+        "lightspan feedback",
         f"{phoenix}: 3 spans of 1 attempt in {url}",
     ]
     errors = said.err.splitlines()
     assert errors[0].startswith(f"{phoenix}: line 1: no JSON: ")
-    assert errors[19].startswith(f"{phoenix}: line 23: no spans are in it")
+    assert errors[19].startswith(f"{phoenix}: line 23: it has no spans")
     assert errors[20:] == [
         f"{phoenix}: and 2 more errors",
-        "lightspan: 22 of what the files hold could not be kept (see above); the rest was",
+        "lightspan: 22 items of the files could not be imported (see above); the rest was",
     ]
 
 
@@ -111,7 +111,7 @@ def test_what_is_left_out_is_counted(
     file.write_text("\n".join(map(json.dumps, [*PHOENIX[1:], ours])))
     assert main(["import", str(file), "--store", url]) == 1
     assert capsys.readouterr().out == (
-        f"{file}: 3 spans of 1 attempt in {url}; 1 attempt without the span that began it: still "
+        f"{file}: 3 spans of 1 attempt in {url}; 1 attempt without its entry span: still "
         "running; 1 span refused\n"
     )
 
@@ -129,7 +129,7 @@ def test_a_bad_file_does_not_hold_up_the_next(
     first, second, last = said.err.splitlines()
     assert first.startswith(f"{files[0]}: {files[0]} is neither JSON")
     assert second.startswith(f"{files[1]}: {files[1]} is empty")
-    assert last.startswith("lightspan: 2 of what the files hold could not be kept")
+    assert last.startswith("lightspan: 2 items of the files could not be imported")
 
 
 def test_the_standard_input_is_a_file_too(
@@ -152,7 +152,7 @@ def test_the_standard_input_is_a_file_too(
         (["import", "missing.json", "--store", "sqlite:a.db"], "there is no file missing.json"),
         (["import", "{}", "--store", "sqlite:a.db"], "is a folder: name the files in it"),
         (["import", __file__], "import needs a store: give --store, or set LIGHTSPAN_STORE"),
-        (["import", __file__, "--store", "memory:"], "store 'memory:' lives in one process"),
+        (["import", __file__, "--store", "memory:"], "store 'memory:' ends with this process"),
         (["import", __file__, "--store", "sqlite:{}/a.db"], "test_import.py is neither JSON"),
     ],
 )

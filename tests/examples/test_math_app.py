@@ -301,7 +301,7 @@ async def test_the_exact_record_of_an_attempt(stage: Stage, workbench: Workbench
         said,
         "#### 51",
     ]
-    asked = stage.brain.of(played.tag)
+    asked = stage.brain.calls_in(played.tag)
     assert [record.prompt_ids for record in played.records] == [one.prompt_ids for one in asked]
 
 

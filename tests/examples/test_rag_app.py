@@ -257,7 +257,7 @@ def test_the_exact_record_of_an_attempt(stage: Stage, library: Library) -> None:
     said = f'<tool_call>\n{{"name": "search", "arguments": {arguments}}}\n</tool_call>'
     assert stage.tokenizer.decode(first.response_ids) == said
     assert stage.tokenizer.decode(second.response_ids) == "Answer: Port Alder"
-    asked = stage.brain.of(played.tag)
+    asked = stage.brain.calls_in(played.tag)
     assert [first.prompt_ids, second.prompt_ids] == [one.prompt_ids for one in asked]
 
 

@@ -91,7 +91,7 @@ def test_fit_runs_and_says_what_has_no_effect(trained: tuple[str, RunFolder]) ->
     printed, _ = trained
     lines = printed.splitlines()
     assert lines[0] == "Adapter agent match acknowledged: write"
-    assert lines[1].startswith("VERL(config): without effect here: ")
+    assert lines[1].startswith("VERL(config): without effect: ")
     assert "actor_rollout_ref.rollout.gpu_memory_utilization=0.8" in lines[1]
     assert [line for line in lines if line.startswith("step 2/2")]
 

@@ -320,7 +320,7 @@ class FrameworkSuite:
         calls, tools = asyncio.run(_imported(store, self.stored_in(tmp_path), errors.append))
         assert errors == []
         asked = [request.body.get("messages") for request in stage.requests_of(played.tag)]
-        turns = stage.brain.of(played.tag)
+        turns = stage.brain.calls_in(played.tag)
         if not self.tells_calls:
             assert calls == []
             asked = turns = []
@@ -338,7 +338,7 @@ class FrameworkSuite:
             assert [agent_name(path_of(call)) for call in calls] == [
                 app.names.get(turn.agent, turn.agent) for turn in turns
             ]
-        made = [call for turn in stage.brain.of(played.tag) for call in turn.turn.calls]
+        made = [call for turn in stage.brain.calls_in(played.tag) for call in turn.turn.calls]
         of_tools = {(tool.attributes[c.TOOL_NAME], _what(tool)) for tool in tools}
         known = {name for name, _ in of_tools}
         assert ("look" in known) == bool(made)  # DSPy's model calls none: it names them in a text

@@ -277,7 +277,7 @@ class TestDSPy(FrameworkSuite):
                 name = "react" if "next_tool_name" in prompt else "extract.predict"
                 assert path_of(span) == f"ReAct/{name}"
             else:
-                who = Part({}).who(prompt) or ""
+                who = Part({}).agent_of(prompt) or ""
                 assert agent_name(path_of(span)) == app.names.get(who, who)
 
     @pytest.mark.parametrize("scenario", ["single", "team"])

@@ -1,4 +1,4 @@
-"""docs/otel.md: its program runs, and names what there is."""
+"""Tests of docs/otel.md: its program runs, and its names exist."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_it_takes_ten_lines() -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_page_says_which_versions_were_tested(name: str) -> None:
-    """Those of the constraints that its session installs."""
+    """Versions in the constraints that its session installs."""
     [row] = [line for line in PAGE.splitlines() if line.startswith(f'| `"{name}"` |')]
     key = name.replace("-", "_")
     assert key in noxfile.FRAMEWORKS

@@ -1,4 +1,5 @@
-"""An app whose agents are known by spans alone trains one of them, and leaves the other alone."""
+"""An app whose agents are known from spans only trains one of them and leaves the other
+unchanged."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def test_a_span_that_nobody_could_read(
         (body({**SPANS[0], "name": 5}), JSON, "", 400, "no OTLP JSON"),
         (b"[" * 100_000, JSON, "", 400, "the body is no JSON"),
         (b"\xff\xff\xff", PROTOBUF, "", 400, "no OTLP protobuf"),
-        (b"{}", "text/plain", "", 415, "not as 'text/plain'"),
+        (b"{}", "text/plain", "", 415, "not 'text/plain'"),
         (b"{}", JSON, "br", 415, "'br'"),
         (b"no gzip", JSON, "gzip", 400, "gzip"),
         (gzip.compress(b"\0" * 2**25, mtime=0), JSON, "gzip", 413, "16,777,216 bytes"),
@@ -375,7 +375,7 @@ def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPa
         (
             RUNNER,
             403,
-            "the key is a runner's, who may not send traces: only admin, tracer, trainer",
+            "the key's role is runner; only admin, tracer, trainer may send traces",
         ),
         ("wrong", 401, "the key that was sent opens nothing here"),
     ],
@@ -445,7 +445,7 @@ def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) ->
     spans = [otlp_span(f"{number:016x}", "", "s", 0) for number in range(1, 201)]
     status, _, said = send(served, body(*spans, service="x" * 400_000))
     assert status == 400
-    assert b"come to 80," in said
+    assert b"have 80," in said
     status, _, said = send(served, body(*spans, service="x" * 1_001))
     assert (status, json.loads(said)["partialSuccess"]["rejectedSpans"]) == (200, "200")
     assert read_recorded(url) == []

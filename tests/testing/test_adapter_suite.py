@@ -1,4 +1,4 @@
-"""The adapters' suite itself: what it checks can fail, and its stage says what is scripted."""
+"""Tests of the adapters' suite: its checks can fail, and its stage plays its script."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ APP = App(run=nothing, tree=TREE)
 
 
 def play(stage: Stage) -> Played:
-    """One attempt of an app in plain Python, as an adapter that makes no mistake records it."""
+    """An attempt of an app in plain Python, as a correct adapter records it."""
     played = stage.open(Part({"writer": ["A draft of {task}."]}), through_gateway=True)
     messages: Any = [
         {"role": "system", "content": instructions("writer")},
@@ -92,8 +92,8 @@ def with_attribute(which: Callable[[Any], bool], key: str, value: Any) -> Callab
     def spoil(played: Played) -> None:
         for number, span in enumerate(played.spans):
             if which(span):
-                kept = {k: v for k, v in span.attributes.items() if k != key}
-                new = kept if value is None else {**kept, key: value}
+                rest = {k: v for k, v in span.attributes.items() if k != key}
+                new = rest if value is None else {**rest, key: value}
                 played.spans[number] = span.replace(attributes=new)
 
     return spoil
@@ -200,7 +200,7 @@ def test_a_prompt_of_two_attempts_is_a_problem(stage: Stage) -> None:
         "You are writer.",
         f"{first.tag}",
     ):
-        stage.brain.says(prompt)
+        stage.brain.answer(prompt)
     assert len(stage.brain.problems) == 4
     stage.brain.problems.clear()
 

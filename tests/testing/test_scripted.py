@@ -1,4 +1,4 @@
-"""The scripted server and the scripted engine do what their scripts say."""
+"""Tests of the scripted server and the scripted engine."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_server_calls_tools() -> None:
         answer = client.chat.completions.create(model="m", messages=MESSAGES)
         assert answer.choices[0].finish_reason == "tool_calls"
         calls: Any = answer.choices[0].message.tool_calls
-        found = [(call.id, call.function.name, call.function.arguments) for call in calls]
-        assert found == [("call_0", "f", "{"), ("x", "g", "{}")]
+        triples = [(call.id, call.function.name, call.function.arguments) for call in calls]
+        assert triples == [("call_0", "f", "{"), ("x", "g", "{}")]
 
 
 @pytest.mark.parametrize("stream", [False, True])

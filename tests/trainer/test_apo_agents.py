@@ -20,7 +20,7 @@ from lightspan.schema.records import Mode
 from lightspan.schema.resources import INSTRUCTIONS
 from lightspan.schema.system_prompts import Instructions
 from lightspan.training.collector import stored_episodes
-from lightspan_prompts.search.candidates import Found, read_found
+from lightspan_prompts.search.candidates import SearchResult, read_found
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     thinker: list[Request]
 
     @property
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         found = read_found(self.folder)
         assert found is not None
         return found
@@ -218,7 +218,7 @@ def test_a_prompt_of_the_same_name_is_refused(
         APO({"router": PromptTemplate("x")}, llm, optimize=["router"])
 
 
-def pool(found: Found) -> list[Any]:
+def pool(found: SearchResult) -> list[Any]:
     return [(each.templates, each.parents, each.mean, each.is_whole) for each in found.candidates]
 
 

@@ -18,7 +18,7 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, EngineError
 from lightspan.progress import SilentReporter
 from lightspan.training.collector import stored_episodes
-from lightspan_prompts.search.candidates import Found, read_found
+from lightspan_prompts.search.candidates import SearchResult, read_found
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
@@ -218,7 +218,7 @@ def test_a_run_that_is_killed_again_and_again(
         assert reflected == found.reflections
 
 
-def pool(found: Found) -> list[Any]:
+def pool(found: SearchResult) -> list[Any]:
     """The tasks of another run are others: they name its app's endpoint."""
     return [(each.templates, each.parents, each.mean, each.is_whole) for each in found.candidates]
 

@@ -1,5 +1,5 @@
-"""`agl.APO`: the original's arguments and results, a listing like its tutorial's, and what it does
-better."""
+"""Tests of `agl.APO`: the original's arguments and results, a program like its tutorial's, and
+improvements."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ORIGINAL = {  # of agentlightning 0.3.0
 
 
 def books(request: Request) -> Any:
-    """Every model of the tutorial: the agent's, which obeys its prompt; the grader; the critic, who
-    finds out; the editor, who puts it in."""
+    """Every model of the tutorial: the agent's, which follows its prompt; the grader; the critic;
+    the editor."""
     text, model = request.last_text, request.body["model"]
     if model == "gpt-5-mini":
         return f"The text does not say: {RULE}"
@@ -68,11 +68,11 @@ def test_it_has_the_arguments_of_the_original() -> None:
 
 
 def test_the_tutorials_listing() -> None:
-    kept = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
     with ScriptedServer(books) as server:
         done = subprocess.run(
             [sys.executable, str(TUTORIAL / "room_selector_apo.py")],
-            env={**kept, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"},
+            env={**environment, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"},
             capture_output=True,
             text=True,
             timeout=110,
@@ -137,7 +137,7 @@ def learn(
 
 
 class Scores(agl.LitAgent[Any]):
-    """Longer prompts are better; notes in which mode it was asked."""
+    """Longer prompts are better; record the modes."""
 
     asked: list[tuple[str, str, str]] = []  # noqa: RUF012 - of all its copies
 
@@ -194,8 +194,8 @@ def test_a_lost_placeholder_costs_no_rollout(server: ScriptedServer) -> None:
 
 
 class Hangs(agl.LitAgent[Any]):
-    """The longer prompt is good at one task, and never ends at the other: the mean of those that
-    end would say that it is better."""
+    """The longer prompt is good at one task and never ends at the other: the mean of finished
+    rollouts would favour it."""
 
     is_over = threading.Event()
 
@@ -224,14 +224,14 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
 
 
 def test_an_equal_seed_asks_equal_questions(server: ScriptedServer) -> None:
-    said = []
+    lines = []
     for seed in (0, 0, 1):
         before = len(server.requests)
         options = {"beam_rounds": 3, "seed": seed}
         train, val = TASKS[:3], TASKS[3:]
         learn(server, Scores(), train=train, val=val, **options)
-        said.append([request.last_text for request in server.requests[before:]])
-    assert said[0] == said[1] != said[2]
+        lines.append([request.last_text for request in server.requests[before:]])
+    assert lines[0] == lines[1] != lines[2]
 
 
 def test_a_model_that_refuses_ends_it(server: ScriptedServer) -> None:
@@ -243,7 +243,7 @@ def test_a_model_that_refuses_ends_it(server: ScriptedServer) -> None:
 # --- what is refused ------------------------------------------------------------------------
 def test_what_it_cannot_work_with_is_refused(server: ScriptedServer) -> None:
     client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
-    with pytest.raises(ConfigError, match=r"give an openai.AsyncOpenAI"):
+    with pytest.raises(ConfigError, match=r"pass an openai.AsyncOpenAI"):
         agl.APO(openai.OpenAI(base_url=server.url, api_key="key"))  # type: ignore[arg-type]
     for name in ("beam_width", "branch_factor", "beam_rounds", "val_batch_size"):
         with pytest.raises(ConfigError, match=f"{name}=0"):
@@ -266,6 +266,6 @@ def test_what_is_without_effect_is_said(
     with caplog.at_level(logging.INFO, "lightspan_agl"):
         agl.APO(client, run_initial_validation=False, _poml_trace=True)
     assert [record.getMessage() for record in caplog.records] == [
-        "APO(run_initial_validation=False) is without effect here",
-        "APO(_poml_trace=True) is without effect here",
+        "APO(run_initial_validation=False) has no effect",
+        "APO(_poml_trace=True) has no effect",
     ]

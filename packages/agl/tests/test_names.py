@@ -1,4 +1,4 @@
-"""The public names of Agent Lightning 0.3.0: each is here, or says what to use instead."""
+"""Tests of the public names of Agent Lightning 0.3.0: each exists or has a hint."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 import lightspan_agl as agl
-from lightspan_agl._unsupported import INSTEAD
+from lightspan_agl._unsupported import HINTS
 
 NAMES = (Path(__file__).parent / "agentlightning-0.3.0.txt").read_text().split()
 
 
 def test_every_name_is_here_or_has_a_hint() -> None:
     assert len(NAMES) == 116
-    assert {*agl.__all__, *INSTEAD, "reward"} == set(NAMES)  # `reward` is a module, as there
-    assert not set(agl.__all__) & set(INSTEAD)
+    assert {*agl.__all__, *HINTS, "reward"} == set(NAMES)  # `reward` is a module in both
+    assert not set(agl.__all__) & set(HINTS)
 
 
-@pytest.mark.parametrize("name", sorted(INSTEAD))
+@pytest.mark.parametrize("name", sorted(HINTS))
 def test_a_refused_name_says_what_to_use(name: str) -> None:
     with pytest.raises(ImportError) as caught:
         exec(f"from lightspan_agl import {name}")
-    assert str(caught.value) == f"lightspan_agl has no {name!r}: {INSTEAD[name]}"
+    assert str(caught.value) == f"lightspan_agl has no {name!r}: {HINTS[name]}"
     with pytest.raises(ImportError):
         getattr(agl, name)
 

@@ -1,4 +1,4 @@
-"""LitAgentRunner, as the examples debug an agent with it."""
+"""Tests of LitAgentRunner, as the examples use it for debugging."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_filled_role_reaches_the_gateway() -> None:
             "invoke_agent editor @editor",
             "  chat @editor",
         ]
-        asked = stage.brain.of(played.tag)
+        asked = stage.brain.calls_in(played.tag)
         said = [(a.prompt_ids, stage.engine.ids(a.turn.text)) for a in asked]
         assert [(r.prompt_ids, r.response_ids) for r in played.records] == said
         assert [r.agent_path for r in played.records] == ["rain analyst", "editor"]

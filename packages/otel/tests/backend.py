@@ -1,4 +1,4 @@
-"""A tracing backend for tests: what it gets by OTLP over HTTP, and how it answers."""
+"""A tracing backend for tests: an OTLP receiver over HTTP."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Reply = tuple[int, dict[str, str], bytes]
 
 
 class Backend:
-    """A receiver that keeps what it gets."""
+    """A receiver that stores requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[dict[str, str], bytes]] = []
         self.reply: Callable[[int], Reply] = lambda number: (200, {}, b"")
         self.held = threading.Event()
         self.pause_s = 0.0
-        """How long each request takes."""
+        """Seconds per request."""
         self.held.set()
         backend = self
 
@@ -40,7 +40,7 @@ class Backend:
                 self.wfile.write(answer)
 
             def log_message(self, *args: object) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -54,7 +54,7 @@ class Backend:
         self.server.server_close()
 
     def spans(self) -> list[Span]:
-        """All that it got, decoded."""
+        """Return all received spans."""
         found: list[Span] = []
         for headers, body in self.requests:
             decoded = decode_request(body, headers["content-type"])

@@ -1,4 +1,4 @@
-"""What tests of OpenTelemetry's agents share: a provider that is heard, and spans of agents."""
+"""Fixtures of the OpenTelemetry tests: an observed provider, and spans of agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightspan_testing.scripted import ScriptedServer
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No adapter is in force that an earlier test of this process has installed."""
+    """Uninstrument adapters that an earlier test of this process has installed."""
     for name in ("resolvers", "call_listeners", "entry_listeners"):
         monkeypatch.setattr(state, name, [])
     monkeypatch.setattr(state, "claims", {})
@@ -26,10 +26,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def provider() -> Iterator[TracerProvider]:
-    """An app's own, heard; afterwards nothing is left of that."""
-    made = TracerProvider()
-    with otel.instrument(made):
-        yield made
+    """An app's observed provider, released after the test."""
+    tracer_provider = TracerProvider()
+    with otel.instrument(tracer_provider):
+        yield tracer_provider
     assert context.resolvers() == context.call_listeners() == ()
 
 
@@ -46,14 +46,14 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as tracer_provider:
+        yield tracer_provider
     sdk_instrumentation.uninstall()
 
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of the store; the environment names none."""
+    """URL of the store; the environment names none."""
     for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     return f"sqlite:{tmp_path / 'production.db'}"

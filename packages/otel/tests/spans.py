@@ -1,4 +1,4 @@
-"""Spans as frameworks make them, and who acts in them."""
+"""Spans as frameworks make them, and the current agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INVOKES = {"gen_ai.operation.name": "invoke_agent"}
 
 
 def agent(tracer: Tracer, name: str, **more: Any) -> AbstractContextManager[Span]:
-    """An agent's, as the GenAI conventions have it."""
+    """Start an agent's span by the GenAI conventions."""
     attributes = {**INVOKES, "gen_ai.agent.name": name}
     return tracer.start_as_current_span(f"invoke_agent {name}", attributes=attributes, **more)
 
@@ -31,12 +31,12 @@ def tool(tracer: Tracer, name: str) -> AbstractContextManager[Span]:
 
 
 def path() -> str:
-    """Who acts now."""
-    found = context.current_agent()
-    assert found is not None
-    return found.path
+    """Return the current agent path."""
+    current = context.current_agent()
+    assert current is not None
+    return current.path
 
 
 def say(client: openai.OpenAI, text: str = "hello", **more: Any) -> Any:
-    asked: Any = [{"role": "user", "content": text}]
-    return client.chat.completions.create(model="m", messages=asked, **more)
+    messages: Any = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="m", messages=messages, **more)

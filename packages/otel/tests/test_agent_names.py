@@ -1,4 +1,4 @@
-"""Which spans are agents, and what they are called: every dialect, and nothing that was said."""
+"""Tests of roles and names in every dialect; message content is not read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UUID = "0b9f2b3c-7a44-4d0e-9d3a-0c7f5f3e8b11"
         ("any", {"gen_ai.operation.name": "invoke_workflow"}, Role.WORKFLOW),
         ("any", {"openinference.span.kind": "CHAIN"}, Role.WORKFLOW),
         ("any", {"traceloop.span.kind": "workflow"}, Role.WORKFLOW),
-        # its chats and tools say whose they are, too
+        # its chats and tools name their agent too
         ("chat m", {"gen_ai.operation.name": "chat", "gen_ai.agent.name": "a"}, Role.OTHER),
         ("create_agent writer", {"gen_ai.operation.name": "create_agent"}, Role.OTHER),
         ("GET /", {}, Role.OTHER),
@@ -56,13 +56,13 @@ def test_roles(name: str, attributes: Mapping[str, Any], role: Role) -> None:
         ("a run of something", OPENINFERENCE, None),
         ("any", {**OPENINFERENCE, "graph.node.id": "node"}, None),
         ("any", {**GENAI, "gen_ai.agent.name": "  "}, None),
-        # ids, which are others in each process
+        # ids that differ per process
         (f"invoke_agent {UUID}", GENAI, None),
         ("any", {**GENAI, "gen_ai.agent.name": UUID, "gen_ai.agent.id": UUID}, None),
         ("any", {**GENAI, "gen_ai.agent.name": UUID.replace("-", "")}, None),
         ("any", {**GENAI, "gen_ai.agent.name": UUID, "agent.name": "writer"}, "writer"),
         ("any", dict.fromkeys(["gen_ai.agent.name", "gen_ai.agent.id"], "a_12fe34cd"), None),
-        # an id that somebody gave
+        # an id chosen by the user
         ("any", dict.fromkeys(["gen_ai.agent.name", "gen_ai.agent.id"], "writer"), "writer"),
         ("any", {**GENAI, "gen_ai.agent.name": "a_12fe34cd"}, "a_12fe34cd"),
         ("any", {**GENAI, "gen_ai.agent.name": "deadbeef"}, "deadbeef"),
@@ -87,7 +87,7 @@ def test_tools() -> None:
 
 
 class _Watched(Mapping[str, Any]):
-    """Attributes that know which of them were looked at."""
+    """Attributes that record which keys were read."""
 
     def __init__(self, held: Mapping[str, Any]) -> None:
         self.held, self.read = held, set[str]()

@@ -1,4 +1,4 @@
-"""OpenTelemetry in (processor) and out (OTLP), with the real SDK."""
+"""Tests of the span processor and of OTLP, with the real SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How frameworks that are known by name are switched on and off, with stand-ins for them."""
+"""Tests of switching frameworks on and off by name, with stand-ins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from packages.otel.tests.spans import agent, path, say
 
 
 def proxy() -> trace.Tracer:
-    """What the global provider gives while it is not set."""
+    """The global provider while none is set."""
     return trace.ProxyTracerProvider().get_tracer("its")
 
 
@@ -61,7 +61,7 @@ class AgentFramework:
 
 
 class OpenInference:
-    """Which the app has switched on."""
+    """Switched on by the app."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = SimpleNamespace(__wrapped__=tracer)
@@ -75,9 +75,9 @@ class OpenInference:
         self.is_instrumented_by_opentelemetry = False
 
     def switch_on(self) -> frameworks.Switch:
-        known = frameworks._openinference("its", "Instrumentor", "its")
+        framework = frameworks._openinference("its", "Instrumentor", "its")
         config = type("TraceConfig", (), {"__dataclass_fields__": {}})
-        return known.switch_on(
+        return framework.switch_on(
             SimpleNamespace(Instrumentor=lambda: self), SimpleNamespace(TraceConfig=config)
         )
 
@@ -87,14 +87,14 @@ class OpenInference:
 
 
 class Settings:
-    """As Pydantic AI's."""
+    """Stand-in for Pydantic AI."""
 
     def __init__(self, *, tracer_provider: trace.TracerProvider, **more: Any) -> None:
         self.tracer = tracer_provider.get_tracer("pydantic-ai")
 
 
 class PydanticAI:
-    """Which the app has switched on."""
+    """Switched on by the app."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._instrument_default: Any = Settings(tracer_provider=trace.ProxyTracerProvider())
@@ -116,9 +116,9 @@ class PydanticAI:
 ALL = [Strands, Adk, AgentFramework, OpenInference, PydanticAI]
 
 
-@pytest.fixture(params=ALL, ids=lambda made: made.__name__)
-def made(request: pytest.FixtureRequest) -> Any:
-    """The class of a stand-in."""
+@pytest.fixture(params=ALL, ids=lambda factory: factory.__name__)
+def factory(request: pytest.FixtureRequest) -> Any:
+    """Return the class of a stand-in."""
     return request.param
 
 
@@ -130,20 +130,20 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def instrumented(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has a stand-in switched on by its name."""
+    """Switch on a stand-in by its name."""
 
     def switch_on(stand_in: Any) -> Any:
-        known = frameworks.Framework((), "", stand_in.switch_on)
-        monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
+        framework = frameworks.Framework((), "", stand_in.switch_on)
+        monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
         return otel.instrument("known")
 
     return switch_on
 
 
-def test_while_there_is_no_global_provider_it_tells_ours(made: Any, instrumented: Any) -> None:
+def test_while_there_is_no_global_provider_it_tells_ours(factory: Any, instrumented: Any) -> None:
     """Whether the app has switched it on or not."""
     before = proxy()
-    stand_in = made(before)
+    stand_in = factory(before)
     with instrumented(stand_in), captured() as attempt, agent(stand_in.tracer, "writer"):
         assert path() == "writer"
     assert attempt.tree == ["invoke_agent writer @writer"]
@@ -151,7 +151,7 @@ def test_while_there_is_no_global_provider_it_tells_ours(made: Any, instrumented
 
 
 class Foreign(trace.TracerProvider):
-    """A global provider that is none of the SDK's."""
+    """A global provider that is not the SDK's."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -168,23 +168,23 @@ class Foreign(trace.TracerProvider):
 
 
 def test_a_global_provider_that_cannot_be_heard_gets_what_it_got(
-    made: Any, instrumented: Any, monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
+    factory: Any, instrumented: Any, monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
 ) -> None:
     foreign = Foreign()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", foreign)
-    stand_in, attempt = made(foreign.get_tracer()), make_scope()
+    stand_in, attempt = factory(foreign.get_tracer()), make_scope()
     with instrumented(stand_in), open_scope(attempt):
         stand_in.tracer.start_span("invoke_agent writer")
         say(client)
     assert foreign.told == ["invoke_agent writer"]
     [reason] = attempt.recorder.capture_errors()
-    assert "the global TracerProvider, a Foreign, is none of OpenTelemetry's SDK" in reason
+    assert "the global TracerProvider, a Foreign, which is not one of OpenTelemetry's SDK" in reason
 
 
 def test_a_global_provider_that_is_set_later_gets_its_spans(
-    made: Any, instrumented: Any, monkeypatch: pytest.MonkeyPatch
+    factory: Any, instrumented: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreign, stand_in = Foreign(), made(proxy())
+    foreign, stand_in = Foreign(), factory(proxy())
     with instrumented(stand_in):
         monkeypatch.setattr(trace, "_TRACER_PROVIDER", foreign)
         stand_in.tracer.start_span("invoke_agent writer")
@@ -192,14 +192,14 @@ def test_a_global_provider_that_is_set_later_gets_its_spans(
 
 
 def test_a_provider_of_its_own_keeps_it(instrumented: Any, client: openai.OpenAI) -> None:
-    for made in (OpenInference, PydanticAI):
+    for factory in (OpenInference, PydanticAI):
         before = TracerProvider().get_tracer("its")
-        stand_in, attempt = made(before), make_scope()
+        stand_in, attempt = factory(before), make_scope()
         with instrumented(stand_in), open_scope(attempt), agent(stand_in.tracer, "writer"):
             assert stand_in.tracer is before
             say(client)
         [reason] = attempt.recorder.capture_errors()
-        assert "is of a TracerProvider that lightspan does not hear" in reason
+        assert "belongs to a TracerProvider that is not instrumented" in reason
 
 
 def test_pydantic_ai_that_was_only_told_to_be_on(instrumented: Any) -> None:
@@ -213,14 +213,14 @@ def test_pydantic_ai_that_was_only_told_to_be_on(instrumented: Any) -> None:
 def test_an_agent_of_pydantic_ai_that_has_settings_of_its_own(
     instrumented: Any, client: openai.OpenAI
 ) -> None:
-    """Its spans go to a provider that nobody hears, while those of the others are ours."""
+    """Its spans go to a provider that is not observed, while those of the others are ours."""
     stand_in, attempt = PydanticAI(proxy()), make_scope()
     stand_in.instrument_all(False)
     tracer = Settings(tracer_provider=TracerProvider()).tracer
     with instrumented(stand_in), open_scope(attempt), agent(tracer, "writer"):
         say(client)
     [reason] = attempt.recorder.capture_errors()
-    assert "is of a TracerProvider that lightspan does not hear" in reason
+    assert "belongs to a TracerProvider that is not instrumented" in reason
 
 
 def test_what_the_app_took_over_stays_its_own(instrumented: Any) -> None:

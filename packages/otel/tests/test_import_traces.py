@@ -1,4 +1,4 @@
-"""Traces of files, in every form that is read, into a store; what is wrong there, and twice."""
+"""Tests of importing files in every format, with errors and repetitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan_otel.import_traces import MAX_CONCURRENT, Imported, import_file, read_file
 from lightspan_otel.ingest import gathered
-from lightspan_otel.otlp import decode_ids
+from lightspan_otel.otlp import convert_ids
 from packages.otel.tests.trace_files import (
     AGENT,
     ASKED,
@@ -65,7 +65,7 @@ def imported(url: str, path: Path, **more: Any) -> tuple[Imported, list[str]]:
 
 
 async def stored(url: str) -> list[tuple[Any, Any, list[Span]]]:
-    """Rollout, attempt and spans of each attempt."""
+    """Return rollout, attempt and spans of each attempt."""
     async with open_store(url) as store:
         states = await store.rollouts(mode=Mode.PRODUCTION)
         attempts = await store.attempts([state.rollout.rollout_id for state in states])
@@ -77,16 +77,16 @@ async def stored(url: str) -> list[tuple[Any, Any, list[Span]]]:
 
 
 def protobuf(*lines: str) -> list[bytes]:
-    """The same in protobuf."""
+    """Return the same as protobuf."""
     values = [json.loads(line) for line in lines]
     for value in values:
         for span in value["resourceSpans"][0]["scopeSpans"][0]["spans"]:
-            decode_ids(span)
+            convert_ids(span)
     return [ParseDict(value, TracesData()).SerializeToString() for value in values]
 
 
 def framed(*messages: bytes) -> bytes:
-    """As a collector writes them: their lengths before them."""
+    """Return messages with length prefixes, as a collector writes them."""
     return b"".join(len(each).to_bytes(4, "big") + each for each in messages)
 
 
@@ -166,12 +166,12 @@ def test_a_bad_line_is_told_of_and_the_others_are_kept(tmp_path: Path, url: str)
         json.dumps({**LANGFUSE, "observations": [{"type": "WISH", "name": "odd"}]}),
     ]
     done, errors = imported(url, write(tmp_path / "bad.jsonl", "\n".join(written)))
-    assert [error[:62] for error in errors] == [
-        "line 3: no JSON: Unterminated string starting at: column 34 (c",
-        "line 4: no spans are in it: neither OTLP JSON (resourceSpans),",
-        "line 5: no spans are in it: neither OTLP JSON (resourceSpans),",
+    assert [error[:59] for error in errors] == [
+        "line 3: no JSON: Unterminated string starting at: column 34",
+        "line 4: it has no spans: neither OTLP JSON (resourceSpans),",
+        "line 5: it has no spans: neither OTLP JSON (resourceSpans),",
         "line 6: span 'look': its spanId is '12', not 16 hex digits",
-        "line 7: span 'writer': its start time is 'soon': give ISO 8601",
+        "line 7: span 'writer': its start time is 'soon': give ISO 8",
         "line 9: span 'odd': its type is 'WISH', which is not known",
     ]
     assert errors[1].endswith("; it has logs")
@@ -180,7 +180,7 @@ def test_a_bad_line_is_told_of_and_the_others_are_kept(tmp_path: Path, url: str)
 
 
 def test_a_file_that_was_cut_short_goes_on(tmp_path: Path, url: str) -> None:
-    """What is whole is kept, and the whole file adds the rest."""
+    """Complete lines are imported, and importing the whole file adds the rest."""
     whole = framed(*protobuf(*PIECES))
     path = write(tmp_path / "traces.bin", whole[:-3])
     done, errors = imported(url, path)
@@ -202,17 +202,17 @@ def test_a_trace_without_its_beginning_stays_running(tmp_path: Path, url: str) -
 def test_many_spans_are_written_portion_by_portion(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So what a killed import had written is kept."""
+    """So does what a killed import had written."""
     count = MAX_CONCURRENT * 2 + 1
     spans = [otlp_span(f"{n:016x}", "", "step", n) for n in range(1, count + 1)]
     sizes: list[int] = []
-    real = __import__("lightspan_otel.import_traces", fromlist=["keep"]).keep
+    real = __import__("lightspan_otel.import_traces", fromlist=["store_spans"]).store_spans
 
     async def keep(store: Any, arrivals: list[Any], **more: Any) -> list[str]:
         sizes.append(len(arrivals))
         return list(await real(store, arrivals, **more))
 
-    monkeypatch.setattr("lightspan_otel.import_traces.keep", keep)
+    monkeypatch.setattr("lightspan_otel.import_traces.store_spans", keep)
     read: list[int] = []
     path = write(tmp_path / "t.jsonl", "\n".join(map(otlp_line, spans)))
     done, _ = imported(url, path, advance=read.append)
@@ -221,7 +221,7 @@ def test_many_spans_are_written_portion_by_portion(
 
 
 def test_a_span_of_an_attempt_that_the_store_does_not_know(tmp_path: Path, url: str) -> None:
-    """A trace of lightspan's own goes back into its own store only."""
+    """A trace of lightspan goes back into its own store only."""
     ours = Span(span_id=ROOT, trace_id=TRACE, name="ours", attempt_id="at-1", start_ns=1)
     path = write(tmp_path / "t.bin", otel.encode_otlp([ours]))
     done, errors = imported(url, path)
@@ -348,7 +348,7 @@ def test_a_moment_that_is_none(tmp_path: Path, odd: Any) -> None:
 
 
 def test_a_span_of_a_newer_lightspan_is_refused(tmp_path: Path, url: str) -> None:
-    """Kept, it would make the store unreadable."""
+    """Stored, it would make the store unreadable."""
     newer = {**FRAME[0], "attributes": {"lightspan.span.schema": 99}}
     done, errors = imported(url, write(tmp_path / "one.jsonl", json.dumps(newer)))
     [error] = errors
@@ -392,7 +392,7 @@ def test_a_file_whose_first_line_is_cut_is_read_by_lines(tmp_path: Path, url: st
 
 # --- what is counted ----------------------------------------------------------------------------
 def test_a_second_file_of_a_trace_that_has_ended(tmp_path: Path, url: str) -> None:
-    """The span that began it is in the store, if not in the file."""
+    """The entry span is in the store, though not in the file."""
     imported(url, write(tmp_path / "whole.jsonl", "\n".join(PIECES)))
     more = otlp_span("00000000000000ab", ROOT, "later", 9)
     done, errors = imported(url, write(tmp_path / "more.jsonl", otlp_line(more)))
@@ -418,7 +418,7 @@ def test_progress_is_in_bytes_of_the_file(tmp_path: Path, url: str, name: str) -
 
 
 def test_no_error_shows_a_key(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = f"{'sk'}-proj-0123456789abcdefABCDEF0123456789"  # no key of anybody's
+    key = f"{'sk'}-proj-0123456789abcdefABCDEF0123456789"  # not a real key
     monkeypatch.setenv("SHOP_API_KEY", "s3cret-of-the-shop")
     odd = [
         {**PHOENIX[0], "start_time": key},
@@ -441,7 +441,7 @@ def test_no_error_shows_a_key(tmp_path: Path, url: str, monkeypatch: pytest.Monk
 def test_an_observation_of_langfuse_that_makes_no_span_costs_the_others_nothing(
     tmp_path: Path, url: str, which: int
 ) -> None:
-    """Numbers of so many digits are a ValueError of Python's."""
+    """Python raises ValueError for integers of that many digits."""
     trace = json.loads(json.dumps(LANGFUSE))
     odd = trace["observations"][which]
     odd["usageDetails"] = {"input": "9" * 5_000}

@@ -1,4 +1,5 @@
-"""What `otel.instrument` changes, and what it does not: exporters, providers, the app's traces."""
+"""Tests of what `otel.instrument` changes, and that exporters, providers and the app's traces stay
+unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from packages.otel.tests.spans import INVOKES, agent, path, say, tool
 
 
 class Exported:
-    """An app's provider, and what its exporter got."""
+    """An app's provider with the spans of its exporter."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -46,7 +47,7 @@ class Exported:
         return self.exporter.get_finished_spans()
 
     def shown(self) -> list[tuple[Any, ...]]:
-        """Name, parent's name, attributes, status and events."""
+        """Return name, parent's name, attributes, status and events."""
         names = {span.context.span_id: span.name for span in self.spans if span.context}
         return [
             (
@@ -69,12 +70,12 @@ def an_app(tracer: Tracer) -> None:
 
 # --- the app's provider ---------------------------------------------------------------------
 def test_exporters_get_what_they_got() -> None:
-    plain, heard = Exported(), Exported()
+    plain, observed = Exported(), Exported()
     an_app(plain.tracer)
-    with otel.instrument(heard.provider), captured():
-        an_app(heard.tracer)
-    assert heard.shown() == plain.shown()
-    assert [name for name, *_ in heard.shown()] == [
+    with otel.instrument(observed.provider), captured():
+        an_app(observed.tracer)
+    assert observed.shown() == plain.shown()
+    assert [name for name, *_ in observed.shown()] == [
         "invoke_agent expert",
         "execute_tool ask",
         "invoke_agent boss",
@@ -102,7 +103,7 @@ def test_twice_is_once_and_the_end_is_the_end() -> None:
 
 
 def test_a_provider_that_takes_its_exporter_out_when_another_is_added() -> None:
-    """As Phoenix's does."""
+    """Like Phoenix's."""
 
     class Provider(TracerProvider):
         def add_span_processor(self, processor: Any) -> None:
@@ -132,11 +133,11 @@ def test_two_providers(provider: TracerProvider) -> None:
     [
         (
             "langfuse",
-            "known by name are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents', "
-            "'google-adk', 'agent-framework', 'llama-index', 'dspy'; of any other",
+            "the supported names are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents', "
+            "'google-adk', 'agent-framework', 'llama-index', 'dspy'; for another",
         ),
-        (None, "it takes the name of a framework, or a TracerProvider of OpenTelemetry's SDK"),
-        (trace.ProxyTracerProvider(), "it takes the name of a framework, or a TracerProvider"),
+        (None, "give the name of a framework or a TracerProvider of OpenTelemetry's SDK"),
+        (trace.ProxyTracerProvider(), "give the name of a framework or a TracerProvider"),
     ],
 )
 def test_what_it_does_not_take(what: Any, complaint: str) -> None:
@@ -167,7 +168,7 @@ def test_importing_it_loads_no_framework_and_no_exporter() -> None:
 # --- a provider of ours ---------------------------------------------------------------------
 @pytest.fixture
 def ours() -> Iterator[Tracer]:
-    """A tracer of ours, as a framework is given it; the app's provider is heard, too."""
+    """A tracer of ours in a framework, with the app's provider observed too."""
     with otel.instrument(TracerProvider()):
         yield PROVIDER.get_tracer("some.framework")
 
@@ -191,13 +192,13 @@ def test_spans_of_ours_forget_what_was_said(ours: Tracer) -> None:
         span.set_status(StatusCode.ERROR, "secret")
         span.record_exception(LookupError("secret"))
         assert "secret" not in repr(vars(span))
-    [found] = attempt.spans
-    assert (found.status, found.attributes["error.type"]) == ("error", "LookupError")
-    assert "secret" not in repr(found)
+    [span_] = attempt.spans
+    assert (span_.status, span_.attributes["error.type"]) == ("error", "LookupError")
+    assert "secret" not in repr(span_)
 
 
 def test_the_apps_spans_inside_have_the_parents_that_they_had(ours: Tracer) -> None:
-    """No trace of the app's gets a hole, and its exporter not a span more."""
+    """The app's traces have no gap, and its exporter gets no additional span."""
     app = Exported()
     with otel.instrument(app.provider), captured() as attempt:
         with (
@@ -249,7 +250,7 @@ def test_an_app_that_is_sampled_out_is_no_app_without_agents(client: openai.Open
 
     with otel.instrument(provider):
         [reason] = damage_of(inside)
-    assert reason.startswith("lightspan_otel: it is not known which agent made a model call: the ")
+    assert reason.startswith("lightspan_otel: cannot tell which agent made a model call: the ")
     assert "OTEL_TRACES_SAMPLER=always_on" in reason
 
 
@@ -261,22 +262,22 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
             say(client)
 
     [reason] = damage_of(inside)
-    assert "the current span, 'hidden', is of a TracerProvider that lightspan does not" in reason
+    assert "the current span, 'hidden', belongs to a TracerProvider that is not" in reason
 
 
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
-    """A framework that was instrumented by its name, in an app that has no global provider."""
-    known = Framework((), "", lambda: Switch(lambda: True, lambda: None))
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
+    """A framework instrumented by name, in an app without a global provider."""
+    framework = Framework((), "", lambda: Switch(lambda: True, lambda: None))
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
     with otel.instrument("known"):
         yield PROVIDER.get_tracer("known")
 
 
 def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.OpenAI) -> None:
-    """The app's tool makes a span between, which the app samples out, or which nobody hears."""
+    """The app's tool makes a span in between, which is sampled out or not observed."""
     off, other = TracerProvider(sampler=ALWAYS_OFF), TracerProvider()
-    for hiding, complaint in ((off, "sampler leaves its spans out"), (other, "does not hear")):
+    for hiding, complaint in ((off, "sampler drops spans"), (other, "is not instrumented")):
         tracer = hiding.get_tracer("app")
 
         def inside(tracer: Tracer = tracer) -> None:
@@ -322,7 +323,7 @@ def test_what_an_adapter_covers_hides_nobody(
 def test_a_span_of_a_library_that_says_nothing(
     ours: Tracer, is_heard: bool, client: openai.OpenAI
 ) -> None:
-    """It has the ids of the span around ours, which may be one that is heard."""
+    """It has the ids of the span around ours, which may be an observed one."""
     app, library = TracerProvider(), trace.NoOpTracerProvider().get_tracer("library")
     attempt = make_scope()
     with otel.instrument(app), open_scope(attempt), ExitStack() as around:
@@ -342,7 +343,7 @@ def test_a_span_without_ids_that_hides_an_agent(ours: Tracer, client: openai.Ope
     with open_scope(attempt), agent(ours, "writer"), trace.use_span(trace.INVALID_SPAN):
         say(client)
     [reason] = attempt.recorder.capture_errors()
-    assert "a library's span without ids is the current one, and hides the agent" in reason
+    assert "a library made a span without ids the current one, which hides the agent" in reason
 
 
 def test_what_a_span_of_ours_sends_elsewhere_is_the_span_around_it(ours: Tracer) -> None:
@@ -355,7 +356,7 @@ def test_what_a_span_of_ours_sends_elsewhere_is_the_span_around_it(ours: Tracer)
 def test_the_global_provider_is_heard_from_the_next_attempt_on(
     by_name: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever the app sets it, and switches its framework's telemetry on towards it."""
+    """Whenever the app sets it and switches its framework's telemetry on for it."""
     provider = TracerProvider()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     with captured() as attempt, agent(provider.get_tracer("t"), "writer"):
@@ -379,9 +380,9 @@ def test_what_fails_before_an_attempt_damages_it(monkeypatch: pytest.MonkeyPatch
 def test_a_framework_that_tells_a_provider_of_the_apps(
     monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
 ) -> None:
-    """It was instrumented by its name; where its spans go nobody knows."""
-    known = Framework((), "", lambda: Switch(lambda: False, lambda: None))
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": known})
+    """It was instrumented by name; the destination of its spans is unknown."""
+    framework = Framework((), "", lambda: Switch(lambda: False, lambda: None))
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
     for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
         tracer = hiding.get_tracer("known")
 
@@ -394,7 +395,7 @@ def test_a_framework_that_tells_a_provider_of_the_apps(
 
 
 def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
-    """A call outside every agent, in an app that samples its requests."""
+    """A call outside of every agent, in an app that samples its requests."""
     for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
         tracer = hiding.get_tracer("app")
 
@@ -412,7 +413,7 @@ def test_a_span_that_began_before_its_provider_was_heard(client: openai.OpenAI) 
 
 
 def test_a_provider_that_cannot_be_hashed() -> None:
-    """As logfire's, which is a dataclass."""
+    """Like logfire's, which is a dataclass."""
 
     class Provider(TracerProvider):
         __hash__ = None  # type: ignore[assignment]
@@ -439,7 +440,7 @@ def test_opentelemetry_is_switched_off(
 
     with otel.instrument(provider):
         [reason] = damage_of(inside)
-    assert "OTEL_SDK_DISABLED=true switches OpenTelemetry off" in reason
+    assert "OTEL_SDK_DISABLED=true disables OpenTelemetry" in reason
     with otel.instrument(provider), captured(), agent(PROVIDER.get_tracer("t"), "writer"):
         assert path() == "writer"  # not ours
 

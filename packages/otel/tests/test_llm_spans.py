@@ -1,4 +1,4 @@
-"""Model calls that only spans tell of: attempts of production in our form, each call once."""
+"""Tests of model calls known only from spans: each is recorded once, in attempts of production."""
 
 from __future__ import annotations
 
@@ -79,22 +79,22 @@ DIALECTS = {"genai": GENAI, "openinference": OPENINFERENCE, "openllmetry": OPENL
 
 @pytest.fixture
 def exporter() -> InMemorySpanExporter:
-    """What the app's own exporter gets."""
+    """Spans of the app's own exporter."""
     return InMemorySpanExporter()
 
 
 @pytest.fixture
 def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
-    """An app's own, whose spans' content is wanted."""
-    made = TracerProvider()
-    made.add_span_processor(SimpleSpanProcessor(exporter))
-    with otel.instrument(made, content=True):
-        yield made
+    """An app's provider whose spans' content is recorded."""
+    tracer_provider = TracerProvider()
+    tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with otel.instrument(tracer_provider, content=True):
+        yield tracer_provider
     assert context.resolvers() == context.call_listeners() == ()
 
 
 def bypassing(tracer: Tracer, said: dict[str, Any] = GENAI) -> None:
-    """A model call past the SDKs, as its library tells of it: some of it when it ends."""
+    """Emit the span of a model call outside of the SDKs, some attributes at its end."""
     with tracer.start_as_current_span("chat", kind=Side.CLIENT) as span:
         span.set_attributes(said)
 
@@ -124,7 +124,7 @@ def test_a_call_past_the_sdks(tracer: Tracer, url: str, dialect: str) -> None:
     assert str(call.attributes[c.CALL_ID]).startswith("call-")
     assert call.attempt_id == found.attempt.attempt_id
     assert call.resource == {"service.name": "desk"}
-    assert "beside" not in repr(call)  # it is said once, as by the shim
+    assert "beside" not in repr(call)  # recorded once, in the form of the SDK patches
 
 
 def test_a_bare_call_is_an_attempt(tracer: Tracer, url: str) -> None:
@@ -140,8 +140,8 @@ def test_a_bare_call_is_an_attempt(tracer: Tracer, url: str) -> None:
 
 
 def test_tools_and_agents_say_what_they_were_given(tracer: Tracer, url: str) -> None:
-    given = {"openinference.span.kind": "AGENT", "input.value": '{"question": "Where?"}'}
-    with record(url), tracer.start_as_current_span("writer.run", attributes=given) as outer:
+    attributes = {"openinference.span.kind": "AGENT", "input.value": '{"question": "Where?"}'}
+    with record(url), tracer.start_as_current_span("writer.run", attributes=attributes) as outer:
         bypassing(tracer)
         with tool(tracer, "look") as span:
             span.set_attribute("gen_ai.tool.call.result", "a town")
@@ -207,7 +207,7 @@ def test_a_hook_sees_it(tracer: Tracer, url: str) -> None:
 def test_a_call_that_the_shim_records_is_its_own(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:
-    """A framework's span around a call of the SDK, and one past it."""
+    """A framework's span around a call of the SDK, and one without."""
     with record(url), agent(tracer, "writer"):
         with tracer.start_as_current_span("chat", attributes=GENAI):
             say(client)
@@ -227,7 +227,7 @@ def test_of_two_spans_of_one_call_the_inner_one_is_it(tracer: Tracer, url: str) 
 def test_a_call_in_a_tool_inside_a_call_is_another(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:
-    """Some libraries run tools within the span of the call that asked for them."""
+    """Some libraries run tools within the span of the requesting call."""
     around = tracer.start_as_current_span("chat", attributes=GENAI)
     with record(url), agent(tracer, "writer"), around, tool(tracer, "look"):
         say(client)
@@ -249,7 +249,7 @@ def test_a_call_that_an_adapter_records_is_its_own(tracer: Tracer, url: str) -> 
 def instrumented(
     request: pytest.FixtureRequest, provider: TracerProvider, url: str
 ) -> Iterator[Callable[[], Any]]:
-    """OpenInference's own instrumentation of the SDK, put on before the shim or after it."""
+    """OpenInference's instrumentation of the SDK, installed before or after our patches."""
     instrumentor = OpenAIInstrumentor()
     if request.param == "before":
         instrumentor.instrument(tracer_provider=provider)
@@ -270,13 +270,13 @@ def test_openinference_beside_the_shim(
 ) -> None:
     async def asynchronous() -> None:
         async with openai.AsyncOpenAI(base_url=server.url, api_key="key") as other:
-            await other.chat.completions.create(model="m", messages=asked)
+            await other.chat.completions.create(model="m", messages=messages)
             async for _ in await other.chat.completions.create(
-                model="m", messages=asked, stream=True
+                model="m", messages=messages, stream=True
             ):
                 pass
 
-    asked: Any = [{"role": "user", "content": "hello"}]
+    messages: Any = [{"role": "user", "content": "hello"}]
     with agent(tracer, "writer"):
         say(client)
         for _ in say(client, stream=True):
@@ -368,5 +368,5 @@ def test_nothing_is_read_where_nothing_is_recorded(tracer: Tracer, tmp_path: Pat
 
 
 def test_a_framework_by_its_name_has_no_content() -> None:
-    with pytest.raises(ConfigError, match="give the TracerProvider"):
+    with pytest.raises(ConfigError, match="content needs the TracerProvider"):
         otel.instrument("pydantic-ai", content=True)

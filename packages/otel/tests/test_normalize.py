@@ -1,4 +1,4 @@
-"""What three conventions say of a call, a tool and an error, in our words."""
+"""Tests of translating calls, tools and errors of three conventions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanEvent, SpanKind
-from lightspan_otel.normalize import translated
+from lightspan_otel.normalize import normalized
 
 ASKED = [
     {"role": "system", "content": "Be brief."},
@@ -124,9 +124,9 @@ def span(attributes: dict[str, Any], **more: Any) -> Span:
 
 @pytest.mark.parametrize("said", [GENAI, OPENINFERENCE, OPENLLMETRY])
 def test_a_call(said: dict[str, Any]) -> None:
-    found = translated(span(said))
-    assert found.kind is SpanKind.LLM
-    attributes = found.attributes
+    result = normalized(span(said))
+    assert result.kind is SpanKind.LLM
+    attributes = result.attributes
     assert genai_messages.asked_of(attributes) == ASKED
     assert genai_messages.answers_of(attributes) == ANSWERED
     assert json.loads(str(attributes[c.TOOL_DEFINITIONS])) == TOOLS
@@ -138,8 +138,8 @@ def test_a_call(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["no JSON", "3", "[1, null]", '{"parts": 3}', "[[]]", "null"])
 def test_messages_that_are_none_are_text(text: str) -> None:
-    found = translated(span({"gen_ai.operation.name": "chat", c.INPUT_MESSAGES: text}))
-    for message in genai_messages.asked_of(found.attributes):
+    result = normalized(span({"gen_ai.operation.name": "chat", c.INPUT_MESSAGES: text}))
+    for message in genai_messages.asked_of(result.attributes):
         assert isinstance(message["content"], str)
 
 
@@ -152,21 +152,21 @@ def test_messages_that_are_none_are_text(text: str) -> None:
     ],
 )
 def test_why_an_answer_ended(said: dict[str, Any]) -> None:
-    found = translated(span({"gen_ai.operation.name": "chat", **said}))
-    assert found.attributes[c.FINISH_REASONS] == ["tool_calls"]
+    result = normalized(span({"gen_ai.operation.name": "chat", **said}))
+    assert result.attributes[c.FINISH_REASONS] == ["tool_calls"]
 
 
 def test_roles_of_smolagents() -> None:
     """As its clients send them."""
     roles = ("system", "user", "tool-call", "tool-response")
-    told = {f"llm.input_messages.{n}.message.role": role for n, role in enumerate(roles)}
-    found = translated(span({"openinference.span.kind": "LLM", **told})).attributes
-    sent = [message["role"] for message in genai_messages.asked_of(found)]
+    messages = {f"llm.input_messages.{n}.message.role": role for n, role in enumerate(roles)}
+    result = normalized(span({"openinference.span.kind": "LLM", **messages})).attributes
+    sent = [message["role"] for message in genai_messages.asked_of(result)]
     assert sent == ["system", "user", "assistant", "user"]
 
 
 @pytest.mark.parametrize(
-    ("told", "given"),
+    ("messages", "given"),
     [
         (
             '{"args": [], "sanitize_inputs_outputs": true, "kwargs": {"what": "seven"}}',
@@ -177,14 +177,14 @@ def test_roles_of_smolagents() -> None:
         ('{"what": "seven"}', '{"what": "seven"}'),
     ],
 )
-def test_a_tool_of_smolagents_says_how_it_was_called(told: str, given: str) -> None:
-    found = translated(span({"openinference.span.kind": "TOOL", "input.value": told}))
-    assert found.attributes[c.TOOL_CALL_ARGUMENTS] == given
+def test_a_tool_of_smolagents_says_how_it_was_called(messages: str, given: str) -> None:
+    result = normalized(span({"openinference.span.kind": "TOOL", "input.value": messages}))
+    assert result.attributes[c.TOOL_CALL_ARGUMENTS] == given
 
 
 def test_a_call_that_says_nothing() -> None:
-    found = translated(span({"gen_ai.operation.name": "chat"}))
-    assert found.attributes == {"gen_ai.operation.name": "chat"}
+    result = normalized(span({"gen_ai.operation.name": "chat"}))
+    assert result.attributes == {"gen_ai.operation.name": "chat"}
 
 
 @pytest.mark.parametrize(
@@ -211,18 +211,18 @@ def test_a_call_that_says_nothing() -> None:
     ],
 )
 def test_a_tool(said: dict[str, Any]) -> None:
-    attributes = translated(span(said)).attributes
+    attributes = normalized(span(said)).attributes
     keys = (c.TOOL_NAME, c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT)
     assert [attributes[key] for key in keys] == ["look", "in", "out"]
 
 
 def test_an_error_that_an_event_tells_of() -> None:
     event = SpanEvent("exception", 1, {c.EXCEPTION_TYPE: "ValueError"})
-    assert translated(span({}, events=[event])).attributes == {c.ERROR_TYPE: "ValueError"}
+    assert normalized(span({}, events=[event])).attributes == {c.ERROR_TYPE: "ValueError"}
 
 
 def test_what_a_sender_may_not_say() -> None:
-    """What only gateway and runners know, and what a reader would stumble over."""
+    """Attributes known to gateway and runners only, or invalid for readers."""
     said = {
         "gen_ai.operation.name": "chat",
         c.CALL_ID: "call-of-another",
@@ -231,6 +231,6 @@ def test_what_a_sender_may_not_say() -> None:
         c.TOOL_DEFINITIONS: "no JSON",
         c.AGENT_PATH: "boss/writer",
     }
-    found = translated(span(said, sequence_start=1, sequence_end=2))
-    assert found.attributes == {"gen_ai.operation.name": "chat", c.AGENT_PATH: "boss/writer"}
-    assert (found.sequence_start, found.sequence_end) == (None, None)
+    result = normalized(span(said, sequence_start=1, sequence_end=2))
+    assert result.attributes == {"gen_ai.operation.name": "chat", c.AGENT_PATH: "boss/writer"}
+    assert (result.sequence_start, result.sequence_end) == (None, None)

@@ -1,4 +1,4 @@
-"""What is recorded of spans that name agents: identity, and how it ended; one attempt per run."""
+"""Tests of recorded agent spans: identity and ending, one attempt per run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_exception_that_was_handled_before_is_not_its_error(tracer: Tracer) -
 
 
 def test_an_exception_in_whose_handler_it_ends_is_not_its_error(tracer: Tracer) -> None:
-    """As of a stream that has ended: its reader is told by an exception."""
+    """The end of a stream raises in its reader."""
     with captured() as attempt:
         span = tracer.start_span("invoke_agent writer", attributes=INVOKES)
         try:
@@ -139,7 +139,7 @@ def test_a_run_that_is_cancelled(tracer: Tracer) -> None:
 
 
 def test_a_span_that_is_left_open_by_its_library_when_its_agent_fails() -> None:
-    """smolagents by OpenInference: the failed agent's span stays the current one for ever."""
+    """smolagents by OpenInference: the failed agent's span stays current for ever."""
     provider = TracerProvider()
     tracer = provider.get_tracer("openinference.instrumentation.smolagents")
     kind = {"openinference.span.kind": "AGENT"}
@@ -159,7 +159,7 @@ def test_a_span_that_is_left_open_by_its_library_when_its_agent_fails() -> None:
 
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_a_span_that_is_kept_whole_is_kept_once(order: str) -> None:
-    """`LightspanSpanProcessor` takes all that a span says; who acts in it is ours."""
+    """`LightspanSpanProcessor` records all attributes; the agent is ours."""
     provider = TracerProvider()
     if order == "first":
         provider.add_span_processor(LightspanSpanProcessor())
@@ -182,8 +182,8 @@ def test_a_span_that_is_kept_whole_is_kept_once(order: str) -> None:
 def only(url: str) -> Recorded:
     [found] = read_recorded(url)
     assert found.attempt.capture_errors == []
-    known = {span.span_id for span in found.spans}
-    assert [span.name for span in found.spans if span.parent_id not in {*known, None}] == []
+    span_ids = {span.span_id for span in found.spans}
+    assert [span.name for span in found.spans if span.parent_id not in {*span_ids, None}] == []
     return found
 
 
@@ -269,8 +269,8 @@ def test_runs_at_once_are_attempts_each(tracer: Tracer, server: ScriptedServer, 
 
     async def call(client: openai.AsyncOpenAI, name: str) -> None:
         with agent(tracer, name):
-            asked: Any = [{"role": "user", "content": name}]
-            await client.chat.completions.create(model="m", messages=asked)
+            messages: Any = [{"role": "user", "content": name}]
+            await client.chat.completions.create(model="m", messages=messages)
 
     async def all_of_them() -> None:
         async with openai.AsyncOpenAI(base_url=server.url, api_key="key") as client:
@@ -295,9 +295,9 @@ def test_a_stream_is_in_the_attempt_that_asked_for_it(
 ) -> None:
     async def stream(client: openai.AsyncOpenAI) -> AsyncGenerator[str]:
         with agent(tracer, "writer"):
-            asked: Any = [{"role": "user", "content": "hello"}]
+            messages: Any = [{"role": "user", "content": "hello"}]
             async for chunk in await client.chat.completions.create(
-                model="m", messages=asked, stream=True
+                model="m", messages=messages, stream=True
             ):
                 yield chunk.choices[0].delta.content or ""
 

@@ -1,4 +1,5 @@
-"""Who acts, by plain spans of OpenTelemetry's SDK: paths, order, nesting, threads, memory."""
+"""Tests of resolving the agent by spans of OpenTelemetry's SDK: paths, order, nesting, threads,
+memory."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_a_name_that_comes_after_the_start_is_read_at_the_call(tracer: Tracer) -
 
 
 def test_what_was_read_is_kept(tracer: Tracer) -> None:
-    """A framework that says later what its agent does at the moment takes nothing back."""
+    """A later attribute with the agent's current action does not change its role."""
     with captured() as attempt, agent(tracer, "writer") as span:
         assert path() == "writer"
         span.set_attributes({"gen_ai.operation.name": "chat", "gen_ai.agent.name": "other"})
@@ -77,7 +78,7 @@ def test_outside_a_scope_nobody_acts(tracer: Tracer) -> None:
 
 
 def test_a_process_that_is_connected_to_a_server(tracer: Tracer) -> None:
-    """Outside every attempt: who acts says which policy answers."""
+    """Outside of every attempt the agent determines the policy."""
     connection = AgentContext(replace(make_scope(), is_outside=True))
     context.connect(connection)
     try:
@@ -131,7 +132,7 @@ def test_agents_in_agents_and_tools(tracer: Tracer) -> None:
 
 
 def test_equal_neighbours_are_one_agent(tracer: Tracer) -> None:
-    """As of a framework that makes a span for the run, and one for the stream of it."""
+    """Like a framework that makes a span for the run, and one for its stream."""
     with captured() as attempt, agent(tracer, "writer"), agent(tracer, "writer"):
         assert path() == "writer"
         with tool(tracer, "look"), tracer.start_as_current_span("stream"):
@@ -149,12 +150,12 @@ def test_equal_names_with_something_between_are_two(tracer: Tracer, between: str
 
 
 def test_a_span_that_has_ended_and_is_still_current_is_passed_over(tracer: Tracer) -> None:
-    """As after a stream that some frameworks leave."""
+    """As after a stream that some frameworks leave open."""
     with captured() as attempt, agent(tracer, "team"):
-        left = tracer.start_span("invoke_agent member", attributes=INVOKES)
-        token = otel_context.attach(trace.set_span_in_context(left))
+        open_stream = tracer.start_span("invoke_agent member", attributes=INVOKES)
+        token = otel_context.attach(trace.set_span_in_context(open_stream))
         assert path() == "team/member"
-        left.end()
+        open_stream.end()
         assert path() == "team"
         with agent(tracer, "other"):
             assert path() == "team/other"
@@ -264,9 +265,9 @@ def test_any_nesting_comes_out_as_it_was_entered(levels: list[tuple[str, str]]) 
                 neighbour = name if kind == "span" else ""
             assert path() == ("/".join(entered) or "app")
         lightspan.emit_message("here")
-    [said] = [span for span in attempt.spans if span.name == "lightspan.message"]
-    assert said.attributes["lightspan.agent.path"] == ("/".join(entered) or "app")
-    if "push" not in [kind for kind, _ in levels]:  # whose span nobody records
+    [message] = [span for span in attempt.spans if span.name == "lightspan.message"]
+    assert message.attributes["lightspan.agent.path"] == ("/".join(entered) or "app")
+    if "push" not in [kind for kind, _ in levels]:  # its span is not recorded
         assert len(attempt.tree) == len(attempt.spans)  # no parent is missing
 
 
@@ -304,8 +305,8 @@ def test_32_attempts_at_once_in_one_loop(tracer: Tracer) -> None:
     async def all_of_them() -> list[list[str]]:
         return await asyncio.gather(*(one(number) for number in range(32)))
 
-    for number, found in enumerate(asyncio.run(all_of_them())):
-        assert [line.split("@")[1] for line in found] == [
+    for number, result in enumerate(asyncio.run(all_of_them())):
+        assert [line.split("@")[1] for line in result] == [
             f"boss{number}",
             f"boss{number}/a",
             f"boss{number}/b",
@@ -313,37 +314,37 @@ def test_32_attempts_at_once_in_one_loop(tracer: Tracer) -> None:
 
 
 def test_32_threads(tracer: Tracer) -> None:
-    barrier, found = threading.Barrier(32), dict[int, list[str]]()
+    barrier, result = threading.Barrier(32), dict[int, list[str]]()
 
     def one(number: int) -> None:
         with captured() as attempt, agent(tracer, f"boss{number}"):
             barrier.wait(60)
             with agent(tracer, "helper"):
                 assert path() == f"boss{number}/helper"
-        found[number] = attempt.tree
+        result[number] = attempt.tree
 
     threads = [threading.Thread(target=one, args=[number]) for number in range(32)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {number: tree[1] for number, tree in found.items()} == {
+    assert {number: tree[1] for number, tree in result.items()} == {
         number: f"  invoke_agent helper @boss{number}/helper" for number in range(32)
     }
 
 
 def test_a_thread_that_the_context_was_carried_into(tracer: Tracer) -> None:
-    found: list[str] = []
+    result: list[str] = []
     with captured(), agent(tracer, "boss"):
         context = copy_context()
-        thread = threading.Thread(target=lambda: context.run(lambda: found.append(path())))
+        thread = threading.Thread(target=lambda: context.run(lambda: result.append(path())))
         thread.start()
         thread.join()
-    assert found == ["boss"]
+    assert result == ["boss"]
 
 
 def test_between_the_items_of_a_generator_its_agent_acts_as_its_span_does(tracer: Tracer) -> None:
-    """The limit that docs/otel.md tells of: OpenTelemetry's current span stays with who reads."""
+    """The limit in docs/otel.md: OpenTelemetry's current span stays with the reader."""
 
     def items() -> Generator[int]:
         with agent(tracer, "writer"):
@@ -370,11 +371,11 @@ def test_nothing_is_kept_of_spans_that_are_gone(tracer: Tracer) -> None:
             tracer.start_span("invoke_agent left", attributes=INVOKES)  # never ended
         gc.collect()
         assert len(open_spans._by_ids) == before
-    assert not open_spans._notes
+    assert not open_spans._open_spans
 
 
 def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
-    """A worker that lives for ever, in whose context each run leaves its span."""
+    """A permanent worker in whose context each run leaves its span."""
     tokens = []
     with captured():
         for number in range(50):
@@ -382,17 +383,17 @@ def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
             tokens.append(otel_context.attach(trace.set_span_in_context(span)))
             assert path() == f"a{number}"
             span.end()
-        found = open_spans.note_of(trace.get_current_span())
-        assert found is not None
-        assert list(found.upwards()) == []
-        assert found._above is None
+        result = open_spans.open_span_of(trace.get_current_span())
+        assert result is not None
+        assert list(result.upwards()) == []
+        assert result._above is None
     for token in reversed(tokens):
         otel_context.detach(token)
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["outside", "covered"])
 def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open: bool) -> None:
-    """Each step of a worker goes on from the last one, which has ended."""
+    """Each step of a worker continues from the previous one, which has ended."""
     claim_scope("some.adapter", ("some.framework",) * is_open)
     context = None
     with captured() if is_open else ExitStack():
@@ -401,9 +402,9 @@ def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open:
             context = trace.set_span_in_context(span)
             span.end()
     release_scope("some.adapter")
-    found = open_spans.note_of(span)
-    assert found is not None
-    assert found._above is None
+    result = open_spans.open_span_of(span)
+    assert result is not None
+    assert result._above is None
 
 
 def test_a_span_that_is_dropped_is_recorded_as_abandoned(tracer: Tracer) -> None:
@@ -449,11 +450,11 @@ def test_a_model_call_has_its_agent(tracer: Tracer, client: openai.OpenAI) -> No
 
 # --- whom `optimize=` may name --------------------------------------------------------------
 def test_the_agents_that_were_seen(tracer: Tracer, client: openai.OpenAI) -> None:
-    """Those that asked a model, in that order, each once; no agent of another framework."""
+    """Agents that called a model, in order, each once; none of other frameworks."""
     assert otel.agents() == ((), False)
     with captured():
         with agent(tracer, "writer"):
-            assert otel.agents().paths == ()  # it has asked nothing yet
+            assert otel.agents().paths == ()  # it has not called a model yet
             with agent(tracer, "critic"):
                 say(client)
             say(client)

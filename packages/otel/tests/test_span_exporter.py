@@ -1,4 +1,4 @@
-"""Export to a backend: what arrives, what is counted, and that a failing backend delays nobody."""
+"""Tests of exporting: spans, counters, and that a failing backend causes no delay."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ SPAN = Span(
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:
-    made = Backend()
-    yield made
-    made.close()
+    backend_ = Backend()
+    yield backend_
+    backend_.close()
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_what_is_sent(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Those of ours; the SDK has its own."""
+    """Our threads, without those of the SDK."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -99,7 +99,7 @@ def test_failed_batches_are_counted(
 
 
 class Stuck(SpanExporter):
-    """Does not return before it is released."""
+    """Block until released."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
@@ -134,7 +134,7 @@ def test_close_does_not_wait_for_a_stuck_exporter() -> None:
     enqueue([SPAN] * 600)
     handle.close(timeout_s=0.5)
     handle.close()
-    enqueue([SPAN])  # goes nowhere: no exporter is left
+    enqueue([SPAN])  # dropped: no exporter is left
     handle.enqueue([SPAN])
     assert (handle.sent, handle.lost, handle.pending) == (0, 601, 0)
     exporter.released.set()
@@ -257,7 +257,7 @@ def test_the_service_of_production_is_what_the_user_says(
     given: str | None,
     service: str,
 ) -> None:
-    """As OpenTelemetry has it: what code says, then OTEL_SERVICE_NAME, then the attributes."""
+    """OpenTelemetry's precedence: code, OTEL_SERVICE_NAME, resource attributes."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     exporter = InMemorySpanExporter()
@@ -274,14 +274,14 @@ def test_the_service_of_production_is_what_the_user_says(
 
 # --- whose spans are sent ---------------------------------------------------------------------
 def run_app(url: str) -> None:
-    asked: Any = [{"role": "user", "content": "Where?"}]
+    messages: Any = [{"role": "user", "content": "Where?"}]
     with (
         ScriptedServer("Here.") as server,
         openai.OpenAI(base_url=server.url, api_key="key") as client,
         lightspan.record(url, service="desk") as recording,
     ):
         with lightspan.agent("writer"):
-            client.chat.completions.create(model="m", messages=asked)
+            client.chat.completions.create(model="m", messages=messages)
             lightspan.emit_reward(0.5)
         assert recording.flush()
 
@@ -307,7 +307,7 @@ def test_production_is_sent_as_it_is_kept(
 
 def test_a_redacted_span_is_sent_redacted(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
-    asked: Any = [{"role": "user", "content": "secret"}]
+    messages: Any = [{"role": "user", "content": "secret"}]
     with (
         otel.send(exporter) as handle,
         ScriptedServer("Here.") as server,
@@ -319,7 +319,7 @@ def test_a_redacted_span_is_sent_redacted(tmp_path: Path) -> None:
             ),
         ) as recording,
     ):
-        client.chat.completions.create(model="m", messages=asked)
+        client.chat.completions.create(model="m", messages=messages)
         assert recording.flush()
         assert handle.flush()
     [span] = exporter.get_finished_spans()

@@ -1,4 +1,4 @@
-"""What is left when an `otel.instrument` is over, and what one must not take for its own."""
+"""Tests of undoing `otel.instrument`, among other instrumentations."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from lightspan.capture import context
 from lightspan_otel import resolver
 from lightspan_otel.frameworks import Framework, Switch
 from lightspan_otel.identity_tracer import PROVIDER
-from lightspan_otel.processor import _found, global_provider, processors
+from lightspan_otel.processor import _processor_of, global_provider, processors
 from lightspan_testing.attempts import captured
 from packages.otel.tests.spans import agent, path
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A framework that is known by its name; what was done to it."""
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A framework known by name, and its state."""
     done: list[str] = []
 
     def switch_on() -> Switch:
         done.append("on")
         return Switch(lambda: True, lambda: done.append("off"))
 
-    known = {"known": Framework((), "", switch_on)}
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", known)
+    stand_ins = {"known": Framework((), "", switch_on)}
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", stand_ins)
     return done
 
 
 @pytest.fixture
 def its_global(monkeypatch: pytest.MonkeyPatch) -> TracerProvider:
-    made = TracerProvider()
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", made)
-    return made
+    tracer_provider = TracerProvider()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", tracer_provider)
+    return tracer_provider
 
 
 def is_heard(provider: Any) -> bool:
-    processor = _found(provider)
+    processor = _processor_of(provider)
     return processor is not None and processor.on
 
 
 def test_the_global_provider_is_heard_as_long_as_a_name_is_on(
-    known: list[str], its_global: TracerProvider
+    stand_ins: list[str], its_global: TracerProvider
 ) -> None:
     other = TracerProvider()
     with otel.instrument(other):
@@ -54,11 +54,11 @@ def test_the_global_provider_is_heard_as_long_as_a_name_is_on(
             assert is_heard(its_global)
         assert (is_heard(its_global), is_heard(other)) == (False, True)
     assert not any(processor.on for processor in processors())
-    assert known == ["on", "off"]
+    assert stand_ins == ["on", "off"]
 
 
 def test_a_block_of_the_global_provider_inside_a_name(
-    known: list[str], its_global: TracerProvider
+    stand_ins: list[str], its_global: TracerProvider
 ) -> None:
     tracer = its_global.get_tracer("t")
     with otel.instrument("known"), captured():
@@ -69,7 +69,7 @@ def test_a_block_of_the_global_provider_inside_a_name(
 
 
 def test_a_run_that_is_under_way_switches_nothing_on(
-    known: list[str], its_global: TracerProvider
+    stand_ins: list[str], its_global: TracerProvider
 ) -> None:
     with otel.instrument("known"):
         tracer = PROVIDER.get_tracer("known")
@@ -107,14 +107,14 @@ def by_provider(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("how", [by_name, by_provider])
 def test_a_provider_that_takes_no_processor_leaves_nothing_half_installed(
     how: Callable[[pytest.MonkeyPatch], None],
-    known: list[str],
+    stand_ins: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for _ in range(2):
         with pytest.raises(LookupError, match="frozen"):
             how(monkeypatch)
         assert (context.resolvers(), resolver.switches) == ((), {})
-    assert known == (["on", "off"] * 2 if how is by_name else [])
+    assert stand_ins == (["on", "off"] * 2 if how is by_name else [])
 
 
 def test_a_framework_that_cannot_be_undone_is_heard_no_more(
@@ -123,8 +123,8 @@ def test_a_framework_that_cannot_be_undone_is_heard_no_more(
     def fail() -> None:
         raise LookupError("it")
 
-    known = {"known": Framework((), "", lambda: Switch(lambda: True, fail))}
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", known)
+    stand_ins = {"known": Framework((), "", lambda: Switch(lambda: True, fail))}
+    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", stand_ins)
     with pytest.raises(LookupError), otel.instrument("known"):
         pass
     assert not is_heard(its_global)
@@ -132,7 +132,7 @@ def test_a_framework_that_cannot_be_undone_is_heard_no_more(
 
 
 def test_to_ask_for_the_global_provider_sets_none(
-    known: list[str], monkeypatch: pytest.MonkeyPatch
+    stand_ins: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")

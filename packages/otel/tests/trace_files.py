@@ -1,4 +1,4 @@
-"""What backends write into files: one trace of a desk, in each of their forms."""
+"""Export files of backends: one trace in each format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TREE = [("desk", ROOT, ""), ("invoke_agent writer", AGENT, ROOT)]
 
 
 def otlp_span(span_id: str, parent: str, name: str, at: int, **said: Any) -> dict[str, Any]:
-    """A span as OTLP's JSON has it; its attributes are texts."""
+    """Return a span in OTLP's JSON with text attributes."""
     return {
         "traceId": TRACE,
         "spanId": span_id,
@@ -35,7 +35,7 @@ def otlp_span(span_id: str, parent: str, name: str, at: int, **said: Any) -> dic
 
 
 def otlp_line(*spans: dict[str, Any], service: str = "desk") -> str:
-    """A line of a collector's file."""
+    """Return a line of a collector's file."""
     resource = {"attributes": _attributes({"service.name": service})}
     scope = {"scope": {"name": "a.framework"}, "spans": list(spans)}
     return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]})
@@ -92,7 +92,7 @@ PHOENIX = [
     _phoenix(CALL, AGENT, "chat m", "LLM", **SAID),
     _phoenix(TOOL, AGENT, "look", "TOOL", **{"tool.name": "look"}),
 ]
-"""As `GET /v1/projects/PROJECT/spans` has them."""
+"""Return the spans of `GET /v1/projects/PROJECT/spans`."""
 
 FRAME = [
     {
@@ -123,7 +123,7 @@ FRAME = [
     }
     for span in PHOENIX
 ]
-"""As a data frame of `get_spans_dataframe()` is written by `to_json`, a line each."""
+"""Return the lines of `get_spans_dataframe()` written by `to_json`."""
 
 
 def _langfuse(span_id: str, parent: str | None, name: str, kind: str, **more: Any) -> Any:
@@ -159,7 +159,7 @@ LANGFUSE = {
     ],
     "scores": [{"id": "s-1", "name": "good", "value": 1}],
 }
-"""As `GET /api/public/traces/ID` has it."""
+"""Return the trace of `GET /api/public/traces/ID`."""
 
 _SNAKES = {
     "traceId": "trace_id",
@@ -181,4 +181,4 @@ BLOBS = [
     }
     for observation in LANGFUSE["observations"]
 ]
-"""As the export to blob storage has its observations, a line each."""
+"""Return the observations of an export to blob storage, a line each."""

@@ -1,4 +1,4 @@
-"""Rollouts that are made up from the prompts, for searches."""
+"""Simulated rollouts for searches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
-from lightspan_prompts.search.candidates import Found
+from lightspan_prompts.search.candidates import SearchResult
 from lightspan_testing.scripted import Request, ScriptedServer
 
 TASKS: list[Any] = [{"n": n} for n in range(10)]
@@ -26,7 +26,7 @@ def score(task: Any, texts: Mapping[str, str]) -> float | None:
 
 
 class World:
-    """Answers rollouts from a function of the task and the prompts."""
+    """Answers rollouts by a function of task and prompts."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class World:
     ) -> None:
         self.path = path
         self.calls = calls
-        """Of every rollout."""
+        """Number of rollouts."""
         self.tasks = TASKS
         self.reward = reward
         self.rollouts_done = 0
@@ -72,8 +72,8 @@ class World:
         self.notes.append(text)
 
 
-def call(number: int, model: str, asked: int, answered: int, choice: int = 0) -> Call:
-    """A call of an app's, to an endpoint that counts tokens."""
+def call(number: int, model: str, request_text: int, answered: int, choice: int = 0) -> Call:
+    """Return a call of an app to an endpoint that counts tokens."""
     span = Span(
         trace_id="1" * 32,
         span_id=f"{number:016x}",
@@ -83,22 +83,22 @@ def call(number: int, model: str, asked: int, answered: int, choice: int = 0) ->
         end_ns=number + 1,
         attributes={
             "gen_ai.request.model": model,
-            "gen_ai.usage.input_tokens": asked,
+            "gen_ai.usage.input_tokens": request_text,
             "gen_ai.usage.output_tokens": answered,
         },
     )
     return Call(f"call-{number}", choice, "agent", CallOutcome.OK, span=span)
 
 
-def pool(found: Found) -> list[Any]:
+def pool(found: SearchResult) -> list[Any]:
     return [(each.templates, each.parents, each.rewards, each.mean) for each in found.candidates]
 
 
 def reflects(request: Request) -> str:
-    """Adds a word that depends on all that it was asked, and nothing else."""
-    asked = request.last_text
-    text = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
-    word = random.Random(asked).choice([*WORDS, "nothing"])
+    """Add a word that depends on the whole request and nothing else."""
+    request_text = request.last_text
+    text = request_text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+    word = random.Random(request_text).choice([*WORDS, "nothing"])
     return f"<prompt>\n{text} {word}\n</prompt>"
 
 
@@ -108,7 +108,7 @@ def gepa(server: ScriptedServer, **options: Any) -> GEPA:
     return GEPA(prompts, llm, **{"max_rollouts": 150, "perfect_reward": None, **options})
 
 
-async def search(algorithm: GEPA, world: World) -> Found:
+async def search(algorithm: GEPA, world: World) -> SearchResult:
     await algorithm.run_step(world)  # type: ignore[arg-type]
     assert algorithm.found is not None
     return algorithm.found

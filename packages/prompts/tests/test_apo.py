@@ -1,7 +1,5 @@
-"""APO's search: its rounds, equal candidates wherever it is stopped, budgets, models that fail.
-
-The rollouts here are made up from the prompts; `test_apo_runs.py` has real ones.
-"""
+"""Tests of APO's search with simulated rollouts: rounds, equal candidates after any interruption,
+budgets, failing models. `test_apo_runs.py` has real rollouts."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from lightspan.errors import CheckpointError, ConfigError, EngineError, RewardEr
 from lightspan.schema.records import task_id
 from lightspan_prompts import endpoint_client
 from lightspan_prompts.apo import reflection_prompts
-from lightspan_prompts.search.candidates import Found, read_found
+from lightspan_prompts.search.candidates import SearchResult, read_found
 from lightspan_prompts.search.search_log import Evaluation, Reflection, SearchLog
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from packages.prompts.tests.made_up import TASKS, WORDS, World, pool, score
@@ -45,7 +43,7 @@ def text_of(request: Request) -> str:
 
 
 def reflects(request: Request) -> str:
-    """The critic names a word that depends on all that it was asked, the editor adds it."""
+    """The critic names a word that depends on the whole request, the editor adds it."""
     if not is_edit(request):
         return f"it lacks {random.Random(request.last_text).choice([*WORDS, 'nothing'])}"
     word = request.last_text.partition("it lacks ")[2].split()[0]
@@ -64,7 +62,7 @@ def apo(server: ScriptedServer, **options: Any) -> APO:
     return APO(prompts, llm, **{**BEAM, "perfect_reward": None, **options})
 
 
-async def search(algorithm: APO, world: World) -> Found:
+async def search(algorithm: APO, world: World) -> SearchResult:
     await algorithm.run_step(world)  # type: ignore[arg-type]
     assert algorithm.found is not None
     return algorithm.found
@@ -73,32 +71,32 @@ async def search(algorithm: APO, world: World) -> Found:
 # --- rounds ---------------------------------------------------------------------------------
 async def test_it_finds_better_prompts(server: ScriptedServer, tmp_path: Path) -> None:
     algorithm, world = apo(server, beam_rounds=6), World(tmp_path)
-    found = await search(algorithm, world)
-    first, best = found.candidates[0], found.candidates[found.chosen]
+    result = await search(algorithm, world)
+    first, best = result.candidates[0], result.candidates[result.chosen]
     assert (first.templates, first.parents) == ({"first": "Do {q}.", "second": "Then {q}."}, [])
     assert (first.mean, first.is_whole) == (0.0, True)
-    assert best.mean == max(each.mean for each in found.candidates if each.is_whole) >= 0.6
+    assert best.mean == max(each.mean for each in result.candidates if each.is_whole) >= 0.6
     assert algorithm.resources() == {n: PromptTemplate(t) for n, t in best.templates.items()}
     learned = algorithm.learned_prompts()
     assert {name: each.after for name, each in learned.items()} == algorithm.resources()
-    assert found.rollouts == world.rollouts_done
-    assert found.reflections == len(server.requests)
-    assert found.ended == "6 rounds of the beam are done"
-    assert read_found(tmp_path) == found
+    assert result.rollouts == world.rollouts_done
+    assert result.reflections == len(server.requests)
+    assert result.ended == "6 rounds of the beam are done"
+    assert read_found(tmp_path) == result
     again = apo(server)
     again.load_state(json.loads(json.dumps(algorithm.state())))
     assert again.resources() == algorithm.resources()
 
 
 async def test_a_dry_run_would_say_what_it_asks(server: ScriptedServer, tmp_path: Path) -> None:
-    """At most so many of each kind, of about as many tokens, whichever budget is the narrowest."""
+    """Upper bounds of requests and tokens, whichever budget is the narrowest."""
     offered = [apo(server).resources()] * 2
     episodes = await World(tmp_path).rollouts(TASKS[:2], 1, resources=offered)
     critique, edit = apo(server).reflections(TASKS, episodes)
     assert [each.most for each in (critique, edit)] == [12, 12]  # 2 * 2 * 3
     for options, most in (
         ({"max_reflections": 7}, 3),
-        ({"max_rollouts": 5 + 4 * 5 + 4}, 4),  # the prompts as they are; 2 + 3 for each other one
+        ({"max_rollouts": 5 + 4 * 5 + 4}, 4),  # the initial prompts; 2 + 3 for each new candidate
     ):
         counts = [each.most for each in apo(server, **options).reflections(TASKS, episodes)]
         assert counts == [most, most]
@@ -118,56 +116,56 @@ async def test_one_round_is_what_it_says(server: ScriptedServer, tmp_path: Path)
         f"<prompt>{text_of(request)} ALPHA BETA</prompt>" if is_edit(request) else "lacks both"
     )
     world = World(tmp_path)
-    found = await search(apo(server, **SMALL), world)
-    # the given one on the whole selection split; on what the critic sees; both on a batch; the
-    # better one on the whole split
+    result = await search(apo(server, **SMALL), world)
+    # the initial prompt on the whole selection split; the tasks of the critique; both prompts on a
+    # batch; the better one on the whole split
     assert world.batches == [5, 2, 6, 5]
-    assert (found.rollouts, found.reflections, found.unusable) == (18, 2, 0)
+    assert (result.rollouts, result.reflections, result.unusable) == (18, 2, 0)
     changed = {"first": "Do {q}. ALPHA BETA", "second": "Then {q}."}
-    assert [each.templates for each in found.candidates[1:]] == [changed]
-    assert found.candidates[1].parents == [0]
+    assert [each.templates for each in result.candidates[1:]] == [changed]
+    assert result.candidates[1].parents == [0]
     split = apo(server, **SMALL).split(TASKS)
     wanted = {task_id(task): score(task, changed) for task in split.selection}
-    assert found.candidates[1].rewards == wanted
-    assert found.candidates[1].mean == sum(filter(None, wanted.values())) / 5
-    assert found.chosen == 1
+    assert result.candidates[1].rewards == wanted
+    assert result.candidates[1].mean == sum(filter(None, wanted.values())) / 5
+    assert result.chosen == 1
 
 
 async def test_a_beam_is_expanded_and_cut(server: ScriptedServer, tmp_path: Path) -> None:
-    """Every new candidate is another one here, so that each round has four."""
+    """Every new candidate is distinct here, so each round has four."""
     server.script = lambda request: (
         f"<prompt>{text_of(request)} {len(server.requests)}</prompt>"
         if is_edit(request)
         else "lacks a number"
     )
     world = World(tmp_path, lambda task, texts: 1.0 + len(texts["first"]))
-    found = await search(apo(server, beam_rounds=2, reflections_at_once=1), world)
-    # a round: 4 x 2 to learn from, then the beam (1, later 2) and 4 new ones on a batch of 3
+    result = await search(apo(server, beam_rounds=2, reflections_at_once=1), world)
+    # a round: 4 x 2 for critiques, then the beam (1, later 2) and 4 new ones on a batch of 3
     assert world.batches == [5, 8, 15, 5, 8, 18, 5]
-    assert len(found.candidates) == 9
-    assert [each.parents for each in found.candidates[1:5]] == [[0]] * 4
-    means = {n: each.mean for n, each in enumerate(found.candidates[:5])}
+    assert len(result.candidates) == 9
+    assert [each.parents for each in result.candidates[1:5]] == [[0]] * 4
+    means = {n: each.mean for n, each in enumerate(result.candidates[:5])}
     beam = sorted(means, key=lambda n: (-means[n], n))[:2]
-    assert [each.parents for each in found.candidates[5:]] == [[n] for n in (*beam, *beam)]
-    # of two prompts, each expansion changes the next, and what came of it goes on with the other
+    assert [each.parents for each in result.candidates[5:]] == [[n] for n in (*beam, *beam)]
+    # with two prompts, expansions alternate between them, and new candidates continue with the next
     changes = [
-        [n for n in each.templates if each.templates[n] != found.candidates[p].templates[n]]
-        for each in found.candidates[1:]
+        [n for n in each.templates if each.templates[n] != result.candidates[p].templates[n]]
+        for each in result.candidates[1:]
         for p in each.parents
     ]
     others = [["second"] if n in (1, 3) else ["first"] for n in beam]
     assert changes == [["first"], ["second"]] * 2 + [*others, *(_other(n) for n in others)]
-    assert [n for n, each in enumerate(found.candidates) if each.is_whole] == [0, 1, 7]
+    assert [n for n, each in enumerate(result.candidates) if each.is_whole] == [0, 1, 7]
 
 
 async def test_a_large_round_is_run_in_parts(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a run that is killed in it loses one of them."""
-    monkeypatch.setattr("lightspan_prompts.apo.search.ROLLOUTS_AT_ONCE", 4)
+    """A run killed within it loses one of them."""
+    monkeypatch.setattr("lightspan_prompts.apo.search.MAX_CONCURRENT_ROLLOUTS", 4)
     world = World(tmp_path)
-    found = await search(apo(server, beam_rounds=1), world)
-    fresh = len(found.candidates) - 1
+    result = await search(apo(server, beam_rounds=1), world)
+    fresh = len(result.candidates) - 1
     assert fresh > 1
     assert world.batches[: 3 + 1 + fresh] == [5, 4, 4, *[3] * (1 + fresh)]
 
@@ -181,13 +179,13 @@ async def test_equal_candidates_are_one(server: ScriptedServer, tmp_path: Path) 
         "<prompt>{q} anew</prompt>" if is_edit(request) else "write it anew"
     )
     world = World(tmp_path)
-    found = await search(apo(server, beam_rounds=1, branch_factor=3), world)
-    assert [each.templates for each in found.candidates[1:]] == [
+    result = await search(apo(server, beam_rounds=1, branch_factor=3), world)
+    assert [each.templates for each in result.candidates[1:]] == [
         {"first": "{q} anew", "second": "Then {q}."},
         {"first": "Do {q}.", "second": "{q} anew"},
     ]
-    assert (found.reflections, found.unusable) == (12, 4)
-    assert sum("it is what candidate 1 is already" in note for note in world.notes) == 2
+    assert (result.reflections, result.unusable) == (12, 4)
+    assert sum("it equals candidate 1" in note for note in world.notes) == 2
 
 
 async def test_a_round_without_new_candidates_compares_nothing(
@@ -195,17 +193,17 @@ async def test_a_round_without_new_candidates_compares_nothing(
 ) -> None:
     server.script = lambda request: "I would rather talk about the weather, at length."
     world = World(tmp_path)
-    found = await search(apo(server, beam_rounds=2), world)
+    result = await search(apo(server, beam_rounds=2), world)
     assert world.batches == [5, 8, 8]
-    assert (len(found.candidates), found.reflections, found.unusable) == (1, 16, 8)
+    assert (len(result.candidates), result.reflections, result.unusable) == (1, 16, 8)
     assert world.notes[-2].startswith("2 rounds of the beam are done. Of 1 candidate the prompts s")
-    assert world.notes[-1] == "8 of 16 answers of the reflection model were of no use"
+    assert world.notes[-1] == "8 of 16 answers of the reflection model were unusable"
 
 
 async def test_a_candidate_that_wins_by_luck_is_not_chosen(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    """It is lucky on the batch, and no better than the given one when it is run again."""
+    """It is lucky on the batch, and no better than the initial one on the whole split."""
     seen: dict[str, int] = {}
 
     def lucky(task: Any, texts: Mapping[str, str]) -> float:
@@ -215,19 +213,21 @@ async def test_a_candidate_that_wins_by_luck_is_not_chosen(
     server.script = lambda request: (
         f"<prompt>{text_of(request)} luck</prompt>" if is_edit(request) else "lacks luck"
     )
-    found = await search(apo(server, **SMALL), World(tmp_path, lucky))
-    assert found.candidates[1].is_whole
-    assert found.candidates[1].mean < found.candidates[0].mean == 0.5
-    assert found.chosen == 0
+    result = await search(apo(server, **SMALL), World(tmp_path, lucky))
+    assert result.candidates[1].is_whole
+    assert result.candidates[1].mean < result.candidates[0].mean == 0.5
+    assert result.chosen == 0
 
 
 async def test_a_change_that_gains_nothing_is_not_made(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    found = await search(apo(server), World(tmp_path, lambda task, texts: 0.25))
-    assert len(found.candidates) > 3
-    assert found.chosen == 0
-    assert [each.is_whole for each in found.candidates[1:]] == [False] * (len(found.candidates) - 1)
+    result = await search(apo(server), World(tmp_path, lambda task, texts: 0.25))
+    assert len(result.candidates) > 3
+    assert result.chosen == 0
+    assert [each.is_whole for each in result.candidates[1:]] == [False] * (
+        len(result.candidates) - 1
+    )
 
 
 async def test_an_equal_seed_finds_equal_candidates_and_another_one_others(
@@ -243,17 +243,17 @@ async def test_an_equal_seed_finds_equal_candidates_and_another_one_others(
 async def test_it_ends_when_nothing_is_left_to_learn(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    found = await search(
+    result = await search(
         apo(server, perfect_reward=1.0), World(tmp_path / "a", lambda task, texts: 1.0)
     )
-    assert (found.rollouts, found.reflections, found.chosen) == (5, 0, 0)
-    assert found.ended == "the selection split has the perfect reward on every task"
-    # what went well is not asked about: here only the selection split has a task that did not
+    assert (result.rollouts, result.reflections, result.chosen) == (5, 0, 0)
+    assert result.ended == "the selection split has the perfect reward on every task"
+    # solved tasks are not reflected on: here only the selection split has an unsolved one
     algorithm = apo(server, perfect_reward=1.0)
     bad = task_id(algorithm.split(TASKS).selection[0])
     world = World(tmp_path / "b", lambda task, texts: float(task_id(task) != bad))
-    found = await search(algorithm, world)
-    assert (found.reflections, world.batches) == (0, [5, 8, 8, 8])
+    result = await search(algorithm, world)
+    assert (result.reflections, world.batches) == (0, [5, 8, 8, 8])
 
 
 # --- going on -------------------------------------------------------------------------------
@@ -270,14 +270,14 @@ async def test_it_goes_on_wherever_it_was_cut_off(server: ScriptedServer, tmp_pa
         (path / "journal").mkdir(parents=True)
         (path / "journal" / "apo.jsonl").write_bytes(b"".join(lines[:cut]) + torn)
         world, asked = World(path), len(server.requests)
-        found = await search(apo(server, beam_rounds=2), world)
-        assert (pool(found), found.chosen) == (pool(whole), whole.chosen)
+        result = await search(apo(server, beam_rounds=2), world)
+        assert (pool(result), result.chosen) == (pool(whole), whole.chosen)
         kept = [json.loads(line) for line in lines[1:cut]]
         replayed = sum(len(entry.get("seen", ())) for entry in kept)
         assert world.rollouts_done == whole_world.rollouts_done - replayed
         reflected = sum(entry["type"] == "reflection" for entry in kept)
         assert len(server.requests) - asked == whole.reflections - reflected
-        assert (found.rollouts, found.reflections, found.tokens, found.unusable) == (
+        assert (result.rollouts, result.reflections, result.tokens, result.unusable) == (
             whole.rollouts,
             whole.reflections,
             whole.tokens,
@@ -303,7 +303,9 @@ def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) ->
     journal.close()
     for keys, kind in ((["a", "c"], Reflection), (["b"], Evaluation)):
         journal = SearchLog(path, "x 1")
-        with pytest.raises(CheckpointError, match=r"x\.jsonl: entry \d is not what is asked now"):
+        with pytest.raises(
+            CheckpointError, match=r"x\.jsonl: entry \d differs from the current request"
+        ):
             journal.replayed(keys, kind)
         journal.close()
     with pytest.raises(CheckpointError, match=r"was begun with Header\(library='x 1'"):
@@ -312,7 +314,9 @@ def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) ->
 
 async def test_a_journal_of_other_questions(server: ScriptedServer, tmp_path: Path) -> None:
     await search(apo(server), World(tmp_path))
-    with pytest.raises(CheckpointError, match=r"apo.jsonl: entry 1 is not what is asked now"):
+    with pytest.raises(
+        CheckpointError, match=r"apo.jsonl: entry 1 differs from the current request"
+    ):
         await search(apo(server, seed=1), World(tmp_path))
 
 
@@ -329,26 +333,26 @@ async def test_reflections_never_see_the_selection_split(
 
 
 async def test_what_has_no_reward_stays_in_the_mean(server: ScriptedServer, tmp_path: Path) -> None:
-    """A timeout, say: a candidate is no better for the rollouts that it lost."""
+    """A timeout, for example: lost rollouts must not improve a candidate's mean."""
 
     def some(task: Any, texts: Mapping[str, str]) -> float | None:
         return None if task["n"] % 2 else 0.5
 
-    found = await search(apo(server, failure_reward=-1.0), World(tmp_path, some))
+    result = await search(apo(server, failure_reward=-1.0), World(tmp_path, some))
     selection = apo(server).split(TASKS).selection
     unscored = sum(task["n"] % 2 for task in selection)
-    first = found.candidates[0]
+    first = result.candidates[0]
     assert 0 < unscored < 5
     assert first.mean == (0.5 * (5 - unscored) - unscored) / 5
     assert list(first.rewards.values()).count(None) == unscored
-    assert found.mean == 0.5
-    assert found.unscored > unscored
+    assert result.mean == 0.5
+    assert result.unscored > unscored
 
 
 async def test_rewards_that_cannot_be_compared_end_it(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await search(apo(server), World(tmp_path, lambda task, texts: None))
     assert server.requests == []
 
@@ -359,10 +363,10 @@ async def test_rollouts_are_never_more_than_given(
     server: ScriptedServer, tmp_path: Path, limit: int
 ) -> None:
     world = World(tmp_path)
-    found = await search(apo(server, max_rollouts=limit), world)
-    assert found.rollouts == world.rollouts_done <= limit
-    assert f"{found.rollouts} of max_rollouts={limit} rollouts are done, and" in found.ended
-    assert len(found.candidates) > 1
+    result = await search(apo(server, max_rollouts=limit), world)
+    assert result.rollouts == world.rollouts_done <= limit
+    assert f"{result.rollouts} of max_rollouts={limit} rollouts are done, and" in result.ended
+    assert len(result.candidates) > 1
 
 
 async def test_too_few_rollouts_for_one_candidate(server: ScriptedServer, tmp_path: Path) -> None:
@@ -376,25 +380,25 @@ async def test_too_few_rollouts_for_one_candidate(server: ScriptedServer, tmp_pa
 async def test_reflections_are_never_more_than_given(
     server: ScriptedServer, tmp_path: Path, limit: int, asked: int
 ) -> None:
-    found = await search(apo(server, max_reflections=limit), World(tmp_path))
-    assert found.reflections == len(server.requests) == asked
+    result = await search(apo(server, max_reflections=limit), World(tmp_path))
+    assert result.reflections == len(server.requests) == asked
     done = f"{asked} of max_reflections={limit} reflections are done"
-    assert found.ended == f"{done}, and another candidate takes two"
+    assert result.ended == f"{done}, and another candidate takes two"
 
 
 async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> None:
-    found = await search(apo(server, max_tokens=500), World(tmp_path))
-    assert found.tokens > sum(len(request.last_text.split()) for request in server.requests) > 500
-    assert found.ended == f"max_tokens=500 is used up: {found.tokens} tokens"
-    assert found.reflections == 4  # critiques, which were under way together; no edit
+    result = await search(apo(server, max_tokens=500), World(tmp_path))
+    assert result.tokens > sum(len(request.last_text.split()) for request in server.requests) > 500
+    assert result.ended == f"max_tokens=500 is used up: {result.tokens} tokens"
+    assert result.reflections == 4  # concurrent critiques; no edit
 
 
 async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
     prices = {"thinker": Price(input=1000.0, output=1000.0)}
-    found = await search(apo(server, max_cost=0.5, prices=prices), World(tmp_path))
-    assert found.cost == pytest.approx(found.tokens * 1000.0 / 1e6, rel=1e-12)
-    assert found.ended == f"max_cost=0.5 is used up: {found.cost:.4g}"
-    assert found.reflections == 4  # critiques, which were under way together; no edit
+    result = await search(apo(server, max_cost=0.5, prices=prices), World(tmp_path))
+    assert result.cost == pytest.approx(result.tokens * 1000.0 / 1e6, rel=1e-12)
+    assert result.ended == f"max_cost=0.5 is used up: {result.cost:.4g}"
+    assert result.reflections == 4  # concurrent critiques; no edit
     edits = LLM(base_url=server.url, model="editor")
     with pytest.raises(ConfigError, match="none for 'editor'"):
         apo(server, max_cost=0.5, prices=prices, edits=edits)
@@ -406,10 +410,10 @@ async def test_a_critic_and_an_editor_of_their_own(tmp_path: Path) -> None:
         algorithm = apo(
             critic, edits=LLM(base_url=editor.url, model="writer", sampling={"temperature": 0.5})
         )
-        found = await search(algorithm, World(tmp_path))
+        result = await search(algorithm, World(tmp_path))
         assert not any(map(is_edit, critic.requests))
         assert all(map(is_edit, editor.requests))
-        assert len(critic.requests) + len(editor.requests) == found.reflections
+        assert len(critic.requests) + len(editor.requests) == result.reflections
         bodies = [(each.body["model"], each.body["temperature"]) for each in editor.requests]
         assert set(bodies) == {("writer", 0.5)}
 
@@ -424,8 +428,8 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
         Reply(text="<prompt>Do {q}, and", finish_reason="length"),
         Reply(text=None),
     )
-    given = iter(edits)
-    server.script = lambda request: next(given) if is_edit(request) else "bad " * 50_000
+    values = iter(edits)
+    server.script = lambda request: next(values) if is_edit(request) else "bad " * 50_000
     world = World(tmp_path)
     prompts = {"first": PromptTemplate("Do {q}.")}
     algorithm = APO(
@@ -434,14 +438,14 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
         **{**SMALL, "beam_rounds": 6, "max_reflections": 11, "reflections_at_once": 1},
     )
     world.reward = lambda task, texts: 0.0
-    found = await search(algorithm, world)
-    assert (found.reflections, found.unusable, len(found.candidates)) == (10, 5, 1)
+    result = await search(algorithm, world)
+    assert (result.reflections, result.unusable, len(result.candidates)) == (10, 5, 1)
     assert world.batches == [5, 2, 2, 2, 2, 2]
-    useless = [note for note in world.notes if "is of no use" in note]
-    whys = ("no <prompt>…</prompt>", "has no {q}", "what it was", "cut off", "no <prompt>")
+    useless = [note for note in world.notes if "is unusable" in note]
+    whys = ("no <prompt>…</prompt>", "has no {q}", "is unchanged", "cut off", "no <prompt>")
     assert len(useless) == 5
     assert all(why in note for why, note in zip(whys, useless, strict=True))
-    # a critique that rambles does not make the next question endless
+    # a long critique is truncated in the next request
     longest = max(len(request.last_text) for request in server.requests if is_edit(request))
     assert longest < 10_000
     assert "characters left out" in server.requests[1].last_text
@@ -450,8 +454,8 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
 async def test_an_empty_critique_is_not_passed_on(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: Reply(text=None)
     world = World(tmp_path)
-    found = await search(apo(server, **SMALL), world)
-    assert (found.reflections, found.unusable, len(server.requests)) == (1, 1, 1)
+    result = await search(apo(server, **SMALL), world)
+    assert (result.reflections, result.unusable, len(server.requests)) == (1, 1, 1)
     assert any("the critique is empty" in note for note in world.notes)
 
 
@@ -492,17 +496,17 @@ async def test_a_model_that_does_not_answer(
     reply: Reply,
     error: str,
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.01)
     server.script = lambda request: reply if is_edit(request) else reflects(request)
     algorithm = apo(server, reflection_timeout_s=0.5, patience_s=30.0, beam_rounds=1)
     with pytest.raises(EngineError, match=f"failed: {error}"):
         await search(algorithm, World(tmp_path))
     entries = (tmp_path / "journal" / "apo.jsonl").read_text().splitlines()
-    assert sum('"type":"reflection"' in line for line in entries) == 4  # the critiques are kept
+    assert sum('"type":"reflection"' in line for line in entries) == 4  # the critiques are logged
 
 
 async def test_a_dead_endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.01)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
@@ -564,7 +568,7 @@ async def test_runs_are_looked_at_in_several_ways(server: ScriptedServer, tmp_pa
         ({"prompts": {"p": "text"}}, r"prompts\['p'\] is a str: use PromptTemplate"),
         ({"reflection": "gpt"}, "reflection='gpt': use LLM"),
         ({"edits": "gpt"}, "edits='gpt': use LLM"),
-        ({"edits": LLM(base_url="x", model="m")}, "edits model's base URL 'x' is no"),
+        ({"edits": LLM(base_url="x", model="m")}, "the base URL of edits= 'x' is no"),
         ({"beam_width": 0}, "beam_width=0 must be at least 1"),
         ({"branch_factor": 0}, "branch_factor=0"),
         ({"beam_rounds": 1.5}, "beam_rounds=1.5"),
@@ -581,9 +585,9 @@ async def test_runs_are_looked_at_in_several_ways(server: ScriptedServer, tmp_pa
 )
 def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
-    given = {"prompts": {"p": PromptTemplate("x")}, "reflection": llm, **options}
+    values = {"prompts": {"p": PromptTemplate("x")}, "reflection": llm, **options}
     with pytest.raises(ConfigError, match=message):
-        APO(**given)
+        APO(**values)
 
 
 def test_its_settings_are_known_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
-"""GEPA's search: equal candidates whenever it is stopped, budgets, a reflection model that fails.
-
-The rollouts here are made up from the prompts; `test_gepa_runs.py` has real ones.
-"""
+"""Tests of GEPA's search with simulated rollouts: equal candidates after any interruption, budgets,
+a failing reflection model. `test_gepa_runs.py` has real rollouts."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from lightspan_prompts import endpoint_client
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.search.candidates import read_found
-from lightspan_prompts.search.reflection import Unusable, new_text
+from lightspan_prompts.search.reflection import Unusable, proposed_text
 from lightspan_prompts.search.search_log import SearchLog
 from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
@@ -59,12 +57,12 @@ async def test_it_finds_better_prompts(server: ScriptedServer, tmp_path: Path) -
 async def test_candidates_run_side_by_side_and_are_merged_though_their_ancestor_scores_nothing(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    """The library's own choice among ancestors fails where their scores add up to 0."""
+    """The library's choice among ancestors fails where their scores sum to 0."""
     merged, batches = [], []
-    for seed in (7, 9, 14):  # of which some merge siblings
+    for seed in (7, 9, 14):  # some of which merge siblings
         world = World(tmp_path / str(seed))
         found = await search(gepa(server, seed=seed, proposals=3, max_rollouts=200), world)
-        assert world.batches[:2] == [5, 6]  # the selection split; both minibatches at once
+        assert world.batches[:2] == [5, 6]  # the selection split; both minibatches concurrently
         batches += world.batches
         merged += [
             [found.candidates[parent].parents for parent in each.parents]
@@ -72,7 +70,7 @@ async def test_candidates_run_side_by_side_and_are_merged_though_their_ancestor_
             if len(each.parents) == 2
         ]
     assert [[0], [0]] in merged
-    assert {10, 15} & set(batches)  # two or three candidates on the selection split at once
+    assert {10, 15} & set(batches)  # two or three candidates on the selection split concurrently
     alone = await search(gepa(server, merge=False, proposals=3, seed=7), World(tmp_path / "alone"))
     assert all(len(each.parents) < 2 for each in alone.candidates)
 
@@ -102,10 +100,10 @@ async def test_it_goes_on_wherever_it_was_cut_off(server: ScriptedServer, tmp_pa
             world, asked = World(path), len(server.requests)
             found = await search(gepa(server), world)
             assert pool(found) == pool(whole)
-            kept = [json.loads(line) for line in lines[1:cut]]
-            replayed = sum(len(entry.get("seen", ())) for entry in kept)
+            logged = [json.loads(line) for line in lines[1:cut]]
+            replayed = sum(len(entry.get("seen", ())) for entry in logged)
             assert world.rollouts_done == whole_world.rollouts_done - replayed
-            reflected = sum(entry["type"] == "reflection" for entry in kept)
+            reflected = sum(entry["type"] == "reflection" for entry in logged)
             assert len(server.requests) - asked == whole.reflections - reflected
             assert (found.rollouts, found.reflections, found.tokens) == (
                 whole.rollouts,
@@ -115,7 +113,7 @@ async def test_it_goes_on_wherever_it_was_cut_off(server: ScriptedServer, tmp_pa
 
 
 def test_another_process_finds_equal_candidates(tmp_path: Path) -> None:
-    """Sets of names have another order in each process."""
+    """Sets of names have a different order in each process."""
     code = (
         "import asyncio, sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"
         "import test_gepa as t\n"
@@ -125,7 +123,7 @@ def test_another_process_finds_equal_candidates(tmp_path: Path) -> None:
         "        print(t.pool(asyncio.run(t.search(t.gepa(s, seed=seed), w))))\n"
     )
     paths = [str(Path(__file__).parents[number]) for number in (0, 3)]
-    said = [
+    hints = [
         subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / hashed), *paths],
             env={**os.environ, "PYTHONHASHSEED": hashed},
@@ -136,15 +134,17 @@ def test_another_process_finds_equal_candidates(tmp_path: Path) -> None:
         ).stdout
         for hashed in ("1", "2")
     ]
-    assert said[0] == said[1]
-    assert said[0].count("\n") == 3
+    assert hints[0] == hints[1]
+    assert hints[0].count("\n") == 3
 
 
 async def test_what_a_journal_of_other_questions_says(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     await search(gepa(server), World(tmp_path))
-    with pytest.raises(CheckpointError, match=r"gepa.jsonl: entry 1 is not what is asked now"):
+    with pytest.raises(
+        CheckpointError, match=r"gepa.jsonl: entry 1 differs from the current request"
+    ):
         await search(gepa(server, seed=1), World(tmp_path))
     path = tmp_path / "journal" / "gepa.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -179,7 +179,7 @@ async def test_a_split_needs_tasks_on_both_sides(server: ScriptedServer) -> None
 
 
 async def test_rounding_makes_no_candidate_better(server: ScriptedServer, tmp_path: Path) -> None:
-    """Sums of equal rewards differ by their order: 0.3 + 0.2 + 0.1 is less than 0.1 + 0.2 + 0.3."""
+    """Sums of equal rewards depend on their order: 0.3 + 0.2 + 0.1 is less than 0.1 + 0.2 + 0.3."""
     algorithm = gepa(server, minibatch=3, selection=0.7, max_rollouts=200)
     places = {task_id(task): n for n, task in enumerate(algorithm.split(TASKS).feedback)}
 
@@ -218,7 +218,7 @@ async def test_an_unscored_rollout_counts_for_the_failure_reward(
 async def test_rewards_that_cannot_be_compared_end_it(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await search(gepa(server), World(tmp_path / "none", lambda task, texts: None))
     with pytest.raises(RewardError, match=r"a reward of 1e\+06 is too large to compare exactly"):
         await search(gepa(server), World(tmp_path / "large", lambda task, texts: 1e6))
@@ -229,7 +229,7 @@ async def test_an_app_without_rewards_is_mended_and_it_goes_on(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     broken, mended = World(tmp_path, lambda task, texts: None), World(tmp_path)
-    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await search(gepa(server, max_rollouts=16), broken)
     found = await search(gepa(server, max_rollouts=16), mended)
     assert None not in found.candidates[0].rewards.values()
@@ -244,10 +244,10 @@ async def test_a_key_in_a_task_is_kept_and_shown_nowhere(
     world.tasks = [{**task, "with": key} for task in TASKS]
     await search(gepa(server, max_reflections=1), world)
     [request] = server.requests
-    kept = (tmp_path / "journal" / "gepa.jsonl").read_text()
-    assert key not in request.last_text + kept
+    logged = (tmp_path / "journal" / "gepa.jsonl").read_text()
+    assert key not in request.last_text + logged
     assert '"with": "<key>"' in request.last_text
-    assert kept.count("<key>") > 5
+    assert logged.count("<key>") > 5
 
 
 async def test_it_ends_when_nothing_is_left_to_learn(
@@ -257,13 +257,13 @@ async def test_it_ends_when_nothing_is_left_to_learn(
     found = await search(gepa(server, perfect_reward=1.0), world)
     assert (found.rollouts, found.reflections, found.chosen) == (5, 0, 0)
     assert found.ended == "the selection split has the perfect reward on every task"
-    assert "the prompts stay as they are" in world.notes[-1]
+    assert "the prompts stay unchanged" in world.notes[-1]
 
 
 # --- the finalists --------------------------------------------------------------------------
 class Lucky:
-    """A prompt with ALPHA scores 1 on each task when it is run there first, and never again; one
-    with BETA alone 0.6; the prompts as they are 0.55."""
+    """A prompt with ALPHA scores 1 on each task in its first run, and 0 afterwards; one with BETA
+    alone .6; the initial prompts .55."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str]] = set()
@@ -281,7 +281,7 @@ class Lucky:
     ("finalists", "chosen", "means"),
     [
         (0, 2, [0.55, 0.6, 1.0]),
-        (1, 0, [0.55, 0.6, 0.5]),  # of the second nothing more is known
+        (1, 0, [0.55, 0.6, 0.5]),  # the second one has no further result
         (2, 1, [0.55, 0.6, 0.5]),
         (9, 1, [0.55, 0.6, 0.5]),
     ],
@@ -335,7 +335,7 @@ async def test_finalists_wait_for_a_candidate_and_not_for_tokens(
 async def test_one_that_goes_on_with_fewer_rollouts_asks_nothing(
     server: ScriptedServer, tmp_path: Path, limit: int
 ) -> None:
-    """What the journal has beyond them is left alone."""
+    """The log's further entries are left unchanged."""
     whole = await search(gepa(server), World(tmp_path))
     asked, world = len(server.requests), World(tmp_path)
     less = await search(gepa(server, max_rollouts=limit), world)
@@ -356,7 +356,7 @@ async def test_reflections_are_never_more_than_given(
 ) -> None:
     found = await search(gepa(server, max_reflections=3), World(tmp_path))
     assert found.reflections == len(server.requests) == 3
-    assert found.ended == "3 of max_reflections=3 reflections are done, and an iteration asks 1"
+    assert found.ended == "3 of max_reflections=3 reflections are done, and an iteration takes 1"
 
 
 async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> None:
@@ -378,17 +378,17 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
         Reply(text="<prompt>Do {q}, and", finish_reason="length"),
         Reply(text=None),
     )
-    given = iter(answers)
-    server.script = lambda request: next(given)
+    values = iter(answers)
+    server.script = lambda request: next(values)
     world = World(tmp_path)
     found = await search(gepa(server, max_reflections=5), world)
     assert (found.reflections, found.unusable, len(found.candidates)) == (5, 5, 1)
     assert world.rollouts_done == 5 + 5 * 3
-    useless = [note for note in world.notes if "is of no use" in note]
+    useless = [note for note in world.notes if "is unusable" in note]
     whys = ("no <prompt>…</prompt>", "has no {q}", "no <prompt>", "cut off", "no <prompt>")
     assert len(useless) == 5
     assert all(why in note for why, note in zip(whys, useless, strict=True))
-    assert world.notes[-1] == "5 of 5 answers of the reflection model were of no use"
+    assert world.notes[-1] == "5 of 5 answers of the reflection model were unusable"
 
 
 SAID = "<prompt>Do {q} well \ud83d</prompt>"
@@ -396,7 +396,7 @@ PARTS = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": SAID},
 
 
 @pytest.mark.parametrize(
-    ("said", "usage", "tokens", "unusable"),
+    ("hints", "usage", "tokens", "unusable"),
     [
         ({"message": {"content": PARTS}}, {"prompt_tokens": 3, "completion_tokens": 4}, 7, 0),
         ({"message": {"content": SAID}}, {"prompt_tokens": 3, "completion_tokens": None}, 3, 0),
@@ -411,12 +411,12 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
     server: ScriptedServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    said: Any,
+    hints: Any,
     usage: Any,
     tokens: int,
     unusable: int,
 ) -> None:
-    choice = {"index": 0, "finish_reason": "stop", **said}
+    choice = {"index": 0, "finish_reason": "stop", **hints}
     reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
     monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
     algorithm, world = gepa(server, max_reflections=1), World(tmp_path)
@@ -433,15 +433,15 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
 @pytest.mark.parametrize(
     ("body", "tries", "message"),
     [
-        (b'{"choices": [', endpoint_client.TRIES, "failed: JSONDecodeError: Expecting value"),
-        (b"null", 1, "answered with no choice: 'None'"),
-        (b'{"choices": {"a": 1}}', 1, "answered with no choice"),
+        (b'{"choices": [', endpoint_client.MAX_TRIES, "failed: JSONDecodeError: Expecting value"),
+        (b"null", 1, "returned no choice: 'None'"),
+        (b'{"choices": {"a": 1}}', 1, "returned no choice"),
     ],
 )
 async def test_a_body_that_is_no_answer(
     monkeypatch: pytest.MonkeyPatch, body: bytes, tries: int, message: str
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.0)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.0)
     asked = []
 
     def answers(request: httpx.Request) -> httpx.Response:
@@ -498,12 +498,12 @@ async def test_it_can_be_cancelled_while_it_waits(server: ScriptedServer, tmp_pa
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.01)
 
 
 async def asks(url: str, notes: list[str], **options: Any) -> Any:
-    given = {"timeout_s": 30.0, "patience_s": 30.0, **options}
-    reflector = EndpointClient(LLM(base_url=url, model="thinker"), note=notes.append, **given)
+    values = {"timeout_s": 30.0, "patience_s": 30.0, **options}
+    reflector = EndpointClient(LLM(base_url=url, model="thinker"), note=notes.append, **values)
     try:
         return await reflector.ask("why?")
     finally:
@@ -542,7 +542,7 @@ async def test_an_endpoint_that_fails(
 
 @pytest.mark.usefixtures("soon")
 async def test_an_endpoint_that_never_ends_its_answer() -> None:
-    """It is never silent either, so that no timeout of reading ends it."""
+    """It never pauses, so no read timeout ends it."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n"
     answering: list[Any] = []
 
@@ -550,7 +550,7 @@ async def test_an_endpoint_that_never_ends_its_answer() -> None:
         answering.append(asyncio.current_task())
         await reader.readuntil(b"\r\n\r\n")
         writer.write(head)
-        while not writer.is_closing():  # as long as somebody listens
+        while not writer.is_closing():  # while the client is connected
             writer.write(b" ")
             await asyncio.sleep(0.05)
         with contextlib.suppress(OSError):
@@ -558,7 +558,7 @@ async def test_an_endpoint_that_never_ends_its_answer() -> None:
 
     endpoint = await asyncio.start_server(drips, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{endpoint.sockets[0].getsockname()[1]}/v1"
-    with pytest.raises(EngineError, match=r"failed: TimeoutError: no whole answer within 0.3 s"):
+    with pytest.raises(EngineError, match=r"failed: TimeoutError: no complete answer within 0.3 s"):
         await asyncio.wait_for(asks(url, [], timeout_s=0.3), 15)
     assert len(answering) == 4
     await asyncio.gather(*answering)
@@ -613,13 +613,13 @@ def test_what_is_asked() -> None:
     ],
 )
 def test_the_text_of_an_answer(answer: str, text: str) -> None:
-    assert new_text(answer, "stop") == text
+    assert proposed_text(answer, "stop") == text
 
 
 @pytest.mark.parametrize("answer", ["", "a", "<prompt></prompt>", "</prompt>a<prompt>"])
 def test_answers_without_a_text(answer: str) -> None:
     with pytest.raises(Unusable, match="has no <prompt>"):
-        new_text(answer, "stop")
+        proposed_text(answer, "stop")
 
 
 # --- options --------------------------------------------------------------------------------
@@ -628,15 +628,15 @@ def test_answers_without_a_text(answer: str) -> None:
     [
         ({"prompts": {}}, "GEPA has no prompt to learn"),
         ({"prompts": {"p": "text"}}, r"prompts\['p'\] is a str: use PromptTemplate"),
-        ({"prompts": {"a b": PromptTemplate("x")}}, r"prompts\['a b'\].* no name of an argument"),
-        ({"prompts": {"task": PromptTemplate("x")}}, r"prompts\['task'\].* is taken"),
+        ({"prompts": {"a b": PromptTemplate("x")}}, r"prompts\['a b'\].* no identifier"),
+        ({"prompts": {"task": PromptTemplate("x")}}, r"prompts\['task'\].* is reserved"),
         ({"reflection": "gpt"}, "reflection='gpt': use LLM"),
-        ({"reflection": LLM(base_url="x", model="m")}, "reflection model's base URL 'x' is no"),
+        ({"reflection": LLM(base_url="x", model="m")}, "the base URL of reflection= 'x' is no"),
         ({"max_rollouts": 0}, "max_rollouts=0 must be at least 1"),
         ({"max_reflections": 0}, "max_reflections=0 must be at least 1"),
         (
             {"max_reflections": 2, "proposals": 3},
-            "max_reflections=2 is too few for proposals=3, which are asked for together",
+            "max_reflections=2 is less than proposals=3",
         ),
         ({"max_tokens": 1.5}, "max_tokens=1.5 must be a whole number"),
         ({"minibatch": 0}, "minibatch=0"),
@@ -648,9 +648,9 @@ def test_answers_without_a_text(answer: str) -> None:
 )
 def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
-    given = {"prompts": {"p": PromptTemplate("x")}, "reflection": llm, **options}
+    values = {"prompts": {"p": PromptTemplate("x")}, "reflection": llm, **options}
     with pytest.raises(ConfigError, match=message):
-        GEPA(**given)
+        GEPA(**values)
 
 
 def test_a_key_that_is_missing_is_known_before_any_rollout(

@@ -1,4 +1,4 @@
-"""What the calls of an app say of the texts that are to be learned: real clients, real HTTP."""
+"""Tests of discovering prompts in an app's calls: real clients, real HTTP."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ App = Callable[[int], None]
 
 @pytest.fixture
 def ask(client: openai.OpenAI) -> Callable[..., None]:
-    """Asks as an agent, with these messages before the user's."""
+    """Call the model as an agent, with these messages before the user's."""
 
     def asked(name: str, *messages: Any, **more: Any) -> None:
         told = [m if isinstance(m, dict) else {"role": "system", "content": m} for m in messages]
@@ -66,7 +66,7 @@ def ask(client: openai.OpenAI) -> Callable[..., None]:
 
 
 def played(app: App, told: Instructions, count: int = 8) -> list[Episode]:
-    """What the app leaves in some rollouts."""
+    """Return the episodes of some rollouts of the app."""
     episodes = []
     for number in range(count):
         rollout = Rollout(rollout_id=f"ro-{number}", task=number, task_id=str(number))
@@ -104,10 +104,10 @@ def test_agents_are_found_by_name_by_path_and_by_pattern(ask: Any) -> None:
         ("**",): {"team/router": "team/router", "clerk": "clerk"},
         ("*", "clerk"): {"team/router": "team/router", "clerk": "clerk"},
     }.items():
-        found = surveyed(app, *patterns)
-        assert {name: each.agent for name, each in found.components.items()} == expected
-        assert found.left_out == {}
-    template = found.components["team/router"].template
+        discovered = surveyed(app, *patterns)
+        assert {name: each.agent for name, each in discovered.components.items()} == expected
+        assert discovered.left_out == {}
+    template = discovered.components["team/router"].template
     assert template == "You are the router of a desk. It is {date_1}. Say which desk it is."
 
 
@@ -149,12 +149,12 @@ REFUSED: dict[str, tuple[Callable[[Any, int], None], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_learned_is_refused_by_name(ask: Any, name: str) -> None:
-    """With the line that helps. Where a pattern matches others too, it is left out and told."""
+    """With the hint. Where a pattern matches others too, it is left out and reported."""
     plays, reason = REFUSED[name]
     with pytest.raises(ConfigError) as caught:
         surveyed(lambda n: plays(ask, n), "router")
     said = str(caught.value)
-    assert said.startswith("the instructions of the agent 'router' cannot be learned as its")
+    assert said.startswith("the instructions of the agent 'router' cannot be learned from its")
     assert reason in said
     assert said.endswith("text = lightspan.prompt('router', text)")
 
@@ -162,9 +162,9 @@ def test_what_cannot_be_learned_is_refused_by_name(ask: Any, name: str) -> None:
         plays(ask, n)
         ask("clerk", "You are a clerk.")
 
-    found = surveyed(with_clerk, "*")
-    assert list(found.components) == ["clerk"]
-    assert reason in found.left_out["router"]
+    discovered = surveyed(with_clerk, "*")
+    assert list(discovered.components) == ["clerk"]
+    assert reason in discovered.left_out["router"]
     with pytest.raises(ConfigError, match="the agent 'router' cannot be learned"):
         surveyed(lambda n: plays(ask, n), "*")
 
@@ -190,7 +190,9 @@ def test_a_client_that_lightspan_does_not_see_is_named() -> None:
             span = bypassing_call(current, {"model": "m"}, {}, start_ns=1, client=made)
             current.scope.recorder.add(span)
 
-    with pytest.raises(ConfigError, match=r"ChatOllama, past lightspan: use langchain_openai\."):
+    with pytest.raises(
+        ConfigError, match=r"ChatOllama, which lightspan does not capture: use langchain_openai\."
+    ):
         surveyed(app, "router")
 
 
@@ -203,7 +205,7 @@ def test_a_call_without_instructions_beside_others_is_left_alone(ask: Any) -> No
 
 
 def test_prompts_that_the_app_asks_for_go_first(ask: Any) -> None:
-    """The way out where an agent has two: each is learned under the name that the app gives."""
+    """For an agent with two texts: each is learned under the app's name for it."""
 
     def app(n: int) -> None:
         with agent("router"):
@@ -213,8 +215,8 @@ def test_prompts_that_the_app_asks_for_go_first(ask: Any) -> None:
         ask("router", second)
         ask("clerk", "You are a clerk.")
 
-    found = surveyed(app, "router", "sum")
-    assert {name: (each.place, each.template) for name, each in found.components.items()} == {
+    discovered = surveyed(app, "router", "sum")
+    assert {name: (each.place, each.template) for name, each in discovered.components.items()} == {
         "router": (PromptPlace.CODE, "Which desk is {mail} for?"),
         "sum": (PromptPlace.CODE, OTHER),
     }
@@ -225,7 +227,7 @@ def test_a_prompt_that_is_filled_before_it_is_asked_for(ask: Any) -> None:
     def app(n: int) -> None:
         prompt("router", f"Which desk is {n} for?")
 
-    with pytest.raises(ConfigError, match=r"was given 8 texts: give it the text before it is fill"):
+    with pytest.raises(ConfigError, match=r"got 8 different texts: pass the template"):
         surveyed(app, "router")
 
 
@@ -240,9 +242,9 @@ def test_what_became_of_each_text_is_counted(ask: Any) -> None:
     def plain(n: int) -> None:
         ask("router", ROUTER.format(day=n + 1))
 
-    found = surveyed(plain, "router*")
-    told = found.told({"router": "Route it! {date_1}"})
-    seen = [evidence_of(e, None, found.concerns) for e in played(app, told)]
+    discovered = surveyed(plain, "router*")
+    told = discovered.instructions({"router": "Route it! {date_1}"})
+    seen = [evidence_of(e, None, discovered.concerns) for e in played(app, told)]
     assert [each.applied for each in seen] == [1] * 6 + [0, 0]
     assert seen[6].kept == {f"router: {OTHER_TEXT}": 1}
     assert seen[7].kept == {
@@ -264,9 +266,9 @@ def test_an_agent_that_asks_for_its_text_is_not_one_that_was_never_asked(
         ask("router", told)
         ask("router", {**USER, "content": told})
 
-    found = surveyed(app, pattern)
-    [episode] = played(app, found.told({"router": "Better: {mail}"}), 1)
-    seen = evidence_of(episode, None, found.concerns)
+    discovered = surveyed(app, pattern)
+    [episode] = played(app, discovered.instructions({"router": "Better: {mail}"}), 1)
+    seen = evidence_of(episode, None, discovered.concerns)
     assert (seen.applied, seen.kept, seen.asked) == (1, {}, ["router"])
     first, _ = (call.span.attributes for call in episode.calls if call.span is not None)
     assert (first[c.PROMPT_APPLIED], first[c.PROMPT_REASON]) == (False, ASKS)
@@ -280,14 +282,14 @@ async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path)
     journal = SearchLog(tmp_path / "gepa.jsonl", "gepa")
     begun = journal.path.read_bytes()
     trials = Evaluator(Runs(), {}, journal, 0.0)
-    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await trials.survey([1, 2], ["*"], print)
     journal.close()
     assert journal.path.read_bytes() == begun
 
 
 def test_the_text_of_a_call_that_another_span_tells() -> None:
-    """As of one that the gateway records, which has the text that was sent alone."""
+    """Like a call recorded by the gateway, which has only the sent text."""
     told = Instructions(surveyed=["router"])
     scope = AttemptContext(rollout_id="ro", attempt_id="at", instructions=told)
     with open_scope(scope), agent("router"):
@@ -300,8 +302,8 @@ def test_the_text_of_a_call_that_another_span_tells() -> None:
         rollout_id="ro", attempt_id="at", number=1, epoch=1, status=AttemptStatus.SUCCEEDED
     )
     rollout = Rollout(rollout_id="ro", task=1, task_id="t")
-    found = survey([build_episode(attempt, rollout, scope.recorder.drain(), [])], ["router"])
-    assert found.components["router"].template == OTHER
+    discovered = survey([build_episode(attempt, rollout, scope.recorder.drain(), [])], ["router"])
+    assert discovered.components["router"].template == OTHER
 
 
 def test_options() -> None:

@@ -1,4 +1,4 @@
-"""The judge: what it is shown and asked, how its answers are read, and what it may cost."""
+"""Tests of the judge: transcripts, requests, parsing of answers, budgets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lightspan.training.rewards import (
     with_reward,
 )
 from lightspan_prompts import endpoint_client
-from lightspan_prompts.judge_prompts import Ballot, ballots, scores, words
+from lightspan_prompts.judge_prompts import Ballot, ballots, comment, scores
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
@@ -65,7 +65,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def said(name: str, answer: str, *, group: str = "g", **fields: Any) -> Episode:
-    """An episode of one call."""
+    """Return an episode of one call."""
     call = make_call_span(
         f"c{name}",
         attempt=name,
@@ -90,9 +90,9 @@ async def scored(
 ) -> tuple[list[list[Scored]], dict[str, float]]:
     said_notes: list[str] = [] if notes is None else notes
     async with judge.opened(ScoringPosition(folder, keeps=True, note=said_notes.append)) as scoring:
-        found = await scored_groups(scoring, [member for each in groups for member in each])
+        results = await scored_groups(scoring, [member for each in groups for member in each])
         spent = dict(scoring.spent())
-    return [[found[m.episode.rollout_id] for m in each] for each in groups], spent
+    return [[results[m.episode.rollout_id] for m in each] for each in groups], spent
 
 
 def values(of_group: Sequence[Scored]) -> list[float | None]:
@@ -100,7 +100,7 @@ def values(of_group: Sequence[Scored]) -> list[float | None]:
 
 
 def by_number(text: str, place: int) -> int:
-    """The score that a rollout's answer says."""
+    """Return the score in a rollout's answer."""
     return int(text.rpartition("answer: ")[2])
 
 
@@ -225,7 +225,7 @@ def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> N
 
     [first, second] = orders(texts, 0)
     assert second == first[::-1] != tuple(texts)
-    assert orders(texts[::-1], 0) == [first, second]  # whoever finished first
+    assert orders(texts[::-1], 0) == [first, second]  # in order of completion
     assert orders(texts, 1)[0] != first
     everywhere = [order.index("text 0") for order in orders(texts, 0, 12)]
     assert Counter(everywhere) == dict.fromkeys(range(6), 2)
@@ -237,25 +237,22 @@ def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> N
 async def test_its_reasons_are_kept_beside_the_reward(
     server: ScriptedServer, script: Any, tmp_path: Path
 ) -> None:
-    """Of rollouts that were compared each has what was said of both, and how it was called; a
-    reflection reads it."""
+    """Each compared rollout has the comments on both and its letter; reflections read them."""
     server.script = script.gives(by_number)
     [[alone], pair], _ = await scored(judge(server), group("5", "a"), group(["1", "2"], "b"))
     assert alone.reasons == "A {rambling} sentence."
     for each in pair:
         lines = each.reasons.splitlines()
         assert sorted(lines) == [
-            "(called A beside 1) A {rambling} sentence.",
-            "(called B beside 1) A {rambling} sentence.",
+            "(named A, compared with 1 others) A {rambling} sentence.",
+            "(named B, compared with 1 others) A {rambling} sentence.",
         ]
     folder = RunFolder(tmp_path)
     folder.add_rewards("judge", {"r": alone})
     assert folder.rewards("judge") == {"r": Kept(rollout_id="r", **structs.asdict(alone))}
     episode = with_reward(said("x", "5"), alone)
     shown = evidence_of(episode, {"q": 1}).text
-    assert shown.endswith(
-        "Reward: 0.5\n  app: 1\nWhy, in the words of who gave it: A {rambling} sentence."
-    )
+    assert shown.endswith("Reward: 0.5\n  app: 1\nReasons of the reward: A {rambling} sentence.")
 
 
 @pytest.mark.parametrize(
@@ -269,13 +266,13 @@ async def test_its_reasons_are_kept_beside_the_reward(
     ],
 )
 def test_the_words_of_an_answer(answer: str, expected: str) -> None:
-    assert words(answer) == expected
+    assert comment(answer) == expected
 
 
 async def test_a_judge_who_prefers_places_is_evened_out(
     server: ScriptedServer, script: Any
 ) -> None:
-    """What grows by place cancels with two orders; any preference with two of each place."""
+    """A linear position bias cancels with two orders; any bias with two orders per position."""
     answers = ["1", "2", "3", "4"]
 
     def linear(text: str, place: int) -> float:
@@ -290,7 +287,7 @@ async def test_a_judge_who_prefers_places_is_evened_out(
         fair = [(number + added) / 10 for number in (1, 2, 3, 4)]
         assert values(four) == pytest.approx(fair, abs=1e-12)
     [one_order], _ = await scored(judge(server, orders=1), group(answers))
-    assert values(one_order) != pytest.approx(fair)  # so the judge above was no fair one
+    assert values(one_order) != pytest.approx(fair)  # so the judge above was biased
 
 
 async def test_with_one_order_a_preference_falls_on_nobody_in_particular(
@@ -298,9 +295,9 @@ async def test_with_one_order_a_preference_falls_on_nobody_in_particular(
 ) -> None:
     server.script = script.gives(lambda text, place: 10 * (place == 0))
     groups = [group(["x", "y"], name=f"n{number}") for number in range(60)]
-    found, _ = await scored(judge(server, orders=1), *groups)
-    assert {tuple(values(each)) for each in found} == {(0.0, 1.0), (1.0, 0.0)}
-    won = sum(first == 1.0 for first, _ in map(values, found))
+    results, _ = await scored(judge(server, orders=1), *groups)
+    assert {tuple(values(each)) for each in results} == {(0.0, 1.0), (1.0, 0.0)}
+    won = sum(first == 1.0 for first, _ in map(values, results))
     assert 15 < won < 45  # 30 expected; the seed is fixed
 
 
@@ -323,8 +320,8 @@ BALLOT = Ballot("…", ("first", "second"))
     ],
 )
 def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
-    found = scores(BALLOT, answer)
-    for one, wanted in zip(found, expected, strict=True):
+    results = scores(BALLOT, answer)
+    for one, wanted in zip(results, expected, strict=True):
         if isinstance(wanted, str):
             assert isinstance(one, str)
             assert wanted in one
@@ -342,7 +339,7 @@ def test_an_answer_that_was_cut_off_says_so() -> None:
 async def test_failures_are_unscored_and_counted(
     server: ScriptedServer, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.001)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
 
     def answers(request: Request) -> Any:
         shown = script.shown(request.last_text)
@@ -357,15 +354,15 @@ async def test_failures_are_unscored_and_counted(
     server.script = answers
     names = ["fine", "boom", "too long", "mumble"]
     groups = [group(["5", "8"] if n == "fine" else ["5", n], name=n[0]) for n in names]
-    found, spent = await scored(judge(server), *groups)
-    assert [values(each) for each in found] == [[0.5, 0.8], *[[None, None]] * 3]
-    whys = [each[0].why for each in found[1:]]
+    results, spent = await scored(judge(server), *groups)
+    assert [values(each) for each in results] == [[0.5, 0.8], *[[None, None]] * 3]
+    whys = [each[0].why for each in results[1:]]
     assert whys[0].startswith("the judge wise at http")
     assert "InternalServerError" in whys[0]
     assert "BadRequestError" in whys[1]
     assert whys[2] == "the judge's answer has no line of JSON: 'I cannot say.'"
-    assert spent["calls"] == 4  # what failed was not answered; what was mumbled was
-    assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.TRIES
+    assert spent["calls"] == 4  # failed requests have no entry, unparsable answers have
+    assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.MAX_TRIES
 
 
 async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, script: Any) -> None:
@@ -395,7 +392,7 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
     usage = {"prompt_tokens": 3, "completion_tokens": None}
     reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
     monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
-    for asked in (1, 1):  # the second time by what was kept
+    for asked in (1, 1):  # the second time from the log
         [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
         assert values(one) == [value]
         assert len(server.requests) == asked
@@ -420,9 +417,11 @@ async def test_what_will_never_be_answered_ends_the_run(
 async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.001)
+    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
     server.script = lambda request: Reply(drop=True)
-    with pytest.raises(EngineError, match="the judge has answered nothing yet: the judge wise at"):
+    with pytest.raises(
+        EngineError, match="the judge's first requests all failed: the judge wise at"
+    ):
         await scored(judge(server), group(["3", "7"]))
 
 
@@ -449,7 +448,7 @@ async def test_busy_is_waited_for_and_told_once(server: ScriptedServer, script: 
 
 
 async def test_no_more_at_once_than_it_may(server: ScriptedServer, script: Any) -> None:
-    """The third question is not sent before one of two was answered."""
+    """The third request is not sent before one of two was answered."""
     waiting, peak, lock = 0, 0, threading.Lock()
     two_wait = threading.Event()
     full = script.gives(by_number)
@@ -525,7 +524,7 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     ):
         await scored(four, group(["1", "4"]), folder=tmp_path)
     assert len(server.requests) == 4
-    await scored(four, group(["1", "3"]), folder=tmp_path)  # which is known
+    await scored(four, group(["1", "3"]), folder=tmp_path)  # already in the log
     [request_tokens] = {
         json.loads(line)["input_tokens"] + json.loads(line)["output_tokens"]
         for line in (tmp_path / "journal" / "judge.jsonl").read_text().splitlines()[:1]
@@ -535,7 +534,7 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     with pytest.raises(BudgetError, match=f"max_tokens={request_tokens} is reached"):
         await scored(few, group(["1", "5"]), folder=tmp_path)
     assert len(server.requests) == 4
-    # what is under way when the tokens are spent is paid for, and kept
+    # requests in flight when the tokens are used up are paid for, and logged
     waits = threading.Barrier(2)
     full = script.gives(by_number)
 
@@ -564,10 +563,10 @@ async def test_only_rollouts_that_ended_well_are_judged(
     fine = said("a", "8")
     members = [Member({}, each) for each in (failed, lost, damaged, fine)]
     async with judge(server).opened(ScoringPosition(None, keeps=False, note=print)) as scoring:
-        found = await scored_groups(scoring, members)
-    assert found == {"ro-a": Scored(value=0.8, reasons="A {rambling} sentence.")}
+        results = await scored_groups(scoring, members)
+    assert results == {"ro-a": Scored(value=0.8, reasons="A {rambling} sentence.")}
     given = [
-        with_reward(m.episode, found.get(m.episode.rollout_id), failure_reward=-1.0)
+        with_reward(m.episode, results.get(m.episode.rollout_id), failure_reward=-1.0)
         for m in members
     ]
     assert [each.reward for each in given] == [-1.0, None, None, 0.8]
@@ -594,9 +593,9 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rubric": " "}, "say in words what is good"),
+        ({"rubric": " "}, "describe in words what is good"),
         ({"llm": "gpt"}, "use LLM"),
-        ({"llm": LLM(base_url="ftp://x", model="m")}, "the judge's base URL"),
+        ({"llm": LLM(base_url="ftp://x", model="m")}, "the base URL of llm="),
         (
             {"llm": LLM(base_url="http://x/v1", model="m", api_key_env="NO_SUCH_KEY")},
             r"the key in \$NO_SUCH_KEY",
@@ -610,9 +609,9 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
         ({"show": "all"}, "show='all': use one of 'conversation', 'answer'"),
         ({"name": "app"}, "not 'app', which is the app's own"),
         ({"name": "../x"}, "letters, digits"),
-        ({"name": "gepa"}, "name='gepa': a search for prompts keeps what is called so"),
-        ({"name": "apo"}, "name='apo': a search for prompts"),
-        ({"name": "step-1"}, "name='step-1': a search for prompts"),
+        ({"name": "gepa"}, "name='gepa' is reserved"),
+        ({"name": "apo"}, "name='apo' is reserved"),
+        ({"name": "step-1"}, "name='step-1' is reserved"),
         ({"timeout_s": 0}, "timeout_s=0"),
         ({"patience_s": math.nan}, "patience_s=nan"),
     ],
@@ -643,7 +642,7 @@ async def test_cancelling_it_cancels_its_questions(server: ScriptedServer) -> No
 async def test_its_calls_are_not_recorded_as_an_apps(
     server: ScriptedServer, script: Any, tmp_path: Path
 ) -> None:
-    """Whoever trains may also record what the process does (`lightspan.record`)."""
+    """A trainer may also record the process (`lightspan.record`)."""
     server.script = script.gives(by_number)
     url = f"sqlite:///{tmp_path / 'traces.db'}"
     with lightspan.record(url) as recording:

@@ -1,4 +1,4 @@
-"""A budget of money: what is counted, what ends a search, what is refused."""
+"""Tests of cost budgets: counting, ending a search, refusals."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ PRICES = {"thinker": Price(input=2000.0, output=10_000.0), "small": Price(input=
 
 
 async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
-    """The app's two calls and each question; of a call with two choices the tokens are those of
-    both, once."""
+    """The app's two calls and each reflection; a call with two choices counts the tokens of both,
+    once."""
     app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1), call(2, "small", 20, 2)]
     world = World(tmp_path, calls=app)
-    found = await search(gepa(server, max_cost=1.5, prices=PRICES), world)
+    result = await search(gepa(server, max_cost=1.5, prices=PRICES), world)
     asked = answered = 0
     for line in (tmp_path / "journal/gepa.jsonl").read_text().splitlines():
         entry = json.loads(line)
         if entry["type"] == "reflection":
             assert entry["model"] == "thinker"
             asked, answered = asked + entry["input_tokens"], answered + entry["output_tokens"]
-    rollouts = found.rollouts * (110 * 50.0 + 12 * 500.0) / 1e6
+    rollouts = result.rollouts * (110 * 50.0 + 12 * 500.0) / 1e6
     cost = rollouts + (asked * 2000.0 + answered * 10_000.0) / 1e6
     assert asked > answered > 0
-    assert found.cost == pytest.approx(cost, rel=1e-12)
-    assert 1.5 <= found.cost < 3
-    assert found.ended == f"max_cost=1.5 is used up: {found.cost:.4g}"
-    assert found.metrics()["cost"] == found.cost
-    assert f"this cost {found.cost:.4g}, by prices=" in found.notes()
-    assert not any(each.again for each in found.candidates)
+    assert result.cost == pytest.approx(cost, rel=1e-12)
+    assert 1.5 <= result.cost < 3
+    assert result.ended == f"max_cost=1.5 is used up: {result.cost:.4g}"
+    assert result.metrics()["cost"] == result.cost
+    assert f"this cost {result.cost:.4g}, by prices=" in result.notes()
+    assert not any(each.again for each in result.candidates)
 
 
 async def test_a_model_without_a_price_ends_the_search_and_nothing_is_asked_again(
@@ -52,27 +52,27 @@ async def test_a_model_without_a_price_ends_the_search_and_nothing_is_asked_agai
 ) -> None:
     app = [call(1, "large", 90, 10)]
     world = World(tmp_path, calls=app)
-    with pytest.raises(ConfigError, match=r"'large' was: give prices=.*resume=True"):
+    with pytest.raises(ConfigError, match=r"'large' was called: add prices=.*resume=True"):
         await search(gepa(server, max_cost=0.9, prices=PRICES), world)
     assert (world.rollouts_done, len(server.requests)) == (5, 0)
     prices = {**PRICES, "large": Price(input=1.0, output=1.0)}
     again = World(tmp_path, calls=app)
-    found = await search(gepa(server, max_cost=0.9, prices=prices), again)
-    assert again.rollouts_done == found.rollouts - 5
+    result = await search(gepa(server, max_cost=0.9, prices=prices), again)
+    assert again.rollouts_done == result.rollouts - 5
     whole = await search(
         gepa(server, max_cost=0.9, prices=prices), World(tmp_path / "other", calls=app)
     )
-    assert (pool(whole), whole.cost) == (pool(found), found.cost)
+    assert (pool(whole), whole.cost) == (pool(result), result.cost)
 
 
 async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     silent, own = call(2, "who knows", 0, 0), call(3, "policy", 50, 50)
-    # as of a call whose client left before it sampled anything: there is no record
+    # like a call whose client disconnected before any token: it has no record
     assert own.span is not None
     own.span.attributes["lightspan.policy"] = "policy"
-    found = await search(
+    result = await search(
         gepa(server, max_cost=1000.0, prices=PRICES, max_reflections=1),
         World(tmp_path, calls=[silent, own]),
     )
@@ -82,18 +82,18 @@ async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
         if '"type":"reflection"' in line
     ]
     cost = (line["input_tokens"] * 2000.0 + line["output_tokens"] * 10_000.0) / 1e6
-    assert found.cost == pytest.approx(cost, rel=1e-12)
+    assert result.cost == pytest.approx(cost, rel=1e-12)
 
 
 async def test_choices_of_a_call_count_once(server: ScriptedServer, tmp_path: Path) -> None:
     app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1)]
-    found = await search(gepa(server, max_reflections=1), World(tmp_path, calls=app))
+    result = await search(gepa(server, max_reflections=1), World(tmp_path, calls=app))
     [asked] = [
         entry["input_tokens"] + entry["output_tokens"]
         for entry in map(json.loads, (tmp_path / "journal/gepa.jsonl").read_text().splitlines())
         if entry["type"] == "reflection"
     ]
-    assert found.tokens == 100 * found.rollouts + asked
+    assert result.tokens == 100 * result.rollouts + asked
 
 
 async def test_an_older_journal_does_not_say_what_was_asked(
@@ -108,7 +108,7 @@ async def test_an_older_journal_does_not_say_what_was_asked(
         for seen in entry.get("seen", ()):
             del seen["usage"]
     journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    with pytest.raises(ConfigError, match="begun by a version whose journal does not say"):
+    with pytest.raises(ConfigError, match="from a version that did not record"):
         await search(gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=app))
     again = await search(gepa(server, max_rollouts=40), World(tmp_path, calls=app))
     assert (pool(again), again.tokens) == (pool(before), before.tokens)
@@ -117,7 +117,7 @@ async def test_an_older_journal_does_not_say_what_was_asked(
 async def test_a_call_that_names_no_model_has_no_price(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="a call of the app's has tokens and names no model"):
+    with pytest.raises(ConfigError, match="a call of the app has tokens but no model name"):
         await search(
             gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=[call(1, "", 9, 1)])
         )
@@ -133,9 +133,9 @@ def test_prices_may_be_changed_by_their_owner(server: ScriptedServer) -> None:
 async def test_without_a_budget_of_money_nobody_asks_for_prices(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    found = await search(gepa(server), World(tmp_path, calls=[call(1, "large", 9, 1)]))
-    assert found.cost is None
-    assert "cost" not in found.metrics()
+    result = await search(gepa(server), World(tmp_path, calls=[call(1, "large", 9, 1)]))
+    assert result.cost is None
+    assert "cost" not in result.metrics()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ async def test_without_a_budget_of_money_nobody_asks_for_prices(
     [
         ({"max_cost": 0, "prices": PRICES}, "max_cost=0 must be a finite number above 0"),
         ({"max_cost": 1.0}, r"max_cost=1 needs the price .* has none for 'thinker'"),
-        ({"prices": PRICES}, "prices= are for max_cost="),
+        ({"prices": PRICES}, "prices= needs max_cost="),
         ({"max_cost": 1.0, "prices": None}, "prices=None: use {model: Price"),
         ({"max_cost": 1.0, "prices": {"thinker": 2.0}}, r"prices\['thinker'\]=2.0: use Price"),
     ],

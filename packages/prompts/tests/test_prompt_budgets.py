@@ -1,12 +1,12 @@
-"""Budgets of tokens and money of both searches: how far they are exceeded, and what is kept.
+"""Tests of token and cost budgets of both searches: by how much they are exceeded, and what is
+stored.
 
-1. Nothing is asked once a budget is used up: without what was under way then, which is one
-   evaluation or the questions that are asked together, it is not.
-2. What was compared by then is found, and the best of it is chosen.
-3. Going on with the same budget asks for nothing, and finds the same.
-4. Going on with more finds what a search with more from its beginning finds, and asks for nothing
-   twice.
-5. A search that is killed anywhere finds what it would have found.
+1. No request is sent after a budget is used up: only what was in flight, one evaluation or the
+   concurrent reflections, may exceed it.
+2. Candidates compared by then are in the result, and the best of them is chosen.
+3. Resuming with the same budget sends no request and has the same result.
+4. Resuming with more has the result of a fresh search with more, and repeats no request.
+5. A search killed at any point has the result of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from lightspan import Price
-from lightspan_prompts.search.candidates import Found
+from lightspan_prompts.search.candidates import SearchResult
 from lightspan_testing.scripted import ScriptedServer
 from packages.prompts.tests import made_up
 from packages.prompts.tests.made_up import World, call, gepa, pool
@@ -46,11 +46,11 @@ def critic() -> Iterator[ScriptedServer]:
 
 
 class Life(NamedTuple):
-    """What a search did in one process."""
+    """Results of a search in one process."""
 
-    found: Found
+    found: SearchResult
     batches: list[int]
-    """Rollouts that were asked for together."""
+    """Rollouts that were requested together."""
     questions: int
 
 
@@ -76,13 +76,13 @@ def tokens(entry: dict[str, Any]) -> int:
     return int(entry["input_tokens"] + entry["output_tokens"])
 
 
-def under_way(kept: list[dict[str, Any]], batch: int, at_once: int) -> int:
-    """The tokens of what was asked for last: rollouts, or questions."""
-    kind, most = kept[-1]["type"], at_once
+def under_way(logged: list[dict[str, Any]], batch: int, at_once: int) -> int:
+    """Tokens of the last requests: rollouts or reflections."""
+    kind, most = logged[-1]["type"], at_once
     if kind == "evaluation":
         return PER_ROLLOUT * batch
     total = 0
-    for entry in reversed(kept):
+    for entry in reversed(logged):
         if entry["type"] != kind or most == 0:
             break
         total, most = total + tokens(entry), most - 1
@@ -92,7 +92,7 @@ def under_way(kept: list[dict[str, Any]], batch: int, at_once: int) -> int:
 async def check(
     make: Any, server: ScriptedServer, limit: int, is_money: bool, at_once: int, **options: Any
 ) -> None:
-    """The five things that this module says."""
+    """Check the five properties of the module's docstring."""
 
     def budget(most: int) -> dict[str, Any]:
         money = {"max_cost": most / 100, "prices": PRICES}
@@ -101,13 +101,13 @@ async def check(
     with TemporaryDirectory() as name:
         folder, other = Path(name) / "run", Path(name) / "other"
         life = await live(make, server, folder, **budget(limit))
-        kept = entries(folder)
-        assert life.found.tokens == sum(map(tokens, kept))
+        logged = entries(folder)
+        assert life.found.tokens == sum(map(tokens, logged))
         if "is used up" not in life.found.ended:
             assert life.found.tokens < limit
             return
         assert life.found.tokens >= limit
-        assert life.found.tokens - under_way(kept, life.batches[-1], at_once) < limit
+        assert life.found.tokens - under_way(logged, life.batches[-1], at_once) < limit
         whole = [each.mean if each.is_whole else -1.0 for each in life.found.candidates]
         assert whole[life.found.chosen] == max(whole)
         assert all(each.rewards for each in life.found.candidates)
@@ -155,10 +155,10 @@ async def test_questions_that_are_under_way_are_waited_for(
         folder = Path(name)
         options = {"max_tokens": limit, "reflections_at_once": at_once}
         life = await live(apo, critic, folder, **options)
-        kept = entries(folder)
-        questions = sum(entry["type"] == "reflection" for entry in kept)
+        logged = entries(folder)
+        questions = sum(entry["type"] == "reflection" for entry in logged)
         assert questions == life.questions == life.found.reflections
         if "is used up" in life.found.ended:
-            assert life.found.tokens - under_way(kept, life.batches[-1], at_once) < limit
+            assert life.found.tokens - under_way(logged, life.batches[-1], at_once) < limit
         again = await live(apo, critic, folder, **options)
         assert (again.batches, again.questions, again.found) == ([], 0, life.found)

@@ -1,4 +1,4 @@
-"""The scripted server's Responses API, read by the OpenAI SDK."""
+"""Tests of the scripted server's Responses API with the OpenAI SDK."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The names of Agent Lightning 0.3.0 that its tutorials and examples use, over those of lightspan.
+"""Names of Agent Lightning 0.3.0 from its tutorials and examples, on top of lightspan.
 
-import lightspan_agl as agl               # was: import agentlightning as agl
+    import lightspan_agl as agl               # was: import agentlightning as agl
 
-The modules have their paths there: `lightspan_agl.adapter` was `agentlightning.adapter`. Other
-public names are an ImportError that says what to use (`_unsupported`). See
-`docs/from-agent-lightning.md`.
+Modules have the same paths: `lightspan_agl.adapter` was `agentlightning.adapter`. Other public
+names raise an ImportError with a hint (`_unsupported`). See `docs/from-agent-lightning.md`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`agent_match`: a regular expression as names and globs of agents."""
+"""Translation of `agent_match`, a regular expression, into globs of agent names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def globs_of(agent_match: str | None) -> list[str]:
     """Return the globs that match the names in which the expression is found.
 
     Raises:
-        UnsupportedError: it has more in it than plain text, `^`, `$`, `.*` and `|`.
+        UnsupportedError: it has other syntax than plain text, `^`, `$`, `.*` and `|`.
     """
     if agent_match is None:
         return ["*"]
@@ -32,9 +32,9 @@ def _glob(branch: str, agent_match: str) -> str:
     parts = list(_PARTS.finditer(body))
     if "".join(part[0] for part in parts) != body:
         raise UnsupportedError(
-            f"agent_match={agent_match!r}: lightspan selects agents by name, so that an expression "
-            "can have plain text, ^, $, .* and | in it; write others out, such as "
-            "'writer|rewriter' for '(re)?writer'"
+            f"agent_match={agent_match!r}: lightspan selects agents by name, so only plain text, "
+            "^, $, .* and | are supported; write other expressions out, such as 'writer|rewriter' "
+            "for '(re)?writer'"
         )
     # A pattern with a slash would match whole paths.
     names = ["*" if part[1] else (part[2] or part[3]).replace("/", "%2F") for part in parts]

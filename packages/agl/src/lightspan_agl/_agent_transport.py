@@ -1,7 +1,7 @@
-"""Agents as apps, and how they travel to runners: by the name of their class and its arguments.
+"""Agents as apps, sent to runners as the name of their class and its arguments.
 
-A runner is told what to run as `module:name`. For an agent that is `agents` of this module and the
-agent's description, as an attribute.
+A runner imports its app by `module:name`. For an agent that is `agents` of this module with the
+agent's description, in JSON, as the attribute.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MainLLM(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An agent as it travels."""
+    """Serialized form of an agent."""
 
     agent: str
     """`module:name` of its class, of its function, or of itself."""
@@ -65,10 +65,10 @@ def as_app(agent: LitAgent[Any], llm: MainLLM) -> App:
     """Return the agent as an app that runners can import.
 
     Raises:
-        AppError: it cannot be made again in a runner's process.
+        AppError: it cannot be recreated in a runner's process.
     """
     text = msgspec.json.encode(_describe(agent, llm)).decode()
-    # A runner splits names at dots.
+    # Runners split names at dots.
     name = text.replace("%", "%25").replace(".", "%2E")
     return AgentApp(AgentPool(lambda: agent), llm, f"{__name__}:agents.{name}")
 
@@ -80,8 +80,8 @@ def _describe(agent: LitAgent[Any], llm: MainLLM) -> Description:
     changes = arguments.changes(agent) if arguments is not None else []
     if changes:
         raise AppError(
-            f"the agent {kind}: {', '.join(changes)} was set after it was made, and runners make "
-            "it again: set it in __init__, from arguments"
+            f"the agent {kind}: {', '.join(changes)} was set after construction, and runners "
+            "construct it again: set it in __init__, from arguments"
         )
     problem = "it is a copy" if arguments is None else _find_non_json(arguments)
     if arguments is not None and problem is None:
@@ -90,9 +90,9 @@ def _describe(agent: LitAgent[Any], llm: MainLLM) -> Description:
     name = _global_name(agent) or ""
     if not name:
         raise AppError(
-            f"the agent {kind} cannot be made again in the runners' processes: {problem}. Make "
+            f"the agent {kind} cannot be recreated in the runners' processes: {problem}. Create "
             "that in __init__ from arguments of text, finite numbers, booleans, None, or lists and "
-            "dicts of them; or make the agent at the top level of a module that is not the script"
+            "dicts of them; or create the agent at the top level of a module that is not the script"
         )
     return Description(agent=name, llm=llm)
 
@@ -120,9 +120,9 @@ def _global_name(agent: LitAgent[Any]) -> str | None:
     return None
 
 
-# --- where it runs --------------------------------------------------------------------------
+# --- in a runner ----------------------------------------------------------------------------
 class AgentPool:
-    """Agents of one kind, each used by one attempt at a time: an agent may keep state in itself."""
+    """Agents of one kind, each used by one attempt at a time, because agents may be stateful."""
 
     def __init__(self, make: Callable[[], LitAgent[Any]]) -> None:
         self._make = make
@@ -132,7 +132,7 @@ class AgentPool:
 
     @contextmanager
     def agent(self) -> Iterator[LitAgent[Any]]:
-        """Lend an agent, a new one where all are in use."""
+        """Yield an agent, a new one if all are in use."""
         with self._lock:
             agent = self._free.pop() if self._free else None
         agent = agent if agent is not None else self._make()
@@ -148,7 +148,7 @@ class AgentApp(App):
 
     Args:
         pool: the agents.
-        resources: what they are handed, or the description of `main_llm`.
+        resources: resources for the agents, or the description of `main_llm`.
         name: the app's `reference`.
     """
 
@@ -172,7 +172,7 @@ class AgentApp(App):
         view = _attempted(rollout)
         with self._pool.agent() as agent:
             method = rollout_method(agent, view.mode)
-            return method(task, self._offer(view, llm, resources), view)
+            return method(task, self._resources_of(view, llm, resources), view)
 
     async def _run_async(
         self, task: Json, rollout: Rollout, llm: LLM | None, resources: StoredResources
@@ -180,9 +180,9 @@ class AgentApp(App):
         view = _attempted(rollout)
         with self._pool.agent() as agent:
             method = rollout_method(agent, view.mode)
-            return await method(task, self._offer(view, llm, resources), view)
+            return await method(task, self._resources_of(view, llm, resources), view)
 
-    def _offer(
+    def _resources_of(
         self, view: AttemptedRollout, llm: LLM | None, resources: StoredResources
     ) -> NamedResources:
         if not isinstance(self._resources, MainLLM):
@@ -218,7 +218,7 @@ def _attempted(rollout: Rollout) -> AttemptedRollout:
 
 
 class _Agents:
-    """Agents by their descriptions, which are names of attributes."""
+    """Namespace of agents, whose attribute names are their descriptions."""
 
     def __getattr__(self, name: str) -> App:
         if not name.startswith("{"):
@@ -236,24 +236,24 @@ def _make(description: Description) -> LitAgent[Any]:
     if description.args is None:
         return target if isinstance(target, LitAgent) else FunctionalLitAgent(target)
     try:
-        return _make_again(target, description.args, description.kwargs)
+        return _construct(target, description.args, description.kwargs)
     except Exception as error:
         raise AppError(
-            f"the agent {description.agent} cannot be made: {type(error).__name__}: {error}"
+            f"the agent {description.agent} cannot be created: {type(error).__name__}: {error}"
         ) from error
 
 
-def _make_again(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LitAgent[Any]:
+def _construct(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LitAgent[Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # shown when the first was made
+        warnings.simplefilter("ignore", DeprecationWarning)  # shown at the first construction
         return kind(*args, **kwargs)  # type: ignore[no-any-return]
 
 
 def factory_of(agent: LitAgent[Any]) -> Callable[[], LitAgent[Any]] | None:
-    """Return what makes agents like this one; None where only the agent itself is like it."""
+    """Return a function that recreates the agent; None if it was changed or copied."""
     if isinstance(agent, FunctionalLitAgent):
         return lambda: agent
     arguments = construction(agent)
     if arguments is None or arguments.changes(agent):
         return None
-    return partial(_make_again, type(agent), arguments.args, arguments.kwargs)
+    return partial(_construct, type(agent), arguments.args, arguments.kwargs)

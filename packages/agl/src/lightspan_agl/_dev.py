@@ -1,5 +1,4 @@
-"""`dev` with resources: an agent runs on some tasks in this process, and a summary tells what it
-did."""
+"""`dev` with resources: run an agent on some tasks in this process and summarize."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ from lightspan_agl.types import NamedResources
 
 
 class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial did."""
+    """Summary of a trial run."""
 
     rewards: list[float | None]
-    """Per task, in their order; None is unscored, which is not zero."""
+    """One per task, in order; None is unscored, which differs from zero."""
     failures: dict[int, str]
-    """Number of the task → what went wrong."""
+    """Index of the task → error."""
     calls: dict[str, int]
     """Agent path → model calls."""
     trained: list[str]
@@ -47,7 +46,7 @@ class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
         if not self.calls:
             lines.append("  no agent called a model")
         elif not self.trained:
-            lines.append(f"  agent_match={self.agent_match!r} is found in no agent's name")
+            lines.append(f"  agent_match={self.agent_match!r} matches no agent's name")
         return "\n".join(lines)
 
 
@@ -63,7 +62,7 @@ async def try_out(
     """Run the agent once per task.
 
     Raises:
-        RewardError: it returned something that is no reward.
+        RewardError: the agent returned an invalid reward.
     """
     async with local_runs(agent, resources, slots=slots) as runs:
         episodes = [

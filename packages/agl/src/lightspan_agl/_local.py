@@ -1,4 +1,4 @@
-"""Rollouts of an agent in this process, over a store in memory."""
+"""Rollouts of an agent in this process with an in-memory store."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from lightspan_agl.types import NamedResources
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 600.0
-"""Of one rollout where there is no limit for all."""
-_WATCH_S: Final = 0.5
+"""Seconds per rollout if there is no limit for a batch."""
+_POLL_TIMEOUT_S: Final = 0.5
 _KEY: Final = "OPENAI_API_KEY"
 
 
 class LocalRuns:
-    """Runs an agent on tasks; `local_runs` makes it.
+    """Runs an agent on tasks (see `local_runs`).
 
     Args:
-        store: open.
+        store: an open store.
         work: the runner's task.
-        timeout_s: of rollouts that are queued together; None: each has `TIMEOUT_S`.
+        timeout_s: seconds for rollouts queued together; None for `TIMEOUT_S` each.
     """
 
     def __init__(self, store: Store, work: asyncio.Task[None], timeout_s: float | None) -> None:
@@ -51,12 +51,12 @@ class LocalRuns:
         *,
         resources: Sequence[Resources] | None = None,
     ) -> list[Episode]:
-        """Run the tasks and return their episodes; what takes too long is cancelled."""
+        """Run the tasks and return their episodes; cancel late ones."""
         rollouts = [
             Rollout(
                 rollout_id=new_id("rollout"),
                 task=task,
-                # Equal tasks are run apart.
+                # Equal tasks get different groups.
                 task_id=f"{number}-{task_id(task)}",
                 mode=mode,
                 resources_id=await self.store.put_resources(dict(named)) if named else "",
@@ -80,14 +80,14 @@ class LocalRuns:
             )
             await self.store.cancel(ids)
         states = {state.rollout.rollout_id: state for state in await self.store.rollouts(ids)}
-        return await read_episodes(self.store, [states[each] for each in ids])
+        return await read_episodes(self.store, [states[rollout_id] for rollout_id in ids])
 
     async def _wait(self, ids: Sequence[str]) -> None:
         cursor = 0
         while True:
             if self._work.done():
-                await self._work  # raises what ended the runner
-            cursor = (await self.store.watch(cursor, timeout_s=_WATCH_S)).cursor
+                await self._work  # raises the runner's error
+            cursor = (await self.store.watch(cursor, timeout_s=_POLL_TIMEOUT_S)).cursor
             states = await self.store.rollouts(ids)
             if all(state.status.final for state in states):
                 return
@@ -101,19 +101,19 @@ async def local_runs(
     slots: int,
     timeout_s: float | None = None,
 ) -> AsyncIterator[LocalRuns]:
-    """Run an agent in this process as long as the block lasts.
+    """Run an agent in this process during the block.
 
     Args:
         agent: the agent.
-        resources: what it is handed.
-        slots: rollouts at once.
+        resources: its resources.
+        slots: maximum concurrent rollouts.
         timeout_s: see `LocalRuns`.
     """
     factory = factory_of(agent)
     if factory is None and slots > 1:
         print_line(
-            f"one rollout at a time, not {slots}: {type(agent).__qualname__} was changed after it "
-            "was made, so that it cannot be made again; set what it needs in __init__"
+            f"one rollout at a time, not {slots}: {type(agent).__qualname__} was changed after "
+            "construction and cannot be recreated; set its attributes in __init__"
         )
     app = AgentApp(AgentPool(factory or (lambda: agent)), resources)
     async with open_store("memory:") as store:
@@ -129,7 +129,7 @@ async def local_runs(
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """Remove the placeholder key that a runner sets for clients which need one."""
+    """Remove the placeholder key that a runner sets for clients that require one."""
     try:
         yield
     finally:

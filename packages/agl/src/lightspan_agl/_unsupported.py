@@ -1,4 +1,4 @@
-"""The public names of Agent Lightning 0.3.0 that are not here, each with what to use instead."""
+"""Public names of Agent Lightning 0.3.0 that are missing here, with hints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ALGORITHM: Final = (
     "implement lightspan.algorithms.protocol.Algorithm for lightspan.Trainer; VERL and APO are "
     "the algorithms of lightspan_agl"
 )
-_CLIENT: Final = "use Trainer.fit; the client and server of 0.1 are not there"
+_CLIENT: Final = "use Trainer.fit; the client and server of 0.1 do not exist"
 _ENVIRONMENT: Final = "use os.environ"
 _EVENT: Final = "use threading.Event or multiprocessing.Event"
 _HOOK: Final = "do the work in the agent's rollout, before and after the rest"
@@ -27,102 +27,61 @@ _TRACER: Final = "leave tracer= out; lightspan records by itself"
 _TRIPLETS: Final = "use Trainer(adapter={'agent_match': …}); tokens are recorded with their agents"
 _TYPE: Final = "use dict, or a type of your own"
 
-INSTEAD: Final = {
-    "Adapter": _TRIPLETS,
-    "AgentLightningClient": _CLIENT,
-    "AgentLightningServer": _CLIENT,
-    "Algorithm": _ALGORITHM,
-    "AttemptStatus": _TYPE,
-    "AttributeValue": _TYPE,
-    "Attributes": _TYPE,
-    "Baseline": "call Trainer.dev(agent, tasks)",
-    "ClientServerExecutionStrategy": _RUNNERS,
-    "CollectionBasedLightningStore": _STORE,
-    "DevTaskLoader": "give the tasks to Trainer.dev(agent, dev_dataset=[…])",
-    "DummyTracer": _TRACER,
-    "EnqueueRolloutRequest": _STORE,
-    "Event": _RECORD,
-    "ExecutionEvent": _EVENT,
-    "ExecutionStrategy": _RUNNERS,
-    "FastAlgorithm": _ALGORITHM,
-    "FilterField": _STORE,
-    "FilterOptions": _STORE,
-    "GenericResponse": "use the exceptions that methods raise",
-    "Hook": _HOOK,
-    "LLMProxy": "leave llm_proxy= out; the gateway of lightspan serves main_llm",
-    "LegacyAgentRunner": "use LitAgentRunner",
-    "LightningStore": _STORE,
-    "LightningStoreCapabilities": _STORE,
-    "LightningStoreClient": _STORE,
-    "LightningStoreServer": "use `lightspan serve --store URL` and lightspan.open_store(url)",
-    "LightningStoreStatistics": _STORE,
-    "LightningStoreThreaded": _STORE,
-    "Link": _RECORD,
-    "LlmProxyTraceToTriplet": _TRIPLETS,
-    "MultiprocessingEvent": _EVENT,
-    "OtelResource": _RECORD,
-    "OtelTraceAdapter": _TRIPLETS,
-    "PaginatedResult": _STORE,
-    "ParallelWorkerBase": _HOOK,
-    "Resource": "use LLM or PromptTemplate",
-    "ResourceUnion": "use LLM | PromptTemplate",
-    "ResourcesUpdate": _STORE,
-    "RolloutConfig": "use lightspan.LightningRL(timeout_s=…)",
-    "RolloutLegacy": "use Rollout",
-    "RolloutRawResult": "use float | None",
-    "RolloutRawResultLegacy": "use float | None",
-    "RolloutStatus": _TYPE,
-    "Runner": "use LitAgentRunner",
-    "SharedMemoryExecutionStrategy": _RUNNERS,
-    "SortOptions": _STORE,
-    "Span": "use emit_reward, emit_annotation, emit_message or lightspan.operation",
-    "SpanAttributeNames": _SPANS,
-    "SpanContext": _RECORD,
-    "SpanCoreFields": "use emit_reward, emit_annotation, emit_message or lightspan.operation",
-    "SpanLike": _TYPE,
-    "SpanNames": _SPANS,
-    "SpanRecordingContext": "use lightspan.operation",
-    "StatusCode": _TYPE,
-    "Task": "use Rollout",
-    "TaskIfAny": "use Rollout | None",
-    "TaskInput": "use Any",
-    "ThreadingEvent": _EVENT,
-    "TraceAdapter": _TRIPLETS,
-    "TraceState": _TYPE,
-    "TraceStatus": _RECORD,
-    "TraceToTripletBase": _TRIPLETS,
-    "Triplet": _TRIPLETS,
-    "Worker": "use `lightspan inspect`",
-    "WorkerStatus": "use `lightspan inspect`",
-    "algo": _ALGORITHM,
-    "build_component": "call the class",
-    "clear_active_tracer": _TRACER,
-    "configure_logger": _LOGGING,
-    "find_reward_spans": _SPANS,
-    "get_active_tracer": _TRACER,
-    "get_message_value": _SPANS,
-    "get_object_value": _SPANS,
-    "get_reward_value": _SPANS,
-    "get_rewards_from_span": _SPANS,
-    "is_reward_span": _SPANS,
-    "lightning_cli": "read the options with argparse and hand them to Trainer",
-    "llm_rollout": "use rollout",
-    "operation": "use lightspan.operation",
-    "prompt_rollout": "use rollout",
-    "resolve_int_env_var": _ENVIRONMENT,
-    "set_active_tracer": _TRACER,
-    "setup_module_logging": _LOGGING,
+_NAMES_BY_HINT: Final = {
+    _TRIPLETS: (
+        "Adapter LlmProxyTraceToTriplet OtelTraceAdapter TraceAdapter TraceToTripletBase Triplet"
+    ),
+    _CLIENT: "AgentLightningClient AgentLightningServer",
+    _ALGORITHM: "Algorithm FastAlgorithm algo",
+    _TYPE: "AttemptStatus AttributeValue Attributes RolloutStatus SpanLike StatusCode TraceState",
+    "call Trainer.dev(agent, tasks)": "Baseline",
+    _RUNNERS: "ClientServerExecutionStrategy ExecutionStrategy SharedMemoryExecutionStrategy",
+    _STORE: (
+        "CollectionBasedLightningStore EnqueueRolloutRequest FilterField FilterOptions "
+        "LightningStore LightningStoreCapabilities LightningStoreClient "
+        "LightningStoreStatistics LightningStoreThreaded PaginatedResult ResourcesUpdate "
+        "SortOptions"
+    ),
+    "give the tasks to Trainer.dev(agent, dev_dataset=[…])": "DevTaskLoader",
+    _TRACER: "DummyTracer clear_active_tracer get_active_tracer set_active_tracer",
+    _RECORD: "Event Link OtelResource SpanContext TraceStatus",
+    _EVENT: "ExecutionEvent MultiprocessingEvent ThreadingEvent",
+    "use the exceptions that methods raise": "GenericResponse",
+    _HOOK: "Hook ParallelWorkerBase",
+    "leave llm_proxy= out; the gateway of lightspan serves main_llm": "LLMProxy",
+    "use LitAgentRunner": "LegacyAgentRunner Runner",
+    "use `lightspan serve --store URL` and lightspan.open_store(url)": "LightningStoreServer",
+    "use LLM or PromptTemplate": "Resource",
+    "use LLM | PromptTemplate": "ResourceUnion",
+    "use lightspan.LightningRL(timeout_s=…)": "RolloutConfig",
+    "use Rollout": "RolloutLegacy Task",
+    "use float | None": "RolloutRawResult RolloutRawResultLegacy",
+    "use emit_reward, emit_annotation, emit_message or lightspan.operation": "Span SpanCoreFields",
+    _SPANS: (
+        "SpanAttributeNames SpanNames find_reward_spans get_message_value get_object_value "
+        "get_reward_value get_rewards_from_span is_reward_span"
+    ),
+    "use lightspan.operation": "SpanRecordingContext operation",
+    "use Rollout | None": "TaskIfAny",
+    "use Any": "TaskInput",
+    "use `lightspan inspect`": "Worker WorkerStatus",
+    "call the class": "build_component",
+    _LOGGING: "configure_logger setup_module_logging",
+    "read the options with argparse and hand them to Trainer": "lightning_cli",
+    "use rollout": "llm_rollout prompt_rollout",
+    _ENVIRONMENT: "resolve_int_env_var",
 }
-"""Name → what to use."""
+HINTS: Final = {name: hint for hint, names in _NAMES_BY_HINT.items() for name in names.split()}
+"""Name → what to use instead."""
 
 
 def refuse_names(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module that names what to use instead."""
+    """Return a module's `__getattr__` that raises with a hint for these names."""
 
     def get(name: str) -> Any:
-        # Only an ImportError's text survives `from … import name`.
-        if name in INSTEAD:
-            raise ImportError(f"{module} has no {name!r}: {INSTEAD[name]}", name=name)
+        # `from … import name` keeps the message of an ImportError only.
+        if name in HINTS:
+            raise ImportError(f"{module} has no {name!r}: {HINTS[name]}", name=name)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return get

@@ -1,4 +1,4 @@
-"""Adapters: which agents are trained, and the messages of model calls."""
+"""Adapters: selection of agents, and conversion of spans into messages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __getattr__ = _refuse_names(__name__)
 
 
 class TracerTraceToTriplet:
-    """The adapter of `VERL`: which agents are trained.
+    """The adapter of `VERL`: selects the agents to train.
 
     Args:
-        agent_match: a regular expression that is searched in the agent's name, of plain text, `^`,
-            `$`, `.*` and `|`; None for every call.
-        repair_hierarchy: accepted; agents are known when they call, so nothing is repaired.
+        agent_match: a regular expression searched in agents' names, of plain text, `^`, `$`, `.*`
+            and `|`; None for every call.
+        repair_hierarchy: ignored; agents are known at the time of the call.
 
     Raises:
-        UnsupportedError: the expression has something else in it.
+        UnsupportedError: the expression has other syntax.
     """
 
     def __init__(self, agent_match: str | None = None, repair_hierarchy: bool = True) -> None:
@@ -34,7 +34,7 @@ class TracerTraceToTriplet:
 
 
 class Conversation(TypedDict):
-    """A model call, as OpenAI's fine-tuning takes it."""
+    """A model call in the format of OpenAI's fine-tuning."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None

@@ -1,4 +1,4 @@
-"""`emit_*` under the arguments of Agent Lightning; outside a rollout nothing is recorded."""
+"""`emit_*` with the arguments of Agent Lightning; without effect outside of a rollout."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> None:
-    """Record the reward of the rollout; a value that the agent returns wins over it.
+    """Record the reward of the rollout; a returned reward takes precedence.
 
     Args:
         reward: a number, or named dimensions of which `primary_key` is trained.
         primary_key: the dimension that is trained.
-        attributes: recorded with it.
+        attributes: named values recorded with it.
         propagate: False records nothing.
 
     Raises:
-        RewardError: `reward` is no number, or `primary_key` none of its dimensions.
+        RewardError: `reward` is not a number, or `primary_key` is not one of its dimensions.
     """
     if propagate:
         emit_annotation(attributes or {})
@@ -37,7 +37,7 @@ def emit_reward(
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> None:
-    """Record named values; the names of nested ones are joined by dots."""
+    """Record named values; nested names are joined by dots."""
     if annotation and propagate:
         emit.emit_annotation(dict(_flat(annotation)))
 
@@ -63,7 +63,7 @@ def emit_object(
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """Record an exception that the agent handled itself."""
+    """Record an exception that the agent handled."""
     if propagate:
         emit_annotation(attributes or {})
         emit.emit_exception(exception)
@@ -80,6 +80,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _is_uniform(value: Any) -> bool:
-    """Return whether it is a list that an attribute of a span can hold."""
+    """Return whether a value is a list that a span attribute can hold."""
     kinds = {type(item) for item in value} if isinstance(value, list) else set()
     return len(kinds) == 1 and kinds <= {str, int, float, bool}

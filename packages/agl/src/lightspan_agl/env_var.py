@@ -1,4 +1,4 @@
-"""Settings from the environment, as the calculator example reads them."""
+"""Settings from environment variables, for the calculator example."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _CONSTRUCTION: Final = "_lightspan_construction"
 
 
 class Construction:
-    """The arguments that an agent was made from, so that a runner can make it again."""
+    """Constructor arguments of an agent, from which a runner recreates it."""
 
     def __init__(self, agent: LitAgent[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
@@ -31,7 +31,7 @@ class Construction:
         self._fields = dict(vars(agent))
 
     def changes(self, agent: LitAgent[Any]) -> list[str]:
-        """Return the attributes that were set since, which making it again would lose."""
+        """Return the attributes set since construction, which recreation would lose."""
         internal = (_CONSTRUCTION, "__orig_class__")
         fields = {name: value for name, value in vars(agent).items() if name not in internal}
         missing = object()
@@ -65,7 +65,7 @@ class LitAgent(Generic[T], metaclass=_RecordsConstruction):
     def __init__(self, *, trained_agents: str | None = None) -> None:
         if trained_agents is not None:
             warnings.warn(
-                f"LitAgent(trained_agents={trained_agents!r}) has no effect: say "
+                f"LitAgent(trained_agents={trained_agents!r}) has no effect: use "
                 f"Trainer(adapter={{'agent_match': {trained_agents!r}}})",
                 DeprecationWarning,
                 stacklevel=2,
@@ -85,7 +85,7 @@ class LitAgent(Generic[T], metaclass=_RecordsConstruction):
             rollout: its id, mode and attempt.
 
         Returns:
-            The reward, or None where `emit_reward` reports it.
+            The reward, or None if `emit_reward` reports it.
         """
         raise AppError(_undefined(self, "rollout"))
 
@@ -134,7 +134,7 @@ def _undefined(agent: LitAgent[Any], method: str) -> str:
 
 
 def construction(agent: LitAgent[Any]) -> Construction | None:
-    """Return the arguments of an agent; None for a copy, which no call of its class made."""
+    """Return the constructor arguments of an agent; None for a copy."""
     return getattr(agent, _CONSTRUCTION, None)
 
 
@@ -146,15 +146,15 @@ def rollout_method(agent: LitAgent[Any], mode: str | None) -> Callable[..., Any]
 
 # --- functions as agents --------------------------------------------------------------------
 class FunctionalLitAgent(LitAgent[Any]):
-    """A function as an agent; it stays callable as it was. `rollout` makes it.
+    """A function as an agent, which stays callable (see `rollout`).
 
     Args:
         function: takes `task` first, then by name `llm`, `prompt_template`, `resources` or
             `rollout`.
-        strip_proxy: accepted; `llm` is always the endpoint of this attempt.
+        strip_proxy: ignored; `llm` is always the endpoint of this attempt.
 
     Raises:
-        AppError: the function takes something else, or no task.
+        AppError: the function takes other arguments, or no task.
     """
 
     def __init__(self, function: Callable[..., Any], *, strip_proxy: bool = True) -> None:
@@ -203,7 +203,7 @@ _ARGUMENTS: Final = ("llm", "prompt_template", "resources", "rollout")
 
 
 def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return what the function takes by name, after the task."""
+    """Return the names of the arguments after the task."""
     name = getattr(function, "__qualname__", repr(function))
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].name != "task":
@@ -212,7 +212,7 @@ def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
     unknown = [p.name for p in rest if p.name not in _ARGUMENTS and p.default is p.empty]
     if unknown:
         raise AppError(
-            f"the agent {name!r} takes {', '.join(unknown)}, which nothing provides; after `task` "
+            f"the agent {name!r} takes {', '.join(unknown)}, which are unknown; after `task` "
             f"it can take {', '.join(_ARGUMENTS)}"
         )
     return tuple(p.name for p in rest if p.name in _ARGUMENTS)
@@ -221,7 +221,7 @@ def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 def rollout(
     function: Callable[..., Any] | None = None, *, strip_proxy: bool = True
 ) -> FunctionalLitAgent | Callable[[Callable[..., Any]], FunctionalLitAgent]:
-    """Make an agent of a function: `(task, llm)` or `(task, prompt_template)`, with or without
+    """Turn a function into an agent: `(task, llm)` or `(task, prompt_template)`, with or without
     `rollout`; sync or async.
 
     Raises:

@@ -20,12 +20,12 @@ def setup_logging(
     apply_to: Iterable[str] | None = None,
     files: str | None = None,
 ) -> None:
-    """Show log lines of lightspan, and of the loggers in `apply_to`, on the standard error.
+    """Print log lines of lightspan, and of the loggers in `apply_to`, to standard error.
 
     Args:
-        level: the least that is shown.
+        level: minimum level.
         apply_to: names of further loggers.
-        files: a file that lines go to as well.
+        files: path of an additional log file.
     """
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if files is not None:
@@ -34,6 +34,6 @@ def setup_logging(
         handler.setFormatter(logging.Formatter(FORMAT))
     for name in ("lightspan", "lightspan_agl", *(apply_to or ())):
         logger = logging.getLogger(name)
-        logger.handlers[:] = handlers  # a script that sets up twice would show each line twice
+        logger.handlers[:] = handlers  # replaced, or a second call would duplicate each line
         logger.setLevel(level)
         logger.propagate = False

@@ -1,4 +1,4 @@
-"""`LitAgentRunner`: an agent on one task after another, to debug it."""
+"""`LitAgentRunner`: run an agent task by task for debugging."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class LitAgentRunner(Generic[T]):
-    """Runs an agent in this process, to debug it.
+    """Runs an agent in this process, for debugging.
 
     Args:
-        tracer: accepted; lightspan records by itself.
+        tracer: ignored; lightspan records without it.
     """
 
     def __init__(self, tracer: Tracer | None = None) -> None:
@@ -39,7 +39,7 @@ class LitAgentRunner(Generic[T]):
     def run_context(
         self, *, agent: LitAgent[T], store: InMemoryLightningStore
     ) -> Iterator[LitAgentRunner[T]]:
-        """Have `step` run this agent, and keep its spans in the store."""
+        """Set the agent that `step` runs, and the store for its spans."""
         self._context = agent, store
         try:
             yield self
@@ -53,15 +53,15 @@ class LitAgentRunner(Generic[T]):
 
         Raises:
             ConfigError: outside `run_context`.
-            RewardError: the agent returned something that is no reward.
+            RewardError: the agent returned an invalid reward.
         """
         if self._context is None:
             raise ConfigError("call step inside `with runner.run_context(agent=…, store=…):`")
         agent, store = self._context
         start_time = time.time()
-        ours = Mode.VAL if mode == "val" else Mode.TRAIN
+        store_mode = Mode.VAL if mode == "val" else Mode.TRAIN
         async with local_runs(agent, check_resources(resources), slots=1) as runs:
-            [episode] = await runs.rollouts([input], mode=ours)
+            [episode] = await runs.rollouts([input], mode=store_mode)
             spans = list((await runs.store.spans([episode.attempt_id]))[episode.attempt_id])
         check_rewards([episode])
         if episode.reward_source == "returned":

@@ -1,4 +1,4 @@
-"""`InMemoryLightningStore`: the spans of the rollouts that a `LitAgentRunner` ran."""
+"""`InMemoryLightningStore`: spans of the rollouts of a `LitAgentRunner`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __getattr__ = _refuse_names(__name__)
 
 
 class InMemoryLightningStore:
-    """Keeps spans in memory."""
+    """An in-memory store of spans."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = {}
 
     def add(self, rollout_id: str, spans: Sequence[Span]) -> None:
-        """Keep the spans of a rollout."""
+        """Store the spans of a rollout."""
         self._spans[rollout_id] = sorted(spans, key=lambda span: span.start_ns)
 
     async def query_spans(self, rollout_id: str) -> list[Span]:
-        """Return the spans of a rollout, those of `lightspan`, by when they began."""
+        """Return the spans of a rollout (lightspan's own type) by start time."""
         return self._spans.get(rollout_id, [])

@@ -1,24 +1,18 @@
-"""Trainer: `fit` and `dev` under the names of Agent Lightning."""
+"""Trainer: `fit` and `dev` with the arguments of Agent Lightning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from lightspan.errors import (
-    ConfigError,
-    DataError,
-    UnsupportedError,
-)
+from lightspan.errors import ConfigError, DataError, UnsupportedError
 from lightspan.progress import print_line
 from lightspan.schema.records import Json
 from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
-from lightspan_agl.algorithm.apo import APO, first_prompt
+from lightspan_agl.algorithm.apo import APO, distinct_tasks, first_prompt
 from lightspan_agl.algorithm.verl import VERL, Plan
 from lightspan_agl.litagent import ASYNC_METHODS, SYNC_METHODS, LitAgent, overrides
 from lightspan_agl.tracer import Tracer
@@ -37,22 +31,22 @@ __getattr__ = _refuse_names(__name__)
 
 
 class Trainer:
-    """Trains an agent, or tries it out.
+    """Trains an agent, or runs it for a trial.
 
     Args:
-        n_runners: how many rollouts run at once.
-        n_workers: the same, under its older name.
-        algorithm: `VERL(config)` or `APO(client)`; None for `dev` alone.
-        adapter: `{"agent_match": "regular expression"}` of `VERL`.
-        initial_resources: the prompt that `APO` begins with; in `dev` what agents get, such as
+        n_runners: maximum concurrent rollouts.
+        n_workers: older name of `n_runners`.
+        algorithm: `VERL(config)` or `APO(client)`; None for `dev` only.
+        adapter: `{"agent_match": "regular expression"}` for `VERL`.
+        initial_resources: the initial prompt of `APO`; in `dev` the agents' resources, such as
             `{"main_llm": LLM(…)}`.
         tracer: None or a `Tracer`.
         options: other options of Agent Lightning: `strategy`, `port`, `daemon` and `dev` have no
-            effect, which `fit` says; others are refused.
+            effect, which `fit` prints; others are refused.
 
     Raises:
         ConfigError: an option is malformed.
-        UnsupportedError: an option is refused; the message names what to use.
+        UnsupportedError: an option is refused; the message has a hint.
     """
 
     def __init__(
@@ -66,10 +60,10 @@ class Trainer:
         tracer: Tracer | None = None,
         **options: Any,
     ) -> None:
-        given = {name: value for name, value in options.items() if value not in (None, ())}
+        other_options = {name: value for name, value in options.items() if value not in (None, ())}
         refused = [
-            f"Trainer({name}={value!r}): {_INSTEAD.get(name, 'leave it out')}"
-            for name, value in given.items()
+            f"Trainer({name}={value!r}): {_HINTS.get(name, 'leave it out')}"
+            for name, value in other_options.items()
             if name not in _NO_EFFECT
         ]
         if refused:
@@ -90,7 +84,7 @@ class Trainer:
         self.adapter = _make_adapter(adapter)
         self.initial_resources = check_resources(initial_resources)
         self.tracer = tracer or Tracer()
-        self._no_effect = [f"{name}={value!r}" for name, value in given.items()]
+        self._no_effect = [f"{name}={value!r}" for name, value in other_options.items()]
 
     def fit(
         self,
@@ -104,14 +98,14 @@ class Trainer:
         Args:
             agent: an agent; for `VERL` its class is at the top level of a module or of the script.
             train_dataset: tasks to learn from.
-            val_dataset: held-out tasks; of `APO`, those that prompts are compared by.
+            val_dataset: held-out tasks; for `APO`, those on which prompts are compared.
 
         Returns:
-            The result; None of `APO`, whose `get_best_prompt` has it.
+            The result; None for `APO` (see its `get_best_prompt`).
 
         Raises:
-            AppError: the agent cannot be made again where the runners are.
-            ConfigError: no algorithm; a batch larger than the data.
+            AppError: the agent cannot be recreated in the runners' processes.
+            ConfigError: there is no algorithm, or a batch is larger than the data.
             UnknownAgentError: after the first batch, `agent_match` matches no agent.
             And the errors of `lightspan.Trainer.fit`.
         """
@@ -140,7 +134,7 @@ class Trainer:
         held_out = None
         if val_dataset is not None:
             tasks = as_tasks(val_dataset, "val_dataset")
-            held_out = _distinct(tasks)
+            held_out = distinct_tasks(tasks)
             if len(held_out) < len(tasks):
                 repeated = len(tasks) - len(held_out)
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
@@ -154,13 +148,13 @@ class Trainer:
         val_dataset: Dataset[Any] | None = None,
         dev_dataset: Dataset[Any] | None = None,
     ) -> DevSummary | DevReport:
-        """Try the agent out, without training, and print a summary.
+        """Run the agent without training and print a summary.
 
-        With `initial_resources` every task is run once, in this process. Without, it is the dry run
-        of `lightspan.Trainer.dev`, with the model of `VERL`.
+        With `initial_resources` every task is run once in this process. Without, this is
+        `lightspan.Trainer.dev` with the model of `VERL`.
 
         Raises:
-            ConfigError: neither resources nor `VERL`; no task.
+            ConfigError: there are neither resources nor `VERL`, or no task.
             And the errors of `lightspan.Trainer.dev`.
         """
         _check_agent(agent)
@@ -204,7 +198,7 @@ class Trainer:
             return run_sync(work)
         if not isinstance(self.algorithm, VERL):
             raise ConfigError(
-                "dev needs the model that agents are to use: Trainer(initial_resources="
+                "dev needs a model for the agents: Trainer(initial_resources="
                 "{'main_llm': agl.LLM(endpoint=…, model=…, sampling_parameters={…})})"
             )
         tasks = train or val
@@ -213,7 +207,7 @@ class Trainer:
         return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
 
     def _core(self, verl: VERL) -> CoreTrainer:
-        """Return the trainer of lightspan for a configuration."""
+        """Return lightspan's trainer for a configuration."""
         from lightspan.trainer import Trainer as CoreTrainer
 
         plan = verl.plan
@@ -233,7 +227,7 @@ class Trainer:
     def _notes(self) -> Iterable[str]:
         if self._no_effect:
             yield (
-                f"Trainer: without effect here: {', '.join(self._no_effect)} (runners end with "
+                f"Trainer: without effect: {', '.join(self._no_effect)} (runners end with "
                 "this process; a dry run is Trainer.dev())"
             )
         if self.initial_resources and isinstance(self.algorithm, VERL):
@@ -241,9 +235,9 @@ class Trainer:
 
 
 def make_algorithm(plan: Plan, agent_match: str | None) -> LightningRL:
-    """Return LightningRL for the agents in whose name the expression is found.
+    """Return LightningRL for the agents whose names match.
 
-    The other agents are answered by the moving weights, and not trained.
+    The other agents use the current weights but are not trained.
     """
     from lightspan.algorithms.lightning_rl import LightningRL
 
@@ -258,7 +252,7 @@ def _as_app(agent: LitAgent[Any], plan: Plan) -> App:
 
 
 _NO_EFFECT: Final = ("strategy", "port", "daemon", "dev")
-_INSTEAD: Final = {
+_HINTS: Final = {
     "max_rollouts": "trainer.total_training_steps of VERL(config) ends a run",
     "max_tasks": "trainer.total_training_steps of VERL(config) ends a run",
     "store": "leave it out; the store is a SQLite file in the run's folder",
@@ -290,19 +284,19 @@ def _check_agent(agent: Any) -> None:
     hooks = [name for name in ("on_rollout_start", "on_rollout_end") if hasattr(agent, name)]
     if hooks:
         raise UnsupportedError(
-            f"{kind} defines {', '.join(hooks)}, which nothing calls: {_INSTEAD['hooks']}"
+            f"{kind} defines {', '.join(hooks)}, which is never called: {_HINTS['hooks']}"
         )
 
 
 def as_tasks(dataset: Any, name: str) -> list[Json]:
-    """Return the items of a data set, with arrays of numpy as lists.
+    """Return the items of a data set, with numpy arrays as lists.
 
     Args:
         dataset: anything with a length and items by number.
-        name: of the argument.
+        name: name of the argument for messages.
 
     Raises:
-        DataError: it is something else.
+        DataError: it has another type.
     """
     if dataset is None:
         raise ConfigError(f"fit needs {name}: a list of tasks")
@@ -320,13 +314,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    to_list = getattr(value, "tolist", None)  # numpy's arrays and numbers
+    to_list = getattr(value, "tolist", None)  # numpy arrays and scalars
     return to_list() if callable(to_list) else value
-
-
-def _distinct(tasks: Sequence[Json]) -> list[Json]:
-    by_text = {msgspec.json.encode(task, order="deterministic"): task for task in tasks}
-    return list(by_text.values())
 
 
 def _device() -> str:

@@ -1,4 +1,4 @@
-"""Resources and rollouts as agents are handed them, under the names of Agent Lightning."""
+"""Resources and rollouts for agents, with the names of Agent Lightning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __getattr__ = _refuse_names(__name__)
 T_co = TypeVar("T_co", covariant=True)
 
 MAIN_LLM: Final = "main_llm"
-"""Resource that holds the model which `VERL` trains."""
+"""Name of the resource with the model that `VERL` trains."""
 
 RolloutMode = Literal["train", "val", "test"]
 
@@ -47,7 +47,7 @@ class LLM:
 
 @dataclass(kw_only=True)
 class ProxyLLM(LLM):
-    """The trained model, as one attempt may use it.
+    """The trained model's endpoint for one attempt.
 
     A client of the OpenAI SDK needs no key; other clients need `api_key`.
     """
@@ -59,7 +59,7 @@ class ProxyLLM(LLM):
         """Return the `base_url` of a client.
 
         Raises:
-            ConfigError: the ids are those of another attempt.
+            ConfigError: the ids belong to another attempt.
         """
         ids = rollout_id, attempt_id
         if ids not in ((None, None), (self.rollout_id, self.attempt_id)):
@@ -75,7 +75,7 @@ NamedResources = dict[str, LLM | PromptTemplate]
 
 @dataclass(kw_only=True)
 class Attempt:
-    """One try of a rollout."""
+    """An attempt of a rollout."""
 
     rollout_id: str
     attempt_id: str
@@ -101,7 +101,7 @@ class Rollout:
 
 @dataclass(kw_only=True)
 class AttemptedRollout(Rollout):
-    """A rollout with its attempt: what agents get as `rollout`."""
+    """A rollout with its attempt, the agents' argument `rollout`."""
 
     attempt: Attempt
 
@@ -118,7 +118,7 @@ def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
     """Return the resources of `initial_resources=`.
 
     Raises:
-        ConfigError: one of them is no resource.
+        ConfigError: one of them is not a resource.
     """
     for name, resource in (resources or {}).items():
         if not isinstance(resource, LLM | PromptTemplate):

@@ -1,19 +1,19 @@
-"""Agents of every framework with OpenTelemetry spans.
+"""Support of frameworks by their OpenTelemetry spans.
 
     import lightspan_otel
 
-    lightspan_otel.instrument("pydantic-ai")    # a framework by its name, traced by the app or not
-    lightspan_otel.instrument(provider)         # or: what goes to the app's own TracerProvider
-    lightspan_otel.instrument(provider, content=True)  # and record calls known from its spans only
-    lightspan_otel.agents()                     # names for `optimize=`, of agents that have acted
+    lightspan_otel.instrument("pydantic-ai")    # a framework by name, traced by the app or not
+    lightspan_otel.instrument(provider)         # or any framework, by the app's TracerProvider
+    lightspan_otel.instrument(provider, content=True)  # also record calls known from spans only
+    lightspan_otel.agents()                     # agents so far, for `optimize=`
 
 `instrumentation` switches frameworks on, `frameworks` lists them, `framework_patches` patches those
 whose spans name no agent. `agent_names` reads an agent from a span, `open_spans` holds the state of
-open spans (by the `processor` in an app's provider, or `identity_tracer`'s), `resolver` answers who
-acts now, `llm_spans` records model calls that only spans show, `convert` converts spans.
-Traces from elsewhere: `otlp` decodes, `otlp_ingest` receives over HTTP, `normalize` translates
-attribute names, `ingest` stores attempts, `import_traces` reads files, `export_formats` knows those
-of Phoenix and Langfuse.
+open spans (by the `processor` in an app's provider, or `identity_tracer`'s), `resolver` finds the
+current agent, `llm_spans` records model calls known from spans only, `convert` converts spans. For
+traces of other processes `otlp` decodes, `otlp_ingest` receives over HTTP, `normalize` translates
+attribute names, `ingest` stores attempts, `import_traces` reads files, `export_formats` reads the
+exports of Phoenix and Langfuse.
 """
 
 from __future__ import annotations

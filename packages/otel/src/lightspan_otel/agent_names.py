@@ -1,9 +1,8 @@
-"""What an OpenTelemetry span says of identity, in whichever dialect: pure.
+"""Agent and tool names read from a span's attributes, in three dialects. Pure.
 
-Names, ids and kinds are read (`READ`), and nothing that was said: neither prompts nor answers,
-neither arguments nor results. An agent is what OpenTelemetry's GenAI conventions call an
-`invoke_agent`, OpenInference an AGENT, OpenLLMetry an `agent`. The names of attributes are those of
-`lightspan.schema.semconv`, which says why they stand there.
+Only names, ids and kinds are read (`READ`): no prompts, answers, arguments or results. An agent's
+span is an `invoke_agent` in OpenTelemetry's GenAI conventions, an AGENT in OpenInference, an
+`agent` in OpenLLMetry. `lightspan.schema.semconv` lists the attribute names.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ READ: Final = frozenset(
         *(OPENLLMETRY_KIND, OPENLLMETRY_NAME),
     }
 )
-"""All attributes that are ever looked at. `graph.node.id` is none of them: it is another one in
-each run, where it names no agent."""
+"""All attributes that are read. `graph.node.id` is not among them: where it names no agent, it
+differs from run to run."""
 
 _INVOKES: Final = "invoke_agent "
 _EXECUTES: Final = "execute_tool "
 
 _METHOD: Final = re.compile(r"(?P<name>[^.\s][^.]*)\.(a?run|a?stream|a?invoke|a?call)(_\w+)?")
-"""The span of an agent whose instrumentation has no other place for its name: `writer.run`."""
+"""Span name that holds an agent's name because its instrumentation has no other place:
+`writer.run`."""
 
 _UUID: Final = r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}"
 _ID: Final = re.compile(rf"{_UUID}|[0-9a-f]{{24,}}", re.IGNORECASE)
@@ -42,12 +42,12 @@ _GENERATED: Final = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{8,}", re.IGNORECASE)
 
 
 class Role(StrEnum):
-    """What a span is, as far as it matters who acts."""
+    """Role of a span in deciding which agent is current."""
 
     AGENT = "agent"
     TOOL = "tool"
     WORKFLOW = "workflow"
-    """What agents are run by; where nothing is around it, it is an attempt in production."""
+    """Runs agents. With no span around it, it is an attempt in production."""
     OTHER = "other"
 
 
@@ -61,62 +61,62 @@ _OPENLLMETRY: Final = {"agent": Role.AGENT, "tool": Role.TOOL, "workflow": Role.
 
 
 def role_of(name: str, attributes: Mapping[str, Any]) -> Role:
-    """What a span is. Of an agent one dialect's word is enough: another may say what the
-    agent does at the moment.
+    """Return the role of a span. One dialect that says "agent" is enough: another may describe the
+    agent's current action.
 
     Args:
-        name: of the span.
-        attributes: those that it has by now.
+        name: the span's name.
+        attributes: its attributes so far.
     """
-    said = [
+    candidates = [
         _OPERATIONS.get(str(attributes.get(c.OPERATION_NAME))),
         _OPENINFERENCE.get(str(attributes.get(c.OPENINFERENCE_KIND)).upper()),
         _OPENLLMETRY.get(str(attributes.get(OPENLLMETRY_KIND))),
         Role.AGENT if name.startswith(_INVOKES) else None,
         Role.TOOL if name.startswith(_EXECUTES) else None,
     ]
-    roles = [role for role in Role if role in said]
+    roles = [role for role in Role if role in candidates]
     return roles[0] if roles else Role.OTHER
 
 
 def agent_name(name: str, attributes: Mapping[str, Any], *, may_guess: bool) -> str | None:
-    """The name of the agent that a span is; None if it has none, or one that is an id.
+    """Return the name of the agent that a span represents; None if it has none, or an id.
 
     Args:
-        name: of the span.
-        attributes: those that it has by now.
-        may_guess: take it from the span's own name where that is a method's, such as `writer.run`:
-            no attribute that comes later will say more.
+        name: the span's name.
+        attributes: its attributes so far.
+        may_guess: derive the name from a method name such as `writer.run`. Set it once no later
+            attribute can give the name.
     """
     keys = (c.AGENT_NAME, c.OPENINFERENCE_AGENT)
-    is_openllmetrys = str(attributes.get(OPENLLMETRY_KIND)) == "agent"
-    found = [attributes.get(key) for key in (*keys, *[OPENLLMETRY_NAME] * is_openllmetrys)]
-    if not any(found) and name.startswith(_INVOKES):
-        found.append(name.removeprefix(_INVOKES))
-    if not any(found) and may_guess:
+    is_openllmetry = str(attributes.get(OPENLLMETRY_KIND)) == "agent"
+    values = [attributes.get(key) for key in (*keys, *[OPENLLMETRY_NAME] * is_openllmetry)]
+    if not any(values) and name.startswith(_INVOKES):
+        values.append(name.removeprefix(_INVOKES))
+    if not any(values) and may_guess:
         method = _METHOD.fullmatch(name)
-        found.append(method["name"] if method is not None else None)
-    names = [str(each).strip() for each in found if each]
-    return next((each for each in names if each and not _is_id(each, attributes)), None)
+        values.append(method["name"] if method is not None else None)
+    stripped = [str(value).strip() for value in values if value]
+    return next((text for text in stripped if text and not _is_id(text, attributes)), None)
 
 
 def _is_id(name: str, attributes: Mapping[str, Any]) -> bool:
-    """Whether a name was made up: it would be another one in each process, or each run."""
+    """Return whether a name is generated, so that it differs between processes or runs."""
     if _ID.fullmatch(name):
         return True
     return name == str(attributes.get(c.AGENT_ID)) and _GENERATED.search(name) is not None
 
 
 def tool_name(name: str, attributes: Mapping[str, Any]) -> str:
-    """The name of the tool that a span is."""
-    is_openllmetrys = str(attributes.get(OPENLLMETRY_KIND)) == "tool"
-    for key in (c.TOOL_NAME, OPENINFERENCE_TOOL, *[OPENLLMETRY_NAME] * is_openllmetrys):
+    """Return the name of the tool that a span represents."""
+    is_openllmetry = str(attributes.get(OPENLLMETRY_KIND)) == "tool"
+    for key in (c.TOOL_NAME, OPENINFERENCE_TOOL, *[OPENLLMETRY_NAME] * is_openllmetry):
         if attributes.get(key):
             return str(attributes[key])
     return name.removeprefix(_EXECUTES)
 
 
 def tool_call_id(attributes: Mapping[str, Any]) -> str | None:
-    """The model's id of the tool call that a span is."""
-    found = attributes.get(c.TOOL_CALL_ID) or attributes.get(OPENINFERENCE_TOOL_CALL)
-    return str(found) if found else None
+    """Return the model's id of the tool call that a span represents."""
+    call_id = attributes.get(c.TOOL_CALL_ID) or attributes.get(OPENINFERENCE_TOOL_CALL)
+    return str(call_id) if call_id else None

@@ -1,10 +1,9 @@
-"""OpenTelemetry in and out.
+"""Conversion between OpenTelemetry's spans and ours.
 
-In: `LightspanSpanProcessor`, added to an app's own tracer provider, keeps the spans that end inside
-a scope, whichever library made them. Out: `export` hands stored spans to any OpenTelemetry span
-exporter, and `encode_otlp`/`decode_otlp` are OTLP's protobuf form, which loses nothing.
-
-lightspan never writes to the app's tracer provider: no prompt text reaches it unasked.
+`LightspanSpanProcessor`, added to an app's tracer provider, records the spans that end inside a
+scope, from any library. `export` sends stored spans to any OpenTelemetry exporter; `encode_otlp`
+and `decode_otlp` convert to and from OTLP's protobuf without loss. lightspan never writes to the
+app's tracer provider, so no prompt text reaches its exporters unasked.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from lightspan.schema.spans import (
     SpanLink,
     clean_attributes,
 )
-from lightspan_otel.open_spans import kept_whole, note_by_ids
+from lightspan_otel.open_spans import open_span_by_ids, recorded_whole
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import Span as LiveSpan
 
 _STATUS_IN: Final = {code: status for status, code in STATUS_CODES.items()}
-_OURS: Final = (
+_FIELD_ATTRIBUTES: Final = (
     c.ROLLOUT_ID,
     c.ATTEMPT_ID,
     c.SPAN_KIND,
@@ -45,14 +44,14 @@ _OURS: Final = (
     c.SPAN_LATE,
     c.SPAN_SCHEMA,
 )
-"""Attributes that carry the fields which OpenTelemetry's spans do not have."""
+"""Attributes that carry fields which OpenTelemetry's spans lack."""
 
 
 class LightspanSpanProcessor(SpanProcessor):
-    """Keeps the spans that an app's own instrumentation makes while it runs in a scope.
+    """Recorder of the spans that an app's own instrumentation creates in a scope.
 
-    Add it to the app's provider: `provider.add_span_processor(LightspanSpanProcessor())`. Outside a
-    scope it does nothing. A span without a parent becomes a child of the innermost open span.
+    Add it to the app's provider: `provider.add_span_processor(LightspanSpanProcessor())`. Outside
+    of a scope it does nothing. A span without a parent becomes a child of the innermost open span.
     """
 
     def __init__(self) -> None:
@@ -66,7 +65,7 @@ class LightspanSpanProcessor(SpanProcessor):
         if current is not None and context is not None and current.scope.recorder.keeps:
             key = (context.trace_id, context.span_id)
             self._open[key] = current
-            kept_whole.add(key)
+            recorded_whole.add(key)
 
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
@@ -76,26 +75,26 @@ class LightspanSpanProcessor(SpanProcessor):
         current = self._open.pop(key, None)
         if current is None:
             return
-        scope, note = current.scope, note_by_ids(*key)
-        kept_whole.discard(key)
+        scope, open_span = current.scope, open_span_by_ids(*key)
+        recorded_whole.discard(key)
         try:
-            kept = from_otel(span)
-            # an agent that is read from this very span is told of once: here, with all it says
-            identity = {} if note is None else note.told_elsewhere()
-            attributes = {c.AGENT_PATH: current.path, **kept.attributes, **identity}
+            recorded = from_otel(span)
+            # the identity of an agent's span is recorded once: here, with all attributes
+            identity = {} if open_span is None else open_span.mark_recorded_elsewhere()
+            attributes = {c.AGENT_PATH: current.path, **recorded.attributes, **identity}
             scope.recorder.add(
-                kept.replace(
+                recorded.replace(
                     rollout_id=scope.rollout_id,
                     attempt_id=scope.attempt_id,
-                    parent_id=kept.parent_id or current.parent_span_id,
+                    parent_id=recorded.parent_id or current.parent_span_id,
                     attributes=attributes,
                 )
             )
-        except Exception as error:  # never into the app
-            scope.recorder.add_capture_error(f"a span could not be kept: {error!r}")
+        except Exception as error:  # never raise into the app
+            scope.recorder.add_capture_error(f"a span could not be recorded: {error!r}")
 
     def shutdown(self) -> None:
-        kept_whole.difference_update(self._open)
+        recorded_whole.difference_update(self._open)
         self._open.clear()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
@@ -104,7 +103,7 @@ class LightspanSpanProcessor(SpanProcessor):
 
 # --- one span -------------------------------------------------------------------------------
 def from_otel(span: ReadableSpan) -> Span:
-    """An OpenTelemetry span as ours.
+    """Convert an OpenTelemetry span to ours.
 
     Raises:
         DataError: it has no context.
@@ -140,22 +139,22 @@ def from_otel(span: ReadableSpan) -> Span:
 
 
 def span_of(attributes: Attributes, **fields: Any) -> Span:
-    """A span whose own fields travelled as attributes, which are taken out of the mapping.
+    """Build a span, taking our own fields out of its attributes.
 
     Args:
-        attributes: clean ones, in any dialect.
-        fields: what OpenTelemetry's spans have, as `Span` calls it.
+        attributes: clean attributes in any dialect; modified.
+        fields: the fields that OpenTelemetry's spans have, under `Span`'s names.
     """
     kind = c.kind_of(attributes)
-    ours = {key: attributes.pop(key) for key in _OURS if key in attributes}
+    own = {key: attributes.pop(key) for key in _FIELD_ATTRIBUTES if key in attributes}
     return Span(
         kind=kind,
-        rollout_id=str(ours.get(c.ROLLOUT_ID, "")),
-        attempt_id=str(ours.get(c.ATTEMPT_ID, "")),
-        sequence_start=_optional_int(ours.get(c.SEQUENCE_START)),
-        sequence_end=_optional_int(ours.get(c.SEQUENCE_END)),
-        late=bool(ours.get(c.SPAN_LATE, False)),
-        schema=int(str(ours.get(c.SPAN_SCHEMA, SCHEMA_VERSION))),
+        rollout_id=str(own.get(c.ROLLOUT_ID, "")),
+        attempt_id=str(own.get(c.ATTEMPT_ID, "")),
+        sequence_start=_optional_int(own.get(c.SEQUENCE_START)),
+        sequence_end=_optional_int(own.get(c.SEQUENCE_END)),
+        late=bool(own.get(c.SPAN_LATE, False)),
+        schema=int(str(own.get(c.SPAN_SCHEMA, SCHEMA_VERSION))),
         attributes=attributes,
         **fields,
     )
@@ -167,10 +166,10 @@ def _optional_int(value: Any) -> int | None:
 
 # --- many spans -----------------------------------------------------------------------------
 def export(spans: Iterable[Span], exporter: SpanExporter, *, batch_size: int = 512) -> int:
-    """Hand spans to an OpenTelemetry exporter; returns how many.
+    """Send spans to an OpenTelemetry exporter; return their number.
 
     Raises:
-        LightspanError: the exporter reports a failure; the message says how many had gone out.
+        LightspanError: the exporter fails; the message gives the number of spans sent before.
     """
     waiting = [to_otel(span) for span in spans]
     for begin in range(0, len(waiting), batch_size):
@@ -181,7 +180,7 @@ def export(spans: Iterable[Span], exporter: SpanExporter, *, batch_size: int = 5
 
 
 def encode_otlp(spans: Sequence[Span]) -> bytes:
-    """OTLP protobuf (`ExportTraceServiceRequest`)."""
+    """Encode spans as OTLP protobuf (`ExportTraceServiceRequest`)."""
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
     data: bytes = encode_spans([to_otel(span) for span in spans]).SerializeToString()
@@ -189,7 +188,7 @@ def encode_otlp(spans: Sequence[Span]) -> bytes:
 
 
 def decode_otlp(data: bytes) -> list[Span]:
-    """The spans of OTLP protobuf, in any of the dialects of `lightspan.schema.semconv`.
+    """Decode OTLP protobuf, in any dialect of `lightspan.schema.semconv`.
 
     Raises:
         DataError: the bytes are no OTLP traces.
@@ -203,7 +202,7 @@ def decode_otlp(data: bytes) -> list[Span]:
 
 
 def decode_span(span: Any, resource: Attributes) -> Span:
-    """One span of OTLP's protobuf as ours, with the attributes of what made it."""
+    """Convert a span of OTLP's protobuf, given its resource's attributes."""
     status = _STATUS_IN[StatusCode(span.status.code)]
     return span_of(
         decode_attributes(span.attributes),
@@ -228,37 +227,24 @@ def decode_span(span: Any, resource: Attributes) -> Span:
 
 
 def decode_attributes(pairs: Any) -> Attributes:
-    """Attributes of OTLP's protobuf. What is nested becomes JSON."""
-    return clean_attributes({pair.key: _flat(decode_value(pair.value)) for pair in pairs})
+    """Convert attributes of OTLP's protobuf. Nested values become JSON."""
+    return clean_attributes({pair.key: plain_value(_decode_value(pair.value)) for pair in pairs})
 
 
-def _flat(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return an attribute's value, as JSON if it is nested."""
     items = value if isinstance(value, list) else [value]
     nested = any(isinstance(item, dict | list) for item in items)
     return dump_json(value) if nested else value
 
 
-def decode_value(value: Any) -> Any:
-    """An `AnyValue` of OTLP's protobuf."""
+def _decode_value(value: Any) -> Any:
+    """Convert an `AnyValue` of OTLP's protobuf."""
     kind = value.WhichOneof("value")
     if kind is None:
         return None
     if kind == "array_value":
-        return [decode_value(item) for item in value.array_value.values]
+        return [_decode_value(item) for item in value.array_value.values]
     if kind == "kvlist_value":
-        return {pair.key: decode_value(pair.value) for pair in value.kvlist_value.values}
+        return {pair.key: _decode_value(pair.value) for pair in value.kvlist_value.values}
     return getattr(value, kind)
-
-
-__all__ = [
-    "LightspanSpanProcessor",
-    "decode_attributes",
-    "decode_otlp",
-    "decode_span",
-    "decode_value",
-    "encode_otlp",
-    "export",
-    "from_otel",
-    "span_of",
-    "to_otel",
-]

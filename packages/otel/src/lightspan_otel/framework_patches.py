@@ -1,7 +1,8 @@
-"""Frameworks whose own spans name no agent: they are told of from the framework's calls.
+"""Patches for frameworks whose own spans name no agent.
 
-Each call becomes a span of ours (`tracer`), which nobody exports: from there on such a framework is
-as any other. Nothing here raises into the app: what goes wrong marks the attempt as damaged.
+Each call of an agent, workflow or tool becomes a span of our private provider (`identity_tracer`),
+which is never exported. Errors in here never reach the app: they become capture errors of the
+attempt.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from lightspan_otel.open_spans import NAME
 
 _DSPY: Final = "dspy"
 _LLAMA: Final = "llama_index"
-_TELL_TOO: Final = {
+_COVERED_SCOPES: Final = {
     _DSPY: ["openinference.instrumentation.dspy"],
     _LLAMA: ["openinference.instrumentation.llama_index"],
 }
-"""OpenTelemetry's instrumentation scopes whose spans tell of the same tools, and of no agent."""
+"""Instrumentation scopes whose spans cover the same tools, and no agents."""
 
 
-class _Blamed:
-    """What goes wrong in here is ours: it damages the attempt and goes no further."""
+class _CaptureErrors:
+    """Context manager that turns exceptions into capture errors."""
 
     def __enter__(self) -> None: ...
 
@@ -47,28 +48,23 @@ class _Blamed:
         return True
 
 
+def _start(
+    library: str, operation: str, name: str, attributes: dict[str, str], inside: Span | None = None
+) -> Span:
+    """Start a span inside another one, or the current one."""
+    parent = None if inside is None else trace.set_span_in_context(inside)
+    attributes = {c.OPERATION_NAME: operation, **attributes}
+    tracer = PROVIDER.get_tracer(library)
+    return tracer.start_span(f"{operation} {name}", parent, attributes=attributes)
+
+
 def _agent(library: str, name: str, inside: Span | None = None) -> Span:
-    """A span of an agent's, inside another one, or the current one."""
-    around = None if inside is None else trace.set_span_in_context(inside)
-    attributes = {c.OPERATION_NAME: "invoke_agent", c.AGENT_NAME: name}
-    return PROVIDER.get_tracer(library).start_span(
-        f"invoke_agent {name}", around, attributes=attributes
-    )
-
-
-def _workflow(library: str, name: str) -> Span:
-    attributes = {c.OPERATION_NAME: "invoke_workflow"}
-    return PROVIDER.get_tracer(library).start_span(f"invoke_workflow {name}", attributes=attributes)
+    return _start(library, "invoke_agent", name, {c.AGENT_NAME: name}, inside)
 
 
 def _tool(library: str, name: str, call_id: str | None, inside: Span | None = None) -> Span:
-    around = None if inside is None else trace.set_span_in_context(inside)
-    attributes = {c.OPERATION_NAME: "execute_tool", c.TOOL_NAME: name}
-    if call_id:
-        attributes[c.TOOL_CALL_ID] = call_id
-    return PROVIDER.get_tracer(library).start_span(
-        f"execute_tool {name}", around, attributes=attributes
-    )
+    attributes = {c.TOOL_NAME: name, **({c.TOOL_CALL_ID: call_id} if call_id else {})}
+    return _start(library, "execute_tool", name, attributes, inside)
 
 
 def _end(span: Span, error: BaseException | None = None) -> None:
@@ -82,21 +78,21 @@ def _end(span: Span, error: BaseException | None = None) -> None:
 
 
 class _Program(NamedTuple):
-    """A module that runs, with all that it consists of."""
+    """A running module with its parts."""
 
     names: Mapping[int, str]
-    """Identity of a module inside → its place, such as `think.predict`."""
+    """Id of a part → its name, such as `think.predict`."""
 
 
 _program: ContextVar[_Program | None] = ContextVar("lightspan_otel_program", default=None)
 
 
 _NO_PARTS: Final = frozenset({"history", "callbacks", "demos", "traces", "train"})
-"""What a module keeps of its past, without end: no part of it is in there."""
+"""Attributes of a module that hold its past and grow without bound: not searched for parts."""
 
 
 def _program_of(module: Any, kind: type) -> _Program:
-    """A module with the names of its parts; empty for one that has none."""
+    """Return a module with the names of its parts; "" for a part without name."""
     names = {id(module): type(module).__name__}
     queue = [module]
     while queue:
@@ -108,17 +104,20 @@ def _program_of(module: Any, kind: type) -> _Program:
                 if isinstance(item, kind) and id(item) not in names:
                     names[id(item)] = ""
                     queue.append(item)
-    told = {id(part): name for name, part in module.named_predictors() if part is not module}
-    return _Program({**names, **told})
+    predictors = {id(part): name for name, part in module.named_predictors() if part is not module}
+    return _Program({**names, **predictors})
 
 
 @contextmanager
 def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
-    """A module of DSPy's runs. The outermost one is an agent of its class's name, and so is one
-    that is no part of the module that runs it; of what it consists of, those are that ask a model,
-    under the names that DSPy gives them (`named_predictors`). What is between says nothing more."""
+    """Run a module of DSPy in a span, if it is an agent.
+
+    Agents are the outermost module and any module that is no part of the running one, named by
+    class, and the parts that call a model, under DSPy's names (`named_predictors`). Modules between
+    have no span.
+    """
     span = token = None
-    with _Blamed():
+    with _CaptureErrors():
         program = _program.get()
         place = None if program is None else program.names.get(id(module))
         if place is None:
@@ -136,7 +135,7 @@ def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
 
 @contextmanager
 def _current(span: Span | None) -> Iterator[None]:
-    """The span, if there is one, is the current one in here, and ends with it."""
+    """Make the span current in the block and end it with the block; without a span do nothing."""
     if span is None:
         yield
         return
@@ -153,13 +152,13 @@ def _current(span: Span | None) -> Iterator[None]:
 
 
 def dspy(framework: Any) -> Callable[[], None]:
-    """Tell of DSPy's modules and tools.
+    """Patch DSPy's modules and tools.
 
     Args:
-        framework: its module.
+        framework: the module `dspy`.
 
     Returns:
-        What undoes it.
+        The undo.
     """
 
     def module(instance: Any) -> Any:
@@ -168,7 +167,7 @@ def dspy(framework: Any) -> Callable[[], None]:
 
     def tool(instance: Any) -> Any:
         span = None
-        with _Blamed():
+        with _CaptureErrors():
             span = _tool(_DSPY, str(instance.name), None)
         return _current(span)
 
@@ -178,7 +177,7 @@ def dspy(framework: Any) -> Callable[[], None]:
         for name, wrap in (("__call__", _within), ("acall", _within_async))
     ]
 
-    claim_scope(_DSPY, _TELL_TOO[_DSPY])
+    claim_scope(_DSPY, _COVERED_SCOPES[_DSPY])
 
     def undo() -> None:
         release_scope(_DSPY)
@@ -215,22 +214,22 @@ def _within_async(original: Any, around: Callable[[Any], Any], patch: Patch) -> 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A workflow that runs."""
+    """A running workflow."""
 
     span: Span
     agent: Span | None = None
-    """Of a workflow of several agents: the one whose turn it is."""
+    """In a workflow of several agents, the span of the active one."""
     name: str = ""
 
     def turn_of(self, name: str) -> Span:
-        """The span of the agent whose turn it is, from its first step to another agent's."""
+        """Return the span of the agent, which lasts from its first step to another agent's."""
         if self.agent is None or self.name != name:
             self.end_turn()
             self.agent, self.name = _agent(_LLAMA, name, self.span), name
         return self.agent
 
     def end_turn(self, error: BaseException | None = None) -> None:
-        """Whose turn it was, it is no more."""
+        """End the span of the active agent."""
         if self.agent is not None:
             _end(self.agent, error)
             self.agent = None
@@ -241,17 +240,17 @@ _run: ContextVar[_Run | None] = ContextVar("lightspan_otel_run", default=None)
 
 @dataclass(slots=True)
 class _Steps:
-    """Hears when the steps of workflows begin and end, in their own tasks (a span handler)."""
+    """Span handler of LlamaIndex, called as steps of workflows begin and end, in their tasks."""
 
     open_spans: dict[str, tuple[Any, Span | None]] = field(default_factory=dict)
-    """Id of a step → what leaves it, and its span if it ends with it."""
+    """Step id → context token, and the span that ends with the step."""
 
     def span_enter(self, id_: str, bound_args: Any, **more: Any) -> None:
-        """A step begins, or something else of LlamaIndex's."""
+        """Start the span of a step."""
         run = _run.get()
         if run is None:
             return
-        with _Blamed():
+        with _CaptureErrors():
             event = bound_args.arguments.get("ev")
             name = getattr(event, "current_agent_name", None)
             tool_name = getattr(event, "tool_name", None)  # a user's step may have this name too
@@ -266,18 +265,18 @@ class _Steps:
         self.open_spans[id_] = otel_context.attach(trace.set_span_in_context(span)), ends
 
     def span_exit(self, id_: str, bound_args: Any, result: Any = None, **more: Any) -> None:
-        """It ends."""
+        """End the span of a step."""
         output = getattr(result, "tool_output", None)
         error = getattr(output, "exception", None)
         self._leave(id_, error, has_failed=bool(getattr(output, "is_error", False)))
 
     def span_drop(self, id_: str, bound_args: Any, err: Any = None, **more: Any) -> None:
-        """It ends with an error."""
+        """End the span of a failed step."""
         self._leave(id_, err)
 
     def _leave(self, id_: str, error: Any, *, has_failed: bool = False) -> None:
         attached, ends = self.open_spans.pop(id_, (None, None))
-        with _Blamed():
+        with _CaptureErrors():
             if attached is not None:
                 otel_context.detach(attached)
             if ends is not None and has_failed and error is None:
@@ -285,32 +284,32 @@ class _Steps:
             if ends is not None:
                 _end(ends, error)
 
-    # what else is asked of a span handler
+    # The rest of a span handler's interface.
     def capture_propagation_context(self) -> dict[str, Any]:
-        """Nothing of ours goes to another process."""
+        """Return nothing: our spans do not cross processes."""
         return {}
 
     def restore_propagation_context(self, context: dict[str, Any]) -> None:
-        """Nothing came."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """LlamaIndex's instrumentation is shut down."""
+        """Do nothing."""
 
 
 _ALONE: Final = "<alone>"
-"""In place of the name of whose turn it is, where one agent is the whole workflow."""
+"""Name of the active agent if a single agent is the whole workflow."""
 
 
 def llama_index(agents: Any, workflows: Any, instrumentation: Any) -> Callable[[], None]:
-    """Tell of LlamaIndex's agents, workflows and tools.
+    """Patch LlamaIndex's agents, workflows and tools.
 
     Args:
-        agents: its `core.agent.workflow`.
-        workflows: its `workflows.workflow`.
-        instrumentation: `llama_index_instrumentation`.
+        agents: the module `llama_index.core.agent.workflow`.
+        workflows: the module `workflows.workflow`.
+        instrumentation: the module `llama_index_instrumentation`.
 
     Returns:
-        What undoes it.
+        The undo.
     """
 
     def running(original: Any, patch: Patch) -> Any:
@@ -319,7 +318,7 @@ def llama_index(agents: Any, workflows: Any, instrumentation: Any) -> Callable[[
             if not patch.on:
                 return original(self, *args, **more)
             begun = None
-            with _Blamed():
+            with _CaptureErrors():
                 begun = _begun(self, isinstance(self, agents.BaseWorkflowAgent))
             if begun is None:
                 return original(self, *args, **more)
@@ -331,15 +330,15 @@ def llama_index(agents: Any, workflows: Any, instrumentation: Any) -> Callable[[
         workflows.Workflow, "run", functools.partial(running, vars(workflows.Workflow)["run"])
     )
     steps, dispatcher = _Steps(), instrumentation.get_dispatcher()
-    # The first: spans of others that hear the same steps are inside ours.
+    # First, so that the spans of other handlers of the same steps are inside ours.
     dispatcher.span_handlers.insert(0, steps)
-    claim_scope(_LLAMA, _TELL_TOO[_LLAMA])
+    claim_scope(_LLAMA, _COVERED_SCOPES[_LLAMA])
 
     def undo() -> None:
         patch.undo()
         release_scope(_LLAMA)
         handlers = dispatcher.span_handlers
-        handlers[:] = [each for each in handlers if each is not steps]
+        handlers[:] = [handler for handler in handlers if handler is not steps]
 
     return undo
 
@@ -347,12 +346,12 @@ def llama_index(agents: Any, workflows: Any, instrumentation: Any) -> Callable[[
 def _begun(workflow: Any, is_agent: bool) -> _Run:
     if is_agent:
         return _Run(_agent(_LLAMA, str(workflow.name)), name=_ALONE)
-    return _Run(_workflow(_LLAMA, type(workflow).__name__))
+    return _Run(_start(_LLAMA, "invoke_workflow", type(workflow).__name__, {}))
 
 
 def _started(run: _Run, start: Callable[[], Any]) -> Any:
-    """Start a workflow inside its span; its tasks take the context over. It goes on after that, and
-    the span with it, which ends before whoever waits for the workflow is told."""
+    """Start a workflow inside its span; its tasks copy the context. The span ends with the
+    workflow, before waiters on the workflow resume."""
     attached = otel_context.attach(trace.set_span_in_context(run.span))
     token = _run.set(run)
     try:
@@ -365,11 +364,11 @@ def _started(run: _Run, start: Callable[[], Any]) -> Any:
         otel_context.detach(attached)
 
     def over(task: Any) -> None:
-        with _Blamed():
+        with _CaptureErrors():
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             run.end_turn(error)
             _end(run.span, error)
 
-    with _Blamed():
+    with _CaptureErrors():
         handler._result_task.add_done_callback(over)
     return handler

@@ -1,8 +1,8 @@
-"""Frameworks that `otel.instrument` knows by name: how each is made to tell who acts.
+"""Frameworks that `otel.instrument` supports by name, and how each is switched on.
 
-What they tell goes to a provider of ours (`tracer`), so that no exporter of the app's gets a span
-more than before. A framework whose telemetry is on already is left as it is: its spans are heard
-where they go.
+Their spans go to our private provider (`identity_tracer`), so the app's exporters get no additional
+spans. A framework whose telemetry is on already is left unchanged: its spans are read in the app's
+provider.
 """
 
 from __future__ import annotations
@@ -25,55 +25,56 @@ from lightspan_otel.processor import global_provider
 
 
 class Switch(NamedTuple):
-    """What was done to a framework."""
+    """Change made to a framework."""
 
     is_ours: Callable[[], bool]
-    """Whether it tells ours now, and not a provider of the app's."""
+    """Return whether its spans go to our provider rather than the app's."""
     undo: Callable[[], None]
-    """Leaves it as it was."""
+    """Restore the framework."""
     library: str = ""
-    """The scope of its spans, where some may go elsewhere though `is_ours`."""
+    """Instrumentation scope of its spans, if some may go to the app's provider although `is_ours`.
+    """
 
 
 class Framework(NamedTuple):
-    """One that is known by name."""
+    """A framework that is supported by name."""
 
     modules: tuple[str, ...]
-    """What has to be there."""
+    """Modules to import."""
     install: str
-    """What pip is told for that."""
+    """Arguments of `pip install` for them."""
     switch_on: Callable[..., Switch]
-    """Given the modules, has it tell ours."""
+    """Switch its telemetry on, given the modules."""
 
 
 def switch_on(name: str) -> Switch:
-    """Have a framework tell who acts.
+    """Switch on a framework's telemetry for lightspan.
 
     Raises:
-        ConfigError: it is not known by name, or not installed.
+        ConfigError: its name is unknown, or it is not installed.
     """
-    known = FRAMEWORKS.get(name)
-    if known is None:
+    framework = FRAMEWORKS.get(name)
+    if framework is None:
         raise ConfigError(
-            f"otel.instrument({name!r}): known by name are {', '.join(map(repr, FRAMEWORKS))}; of "
-            "any other framework whose spans name its agents, give the TracerProvider that they go "
-            "to: otel.instrument(provider)"
+            f"otel.instrument({name!r}): the supported names are "
+            f"{', '.join(map(repr, FRAMEWORKS))}; for another framework whose spans name its "
+            "agents, give the TracerProvider to which they go: otel.instrument(provider)"
         )
     try:
-        modules = [importlib.import_module(module) for module in known.modules]
+        modules = [importlib.import_module(module) for module in framework.modules]
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"otel.instrument({name!r}) needs {error.name!r}: pip install {known.install}"
+            f"otel.instrument({name!r}) needs {error.name!r}: pip install {framework.install}"
         ) from error
-    return known.switch_on(*modules)
+    return framework.switch_on(*modules)
 
 
 _LEFT_ALONE: Final = Switch(lambda: False, lambda: None)
-"""Of one that tells a provider of the app's already."""
+"""For a framework whose spans go to a provider of the app's already."""
 
 
 class _Following(Tracer):
-    """A tracer of the app's global provider, whenever that is set; of ours until then."""
+    """Tracer of the app's global provider once that is set, of ours until then."""
 
     def __init__(self, original: Tracer, name: str) -> None:
         self._original, self._ours = original, PROVIDER.get_tracer(name)
@@ -88,19 +89,19 @@ class _Following(Tracer):
         return self._now().start_as_current_span(*args, **more)
 
 
-def _tells_nobody(tracer: object) -> bool:
-    """Whether it is one of the global provider's, while that is not set: the app switched its
-    framework on, and nobody hears of it."""
+def _is_unset(tracer: object) -> bool:
+    """Return whether a tracer is the unset global provider's: the app switched its framework on,
+    but its spans go nowhere."""
     return global_provider() is None and isinstance(tracer, ProxyTracer | NoOpTracer)
 
 
 def _following(owner: Any, name: str, library: str) -> Switch:
-    """Have a framework tell ours until the app sets the global provider.
+    """Send a framework's spans to our provider until the app sets the global one.
 
     Args:
-        owner: what has its tracer.
-        name: the attribute of it.
-        library: the name of the tracer.
+        owner: object that holds its tracer.
+        name: attribute of the tracer.
+        library: the tracer's name.
     """
     before = getattr(owner, name)
     ours = _Following(before, library)
@@ -118,16 +119,14 @@ def _following(owner: Any, name: str, library: str) -> Switch:
 def _pydantic_ai(framework: Any, instrumented: Any) -> Switch:
     agents, make = framework.Agent, instrumented.InstrumentationSettings
     before = agents._instrument_default
-    follows = (
-        global_provider() is None if before is True else before and _tells_nobody(before.tracer)
-    )
+    follows = global_provider() is None if before is True else before and _is_unset(before.tracer)
     if not before:
         ours = make(
             tracer_provider=PROVIDER, meter_provider=NoOpMeterProvider(), include_content=False
         )
     elif not follows:
         return _LEFT_ALONE
-    else:  # what the app chose, but for whom it tells
+    else:  # keep the app's settings, replace the provider
         ours = make(tracer_provider=ProxyTracerProvider()) if before is True else copy(before)
         ours.tracer = _Following(ours.tracer, "pydantic-ai")
     agents.instrument_all(ours)
@@ -143,38 +142,38 @@ def _pydantic_ai(framework: Any, instrumented: Any) -> Switch:
 
 
 def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
-    """One that OpenInference instruments.
+    """Build the entry of a framework that OpenInference instruments.
 
     Args:
-        framework: the last part of the name of its instrumentation's module.
-        instrumentor: the name of its class.
-        needs: what pip is told to install.
+        framework: last part of the instrumentation's module name.
+        instrumentor: name of its class.
+        needs: arguments of `pip install`.
     """
     module = f"openinference.instrumentation.{framework}"
 
     def switch_on(instrumentation: Any, openinference: Any) -> Switch:
-        found = getattr(instrumentation, instrumentor)()
-        if found.is_instrumented_by_opentelemetry:
-            its = getattr(found, "_tracer", None)  # a proxy of the tracer
-            tells_nobody = _tells_nobody(getattr(its, "__wrapped__", None))
-            return _following(its, "__wrapped__", module) if tells_nobody else _LEFT_ALONE
+        instance = getattr(instrumentation, instrumentor)()
+        if instance.is_instrumented_by_opentelemetry:
+            tracer = getattr(instance, "_tracer", None)  # a proxy of the tracer
+            is_unset = _is_unset(getattr(tracer, "__wrapped__", None))
+            return _following(tracer, "__wrapped__", module) if is_unset else _LEFT_ALONE
         names = [field.name for field in fields(openinference.TraceConfig)]
         hidden = {name: True for name in names if name.startswith("hide_")}
-        found.instrument(tracer_provider=PROVIDER, config=openinference.TraceConfig(**hidden))
-        ours = getattr(found, "_tracer", None)
+        instance.instrument(tracer_provider=PROVIDER, config=openinference.TraceConfig(**hidden))
+        ours = getattr(instance, "_tracer", None)
 
         def is_ours() -> bool:
-            """Not where the app took it off, nor where it put it on itself since."""
-            is_on = found.is_instrumented_by_opentelemetry
-            return bool(is_on) and getattr(found, "_tracer", None) is ours
+            """Return False once the app has removed or replaced the instrumentation."""
+            is_on = instance.is_instrumented_by_opentelemetry
+            return bool(is_on) and getattr(instance, "_tracer", None) is ours
 
-        return Switch(is_ours, lambda: found.uninstrument() if is_ours() else None)
+        return Switch(is_ours, lambda: instance.uninstrument() if is_ours() else None)
 
     return Framework((module, "openinference.instrumentation"), needs, switch_on)
 
 
 def _strands(telemetry: Any) -> Switch:
-    """Its one tracer keeps the provider that was the global one when it was made, if any."""
+    """Switch on Strands: its only tracer keeps the provider that was global at its creation."""
     tracer = telemetry.get_tracer()
     if global_provider() is not None:
         return _LEFT_ALONE
@@ -182,7 +181,7 @@ def _strands(telemetry: Any) -> Switch:
 
 
 def _agent_framework(observability: Any) -> Switch:
-    """It asks for the global provider's tracer at each span: the app's, whenever that is set."""
+    """Switch on Agent Framework: it gets the global provider's tracer for each span."""
 
     def ours(original: Any, patch: Patch) -> Any:
         def get_tracer(*names: Any, **more: Any) -> Any:
@@ -197,7 +196,7 @@ def _agent_framework(observability: Any) -> Switch:
 
 
 def _google_adk(*modules: Any) -> Switch:
-    """Its modules have a tracer of the global provider each."""
+    """Switch on Google ADK: its modules each have a tracer of the global provider."""
     patches = []
     for module in modules:
         following = _Following(module.tracer, "gcp.vertex.agent")
@@ -214,8 +213,8 @@ def _in_place(ours: Any, patch: Patch) -> Any:
     return ours
 
 
-def _told_by(hook: Callable[..., Callable[[], None]]) -> Callable[..., Switch]:
-    """One whose spans name no agent: its calls are heard, and told ours."""
+def _patched_by(hook: Callable[..., Callable[[], None]]) -> Callable[..., Switch]:
+    """Build `switch_on` for a framework whose spans name no agent: its methods are patched."""
 
     def switch_on(*modules: Any) -> Switch:
         return Switch(lambda: True, hook(*modules))
@@ -245,7 +244,7 @@ FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "llama-index": Framework(
         ("llama_index.core.agent.workflow", "workflows.workflow", "llama_index_instrumentation"),
         "llama-index-core",
-        _told_by(framework_patches.llama_index),
+        _patched_by(framework_patches.llama_index),
     ),
-    "dspy": Framework(("dspy",), "dspy", _told_by(framework_patches.dspy)),
+    "dspy": Framework(("dspy",), "dspy", _patched_by(framework_patches.dspy)),
 }

@@ -1,10 +1,9 @@
-"""A tracer provider of ours, for a framework whose spans nobody else is to get.
+"""A private tracer provider for frameworks whose spans must not reach the app's exporters.
 
-Its spans say who acts, in this process, and nothing more: what is not in `identity.READ` is
-forgotten at once, nothing is sampled and nothing is exported. Each has the context of the span
-around it, none if there is none: spans that the app makes inside have the parents that they would
-have without it, so no trace of the app's has a hole. It is none of the SDK's, and works where that
-is switched off.
+Its spans identify the current agent within this process: attributes outside `agent_names.READ` are
+dropped, nothing is sampled or exported. A span has the `SpanContext` of its parent (an invalid one
+without a parent), so spans that the app creates inside keep their real parents and its traces have
+no gaps. It does not use OpenTelemetry's SDK and works where the SDK is disabled.
 """
 
 from __future__ import annotations
@@ -20,24 +19,18 @@ from opentelemetry.trace import Span, SpanContext, Status, StatusCode, Tracer, T
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import new_span_id
 from lightspan_otel.agent_names import READ
-from lightspan_otel.open_spans import OpenSpan, note_of
-from lightspan_otel.processor import hear_global
+from lightspan_otel.open_spans import OpenSpan, open_span_of
+from lightspan_otel.processor import observe_global
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
 
 class IdentityTracerProvider(TracerProvider):
-    """See the module."""
+    """Provider of `IdentitySpan`s."""
 
-    def get_tracer(
-        self,
-        instrumenting_module_name: str,
-        instrumenting_library_version: str | None = None,
-        schema_url: str | None = None,
-        attributes: Any = None,
-    ) -> Tracer:
-        """A tracer of the instrumentation of this name."""
+    def get_tracer(self, instrumenting_module_name: str, *args: Any, **kwargs: Any) -> Tracer:
+        """Return a tracer with this instrumentation scope."""
         return _Tracer(instrumenting_module_name)
 
 
@@ -51,14 +44,12 @@ class _Tracer(Tracer):
         context: Context | None = None,
         kind: trace.SpanKind = trace.SpanKind.INTERNAL,
         attributes: Any = None,
-        links: Any = None,
-        start_time: int | None = None,
-        record_exception: bool = True,
-        set_status_on_exception: bool = True,
+        *args: Any,
+        **kwargs: Any,
     ) -> Span:
-        with contextlib.suppress(Exception):  # a provider of the app's that takes no processor
-            # a span of the app's may come between an agent and its call, and is the current one
-            hear_global()
+        with contextlib.suppress(Exception):  # the app's provider may reject processors
+            # a span of the app may come between an agent and its call, and be the current one
+            observe_global()
         return IdentitySpan(name, attributes, trace.get_current_span(context), self._library)
 
     def start_as_current_span(  # type: ignore[override]
@@ -83,30 +74,33 @@ class _Tracer(Tracer):
 
 
 class _IdentityContext(SpanContext):
-    """The context of the span around one of ours, and the note of ours: a library's no-op span
-    takes its parent's context over, and would hide ours if that were not in it."""
+    """The parent's context with our `OpenSpan` attached.
 
-    note: OpenSpan
+    A library's no-op span copies its parent's context; without the attribute it would hide our
+    span.
+    """
+
+    open_span: OpenSpan
 
     @classmethod
-    def of(cls, around: SpanContext, note: OpenSpan) -> _IdentityContext:
-        """The same ids and flags."""
-        made = cls(*around[:5])
-        vars(made)["note"] = note  # it takes no attributes otherwise
-        return made
+    def of(cls, parent: SpanContext, open_span: OpenSpan) -> _IdentityContext:
+        """Return a context with the same ids and flags."""
+        copy = cls(*parent[:5])
+        vars(copy)["open_span"] = open_span  # SpanContext forbids setattr
+        return copy
 
     def __reduce__(self) -> Any:
-        """What goes to another process is what the app would have sent."""
+        """Pickle as a plain SpanContext: other processes get what the app would have sent."""
         return SpanContext, self[:5]
 
 
 class IdentitySpan(Span):
-    """Who acts, from its beginning to its end.
+    """A span that identifies an agent or a tool.
 
     Args:
-        name: of the span.
-        attributes: those that it begins with.
-        parent: the span around it.
+        name: the span's name.
+        attributes: initial attributes.
+        parent: the enclosing span.
         library: the name of its instrumentation scope.
     """
 
@@ -117,27 +111,27 @@ class IdentitySpan(Span):
         self.status = Status()
         self.events: Sequence[Any] = ()
         self.set_attributes(attributes or {})
-        self.note = OpenSpan(self, note_of(parent), new_span_id(), library)
-        self._context = _IdentityContext.of(parent.get_span_context(), self.note)
-        self.note.begin()
+        self.open_span = OpenSpan(self, open_span_of(parent), new_span_id(), library)
+        self._context = _IdentityContext.of(parent.get_span_context(), self.open_span)
+        self.open_span.begin()
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Those of identity, by now."""
+        """Return the identity attributes so far."""
         return self._attributes
 
     def get_span_context(self) -> SpanContext:
         return self._context
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        known = {key: value for key, value in attributes.items() if key in READ}
-        self._attributes = {**self._attributes, **known}
+        identity = {key: value for key, value in attributes.items() if key in READ}
+        self._attributes = {**self._attributes, **identity}
 
     def set_attribute(self, key: str, value: Any) -> None:
         self.set_attributes({key: value})
 
     def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
-        """What happens in it is not kept."""
+        """Drop the event."""
 
     def update_name(self, name: str) -> None:
         self.name = name
@@ -146,10 +140,10 @@ class IdentitySpan(Span):
         return not self._has_ended
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
-        # Its description may quote what was said.
+        # The description may quote message content.
         self.status = Status(status.status_code if isinstance(status, Status) else status)
         if not self._has_ended:
-            self.note.end_if_left()
+            self.open_span.end_if_failed()
 
     def record_exception(
         self,
@@ -158,14 +152,14 @@ class IdentitySpan(Span):
         timestamp: int | None = None,
         escaped: bool = False,
     ) -> None:
-        self.set_attribute(c.ERROR_TYPE, type(exception).__qualname__)  # not its words
+        self.set_attribute(c.ERROR_TYPE, type(exception).__qualname__)  # without the message
 
     def end(self, end_time: int | None = None) -> None:
         if self._has_ended:
             return
         self._has_ended = True
-        self.note.end(self)
+        self.open_span.end(self)
 
 
 PROVIDER: Final = IdentityTracerProvider()
-"""The only one: it keeps nothing."""
+"""The only instance; it has no state."""

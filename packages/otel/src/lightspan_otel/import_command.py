@@ -1,4 +1,4 @@
-"""`lightspan import`: traces that lie in files, into a store of production."""
+"""`lightspan import`: store traces of files as attempts of production."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lightspan_otel.import_traces import Imported
 
 STDIN: Final = "-"
-_MAX_TOLD: Final = 20
-"""Errors of a file that are told one by one."""
+_MAX_PRINTED: Final = 20
+"""Maximum number of errors printed per file."""
 
 
 def add(commands: Any) -> None:
@@ -35,9 +35,7 @@ def add(commands: Any) -> None:
         "files", nargs="+", type=Path, metavar="FILE", help="with traces; - for standard input"
     )
     parser.add_argument("--store", metavar="URL", help="LIGHTSPAN_STORE if absent")
-    parser.add_argument(
-        "--service", metavar="NAME", help="whose traces these are, where they do not say so"
-    )
+    parser.add_argument("--service", metavar="NAME", help="service name of traces that have none")
     parser.set_defaults(run=_run)
 
 
@@ -51,10 +49,10 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"import needs a store: give --store, or set {STORE_VARIABLE}")
     for path in options.files:
         _check(path)
-    left_out = run_sync(_import(url, options.files, options.service, PlainReporter(sys.stderr)))
-    if left_out:
+    rejected = run_sync(_import(url, options.files, options.service, PlainReporter(sys.stderr)))
+    if rejected:
         raise DataError(
-            f"{left_out:,} of what the files hold could not be kept (see above); the rest was"
+            f"{rejected:,} items of the files could not be imported (see above); the rest was"
         )
 
 
@@ -72,19 +70,19 @@ def _named(path: Path) -> str:
 
 
 async def _import(url: str, files: list[Path], service: str | None, reporter: Reporter) -> int:
-    """How much was left out."""
+    """Import the files; return how many items were rejected."""
     from lightspan.progress import print_line
     from lightspan.stores import open_store, public_url
     from lightspan_otel.import_traces import import_file
 
-    left_out = 0
+    rejected = 0
     opened = open_store(url)
     if not opened.capabilities.multi_process:
-        raise ConfigError(f"store {url!r} lives in one process: nobody could read it afterwards")
+        raise ConfigError(f"store {url!r} ends with this process: give the URL of a lasting store")
     async with opened as store:
         for path in files:
             errors = _Errors(path, reporter)
-            if path.is_file():  # how much comes out of a pipe nobody knows
+            if path.is_file():  # the size of a pipe is unknown
                 reporter.start(f"importing {path}, bytes", path.stat().st_size)
             else:
                 reporter.line(f"reading {_named(path)} to its end")
@@ -96,18 +94,18 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
                 if len(files) == 1:
                     raise
                 errors.add(str(error))
-                left_out += 1
+                rejected += 1
                 continue
             finally:
                 reporter.finish()
             errors.finish()
-            left_out += done.errors
+            rejected += done.errors
             print_line(f"{_named(path)}: {_summary(done, public_url(url))}")
-    return left_out
+    return rejected
 
 
 class _Errors:
-    """Tells of the first errors of a file, and how many more there were."""
+    """Printer of a file's first errors and the number of the others."""
 
     def __init__(self, path: Path, reporter: Reporter) -> None:
         self._path = path
@@ -116,25 +114,22 @@ class _Errors:
 
     def add(self, text: str) -> None:
         self._count += 1
-        if self._count <= _MAX_TOLD:
+        if self._count <= _MAX_PRINTED:
             self._reporter.line(f"{_named(self._path)}: {text}")
 
     def finish(self) -> None:
-        if self._count > _MAX_TOLD:
+        if self._count > _MAX_PRINTED:
             self._reporter.line(
-                f"{_named(self._path)}: and {self._count - _MAX_TOLD:,} more errors"
+                f"{_named(self._path)}: and {self._count - _MAX_PRINTED:,} more errors"
             )
 
 
 def _summary(done: Imported, place: str) -> str:
-
     parts = [f"{plural(done.spans, 'span')} of {plural(done.attempts, 'attempt')} in {place}"]
     if done.unfinished:
-        parts.append(
-            f"{plural(done.unfinished, 'attempt')} without the span that began it: still running"
-        )
+        parts.append(f"{plural(done.unfinished, 'attempt')} without its entry span: still running")
     if done.refused:
         parts.append(f"{plural(done.refused, 'span')} refused")
     if done.scores:
-        parts.append(f"{plural(done.scores, 'score')} left out: lightspan feedback puts them on")
+        parts.append(f"{plural(done.scores, 'score')} left out: add them by lightspan feedback")
     return "; ".join(parts)

@@ -1,9 +1,8 @@
-"""Traces that lie in a file, into a store: `lightspan import`.
+"""`lightspan import`: store the traces of a file.
 
-A file is read piece by piece: a line, or a message of OTLP. What a piece says becomes what it would
-have become by `POST /v1/traces`: attempts of production whose ids come from the traces, so that to
-import a file again, after it was cut short too, adds nothing twice. A bad line is told of with its
-number, and the others are kept.
+A file is read piece by piece: a line, or an OTLP message. Spans become attempts of production as
+with `POST /v1/traces`; their ids come from the traces, so importing a file again, also after an
+interruption, adds nothing twice. A bad line is reported with its number; the others are stored.
 """
 
 from __future__ import annotations
@@ -25,65 +24,65 @@ from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
 from lightspan.schema.redaction import kept_text
 from lightspan.stores.protocol import Store
 from lightspan_otel import export_formats
-from lightspan_otel.ingest import keep, running, trace_of
-from lightspan_otel.normalize import translated
+from lightspan_otel.ingest import running, store_spans, trace_of
+from lightspan_otel.normalize import normalized
 from lightspan_otel.otlp import Decoded, ReceivedSpan, decode_object, decode_protobuf
 
 MAX_CONCURRENT: Final = 512
-"""Spans that are written together, about: those of one trace often lie side by side."""
+"""Approximate number of spans written together: those of one trace are often adjacent."""
 STDIN: Final = "-"
-"""In place of a path."""
+"""Path of standard input."""
 MAX_ERROR_LENGTH: Final = 500
-"""Characters of one: it may quote what the file holds."""
+"""Maximum characters of an error: it may quote the file."""
 _GZIP: Final = b"\x1f\x8b"
-_OTHERS: Final = {
+_UNSUPPORTED: Final = {
     b"PAR1": "Parquet: write JSON lines of the data frame, "
     "`frame.reset_index().to_json(path, orient='records', lines=True, date_format='iso')`",
     b"\x28\xb5\x2f\xfd": "packed by zstd: unpack it first, `zstd -d`",
     b"PK\x03\x04": "a zip file: unpack it first",
 }
-"""How files begin that cannot be read, and what to do."""
+"""Magic bytes of unsupported formats → hint."""
 _PREFIX: Final = 4
-"""Bytes that say how long a message is, big-endian, before each message of a collector's file."""
+"""Size in bytes of the big-endian length before each message of a collector's file."""
 _TRACES_DATA: Final = b"\x0a"
-"""How a message begins that no length stands before."""
-_LOOKED_AT: Final = 4096
+"""First byte of a message without length."""
+_SNIFFED_BYTES: Final = 4096
 _BINARY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""What text has none of, and OTLP's protobuf within its first bytes."""
+"""Bytes that occur in OTLP's protobuf near the start, and never in text."""
 _NOT_TRACES: Final = (
-    "no spans are in it: neither OTLP JSON (resourceSpans), nor a span of Phoenix's (context), nor "
-    "a trace or an observation of Langfuse's (observations; traceId, type)"
+    "it has no spans: neither OTLP JSON (resourceSpans), nor a span of Phoenix (context), nor a "
+    "trace or an observation of Langfuse (observations; traceId, type)"
 )
 
 
 class Portion(NamedTuple):
-    """What one piece of a file says."""
+    """Content of one piece of a file."""
 
     place: str
-    """For people: `line 7`."""
+    """Position for messages, such as `line 7`."""
     arrivals: list[ReceivedSpan]
     errors: list[str]
-    """Why, of each span that is none, or of the whole piece."""
+    """Reason for each rejected span, or for the whole piece."""
     scores: int
-    """Langfuse's, which are left out."""
+    """Number of Langfuse's scores, which are not imported."""
     size: int = 0
-    """Bytes of the file that were read for it."""
+    """Bytes of the file read for it."""
 
 
 class Imported(NamedTuple):
-    """What became of a file."""
+    """Result of an import."""
 
     spans: int
-    """Those that are in the store now, whether this import has written them or an earlier one."""
+    """Spans that are in the store, written by this or an earlier import."""
     attempts: int
-    """That these are of."""
+    """Attempts of these spans."""
     unfinished: int
-    """Attempts of which the span that began them is not in the store: they are `running`."""
+    """Attempts whose entry span is not in the store: they are `running`."""
     errors: int
-    """All that was left out and told of."""
+    """Everything reported as rejected."""
     scores: int
     refused: int = 0
-    """Spans among the errors that could be read, and that the store does not take."""
+    """Spans among the errors that could be read but that the store rejects."""
 
 
 # --- into a store ---------------------------------------------------------------------------
@@ -95,41 +94,40 @@ async def import_file(
     refuse: Callable[[str], None],
     advance: Callable[[int], None] = lambda size: None,
 ) -> Imported:
-    """Keep the traces of a file as attempts of production; to repeat it is a no-op. Needs
-    `opentelemetry-proto` for OTLP.
+    """Store the traces of a file as attempts of production; idempotent. OTLP needs
+    `opentelemetry-proto`.
 
     Args:
-        store: an open one.
-        path: of the file: OTLP's JSON or protobuf, or what Phoenix or Langfuse export as JSON;
-            gzip too. `-` is the standard input; that, and a pipe, is read to its end first.
-        service: whose traces these are, where they do not say so.
-        refuse: is told of each piece and each span that is left out, and where it stands; no key
-            stands in it.
-        advance: is told how many bytes of the file were read.
+        store: an open store.
+        path: the file: OTLP as JSON or protobuf, or a JSON export of Phoenix or Langfuse; gzip is
+            supported. `-` is standard input; that, and a pipe, is read to the end first.
+        service: service name of traces that have none.
+        refuse: called with a message, free of keys, for each rejected piece or span.
+        advance: called with the number of bytes read.
 
     Raises:
         DataError: nothing of the file can be read.
-        StoreError: the store cannot be written; what was kept before stays.
+        StoreError: the store cannot be written; what was stored before remains.
     """
 
-    def told(text: str) -> None:
+    def report(text: str) -> None:
         refuse(kept_text(text, MAX_ERROR_LENGTH))
 
-    writer = _Writer(store, told)
+    writer = _Writer(store, report)
     errors = scores = read = 0
     try:
         for portion in read_file(path, service=service):
             read += 1
             for error in portion.errors:
-                told(f"{portion.place}: {error}")
+                report(f"{portion.place}: {error}")
             errors += len(portion.errors)
             scores += portion.scores
             await writer.add(portion)
             advance(portion.size)
-    except DataError as broken:  # such as the end of a file that was cut while it was packed
+    except DataError as broken:  # such as a truncated gzip file
         if not read:
             raise DataError(kept_text(str(broken), MAX_ERROR_LENGTH)) from broken
-        told(str(broken))
+        report(str(broken))
         errors += 1
     await writer.write()
     return Imported(
@@ -145,14 +143,14 @@ async def import_file(
 
 
 class _Writer:
-    """Writes spans in batches."""
+    """Writer of batches of spans."""
 
     def __init__(self, store: Store, refuse: Callable[[str], None]) -> None:
         self.spans = self.refused = 0
         self.traces: dict[tuple[str, str], bool] = {}
-        """Service and trace → whether the span that began it was there."""
+        """Service and trace → whether its entry span was imported."""
         self.named: set[str] = set()
-        """Attempts of lightspan's own, which spans name."""
+        """Ids of existing attempts that spans name."""
         self._store = store
         self._refuse = refuse
         self._waiting: list[ReceivedSpan] = []
@@ -171,11 +169,11 @@ class _Writer:
         if not waiting:
             return
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
-        refused = await keep(self._store, waiting, may_reward=True)
-        for refusal in refused:
+        rejected = await store_spans(self._store, waiting, may_reward=True)
+        for refusal in rejected:
             self._refuse(f"{where}: {refusal.reason}")
-        left_out = {id(refusal.span) for refusal in refused}
-        self.refused += len(refused)
+        left_out = {id(refusal.span) for refusal in rejected}
+        self.refused += len(rejected)
         for arrival in waiting:
             if id(arrival.span) not in left_out:
                 self._count(arrival)
@@ -191,27 +189,27 @@ class _Writer:
 
 # --- out of a file --------------------------------------------------------------------------
 def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> Iterator[Portion]:
-    """What a file says, piece by piece, in our words (`vocabulary.translated`).
+    """Yield the pieces of a file with normalized spans.
 
     Args:
         path: see `import_file`.
-        service: likewise.
+        service: see `import_file`.
 
     Raises:
-        DataError: nothing of it can be read; the message says what it is, if that is known.
+        DataError: nothing can be read; the message names the format if known.
     """
     try:
         with _opened(path) as raw:
             begin = raw.read(_PREFIX)
             raw.seek(0)
-            if begin in _OTHERS:
-                raise DataError(f"{_named(path)} is {_OTHERS[begin]}")
+            if begin in _UNSUPPORTED:
+                raise DataError(f"{_named(path)} is {_UNSUPPORTED[begin]}")
             is_packed = begin[:2] == _GZIP
             read = 0
             with gzip.GzipFile(fileobj=raw) if is_packed else raw as file:
                 pieces = _pieces(cast("IO[bytes]", file), path, service or UNNAMED_SERVICE)
                 for portion in pieces:
-                    at = raw.tell()  # of the packed file too
+                    at = raw.tell()  # position in the compressed file
                     yield portion._replace(size=at - read)
                     read = at
     except (OSError, EOFError, zlib.error) as error:
@@ -220,7 +218,7 @@ def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> It
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """The file; of a pipe a copy, for a file's beginning is looked at before it is read."""
+    """Open the file; copy a pipe, because its beginning is inspected before it is read."""
     source: Any = sys.stdin.buffer if os.fspath(path) == STDIN else path
     with contextlib.nullcontext(source) if source is not path else open(path, "rb") as raw:
         if raw.seekable():
@@ -237,7 +235,7 @@ def _named(path: str | os.PathLike[str]) -> str:
 
 
 def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iterator[Portion]:
-    begin = file.read(_LOOKED_AT)
+    begin = file.read(_SNIFFED_BYTES)
     file.seek(0)
     is_binary = _BINARY.search(begin) is not None
     if is_binary and begin.startswith((_TRACES_DATA, b"\x00", b"\x01")):
@@ -250,7 +248,7 @@ def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iter
             f"{_named(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
             f"{begin[:20]!r}; see docs/otel.md for what can be imported"
         )
-    if _loads(file.readline()) is None:  # one document that goes over several lines, or a bad line
+    if _loads(file.readline()) is None:  # one document of several lines, or a bad line
         file.seek(0)
         document = _loads(file.read())
         if document is not None:
@@ -267,7 +265,8 @@ def _lines(file: IO[bytes], service: str) -> Iterator[Portion]:
         try:
             value = json.loads(line.strip())
         except (ValueError, RecursionError) as error:
-            why = str(error).replace(": line 1 column ", ": column ")  # it is not the file's first
+            # not the first line of the file
+            why = str(error).replace(": line 1 column ", ": column ")
             yield Portion(f"line {number}", [], [f"no JSON: {why}"], 0)
             continue
         yield _portion(f"line {number}", value, service)
@@ -281,7 +280,7 @@ def _loads(text: bytes) -> Any:
 
 
 def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
-    """Read OTLP's protobuf: one message, or many with their lengths before them."""
+    """Read OTLP's protobuf: one message, or many prefixed with their lengths."""
     prefix = file.read(_PREFIX)
     if prefix.startswith(_TRACES_DATA):
         yield _message("the file", prefix + file.read(), service)
@@ -300,7 +299,7 @@ def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
 
 def _message(place: str, data: bytes, service: str) -> Portion:
     try:
-        return _in_our_words(place, decode_protobuf(data), service)
+        return _normalized_portion(place, decode_protobuf(data), service)
     except DataError as error:
         return Portion(place, [], [str(error)], 0)
 
@@ -319,56 +318,50 @@ def _portion(place: str, value: Any, service: str) -> Portion:
             continue
         arrivals += decoded.arrivals
         errors += decoded.refused
-    return _in_our_words(place, Decoded(arrivals, errors), service)._replace(scores=scores)
+    return _normalized_portion(place, Decoded(arrivals, errors), service)._replace(scores=scores)
 
 
 def _records(value: Any) -> Iterator[Any]:
-    """What a piece holds: a list, a page of an API's, or itself."""
+    """Yield the records of a piece: a list, a page of an API, or the value itself."""
     inner = value
     if isinstance(value, dict) and not export_formats.is_phoenix_span(value):
         inner = next((value[key] for key in ("data", "spans") if key in value), value)
     if isinstance(inner, list):
-        for each in inner:
-            yield from _records(each) if isinstance(each, list) else _plain_records(each)
+        for item in inner:
+            if isinstance(item, list):
+                yield from _records(item)
+            elif isinstance(item, dict) and isinstance(item.get("spans"), list):
+                yield from item["spans"]  # a trace of Phoenix
+            else:
+                yield item
     else:
         yield inner
 
 
-def _plain_records(value: Any) -> Iterator[Any]:
-    """A trace of Phoenix's in a list of them has its spans in it; the rest is itself."""
-    spans = value.get("spans") if isinstance(value, dict) else None
-    if isinstance(spans, list):
-        yield from spans
-    else:
-        yield value
-
-
 def _scores(record: Mapping[str, Any]) -> int:
-    scores = record.get("scores")
-    return (
-        len(scores) if export_formats.is_langfuse_trace(record) and isinstance(scores, list) else 0
-    )
+    scores = record.get("scores") if export_formats.is_langfuse_trace(record) else None
+    return len(scores) if isinstance(scores, list) else 0
 
 
 def _decoded(record: Any, service: str) -> Decoded:
-    """Raises `DataError`: it is no trace."""
+    """Decode a record. Raises `DataError` if it is no trace."""
     if not isinstance(record, dict):
         raise DataError(f"{_NOT_TRACES}; it is of {type(record).__name__}")
     if "resourceSpans" in record or "resource_spans" in record:
         return decode_object(record)
     if export_formats.is_phoenix_span(record):
-        return _each([record], export_formats.phoenix_span, service)
+        return _read_records([record], export_formats.phoenix_span, service)
     if export_formats.is_langfuse_trace(record):
-        found = [*export_formats.langfuse_observations(record)]
-        return _each(found, export_formats.langfuse_span, service)
+        observations = [*export_formats.langfuse_observations(record)]
+        return _read_records(observations, export_formats.langfuse_span, service)
     if export_formats.is_langfuse_observation(record):
-        return _each([record], export_formats.langfuse_span, service)
-    if "spanId" in record or "span_id" in record:  # a span of OTLP's by itself
+        return _read_records([record], export_formats.langfuse_span, service)
+    if "spanId" in record or "span_id" in record:  # a single OTLP span
         return decode_object({"resourceSpans": [{"scopeSpans": [{"spans": [record]}]}]})
     raise DataError(f"{_NOT_TRACES}; it has {', '.join(map(str, list(record)[:8])) or 'nothing'}")
 
 
-def _each(
+def _read_records(
     records: list[Any], read: Callable[[Mapping[str, Any], str], ReceivedSpan], service: str
 ) -> Decoded:
     decoded = Decoded([], [])
@@ -384,10 +377,10 @@ def _each(
     return decoded
 
 
-def _in_our_words(place: str, decoded: Decoded, service: str) -> Portion:
+def _normalized_portion(place: str, decoded: Decoded, service: str) -> Portion:
     arrivals = []
     for arrival in decoded.arrivals:
-        span = translated(arrival.span)
+        span = normalized(arrival.span)
         if not span.resource.get(SERVICE_NAME):
             span = span.replace(resource={**span.resource, SERVICE_NAME: service})
         arrivals.append(arrival._replace(span=span))

@@ -1,10 +1,11 @@
-"""Spans that others send: kept as attempts of production, or beside the attempt that they name.
+"""Store spans received from other processes as attempts of production.
 
-All of a trace that one service made is one attempt. Its ids come from the two names, and those of
-spans from the spans, so that batches may come in any order, again, and by several servers at once.
-It is over when the span arrives with which the service began; what comes later is kept all the
-same, and counts: nothing of production waits for a seal. What an attempt's input was, and which
-agent made a call, is read from all that has arrived (`gathered`), never from one batch.
+All spans of a trace made by one service form one attempt. Its ids are hashes of service and trace,
+those of its spans come from the spans, so batches may arrive in any order, repeatedly, and at
+several servers. The attempt ends when the service's entry span arrives; later spans are stored too,
+because production attempts are never sealed. The attempt's input and the agents of calls are
+computed on reading, from all spans (`gathered`), never from one batch. Spans that name an attempt
+are added to it.
 """
 
 from __future__ import annotations
@@ -38,120 +39,124 @@ from lightspan_otel.agent_names import Role, agent_name, role_of
 from lightspan_otel.otlp import ReceivedSpan
 
 SENDER: Final = "opentelemetry"
-"""Who ran such an attempt, as far as it is known (`Attempt.runner_id`)."""
+"""`Attempt.runner_id` of such an attempt."""
 
 
 _MAX_CONCURRENT: Final = 16
-"""Traces that are written side by side: one after another a large batch outlasts its sender."""
-_ASKED_AT_ONCE: Final = 500
-"""Attempts."""
+"""Maximum number of traces written concurrently: sequentially, a large batch outlasts its sender's
+timeout."""
+_ATTEMPTS_PER_QUERY: Final = 500
+"""Attempts per request to the store."""
 _MAX_DEPTH: Final = 64
-"""Agents inside one another that a path names."""
+"""Maximum number of nested agents in a path."""
 _MAX_NAME_LENGTH: Final = 1_000
-"""Characters of a service's name: databases index it."""
-_REFUSALS: Final = (ConflictError, DataError, IllegalMoveError, NotFoundError)
-"""What is refused again each time it is sent."""
+"""Maximum characters of a service's name: databases index it."""
+_PERMANENT_ERRORS: Final = (ConflictError, DataError, IllegalMoveError, NotFoundError)
+"""Errors that recur whenever the span is sent again."""
 
 
 class RejectedSpan(NamedTuple):
-    """A span that is not kept."""
+    """A span that is not stored."""
 
     span: Span
     reason: str
 
 
-async def keep(
+async def store_spans(
     store: Store, arrivals: Sequence[ReceivedSpan], *, may_reward: bool
 ) -> list[RejectedSpan]:
-    """Keep spans; repeating one is a no-op.
+    """Store spans; idempotent.
 
     Args:
-        store: an open one.
-        arrivals: of any traces, in any order, in our words (`vocabulary.translated`).
-        may_reward: whether rewards among them are kept.
+        store: an open store.
+        arrivals: spans of any traces in any order, normalized.
+        may_reward: whether to store rewards among them.
 
     Returns:
-        The spans that are not kept, and why.
+        The rejected spans with reasons.
 
     Raises:
-        StoreError: the store cannot be written; all may be sent again.
+        StoreError: the store cannot be written; all spans may be sent again.
     """
-    refused: list[RejectedSpan] = []
+    rejected: list[RejectedSpan] = []
     named: defaultdict[str, list[Span]] = defaultdict(list)
     traces: defaultdict[tuple[str, str], list[ReceivedSpan]] = defaultdict(list)
     for arrival in arrivals:
         span = arrival.span
         service = _service_of(span)
         if len(service) > _MAX_NAME_LENGTH:
-            why = f"service.name has {len(service):,} characters, more than {_MAX_NAME_LENGTH:,}"
-            refused.append(_refusal(span, why))
+            reason = f"service.name has {len(service):,} characters, more than {_MAX_NAME_LENGTH:,}"
+            rejected.append(_rejected(span, reason))
         elif span.kind is SpanKind.REWARD and not may_reward:
-            refused.append(_refusal(span, "a reward needs a trainer's key"))
+            rejected.append(_rejected(span, "a reward needs a trainer's key"))
         elif span.attempt_id:
             named[span.attempt_id].append(span)
         else:
             traces[service, span.trace_id].append(arrival)
-    works = [
+    jobs = [
         *((spans, partial(_join, store, attempt_id, spans)) for attempt_id, spans in named.items()),
         *(
-            ([each.span for each in sent], partial(_keep_trace, store, service, trace_id, sent))
+            (
+                [arrival.span for arrival in sent],
+                partial(_store_trace, store, service, trace_id, sent),
+            )
             for (service, trace_id), sent in traces.items()
         ),
     ]
-    room = asyncio.Semaphore(_MAX_CONCURRENT)
+    slots = asyncio.Semaphore(_MAX_CONCURRENT)
     results = await asyncio.gather(
-        *(_in_room(room, work) for _, work in works), return_exceptions=True
+        *(_with_slot(slots, job) for _, job in jobs), return_exceptions=True
     )
-    trouble: BaseException | None = None
-    for (spans, _), result in zip(works, results, strict=True):
-        if isinstance(result, _REFUSALS):  # one bad trace does not hold up the others
-            refused += [_refusal(span, str(result)) for span in spans]
+    store_error: BaseException | None = None
+    for (spans, _), result in zip(jobs, results, strict=True):
+        if isinstance(result, _PERMANENT_ERRORS):  # one bad trace must not block the others
+            rejected += [_rejected(span, str(result)) for span in spans]
         elif isinstance(result, BaseException):
-            trouble = result
-    if trouble is not None:
-        raise trouble
-    return refused
+            store_error = result
+    if store_error is not None:
+        raise store_error
+    return rejected
 
 
-def _refusal(span: Span, why: str) -> RejectedSpan:
-    return RejectedSpan(span, f"span {span.name[:80]!r}: {why}")
+def _rejected(span: Span, reason: str) -> RejectedSpan:
+    return RejectedSpan(span, f"span {span.name[:80]!r}: {reason}")
 
 
 def trace_of(span: Span) -> tuple[str, str] | None:
-    """The service and the trace of which a span's attempt is; None where it names an attempt."""
+    """Return the service and the trace of a span's attempt; None if the span names an attempt."""
     return None if span.attempt_id else (_service_of(span), span.trace_id)
 
 
 async def running(store: Store, traces: Sequence[tuple[str, str]]) -> int:
-    """How many of these traces (`trace_of`) lack the span that began them: their attempts have not
-    ended."""
+    """Return how many of these traces (`trace_of`) lack their entry span, so that their attempts
+    are still running."""
     count = 0
-    for begin in range(0, len(traces), _ASKED_AT_ONCE):
-        names = [_name_of(*trace) for trace in traces[begin : begin + _ASKED_AT_ONCE]]
+    for begin in range(0, len(traces), _ATTEMPTS_PER_QUERY):
+        names = [_name_of(*trace) for trace in traces[begin : begin + _ATTEMPTS_PER_QUERY]]
         attempts = await store.attempts([f"ro-{name}" for name in names])
         count += sum(attempt.status is AttemptStatus.RUNNING for attempt in attempts)
     return count
 
 
 def _name_of(service: str, trace_id: str) -> str:
-    """What the ids of a trace's attempt and rollout are made of."""
+    """Return the common part of the ids of a trace's attempt and rollout."""
     return hashlib.sha256(f"{service}\0{trace_id}".encode()).hexdigest()[:32]
 
 
-async def _in_room(room: asyncio.Semaphore, work: Callable[[], Awaitable[None]]) -> None:
-    async with room:
-        await work()
+async def _with_slot(slots: asyncio.Semaphore, job: Callable[[], Awaitable[None]]) -> None:
+    async with slots:
+        await job()
 
 
 async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
-    """Keep spans beside an attempt, late: nobody knows that its runner sent them, so nothing is
-    ever trained of them."""
+    """Add spans to an existing attempt as late spans: nothing proves that its runner sent them, so
+    they are never trained on."""
     attempt = await store.attempt(attempt_id)
-    kept = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
-    await store.add_spans(AttemptRef(attempt_id, attempt.epoch), kept)
+    late_spans = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
+    await store.add_spans(AttemptRef(attempt_id, attempt.epoch), late_spans)
 
 
-async def _keep_trace(
+async def _store_trace(
     store: Store, service: str, trace_id: str, arrivals: Sequence[ReceivedSpan]
 ) -> None:
     name = _name_of(service, trace_id)
@@ -162,8 +167,8 @@ async def _keep_trace(
         attempt_id,
         rollout_id,
         service,
-        None,  # a rollout never changes, and what it was asked may come later
-        [_own(arrival.span, name, attempt_id, rollout_id) for arrival in arrivals],
+        None,  # a rollout is immutable, and its input may come later
+        [_in_attempt(arrival.span, name, attempt_id, rollout_id) for arrival in arrivals],
         started_at=min(arrival.span.start_ns for arrival in arrivals) / 1e9,
         report=report_of(
             attempt_id,
@@ -178,11 +183,11 @@ async def _keep_trace(
     await write_parcel(store, parcel._replace(claim=claim, report=report))
 
 
-def _own(span: Span, name: str, attempt_id: str, rollout_id: str) -> Span:
+def _in_attempt(span: Span, name: str, attempt_id: str, rollout_id: str) -> Span:
     span = span.replace(attempt_id=attempt_id, rollout_id=rollout_id, late=False)
     if span.kind is not SpanKind.LLM:
         return span
-    call_id = f"call-{name}-{int(span.span_id, 16)}"  # feedback finds the attempt by it
+    call_id = f"call-{name}-{int(span.span_id, 16)}"  # feedback finds the attempt by this id
     return span.replace(attributes={**span.attributes, c.CALL_ID: call_id})
 
 
@@ -192,28 +197,28 @@ def _service_of(span: Span) -> str:
 
 
 # --- reading them ---------------------------------------------------------------------------
-def was_sent(attempt: Attempt) -> bool:
-    """Whether an attempt is a trace that somebody sent."""
+def is_received(attempt: Attempt) -> bool:
+    """Return whether an attempt is a received trace."""
     return attempt.runner_id == SENDER
 
 
 def gathered(
     rollout: Rollout, attempt: Attempt, spans: Sequence[Span]
 ) -> tuple[Rollout, list[Span]]:
-    """An attempt by all that has arrived of it: what it was asked, and its spans, with the agents
-    that made the calls. One that nobody sent is returned as it is.
+    """Return the rollout and the spans of an attempt, with its input and the agents of calls
+    computed from all spans received so far. An attempt that was not received is returned unchanged.
 
     Args:
-        rollout: the attempt's.
-        attempt: of production.
-        spans: all of the attempt's.
+        rollout: the attempt's rollout.
+        attempt: an attempt of production.
+        spans: all of its spans.
     """
-    if not was_sent(attempt):
+    if not is_received(attempt):
         return rollout, list(spans)
     by_id = {span.span_id: span for span in spans}
     calls = [span for span in spans if span.kind is SpanKind.LLM]
     around = {call.span_id: _ancestors(call, by_id) for call in calls}
-    # a call inside which there is a call is the same, seen from outside by another library
+    # A call around a call is the same call, recorded by another library.
     wrapping = {outer.span_id for ancestors in around.values() for outer in ancestors}
     settled = [
         _settled(span, around.get(span.span_id, ()), is_wrapping=span.span_id in wrapping)
@@ -222,24 +227,24 @@ def gathered(
     is_call = all(span.kind is SpanKind.LLM for span in settled if span.parent_id not in by_id)
     inputs = [span if span.parent_id in by_id else span.replace(parent_id=None) for span in settled]
     task = task_of(inputs, is_call=is_call)
-    asked = msgspec.structs.replace(rollout, task=task, task_id=fingerprint(task))
-    return asked, settled
+    with_task = msgspec.structs.replace(rollout, task=task, task_id=fingerprint(task))
+    return with_task, settled
 
 
 def _ancestors(span: Span, by_id: Mapping[str, Span]) -> list[Span]:
-    """Return the spans around a span, the innermost first; parents in a circle are left out."""
+    """Return the enclosing spans, innermost first; cycles are cut."""
     ancestors: list[Span] = []
-    passed = {span.span_id}
+    visited = {span.span_id}
     outer = by_id.get(span.parent_id or "")
-    while outer is not None and outer.span_id not in passed:
+    while outer is not None and outer.span_id not in visited:
         ancestors.append(outer)
-        passed.add(outer.span_id)
+        visited.add(outer.span_id)
         outer = by_id.get(outer.parent_id or "")
     return ancestors
 
 
 def _agents(ancestors: Sequence[Span]) -> tuple[str, ...]:
-    """Return the names of the agents among the spans around, from the outermost on."""
+    """Return the names of the agents among the enclosing spans, outermost first."""
     names: list[str] = []
     for span in reversed(ancestors):
         if role_of(span.name, span.attributes) is Role.AGENT:

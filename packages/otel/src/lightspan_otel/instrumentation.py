@@ -1,12 +1,11 @@
-"""`otel.instrument`: what is changed for it, and given back."""
+"""`otel.instrument` and its undo."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -19,73 +18,65 @@ from lightspan_otel.frameworks import switch_on
 from lightspan_otel.open_spans import NAME
 from lightspan_otel.processor import (
     AgentSpanProcessor,
-    can_be_heard,
-    hear,
-    hear_what_is_asked_for,
+    accepts_processors,
+    observe,
+    observe_requested,
     processors,
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Undo:
-    """One `instrument`."""
+class _Undo(NamedTuple):
+    """Undo of one `instrument`."""
 
     key: Any
-    """The name of a framework, a processor, or a processor whose spans' content is read."""
+    """Framework name, processor, or (processor, `llm_spans`) where content is recorded."""
     off: Callable[[], None]
 
 
-@dataclass(slots=True)
-class _State:
-    """Of this process."""
-
-    undo: dict[Any, _Undo] = field(default_factory=dict)
-    """By their keys."""
-    lock: Any = field(default_factory=threading.RLock)
-
-
-_state: Final = _State()
+_undos: Final[dict[Any, _Undo]] = {}
+"""Key → undo."""
+_lock: Final = threading.RLock()
 
 
 def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrumentation:
-    """Read who acts from OpenTelemetry's spans, in this process; twice is once.
+    """Identify the current agent by OpenTelemetry's spans, in this process; idempotent.
 
-    Their names, ids and kinds are read, and no prompt. Nothing is sent anywhere: exporters get
-    the spans that they got before, and no other. By a framework's name, what the app writes on the
-    *current* span inside an agent is lost where that is a span of ours (`docs/otel.md`, Limits).
-    As a context manager (`with instrument(…):`) it is undone at the end of the block.
+    Names, ids and kinds are read, no prompts. Nothing is sent: exporters get the same spans as
+    before. With a framework's name, anything that the app writes to the *current* span inside an
+    agent is lost if that span is ours (`docs/otel.md`, Limits). As a context manager (`with
+    instrument(…):`) it is undone at the end of the block.
 
     Args:
-        what: a framework, such as `"pydantic-ai"`, whose telemetry is then on for us alone, unless
-            the app has switched it on; spans of its global provider are heard, whenever it is
-            set. Or the app's own TracerProvider, to which the spans of any framework go.
-        content: of a provider: in production (`lightspan.record`), keep what its spans say, too:
-            model calls that nobody else records, with their messages, and what tools and agents
-            were given and gave back.
+        what: a framework such as `"pydantic-ai"`: its telemetry is switched on for lightspan alone
+            unless the app has switched it on; spans of the global provider are read once that is
+            set. Or the app's TracerProvider, to which any framework's spans go.
+        content: for a provider: in production (`lightspan.record`), also record the content of
+            spans: model calls that nothing else records, with their messages, and the inputs and
+            outputs of tools and agents.
 
     Raises:
-        ConfigError: no framework is known by that name, it is not installed, the provider is none
-            of OpenTelemetry's SDK, or content is wanted of a framework.
+        ConfigError: the framework's name is unknown, it is not installed, the provider is not one
+            of OpenTelemetry's SDK, or `content` is given with a framework's name.
     """
     if content and isinstance(what, str):
         raise ConfigError(
-            f"otel.instrument({what!r}, content=True): by its name a framework's telemetry is on "
-            "without content; give the TracerProvider to which its spans go"
+            f"otel.instrument({what!r}, content=True): content needs the TracerProvider to which "
+            f"the framework's spans go, not its name: otel.instrument(provider, content=True)"
         )
-    with _state.lock:
-        made = [_by_name(what)] if isinstance(what, str) else _by_provider(what, content=content)
-        undos = [undo for undo in made if undo is not None]
+    with _lock:
+        new = [_by_name(what)] if isinstance(what, str) else _by_provider(what, content=content)
+        undos = [undo for undo in new if undo is not None]
         if not undos:
             return Instrumentation(None)
         for undo in undos:
-            _state.undo[undo.key] = undo
+            _undos[undo.key] = undo
         resolver.install()
         record.hold(NAME)
         return Instrumentation(partial(_undo_all, undos))
 
 
 def _by_name(name: str) -> _Undo | None:
-    if name in _state.undo:
+    if name in _undos:
         return None
     switch = switch_on(name)
     resolver.switches[name] = switch
@@ -95,52 +86,52 @@ def _by_name(name: str) -> _Undo | None:
         switch.undo()
 
     try:
-        # as long as it lasts, where the app tells it of the framework itself
-        hear_what_is_asked_for(and_global=True)
-    except Exception:  # it takes no processor
+        # the app may switch the framework on itself later: read the global provider's spans too
+        observe_requested(with_global=True)
+    except Exception:  # the global provider rejects processors
         off()
-        hear_what_is_asked_for(and_global=bool(resolver.switches))
+        observe_requested(with_global=bool(resolver.switches))
         raise
     return _Undo(name, off)
 
 
 def _by_provider(provider: Any, *, content: bool) -> list[_Undo | None]:
-    if not can_be_heard(provider):
+    if not accepts_processors(provider):
         raise ConfigError(
-            f"otel.instrument({provider!r}): it takes the name of a framework, or a TracerProvider "
-            "of OpenTelemetry's SDK, to which the spans of one go"
+            f"otel.instrument({provider!r}): give the name of a framework or a TracerProvider of "
+            "OpenTelemetry's SDK"
         )
-    processor = hear(provider)
-    processor.is_asked_for = True
+    processor = observe(provider)
+    processor.is_requested = True
     read = _with_content(processor) if content else None
-    if processor in _state.undo:
+    if processor in _undos:
         return [read]
 
     def off() -> None:
-        processor.is_asked_for = (processor, llm_spans) in _state.undo
+        processor.is_requested = (processor, llm_spans) in _undos
 
     return [read, _Undo(processor, off)]
 
 
 def _with_content(processor: AgentSpanProcessor) -> _Undo | None:
-    if (processor, llm_spans) in _state.undo:
+    if (processor, llm_spans) in _undos:
         return None
-    processor.reader = llm_spans
+    processor.records_content = True
     context.add_call_listener(llm_spans.note_call)
 
     def off() -> None:
-        processor.is_asked_for = processor in _state.undo
-        processor.reader = None
-        if all(each.reader is None for each in processors()):
+        processor.is_requested = processor in _undos
+        processor.records_content = False
+        if not any(one.records_content for one in processors()):
             context.remove_call_listener(llm_spans.note_call)
 
     return _Undo((processor, llm_spans), off)
 
 
 def uninstrument() -> None:
-    """Undo every `instrument`; frameworks are left as they were."""
-    with _state.lock:
-        _undo_all(list(_state.undo.values()))
+    """Undo every `instrument` and restore the frameworks."""
+    with _lock:
+        _undo_all(list(_undos.values()))
 
 
 def _undo_all(undos: Sequence[_Undo]) -> None:
@@ -149,15 +140,15 @@ def _undo_all(undos: Sequence[_Undo]) -> None:
 
 
 def _undo(undo: _Undo) -> None:
-    with _state.lock:
-        if _state.undo.get(undo.key) is not undo:
-            return  # it was undone, and may have been done again by somebody else
-        del _state.undo[undo.key]
+    with _lock:
+        if _undos.get(undo.key) is not undo:
+            return  # undone already, and possibly redone by another caller
+        del _undos[undo.key]
         try:
             undo.off()
         finally:
-            hear_what_is_asked_for(and_global=bool(resolver.switches))
-        if _state.undo:
+            observe_requested(with_global=bool(resolver.switches))
+        if _undos:
             return
         resolver.uninstall()
     record.release(NAME)

@@ -1,16 +1,15 @@
-"""Record model calls that only spans tell of, where the user wants it (`content=True`).
+"""Record model calls known only from spans, if the user opts in (`content=True`).
 
-Model calls are recorded by whoever makes them: the shim of the SDKs, an adapter. A framework that
-asks past both has a span for each call, in one of three dialects (`vocabulary`). In production such
-a span becomes a call of its attempt, in the same form, unless the call is recorded already: it was
-made inside the span, or the span began while it was under way in the same context. Of two spans of
-one call, one inside the other, the inner one is recorded; with a tool or an agent between them they
-are two calls. In a rollout nothing of this is read.
+SDK patches and adapters record the model calls that pass through them. A framework that uses
+neither emits a span per call in one of three dialects (`normalize`). In production such a span is
+recorded as a call of its attempt, unless the call is recorded already: a recorded call was made
+inside the span, or was open in the same context when the span began. Of two nested spans of one
+call the inner one is recorded; with a tool or an agent between them they are two calls. Rollouts
+are not affected.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
@@ -28,17 +27,17 @@ from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanSt
 from lightspan.schema.token_records import CallOutcome
 from lightspan_otel.agent_names import Role
 from lightspan_otel.convert import from_otel
-from lightspan_otel.normalize import INPUTS, translated
+from lightspan_otel.normalize import INPUTS, loaded, normalized
 from lightspan_otel.open_spans import (
     NAME,
     MessageContent,
     OpenSpan,
     inside_of,
-    kept_whole,
     open_here,
+    recorded_whole,
 )
 
-_OF_CALLS: Final = frozenset(
+_CALL_ATTRIBUTES: Final = frozenset(
     {
         *(c.OPERATION_NAME, c.PROVIDER_NAME, c.REQUEST_MODEL, c.REQUEST_STREAM, c.REQUEST_SEED),
         *(c.REQUEST_TEMPERATURE, c.REQUEST_TOP_P, c.REQUEST_MAX_TOKENS, c.REQUEST_STOP),
@@ -47,17 +46,17 @@ _OF_CALLS: Final = frozenset(
         *(c.TOOL_DEFINITIONS, c.ERROR_TYPE, c.SERVER_ADDRESS, c.SERVER_PORT),
     }
 )
-"""What is kept of a call: what the shim says of one. The rest says it again, in other words."""
-_OF_OTHERS: Final = {
+"""Attributes kept of a call: those that SDK patches record. The others duplicate them."""
+_CONTENT_ATTRIBUTES: Final = {
     SpanKind.TOOL: frozenset({c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT}),
     SpanKind.AGENT: frozenset({c.OPERATION_INPUT, c.OPERATION_OUTPUT}),
 }
 _MAX_OPEN: Final = 8
-"""Calls under way that are remembered of a context: some never end."""
+"""Maximum number of open calls remembered per context: some never end."""
 
 
 class _CallState:
-    """Whether a recorded call is under way."""
+    """State of a recorded call."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -69,108 +68,99 @@ class _CallState:
 _recorded: Final[ContextVar[tuple[_CallState, ...]]] = ContextVar(
     "lightspan_otel_recorded", default=()
 )
-"""Calls that the shim or an adapter records, begun in this context."""
+"""Calls begun in this context that an SDK patch or an adapter records."""
 
 
-# --- who records what -------------------------------------------------------------------------
 def note_call(acting: AgentContext) -> CallEnd | None:
-    """Note a model call that is recorded (`scope.CallListener`)."""
+    """Mark the enclosing spans as having a recorded call (a `CallListener`)."""
     _mark(open_here())
     call = _CallState()
     _recorded.set((call, *_recorded.get())[:_MAX_OPEN])
     return call.end
 
 
-def _mark(notes: Iterable[OpenSpan]) -> None:
-    """The call is made inside these spans. What is around a tool or an agent is of another call."""
-    for note in notes:
-        note.has_call = True
-        if note.role in (Role.AGENT, Role.TOOL):
+def _mark(spans: Iterable[OpenSpan]) -> None:
+    """Mark these spans as having a call, up to the innermost agent or tool: spans outside of that
+    belong to another call."""
+    for open_span in spans:
+        open_span.has_call = True
+        if open_span.role in (Role.AGENT, Role.TOOL):
             break
 
 
-def given(span: ReadableSpan) -> Any:
-    """See `processor.Reader`."""
+def input_of(span: ReadableSpan) -> Any:
+    """Return the input of a run, None if the span does not have it yet."""
     attributes = span.attributes or {}
-    return _loaded(next((attributes[key] for key in INPUTS if key in attributes), None))
+    return loaded(next((attributes[key] for key in INPUTS if key in attributes), None))
 
 
-def begin(note: OpenSpan, span: ReadableSpan) -> None:
-    """See `processor.Reader`."""
-    if note.around is None or note.around.scope.mode is not Mode.PRODUCTION:
+def begin(open_span: OpenSpan) -> None:
+    """Note whether a recorded call is open as the span begins."""
+    if open_span.agent is None or open_span.agent.scope.mode is not Mode.PRODUCTION:
         return
-    note.has_call = any(call.is_open for call in _recorded.get())
+    open_span.has_call = any(call.is_open for call in _recorded.get())
 
 
-def _loaded(text: Any) -> Any:
-    if not isinstance(text, str):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-# --- what a span says -------------------------------------------------------------------------
-def read(note: OpenSpan, span: ReadableSpan) -> None:
-    """A span ends: keep what it says. Never raises."""
-    around = note.around
-    if around is None or around.scope.mode is not Mode.PRODUCTION or note.ids in kept_whole:
+def read(open_span: OpenSpan, span: ReadableSpan) -> None:
+    """Record an ended span if it is a model call; store the content of tools and agents. Never
+    raises."""
+    agent = open_span.agent
+    if agent is None or agent.scope.mode is not Mode.PRODUCTION or open_span.ids in recorded_whole:
         return
     try:
         kind = c.kind_of(span.attributes or {})
         if kind is SpanKind.LLM:
-            if not note.has_call:
-                _record(note, around, translated(from_otel(span)))
-        elif kind in _OF_OTHERS:
-            note.said = _said(translated(from_otel(span)), _OF_OTHERS[kind])
+            if not open_span.has_call:
+                _record(open_span, agent, normalized(from_otel(span)))
+        elif kind in _CONTENT_ATTRIBUTES:
+            open_span.content = _content(normalized(from_otel(span)), _CONTENT_ATTRIBUTES[kind])
     except Exception as error:
-        add_capture_error(around.scope.recorder, NAME, error)
+        add_capture_error(agent.scope.recorder, NAME, error)
 
 
-def _said(whole: Span, keys: frozenset[str]) -> MessageContent:
-    attributes: Attributes = {key: whole.attributes[key] for key in keys & whole.attributes.keys()}
+def _content(span: Span, keys: frozenset[str]) -> MessageContent:
+    attributes: Attributes = {key: span.attributes[key] for key in keys & span.attributes.keys()}
     events = [
         SpanEvent(event.name, event.time_ns, _clean(event.attributes))
-        for event in whole.events
+        for event in span.events
         if c.EXCEPTION_TYPE in event.attributes
     ]
-    return MessageContent(attributes, whole.status_message, events)
+    return MessageContent(attributes, span.status_message, events)
 
 
 def _clean(attributes: Mapping[str, Any]) -> Attributes:
-    """Of an exception: an endpoint's words may quote a key."""
+    """Redact the attributes of an exception: endpoints' messages may quote a key."""
     return {k: kept_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
-def _record(note: OpenSpan, around: AgentContext, whole: Span) -> None:
-    """A model call that nobody else recorded; an attempt of its own where nothing is around it."""
+def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:
+    """Record a model call that nothing else recorded; open an attempt for it if there is none."""
     root = None
-    if around.scope.is_outside:
+    if agent.scope.is_outside:
         if state.opener is None:
             return
-        with inside_of(note.above):
-            around, root = context.start_attempt(around, None)
-    _mark(note.upwards())
-    said = _said(whole, _OF_CALLS)
-    failed = whole.status is SpanStatus.ERROR
-    known: Attributes = {
-        c.AGENT_PATH: around.path,
-        c.CALL_ID: around.scope.new_call_id(),
+        with inside_of(open_span.above):
+            agent, root = context.start_attempt(agent, None)
+    _mark(open_span.upwards())
+    content = _content(span, _CALL_ATTRIBUTES)
+    failed = span.status is SpanStatus.ERROR
+    attributes: Attributes = {
+        c.AGENT_PATH: agent.path,
+        c.CALL_ID: agent.scope.new_call_id(),
         c.CALL_OUTCOME: str(CallOutcome.ERROR if failed else CallOutcome.OK),
-        **said.attributes,
+        **content.attributes,
     }
-    span = make_span(
-        around,
-        f"{known[c.OPERATION_NAME]} {known.get(c.REQUEST_MODEL, '')}".rstrip(),
+    recorded = make_span(
+        agent,
+        f"{attributes[c.OPERATION_NAME]} {attributes.get(c.REQUEST_MODEL, '')}".rstrip(),
         SpanKind.LLM,
-        known,
-        span_id=note.span_id,
-        start_ns=note.start_ns,
+        attributes,
+        span_id=open_span.span_id,
+        start_ns=open_span.start_ns,
         status=SpanStatus.ERROR if failed else SpanStatus.OK,
-        status_message=said.message,
-        events=said.events,
+        status_message=content.message,
+        events=content.events,
     )
-    around.scope.recorder.add(span)
+    agent.scope.recorder.add(recorded)
     if root is not None:
         root.close()

@@ -1,8 +1,8 @@
-"""Normalize the attributes of other libraries' spans: pure.
+"""Translate the span attributes of other libraries into ours. Pure.
 
-The GenAI conventions, OpenInference and OpenLLMetry have the messages of a call, its tools, a
-tool's arguments and an error each in their own attributes; readers of stored spans know one form of
-them (`lightspan.schema.genai_attributes`). What is in that form is not kept twice.
+The GenAI conventions, OpenInference and OpenLLMetry each have their own attributes for messages,
+tools, arguments and errors; readers of stored spans expect those of
+`lightspan.schema.genai_attributes`. Translated attributes are not stored twice.
 """
 
 from __future__ import annotations
@@ -22,153 +22,153 @@ _OPENINFERENCE: Final = {
 }
 _OPENLLMETRY: Final = {c.INPUT_MESSAGES: "gen_ai.prompt", c.OUTPUT_MESSAGES: "gen_ai.completion"}
 INPUTS: Final = ("input.value", "traceloop.entity.input")
-"""What a run was given."""
+"""Attributes with the input of a run."""
 _OUTPUTS: Final = ("output.value", "traceloop.entity.output")
 _ARGUMENTS: Final = ("tool_call.function.arguments", *INPUTS, "tool.parameters")
-"""What a tool was given; the last may also be what it takes."""
-_TOLD_TWICE: Final = (
+"""Attributes with the arguments of a tool. The last may also hold its parameters' schema."""
+_REDUNDANT: Final = (
     *("llm.input_messages.", "llm.output_messages.", "llm.tools.", "llm.request.functions."),
     *("gen_ai.prompt.", "gen_ai.completion."),
 )
 
-_OURS: Final = (
+_PUBLIC_ATTRIBUTES: Final = (
     *(c.AGENT_PATH, c.OPERATION_INPUT, c.OPERATION_OUTPUT, c.FEEDBACK, c.ANNOTATION),
     *("lightspan.reward.", c.MESSAGE_BODY, c.OBJECT_TYPE, c.OBJECT_JSON),
 )
-"""Of our own attributes those that anybody may say."""
+"""Prefixes of our own attributes that any sender may set."""
 _REASONS: Final = {
     **dict.fromkeys(("tool_call", "tool_use"), "tool_calls"),
     **dict.fromkeys(("stop", "end_turn", "stop_sequence"), "stop"),
     **dict.fromkeys(("max_tokens", "length"), "length"),
 }
-"""Why answers end, in the words of OpenTelemetry and of other providers → in OpenAI's."""
+"""Finish reasons of OpenTelemetry and of other providers → OpenAI's."""
 
-Said = Mapping[str, Any]
+AttributeMap = Mapping[str, Any]
 
 
-def translated(span: Span) -> Span:
-    """The span with what it says of a call, a tool, a run or an error in our attributes too."""
-    said = {key: value for key, value in span.attributes.items() if _may_be_said(key)}
-    more: dict[str, Any] = {}
+def normalized(span: Span) -> Span:
+    """Return the span with our attributes for its call, tool, run or error."""
+    attributes = {key: value for key, value in span.attributes.items() if _is_allowed(key)}
+    translated: dict[str, Any] = {}
     if span.kind is SpanKind.LLM:
-        more = _call(said)
-        twice = (*_TOLD_TWICE, c.TOOL_DEFINITIONS)
-        said = {key: said[key] for key in said if not key.startswith(twice)}
+        translated = _call(attributes)
+        redundant = (*_REDUNDANT, c.TOOL_DEFINITIONS)
+        attributes = {key: attributes[key] for key in attributes if not key.startswith(redundant)}
     elif span.kind is SpanKind.TOOL:
-        more = {
-            c.TOOL_NAME: tool_name(span.name, said),
-            c.TOOL_CALL_ID: tool_call_id(said),
-            c.TOOL_CALL_ARGUMENTS: _given(_first(said, c.TOOL_CALL_ARGUMENTS, *_ARGUMENTS)),
-            c.TOOL_CALL_RESULT: _first(said, c.TOOL_CALL_RESULT, *_OUTPUTS),
+        translated = {
+            c.TOOL_NAME: tool_name(span.name, attributes),
+            c.TOOL_CALL_ID: tool_call_id(attributes),
+            c.TOOL_CALL_ARGUMENTS: _tool_arguments(
+                _first(attributes, c.TOOL_CALL_ARGUMENTS, *_ARGUMENTS)
+            ),
+            c.TOOL_CALL_RESULT: _first(attributes, c.TOOL_CALL_RESULT, *_OUTPUTS),
         }
     else:
-        more = {
-            c.OPERATION_INPUT: _first(said, c.OPERATION_INPUT, *INPUTS),
-            c.OPERATION_OUTPUT: _first(said, c.OPERATION_OUTPUT, *_OUTPUTS),
+        translated = {
+            c.OPERATION_INPUT: _first(attributes, c.OPERATION_INPUT, *INPUTS),
+            c.OPERATION_OUTPUT: _first(attributes, c.OPERATION_OUTPUT, *_OUTPUTS),
         }
-    if c.ERROR_TYPE not in said:
+    if c.ERROR_TYPE not in attributes:
         kinds = (event.attributes.get(c.EXCEPTION_TYPE) for event in span.events)
-        more[c.ERROR_TYPE] = next((kind for kind in kinds if kind), None)
-    attributes = {**said, **clean_attributes(more)}
+        translated[c.ERROR_TYPE] = next((kind for kind in kinds if kind), None)
+    attributes |= clean_attributes(translated)
     return span.replace(attributes=attributes, sequence_start=None, sequence_end=None)
 
 
 def loaded(value: Any) -> Any:
-    """Return the JSON of an attribute, or the value itself where it is none."""
+    """Return the decoded JSON of an attribute, or the value itself if it is not JSON."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return value
 
 
-def _may_be_said(key: str) -> bool:
-    """Whether a sender may say it. What gateway and runners alone know of a call is none of that:
-    readers take it for true, and for well formed."""
-    return not key.startswith("lightspan.") or key.startswith(_OURS)
+def _is_allowed(key: str) -> bool:
+    """Return whether senders may set an attribute. Those of the gateway and of runners are
+    excluded: readers trust their values and form."""
+    return not key.startswith("lightspan.") or key.startswith(_PUBLIC_ATTRIBUTES)
 
 
-def _first(said: Said, *keys: str) -> Any:
-    return next((said[key] for key in keys if key in said), None)
+def _first(attributes: AttributeMap, *keys: str) -> Any:
+    return next((attributes[key] for key in keys if key in attributes), None)
 
 
-def _given(told: Any) -> Any:
-    """A tool's arguments, where OpenInference tells how smolagents called its `Tool` with them."""
-    if not (isinstance(told, str) and told.startswith('{"args": []')):
-        return told
+def _tool_arguments(value: Any) -> Any:
+    """Return a tool's arguments, unwrapped from OpenInference's form of smolagents' calls."""
+    if not (isinstance(value, str) and value.startswith('{"args": []')):
+        return value
     try:
-        call = json.loads(told)
+        call = json.loads(value)
     except ValueError:
-        return told
+        return value
     if call.keys() != {"args", "kwargs", "sanitize_inputs_outputs"}:
-        return told
+        return value
     return genai_messages.dump_json(call["kwargs"])
 
 
-def _call(said: Said) -> dict[str, Any]:
-    prompt, completion = c.usage_of(said)
-    more: dict[str, Any] = {
-        c.OPERATION_NAME: said.get(c.OPERATION_NAME, "chat"),
-        c.REQUEST_MODEL: c.model_of(said),
+def _call(attributes: AttributeMap) -> dict[str, Any]:
+    prompt, completion = c.usage_of(attributes)
+    translated: dict[str, Any] = {
+        c.OPERATION_NAME: attributes.get(c.OPERATION_NAME, "chat"),
+        c.REQUEST_MODEL: c.model_of(attributes),
         c.INPUT_TOKENS: prompt,
         c.OUTPUT_TOKENS: completion,
-        c.TOOL_DEFINITIONS: _tools(said),
+        c.TOOL_DEFINITIONS: _tools(attributes),
     }
     for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
-        more[key] = _messages(said, key)
-    reasons = _reasons(said)
+        translated[key] = _messages(attributes, key)
+    reasons = _reasons(attributes)
     if reasons:
-        more[c.FINISH_REASONS] = [_REASONS.get(reason.lower(), reason) for reason in reasons]
-    return more
+        translated[c.FINISH_REASONS] = [_REASONS.get(reason.lower(), reason) for reason in reasons]
+    return translated
 
 
-def _reasons(said: Said) -> list[str]:
-    """Why each answer ended, in the sender's words."""
-    listed = said.get(c.FINISH_REASONS)
+def _reasons(attributes: AttributeMap) -> list[str]:
+    """Return the finish reason of each answer, untranslated."""
+    listed = attributes.get(c.FINISH_REASONS)
     if isinstance(listed, list):
         return [str(reason) for reason in listed]
-    answers = _numbered(said, _OPENLLMETRY[c.OUTPUT_MESSAGES])
-    if c.OUTPUT_MESSAGES in said:
-        found = loaded(said[c.OUTPUT_MESSAGES])
-        answers = (
-            [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-        )
-    reasons = [str(each["finish_reason"]) for each in answers if each.get("finish_reason")]
+    answers = _numbered(attributes, _OPENLLMETRY[c.OUTPUT_MESSAGES])
+    if c.OUTPUT_MESSAGES in attributes:
+        messages = loaded(attributes[c.OUTPUT_MESSAGES])
+        answers = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    reasons = [str(answer["finish_reason"]) for answer in answers if answer.get("finish_reason")]
     return reasons if len(reasons) == len(answers) else []
 
 
-def _messages(said: Said, key: str) -> str | None:
-    """A `gen_ai.*.messages` attribute; None where none of the three says any."""
-    if key in said:
-        before = _instructions(said) if key == c.INPUT_MESSAGES else []
-        return genai_messages.dump_json([*before, *_genai_messages(said[key])])
-    dialects: tuple[tuple[str, Callable[[Said], dict[str, Any]]], ...] = (
+def _messages(attributes: AttributeMap, key: str) -> str | None:
+    """Return a `gen_ai.*.messages` attribute; None if no dialect has messages."""
+    if key in attributes:
+        before = _instructions(attributes) if key == c.INPUT_MESSAGES else []
+        return genai_messages.dump_json([*before, *_genai_messages(attributes[key])])
+    dialects: tuple[tuple[str, Callable[[AttributeMap], dict[str, Any]]], ...] = (
         (_OPENINFERENCE[key], _openinference_message),
         (_OPENLLMETRY[key], _openllmetry_message),
     )
     for prefix, read in dialects:
-        found = _numbered(said, prefix)
-        if found:
-            return genai_messages.dump(map(read, found))
+        items = _numbered(attributes, prefix)
+        if items:
+            return genai_messages.dump(map(read, items))
     return None
 
 
-def _numbered(said: Said, prefix: str) -> list[dict[str, Any]]:
-    """The items of a list that is spread over attributes, `PREFIX.0.rest`: rest → value of each."""
-    found: dict[int, dict[str, Any]] = {}
+def _numbered(attributes: AttributeMap, prefix: str) -> list[dict[str, Any]]:
+    """Collect a list spread over attributes `PREFIX.0.rest` into dicts rest → value."""
+    items: dict[int, dict[str, Any]] = {}
     start = f"{prefix}."
-    for key, value in said.items():
+    for key, value in attributes.items():
         if key.startswith(start):
             number, _, rest = key.removeprefix(start).partition(".")
             if number.isdecimal() and number.isascii() and len(number) < 7:
-                found.setdefault(int(number), {})[rest] = value
-    return [found[number] for number in sorted(found)]
+                items.setdefault(int(number), {})[rest] = value
+    return [items[number] for number in sorted(items)]
 
 
 # --- OpenTelemetry's GenAI conventions ------------------------------------------------------
-def _instructions(said: Said) -> list[dict[str, Any]]:
-    if INSTRUCTIONS not in said:
+def _instructions(attributes: AttributeMap) -> list[dict[str, Any]]:
+    if INSTRUCTIONS not in attributes:
         return []
-    parts = loaded(said[INSTRUCTIONS])
+    parts = loaded(attributes[INSTRUCTIONS])
     if isinstance(parts, str):
         parts = [{"type": "text", "content": parts}]
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
@@ -177,9 +177,9 @@ def _instructions(said: Said) -> list[dict[str, Any]]:
 
 
 def _genai_messages(value: Any) -> list[dict[str, Any]]:
-    found = loaded(value)
+    items = loaded(value)
     whole: list[dict[str, Any]] = []
-    for message in found if isinstance(found, list) else [found]:
+    for message in items if isinstance(items, list) else [items]:
         parts = message.get("parts") if isinstance(message, dict) else None
         if isinstance(parts, list):
             whole += _split(message, [part for part in parts if isinstance(part, dict)])
@@ -189,7 +189,7 @@ def _genai_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _split(message: dict[str, Any], parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The message, and before it one for each result of a tool, as a chat has them."""
+    """Split tool results off a message: in a chat each is a message of its own, before the rest."""
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     others = [_part(part) for part in parts if part.get("type") != "tool_call_response"]
     whole = [{"role": "tool", "parts": [_result(part)]} for part in results]
@@ -200,10 +200,10 @@ def _split(message: dict[str, Any], parts: Sequence[dict[str, Any]]) -> list[dic
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
-    given = part.get("arguments")
-    if part.get("type") != "tool_call" or isinstance(given, str):
+    arguments = part.get("arguments")
+    if part.get("type") != "tool_call" or isinstance(arguments, str):
         return part
-    return {**part, "arguments": genai_messages.dump_json({} if given is None else given)}
+    return {**part, "arguments": genai_messages.dump_json({} if arguments is None else arguments)}
 
 
 def _result(part: dict[str, Any]) -> dict[str, Any]:
@@ -214,62 +214,73 @@ def _result(part: dict[str, Any]) -> dict[str, Any]:
 
 # --- OpenInference and OpenLLMetry ----------------------------------------------------------
 _ROLES: Final = {"tool-call": "assistant", "tool-response": "user"}
-"""smolagents' roles → those that its clients send in their place."""
+"""smolagents' roles → those that its clients send."""
 
 
 def _tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    given = arguments if isinstance(arguments, str) else genai_messages.dump_json(arguments or {})
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
+    text = arguments if isinstance(arguments, str) else genai_messages.dump_json(arguments or {})
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
-def _message(said: Said, content: Any, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """A chat message of what a dialect calls `role`, `name`, `tool_call_id`, `finish_reason`."""
-    kept = {key: said[key] for key in ("name", "tool_call_id", "finish_reason") if said.get(key)}
-    role = str(said.get("role") or "assistant")
+def _message(attributes: AttributeMap, content: Any, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Build a chat message from `role`, `name`, `tool_call_id` and `finish_reason`."""
+    optional = {
+        key: attributes[key]
+        for key in ("name", "tool_call_id", "finish_reason")
+        if attributes.get(key)
+    }
+    role = str(attributes.get("role") or "assistant")
     role = _ROLES.get(role, role)
-    return {"role": role, "content": content, **kept, **({"tool_calls": calls} if calls else {})}
+    return {
+        "role": role,
+        "content": content,
+        **optional,
+        **({"tool_calls": calls} if calls else {}),
+    }
 
 
-def _openinference_message(said: Said) -> dict[str, Any]:
-    own = {key.removeprefix("message."): value for key, value in said.items()}
+def _openinference_message(attributes: AttributeMap) -> dict[str, Any]:
+    fields = {key.removeprefix("message."): value for key, value in attributes.items()}
     calls = [
         _tool_call(
             call.get("tool_call.id"),
             call.get("tool_call.function.name"),
             call.get("tool_call.function.arguments"),
         )
-        for call in _numbered(own, "tool_calls")
+        for call in _numbered(fields, "tool_calls")
     ]
-    parts = [_openinference_part(part) for part in _numbered(own, "contents")]
-    return _message(own, own.get("content", parts or None), calls)
+    parts = [_openinference_part(part) for part in _numbered(fields, "contents")]
+    return _message(fields, fields.get("content", parts or None), calls)
 
 
-def _openinference_part(said: Said) -> dict[str, Any]:
-    image = said.get("message_content.image.image.url")
+def _openinference_part(attributes: AttributeMap) -> dict[str, Any]:
+    image = attributes.get("message_content.image.image.url")
     if image is not None:
         return {"type": "image_url", "image_url": {"url": str(image)}}
-    return {"type": "text", "text": str(said.get("message_content.text", ""))}
+    return {"type": "text", "text": str(attributes.get("message_content.text", ""))}
 
 
-def _openllmetry_message(said: Said) -> dict[str, Any]:
+def _openllmetry_message(attributes: AttributeMap) -> dict[str, Any]:
     calls = [
         _tool_call(call.get("id"), call.get("name"), call.get("arguments"))
-        for call in _numbered(said, "tool_calls")
+        for call in _numbered(attributes, "tool_calls")
     ]
-    return _message(said, said.get("content"), calls)
+    return _message(attributes, attributes.get("content"), calls)
 
 
-def _tools(said: Said) -> str | None:
-    """The tools that a call offered, as chat requests have them."""
-    found = loaded(said.get(c.TOOL_DEFINITIONS))
-    if not isinstance(found, list):
-        found = [loaded(tool.get("tool.json_schema")) for tool in _numbered(said, "llm.tools")]
-    if not found:
-        found = [
-            {**tool, "parameters": loaded(tool.get("parameters"))}
-            for tool in _numbered(said, "llm.request.functions")
+def _tools(attributes: AttributeMap) -> str | None:
+    """Return the tools offered by a call in the form of chat requests."""
+    items = loaded(attributes.get(c.TOOL_DEFINITIONS))
+    if not isinstance(items, list):
+        items = [
+            loaded(tool.get("tool.json_schema")) for tool in _numbered(attributes, "llm.tools")
         ]
-    tools = [_chat_tool(tool) for tool in found if isinstance(tool, dict)]
+    if not items:
+        items = [
+            {**tool, "parameters": loaded(tool.get("parameters"))}
+            for tool in _numbered(attributes, "llm.request.functions")
+        ]
+    tools = [_chat_tool(tool) for tool in items if isinstance(tool, dict)]
     return genai_messages.dump_json(tools) if tools else None
 
 

@@ -1,7 +1,7 @@
-"""OTLP as it comes over HTTP: the body of a request, protobuf or JSON, as spans.
+"""Decode OTLP requests, protobuf or JSON, into spans.
 
-What is no OTLP is refused whole. A span that is none, in a request that is one, is left out by
-itself, and why is told: the sender's other spans are good.
+A body that is not OTLP is rejected whole. An invalid span in a valid request is rejected alone,
+with a reason.
 """
 
 from __future__ import annotations
@@ -22,45 +22,44 @@ JSON: Final = "application/json"
 CONTENT_TYPES: Final = (PROTOBUF, JSON)
 
 _REMOTE: Final = 0x300
-"""Flags of a span that knows of its parent whether another process made it, and it did."""
+"""Span flags: it is known whether the parent is in another process, and it is."""
 _IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
-_NEVER: Final = 2**63
-"""Nanoseconds: no time is so late."""
+_MAX_TIME_NS: Final = 2**63
+"""Nanoseconds: upper bound of times."""
 MAX_SPANS: Final = 50_000
-"""Of one request."""
-MAX_KEPT: Final = 64 * 2**20
-"""Bytes that the spans of one request may come to: what made them, which a request says once for
-all of them, is kept with each."""
+"""Maximum spans per request."""
+MAX_STORED_BYTES: Final = 64 * 2**20
+"""Maximum bytes of a request's spans: the resource, sent once for all of them, is stored with each.
+"""
 _TRACE_DIGITS: Final = 32
 _SPAN_DIGITS: Final = 16
 
 
 class ReceivedSpan(NamedTuple):
-    """A span that somebody sent."""
+    """A received span."""
 
     span: Span
     is_entry: bool
-    """Whether what its process did began with it: nothing is around it, or what is around it is
-    another process's."""
+    """Whether it is its process's entry span: it has no parent, or one in another process."""
 
 
 class Decoded(NamedTuple):
-    """What a request says."""
+    """Content of a request."""
 
     arrivals: list[ReceivedSpan]
     refused: list[str]
-    """Why, of each span that is none."""
+    """Reason for each invalid span."""
 
 
 def decode_request(body: bytes, content_type: str) -> Decoded:
-    """The spans of an `ExportTraceServiceRequest`. Needs `opentelemetry-proto`.
+    """Decode an `ExportTraceServiceRequest`. Needs `opentelemetry-proto`.
 
     Args:
-        body: unpacked.
+        body: uncompressed.
         content_type: one of `CONTENT_TYPES`.
 
     Raises:
-        DataError: it is no OTLP; the message says where.
+        DataError: it is not OTLP; the message gives the position.
     """
     is_json = content_type == JSON
     message = _from_object(_json_of(body)) if is_json else _from_protobuf(body)
@@ -69,20 +68,19 @@ def decode_request(body: bytes, content_type: str) -> Decoded:
 
 
 def decode_protobuf(body: bytes) -> Decoded:
-    """The spans of a `TracesData` of any size. Needs `opentelemetry-proto`.
+    """Decode a `TracesData` of any size. Needs `opentelemetry-proto`.
 
     Raises:
-        DataError: it is no OTLP.
+        DataError: it is not OTLP.
     """
     return _decoded(_from_protobuf(body))
 
 
 def decode_object(value: dict[str, Any]) -> Decoded:
-    """The spans of OTLP's JSON that is loaded, of any size; it may be changed. Needs
-    `opentelemetry-proto`.
+    """Decode loaded OTLP JSON of any size; may modify it. Needs `opentelemetry-proto`.
 
     Raises:
-        DataError: it is no OTLP; the message says where.
+        DataError: it is not OTLP; the message gives the position.
     """
     return _decoded(_from_object(value))
 
@@ -108,10 +106,10 @@ def _check_size(message: Any, size: int) -> None:
         size += own * int(resource_spans.resource.ByteSize())
     if spans > MAX_SPANS:
         raise DataError(f"the request has {spans:,} spans: send at most {MAX_SPANS:,} at once")
-    if size > MAX_KEPT:
+    if size > MAX_STORED_BYTES:
         raise DataError(
-            f"the request's spans, each with its resource's attributes, come to {size:,} bytes: "
-            f"send at most {MAX_KEPT:,} at once"
+            f"the request's spans, each with its resource's attributes, have {size:,} bytes: send "
+            f"at most {MAX_STORED_BYTES:,} at once"
         )
 
 
@@ -122,13 +120,13 @@ def _arrival(sent: Any, resource: dict[str, Any]) -> ReceivedSpan:
     span = decode_span(sent, resource)
     check_schema(span)
     times = [span.start_ns, span.end_ns, *(event.time_ns for event in span.events)]
-    if max(times) >= _NEVER:
+    if max(times) >= _MAX_TIME_NS:
         raise DataError(f"its time {max(times)} is beyond what 63 bits hold")
     return ReceivedSpan(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
 
 
 def _check_ids(sent: Any) -> None:
-    """Raise `DataError` for ids of the wrong length, or of zeros alone."""
+    """Raise `DataError` if an id has a wrong length or is all zeros."""
     for value, digits, what in (
         (sent.trace_id, _TRACE_DIGITS, "traceId"),
         (sent.span_id, _SPAN_DIGITS, "spanId"),
@@ -138,7 +136,7 @@ def _check_ids(sent: Any) -> None:
 
 
 def check_schema(span: Span) -> None:
-    """Raise `DataError` for a span of a newer lightspan: who reads its store could not read on."""
+    """Raise `DataError` for a span of a newer lightspan: readers could not decode it."""
     if span.schema > SCHEMA_VERSION:
         raise DataError(f"it has schema {span.schema}; this lightspan reads up to {SCHEMA_VERSION}")
 
@@ -154,7 +152,7 @@ def _from_protobuf(body: bytes) -> Any:
 
 
 def _json_of(body: bytes) -> dict[str, Any]:
-    """Return the JSON of a request. Raises `DataError`."""
+    """Decode the JSON of a request. Raises `DataError`."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -170,8 +168,8 @@ def _from_object(value: dict[str, Any]) -> Any:
 
     for span in _spans_in(value):
         for link in _list_in(span, "links", "links"):
-            decode_ids(link)
-        decode_ids(span)
+            convert_ids(link)
+        convert_ids(span)
     try:
         return ParseDict(value, TracesData(), ignore_unknown_fields=True)
     except (ParseError, RecursionError, ValueError, TypeError, AttributeError) as error:
@@ -185,17 +183,17 @@ def _spans_in(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the objects of a list that has one of these names. Raises `DataError`."""
-    found = next((value[name] for name in names if name in value), None)
-    if found is None:
+    """Return the list of objects under one of these names. Raises `DataError`."""
+    items = next((value[name] for name in names if name in value), None)
+    if items is None:
         return []
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise DataError(f"the body is no OTLP JSON: {names[0]} is no list of objects")
-    return found
+    return items
 
 
-def decode_ids(value: dict[str, Any]) -> None:
-    """Ids are hexadecimal in OTLP's JSON, where protobuf's JSON has base64."""
+def convert_ids(value: dict[str, Any]) -> None:
+    """Convert ids from OTLP's hexadecimal to the base64 of protobuf's JSON."""
     for name in _IDS:
         text = value.get(name)
         if text is None:
@@ -209,7 +207,7 @@ def decode_ids(value: dict[str, Any]) -> None:
 
 
 def encode_answer(content_type: str, refused: list[str]) -> bytes:
-    """An `ExportTraceServiceResponse`: all is kept, or all but some, and why."""
+    """Encode an `ExportTraceServiceResponse`, with partial success if spans were rejected."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
     answer = trace_service_pb2.ExportTraceServiceResponse()
@@ -221,7 +219,7 @@ def encode_answer(content_type: str, refused: list[str]) -> bytes:
 
 
 def encode_failure(content_type: str, text: str) -> bytes:
-    """A `google.rpc.Status`, which every answer but 200 has as its body."""
+    """Encode a `google.rpc.Status`, the body of every response but 200."""
     from google.rpc.status_pb2 import Status
 
     return _encoded(Status(message=text), content_type)

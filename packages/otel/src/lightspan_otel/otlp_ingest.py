@@ -1,4 +1,4 @@
-"""`POST /v1/traces`: OTLP over HTTP, protobuf or JSON, into the store."""
+"""`POST /v1/traces`: store OTLP over HTTP, as protobuf or JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 
 from aiohttp import web
 
-from lightspan.errors import DataError, LightspanError, StoreError
+from lightspan.errors import LightspanError, StoreError
 from lightspan.stores.protocol import Store
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.request_body import unpacked
 from lightspan_gateway.store_server.responses import read_body
-from lightspan_otel.ingest import keep
-from lightspan_otel.normalize import translated
+from lightspan_otel.ingest import store_spans
+from lightspan_otel.normalize import normalized
 from lightspan_otel.otlp import (
     CONTENT_TYPES,
     PROTOBUF,
@@ -28,19 +28,19 @@ from lightspan_otel.otlp import (
 log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 16 * 2**20
-"""Of a request, compressed or not."""
+"""Maximum size of a request body, compressed or not."""
 SENDERS: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.TRACER})
-"""Who may send traces. A runner may not: it reports what its attempts did by itself."""
-_AGAIN: Final = {"Retry-After": "1"}
+"""Roles that may send traces. Runners are excluded: they report their attempts themselves."""
+_RETRY: Final = {"Retry-After": "1"}
 MAX_CONCURRENT: Final = 32
-"""Requests that are worked on at once, apart from those of the store."""
+"""Maximum number of concurrent requests."""
 
 
 class Telemetry:
-    """Takes traces.
+    """Handler of trace requests.
 
     Args:
-        store: an open one, where they are kept.
+        store: an open store for the spans.
     """
 
     PATH = "/v1/traces"
@@ -50,59 +50,57 @@ class Telemetry:
         self._places = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def answer(self, request: web.Request, role: Role | ApiError) -> web.Response:
-        """What OTLP says that a request is answered with.
+        """Return OTLP's response to a request.
 
         Args:
-            request: its body is read when it is known that its sender may send.
-            role: the sender's, or why it has none.
+            request: its body is read after the authorization.
+            role: the sender's role, or the authentication error.
         """
         kind = request.content_type
-        answered_as = kind if kind in CONTENT_TYPES else PROTOBUF
-        status, text, again, body = 200, "", False, b""
+        answer_type = kind if kind in CONTENT_TYPES else PROTOBUF
+        status, text, retry, body = 200, "", False, b""
         try:
             if isinstance(role, ApiError):
                 raise role
-            refused = await self._taken(request, role)
-            body = encode_answer(answered_as, refused)
+            rejected = await self._store_spans(request, role)
+            body = encode_answer(answer_type, rejected)
         except ApiError as error:
             status, text = error.status, error.message
-        except DataError as error:
-            status, text = 400, str(error)
         except StoreError as error:
-            status, text, again = 503, str(error), True
+            status, text, retry = 503, str(error), True
         except LightspanError as error:
             status, text = 400, str(error)
         except (ConnectionError, web.HTTPException):
             raise
         except Exception as error:
-            log.exception("traces could not be taken")
-            status, text = 500, f"the server failed: {type(error).__name__}; its log says more"
+            log.exception("traces could not be stored")
+            status, text = 500, f"the server failed: {type(error).__name__}; see its log"
         if status != 200:
-            body = encode_failure(answered_as, text)
+            body = encode_failure(answer_type, text)
         return web.Response(
-            body=body, status=status, content_type=answered_as, headers=_AGAIN if again else None
+            body=body, status=status, content_type=answer_type, headers=_RETRY if retry else None
         )
 
-    async def _taken(self, request: web.Request, role: Role) -> list[str]:
+    async def _store_spans(self, request: web.Request, role: Role) -> list[str]:
         if role not in SENDERS:
             allowed = ", ".join(sorted(SENDERS))
-            raise ApiError(403, f"the key is a {role}'s, who may not send traces: only {allowed}")
+            raise ApiError(403, f"the key's role is {role}; only {allowed} may send traces")
         kind = request.content_type
         if kind not in CONTENT_TYPES:
-            raise ApiError(415, f"traces come as {' or '.join(CONTENT_TYPES)}, not as {kind!r:.80}")
-        packing = request.headers.get("Content-Encoding", "").strip().lower()
+            raise ApiError(415, f"traces must be {' or '.join(CONTENT_TYPES)}, not {kind!r:.80}")
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
         async with self._places:
             body = await read_body(request, MAX_BYTES)
-            decoded = await asyncio.to_thread(_decoded, body, packing, kind)
+            decoded = await asyncio.to_thread(_decoded, body, encoding, kind)
             may_reward = role is not Role.TRACER
-            refused = await keep(self._store, decoded.arrivals, may_reward=may_reward)
-        return [*decoded.refused, *(each.reason for each in refused)]
+            rejected = await store_spans(self._store, decoded.arrivals, may_reward=may_reward)
+        return [*decoded.refused, *(one.reason for one in rejected)]
 
 
-def _decoded(data: bytes, packing: str, kind: str) -> Decoded:
-    if packing not in ("", "identity"):
-        data = unpacked(data, packing, MAX_BYTES)
+def _decoded(data: bytes, encoding: str, kind: str) -> Decoded:
+    if encoding not in ("", "identity"):
+        data = unpacked(data, encoding, MAX_BYTES)
     decoded = decode_request(data, kind)
-    # here, beside the event loop: of a large batch it takes a second
-    whole = [each._replace(span=translated(each.span)) for each in decoded.arrivals]
-    return decoded._replace(arrivals=whole)
+    # in this thread, not the event loop: a large batch takes a second
+    arrivals = [one._replace(span=normalized(one.span)) for one in decoded.arrivals]
+    return decoded._replace(arrivals=arrivals)

@@ -1,6 +1,6 @@
-"""Hears of the spans of an app's own tracer provider, and reads their names, ids and kinds.
+"""Span processor added to an app's tracer provider to track its open spans.
 
-What was said in them is read where the user asked for it, and not here (`Reader`).
+Names, ids and kinds are read; content only where the user opts in (`llm_spans`).
 """
 
 from __future__ import annotations
@@ -10,107 +10,94 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from lightspan.capture.adapter import is_claimed
-from lightspan_otel.open_spans import OpenSpan, keep, note_by_ids, note_of
+from lightspan_otel import llm_spans
+from lightspan_otel.open_spans import OpenSpan, open_span_by_ids, open_span_of, register
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import Span as LiveSpan
 
 
-class Reader(Protocol):
-    """Reads what spans say beside identity (`hearsay`)."""
-
-    def given(self, span: ReadableSpan) -> Any:
-        """What the run was given that a span is; None if it does not say so yet."""
-        ...
-
-    def begin(self, note: OpenSpan, span: ReadableSpan) -> None:
-        """A span has begun."""
-        ...
-
-    def read(self, note: OpenSpan, span: ReadableSpan) -> None:
-        """It ends."""
-        ...
-
-
 class AgentSpanProcessor(SpanProcessor):
-    """Knows which spans are open, and changes none. What was said in them it does not read.
+    """Tracker of a provider's open spans; modifies none.
 
-    `otel.instrument(provider)` adds one to a provider; there it stays, as OpenTelemetry has no way
-    to take it out, and hears nothing while it is not `on`.
+    `otel.instrument(provider)` adds one to a provider. OpenTelemetry cannot remove processors, so
+    it stays there and ignores spans while `on` is False.
     """
 
     def __init__(self) -> None:
         self.on = True
-        self.is_asked_for = False
-        """The app said that its agents are told of there."""
-        self.reader: Reader | None = None
-        """Of what was said, where that is wanted."""
+        self.is_requested = False
+        """The user passed this provider to `otel.instrument`."""
+        self.records_content = False
+        """Whether content is recorded too (`llm_spans`)."""
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
-        """A span begins; it is not the current one yet."""
+        """Track a span that begins; it is not the current one yet."""
         if not self.on:
             return
-        with contextlib.suppress(Exception):  # never into the app; a span unknown is noticed later
+        # never raise into the app; `resolver` reports an unknown span later
+        with contextlib.suppress(Exception):
             context, library = span.get_span_context(), span.instrumentation_scope
             name = "" if library is None else library.name
-            # What tells of the same as an adapter or a hook is passed over, and may name parents by
-            # a reckoning of its own (LlamaIndex's), in which what we know of is left out.
+            # A span that an adapter or a patch covers is skipped. Its library may compute parents
+            # its own way (LlamaIndex's does), which would leave out the spans that we know.
             inside = None if is_claimed(name) else parent_context
-            above = note_of(trace.get_current_span(inside))
-            note = OpenSpan(span, above, f"{context.span_id:016x}", name)
-            keep(span, note)
-            reader = self.reader
-            if reader is not None:
-                note.given = reader.given(span)
-            note.begin()
-            if reader is not None:
-                reader.begin(note, span)
+            above = open_span_of(trace.get_current_span(inside))
+            open_span = OpenSpan(span, above, f"{context.span_id:016x}", name)
+            register(span, open_span)
+            if not self.records_content:
+                open_span.begin()
+                return
+            open_span.input = llm_spans.input_of(span)
+            open_span.begin()
+            llm_spans.begin(open_span)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """It has ended."""
-        with contextlib.suppress(Exception):  # never into the app
+        """Close a span that has ended."""
+        with contextlib.suppress(Exception):  # never raise into the app
             context = span.get_span_context()
-            note = None if context is None else note_by_ids(context.trace_id, context.span_id)
-            if note is not None:
-                if self.reader is not None:
-                    self.reader.read(note, span)
-                note.end(span)
+            open_span = (
+                None if context is None else open_span_by_ids(context.trace_id, context.span_id)
+            )
+            if open_span is not None:
+                if self.records_content:
+                    llm_spans.read(open_span, span)
+                open_span.end(span)
 
     def shutdown(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no buffer."""
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is kept."""
+        """Do nothing: there is no buffer."""
         return True
 
 
-# --- whom we hear ---------------------------------------------------------------------------
-_heard: Final[list[tuple[weakref.ref[Any], AgentSpanProcessor]]] = []
-"""The app's own providers with our processor in them. (Some cannot be the key of a dictionary.)"""
+# --- observed providers ---------------------------------------------------------------------
+_observed: Final[list[tuple[weakref.ref[Any], AgentSpanProcessor]]] = []
+"""The app's providers that have our processor. (A list, because some are not hashable.)"""
 _lock: Final = threading.Lock()
 
 
 def processors() -> Sequence[AgentSpanProcessor]:
-    """Ours, one for each provider that is or was heard."""
-    return [processor for _, processor in list(_heard)]
+    """Return our processors, one per provider observed now or earlier."""
+    return [processor for _, processor in list(_observed)]
 
 
-def _found(provider: object) -> AgentSpanProcessor | None:
-    return next((found for known, found in list(_heard) if known() is provider), None)
+def _processor_of(provider: object) -> AgentSpanProcessor | None:
+    return next((ours for ref, ours in list(_observed) if ref() is provider), None)
 
 
-def hear(provider: Any) -> AgentSpanProcessor:
-    """Hear of this provider's spans, as long as what is returned is `on`; nothing else is changed
-    there, and its exporters get what they got."""
-    processor = _found(provider)
+def observe(provider: Any) -> AgentSpanProcessor:
+    """Add our processor to a provider, or switch it on. Exporters get the same spans as before."""
+    processor = _processor_of(provider)
     if processor is None or not processor.on:
         with _lock:
             processor = _switched_on(provider)
@@ -118,18 +105,18 @@ def hear(provider: Any) -> AgentSpanProcessor:
 
 
 def _switched_on(provider: Any) -> AgentSpanProcessor:
-    processor = _found(provider)
+    processor = _processor_of(provider)
     if processor is None:
         processor = AgentSpanProcessor()
         _add(provider, processor)
-        _heard[:] = [known for known in _heard if known[0]() is not None]
-        _heard.append((weakref.ref(provider), processor))
+        _observed[:] = [entry for entry in _observed if entry[0]() is not None]
+        _observed.append((weakref.ref(provider), processor))
     processor.on = True
     return processor
 
 
 def _add(provider: Any, processor: AgentSpanProcessor) -> None:
-    """A subclass may do more when the app adds one: Phoenix's takes its own exporter out then."""
+    """Bypass overrides: Phoenix's `add_span_processor` removes its own exporter."""
     if isinstance(provider, TracerProvider):
         TracerProvider.add_span_processor(provider, processor)
     else:
@@ -137,59 +124,61 @@ def _add(provider: Any, processor: AgentSpanProcessor) -> None:
 
 
 _UNSET: Final = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
-"""What is in the global provider's place until one is set, or none is wanted."""
+"""Types of the global provider while none is set or tracing is off."""
 
 
 def global_provider() -> Any:
-    """The global provider, if the app has set one by now. To ask sets none, which it does
-    otherwise where `OTEL_PYTHON_TRACER_PROVIDER` is in the environment."""
+    """Return the global provider if the app has set one, else None.
+
+    `trace.get_tracer_provider()` would create one if `OTEL_PYTHON_TRACER_PROVIDER` is set.
+    """
     if OTEL_PYTHON_TRACER_PROVIDER in os.environ and trace._TRACER_PROVIDER is None:
         return None
     provider = trace.get_tracer_provider()
     return None if type(provider) in _UNSET else provider
 
 
-def can_be_heard(provider: object) -> bool:
-    """Whether a provider takes processors, as the SDK's do."""
+def accepts_processors(provider: object) -> bool:
+    """Return whether a provider takes processors, as the SDK's does."""
     return callable(getattr(provider, "add_span_processor", None))
 
 
 class _Global:
-    """Whether the global one is heard, whichever that is."""
+    """Whether to observe the global provider, whichever it is."""
 
     is_wanted = False
 
 
-def hear_global() -> None:
-    """Hear of the global provider's spans, if that is wanted and the app has set one by now."""
+def observe_global() -> None:
+    """Observe the global provider, if wanted and set by now."""
     provider = global_provider() if _Global.is_wanted else None
-    if provider is None or not can_be_heard(provider):
+    if provider is None or not accepts_processors(provider):
         return
-    processor = _found(provider)
+    processor = _processor_of(provider)
     if processor is None or not processor.on:
         with _lock:
-            if _Global.is_wanted:  # still: this may be a span of a run that goes on after the undo
+            if _Global.is_wanted:  # Checked again under the lock: an undo may have come in between.
                 _switched_on(provider)
 
 
-def hear_what_is_asked_for(*, and_global: bool) -> None:
-    """Hear nothing but the providers that are asked for.
+def observe_requested(*, with_global: bool) -> None:
+    """Observe the requested providers only.
 
     Args:
-        and_global: and the global one, whenever it is set.
+        with_global: also the global one, once it is set.
     """
     with _lock:
-        _Global.is_wanted = and_global
-        kept = _found(global_provider()) if and_global else None
+        _Global.is_wanted = with_global
+        wanted = _processor_of(global_provider()) if with_global else None
         for processor in processors():
-            processor.on = processor.is_asked_for or processor is kept
-    hear_global()
+            processor.on = processor.is_requested or processor is wanted
+    observe_global()
 
 
-def is_of_a_heard_provider(span: Any) -> bool:
-    """Whether a span was made by a provider that is heard now; False where that cannot be seen."""
+def is_from_observed_provider(span: Any) -> bool:
+    """Return whether a provider that is observed now made a span; False if unknown."""
     processor = getattr(span, "_span_processor", None)
     if processor is None:
         return False
-    providers = [known() for known, ours in list(_heard) if ours.on]
+    providers = [ref() for ref, ours in list(_observed) if ours.on]
     return any(getattr(each, "_active_span_processor", None) is processor for each in providers)

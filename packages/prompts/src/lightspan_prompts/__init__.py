@@ -1,6 +1,6 @@
-"""Learn prompts instead of weights.
+"""Algorithms that learn prompts instead of weights, and a judge for rewards.
 
-`gepa` and `apo` decide which prompt is tried next, `search` has what they share, `alternate` trains
+`gepa` and `apo` choose the next prompts to try; `search` has their common parts; `alternate` trains
 weights and prompts in turns. `judge` scores attempts by a language model, with the prompts of
 `judge_prompts`; `endpoint_client` calls such a model.
 """

@@ -1,4 +1,4 @@
-"""A client of a chat endpoint that waits while the endpoint is busy or away."""
+"""Client of a chat endpoint with retries and backoff."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lightspan.schema.redaction import clean_text
 if TYPE_CHECKING:
     import openai
 
-TRIES: Final = 4
-"""Of a question that nobody answers; one that is put off (429) has as many as it takes."""
-PAUSE_S: Final = 1.0
-"""Before the second try; doubled before each further one."""
-MAX_PAUSE_S: Final = 60.0
-_HOPELESS: Final = ("insufficient_quota", "billing_not_active")
+MAX_TRIES: Final = 4
+"""Attempts per request that fails; a rate-limited one (429) is retried until `patience_s`."""
+RETRY_BACKOFF_S: Final = 1.0
+"""Seconds before the first retry; doubled before each further one."""
+MAX_RETRY_BACKOFF_S: Final = 60.0
+_PERMANENT_CODES: Final = ("insufficient_quota", "billing_not_active")
 """Codes of a 429 that no waiting helps."""
 
 
@@ -34,19 +34,19 @@ class Answer(NamedTuple):
 
 
 class EndpointClient:
-    """Ask the model of an endpoint, and ask again while it is busy or away.
+    """Client of a chat endpoint that retries while the endpoint is busy or unreachable.
 
     Args:
         llm: the endpoint.
-        timeout_s: of one question; None for what the client has.
-        patience_s: how long in all a question is put off (429).
-        note: told when there is something to wait for.
-        client: of somebody else, who closes it; None for one of its own, which it closes.
-        role: what the model is called where people read of it.
+        timeout_s: seconds per request; None for the client's default.
+        patience_s: total seconds of waiting on rate limits (429) per request.
+        note: called with a message on the first rate limit of a request.
+        client: a client owned by the caller; None to create and close one.
+        role: the model's role in messages.
 
     Raises:
         ModuleNotFoundError: the OpenAI SDK is missing.
-        ConfigError: the key is not set.
+        ConfigError: the API key is not set.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EndpointClient:
         self._patience_s = patience_s
         self._note = note
         self._role = role
-        # a client's own retries do not say that they wait, and give up a 429 soon
+        # The SDK's own retries are silent and give up on a 429 early.
         options: Any = {"max_retries": 0}
         if timeout_s is not None:
             options["timeout"] = timeout_s
@@ -84,7 +84,7 @@ class EndpointClient:
 
     @property
     def model(self) -> str:
-        """The name of the model that is asked."""
+        """Return the model's name."""
         return self._llm.model
 
     async def close(self) -> None:
@@ -95,19 +95,19 @@ class EndpointClient:
         """Return the model's answer.
 
         Raises:
-            EngineError: it does not answer.
+            EngineError: the endpoint fails.
         """
         import openai
 
-        tries, waited, pause = 0, 0.0, PAUSE_S
+        tries, waited, pause = 0, 0.0, RETRY_BACKOFF_S
         while True:
             try:
-                # the client's own is of silence, which an endpoint that sends blanks never keeps
+                # The SDK's timeout is for silence, and never fires while an endpoint sends blanks.
                 async with asyncio.timeout(self._timeout_s):
                     return await self._ask(text)
             except openai.RateLimitError as error:
-                wait = _asked_to_wait(error) or pause
-                if error.code in _HOPELESS or waited + wait > self._patience_s:
+                wait = _retry_after_s(error) or pause
+                if error.code in _PERMANENT_CODES or waited + wait > self._patience_s:
                     raise self._failed(error) from error
                 if not waited:
                     self._note(f"the {self._role} is busy (429): waiting {wait:.0f} s")
@@ -115,17 +115,17 @@ class EndpointClient:
             except (
                 openai.APIConnectionError,
                 openai.InternalServerError,
-                json.JSONDecodeError,  # a body that was cut off
+                json.JSONDecodeError,  # a truncated body
                 TimeoutError,
             ) as error:
                 tries += 1
-                if tries == TRIES:
+                if tries == MAX_TRIES:
                     raise self._failed(error) from error
                 wait = pause
             except openai.OpenAIError as error:
                 raise self._failed(error) from error
             await asyncio.sleep(wait)
-            pause = min(2 * pause, MAX_PAUSE_S)
+            pause = min(2 * pause, MAX_RETRY_BACKOFF_S)
 
     async def _ask(self, text: str) -> Answer:
         messages: Any = [{"role": "user", "content": text}]
@@ -133,11 +133,11 @@ class EndpointClient:
             model=self._llm.model, messages=messages, **self._llm.sampling
         )
         choices = getattr(reply, "choices", None)
-        if not isinstance(choices, list) or not choices:  # an endpoint may answer 200 with anything
-            raise EngineError(f"{self._where} answered with no choice: {str(reply)[:200]!r}")
+        if not isinstance(choices, list) or not choices:  # endpoints may answer 200 with any body
+            raise EngineError(f"{self._where} returned no choice: {str(reply)[:200]!r}")
         choice, usage = choices[0], reply.usage
         return Answer(
-            text=clean_text(_said(getattr(choice, "message", None))),
+            text=clean_text(_text_of(getattr(choice, "message", None))),
             finish_reason=str(getattr(choice, "finish_reason", None)),
             input_tokens=_count(usage, "prompt_tokens"),
             output_tokens=_count(usage, "completion_tokens"),
@@ -148,16 +148,16 @@ class EndpointClient:
         return f"the {self._role} {self._llm.model} at {self._llm.base_url}"
 
     def _failed(self, error: Exception) -> EngineError:
-        said = str(error) or f"no whole answer within {self._timeout_s} s"
+        message = str(error) or f"no complete answer within {self._timeout_s} s"
         return EngineError(
-            f"{self._where} failed: {type(error).__name__}: {said}; what was learned so far is "
-            "kept: go on with resume=True"
+            f"{self._where} failed: {type(error).__name__}: {message}; the progress so far is "
+            "saved: continue with resume=True"
         )
 
 
-def _said(message: Any) -> str:
-    """The text of an answer, which some endpoints give in parts, or not at all: the SDK's types
-    promise what nobody has checked."""
+def _text_of(message: Any) -> str:
+    """Return the text of an answer, in parts or missing at some endpoints whatever the SDK's types
+    declare."""
     content = getattr(message, "content", None) or getattr(message, "refusal", None)
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = (part.get("text") for part in parts if isinstance(part, dict))
@@ -165,13 +165,13 @@ def _said(message: Any) -> str:
 
 
 def _count(usage: Any, name: str) -> int:
-    """Tokens; 0 where an endpoint does not count them."""
+    """Return a token count; 0 if the endpoint gives none."""
     count = getattr(usage, name, None)
     return count if isinstance(count, int) else 0
 
 
-def _asked_to_wait(error: openai.APIStatusError) -> float | None:
-    """The seconds that an endpoint asks to be left alone; None if it does not say."""
+def _retry_after_s(error: openai.APIStatusError) -> float | None:
+    """Return the `Retry-After` of a response in seconds; None if missing."""
     for header, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             return max(0.0, float(error.response.headers[header]) * unit)

@@ -1,4 +1,4 @@
-"""Judge: a language model that scores what rollouts did, by a rubric."""
+"""Judge: a language model that scores rollouts by a rubric."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan.errors import (
-    BudgetError,
-    ConfigError,
-    EngineError,
-    how_to_install,
-)
+from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import plural
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.schema.redaction import kept_text
-from lightspan.schema.validation import check_choice, check_number, check_url, check_whole
+from lightspan.schema.validation import check_choice, check_number, check_whole
 from lightspan.training.jsonl_log import append, read
 from lightspan.training.rewards import (
     JOURNAL,
@@ -35,42 +29,43 @@ from lightspan.training.rewards import (
     check_reward_name,
 )
 from lightspan_prompts.endpoint_client import EndpointClient
-from lightspan_prompts.judge_prompts import LETTERS, Ballot, ballots, scores, words
+from lightspan_prompts.judge_prompts import LETTERS, Ballot, ballots, comment, scores
+from lightspan_prompts.search.validation import check_installed, check_reflection
 
-MAX_WHY_LENGTH: Final = 200
-"""Characters of why a question has no answer."""
+MAX_REASON_LENGTH: Final = 200
+"""Maximum characters of the reason why a request failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Scores rollouts by a rubric, those of a group against each other: `Trainer(reward=Judge(…))`.
+    """A language model that scores rollouts by a rubric, those of a group against each other:
+    `Trainer(reward=Judge(…))`.
 
-    The model sees the task, and of each rollout what `show` says. It gives scores from 0 to 10,
-    which are rewards of 0 to 1. Its calls are the trainer's: no attempt has them, and none is
-    trained or counted as the app's. A rollout that it gives no score is unscored, which is not 0.
-    Rollouts that say the same are asked about once.
+    The model sees the task and the part of each rollout that `show` selects. It gives scores from 0
+    to 10, which are rewards of 0 to 1. Its calls belong to the trainer: they are in no attempt and
+    are neither trained on nor counted as the app's. A rollout without a score is unscored, which
+    differs from 0. Equal transcripts are scored once.
 
     Args:
         rubric: what is good and what is bad, in words.
-        llm: the endpoint. Its `sampling` goes into each question.
-        together: how many rollouts of a group one question shows at most; 1: each alone. Those of
+        llm: the endpoint. Its `sampling` is part of each request.
+        together: maximum rollouts of a group per request; 1 judges each alone. Rollouts of
             evaluations are alone in their group, so they are judged alone.
-        orders: in how many orders a group is shown; a rollout's score is their mean. The first is
-            shuffled and the second its reverse: what the judge adds by place cancels if it grows
-            evenly from the first to the last.
-        show: the whole `"conversation"` (messages, answers, tool results, what the app says with
-            `emit_message`), or the last `"answer"` alone.
-        name: of the reward in the run's folder.
-        concurrency: questions at once.
-        max_calls: questions, at most, over all lives of the run.
-        max_tokens: that the endpoint counts, over all lives of the run. It is looked at before each
-            question, so that those under way may exceed it.
-        timeout_s: of one question.
-        patience_s: how long a question is put off in all by an endpoint that is busy (429).
-        seed: of the orders.
+        orders: number of orders in which a group is shown; a rollout's score is the mean. The first
+            is shuffled, the second its reverse: a linear position bias cancels.
+        show: the whole `"conversation"` (messages, answers, tool results, the app's `emit_message`)
+            or only the last `"answer"`.
+        name: name of the reward in the run's folder.
+        concurrency: maximum concurrent requests.
+        max_calls: maximum requests of the run, across restarts.
+        max_tokens: maximum tokens of the run by the endpoint's count, across restarts. Checked
+            before each request, so requests in flight may exceed it.
+        timeout_s: seconds per request.
+        patience_s: total seconds of waiting on rate limits (429) per request.
+        seed: seed of the orders.
 
     Raises:
-        ConfigError: an option that cannot be honoured.
+        ConfigError: an invalid option.
         ModuleNotFoundError: the OpenAI SDK is missing.
     """
 
@@ -89,15 +84,9 @@ class Judge:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rubric, str) or not self.rubric.strip():
-            raise ConfigError(f"rubric={self.rubric!r:.40}: say in words what is good")
-        if not isinstance(self.llm, LLM):
-            raise ConfigError(f"llm={self.llm!r:.100}: use LLM(base_url=…, model=…)")
-        if find_spec("openai") is None:
-            raise ModuleNotFoundError(
-                f"Judge needs 'openai': {how_to_install('prompts')}", name="openai"
-            )
-        check_url(self.llm.base_url, "the judge's base URL")
-        _ = self.llm.api_key  # raises before any rollout
+            raise ConfigError(f"rubric={self.rubric!r:.40}: describe in words what is good")
+        check_installed("Judge", ["openai"])
+        check_reflection("llm", self.llm)
         check_whole("together", self.together, 1)
         if self.together > len(LETTERS):
             raise ConfigError(f"together={self.together} must be at most {len(LETTERS)}")
@@ -112,27 +101,27 @@ class Judge:
         check_reward_name(self.name)
 
     def config(self) -> dict[str, Json]:
-        """What decides the rewards; the endpoint's address and the budgets do not."""
+        """Return the options that determine rewards, without address and budgets."""
         names = ("name", "rubric", "together", "orders", "show", "seed")
-        asked = {"model": self.llm.model, "sampling": dict(self.llm.sampling)}
-        return {**{name: getattr(self, name) for name in names}, **asked}
+        model = {"model": self.llm.model, "sampling": dict(self.llm.sampling)}
+        return {**{name: getattr(self, name) for name in names}, **model}
 
     @asynccontextmanager
     async def opened(self, place: ScoringPosition) -> AsyncIterator[Scoring]:
-        """See `Scorer`.
+        """Open the judge for a run (see `Scorer`).
 
         Raises:
-            ConfigError: the key is not set, or what it answered before cannot be read.
+            ConfigError: the API key is not set, or the log of earlier answers cannot be read.
         """
-        bench = _Bench(self, place)
+        scoring = _OpenJudge(self, place)
         try:
-            yield bench
+            yield scoring
         finally:
-            await bench.close()
+            await scoring.close()
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judge was asked and answered: a line of its journal."""
+    """A request and its answer, a line of the judge's log."""
 
     key: str
     asked: str
@@ -142,8 +131,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
-class _Bench:
-    """A judge at work."""
+class _OpenJudge:
+    """An open judge."""
 
     def __init__(self, judge: Judge, place: ScoringPosition) -> None:
         self._judge = judge
@@ -151,17 +140,17 @@ class _Bench:
         self._path = None
         if place.folder is not None:
             self._path = place.folder / JOURNAL / f"{judge.name}.jsonl"
-        known = [] if self._path is None else read(self._path, Judgement)
-        self._known = {each.key: each for each in known}
-        self._calls = len(known)
-        self._tokens = sum(each.input_tokens + each.output_tokens for each in known)
+        judgements = [] if self._path is None else read(self._path, Judgement)
+        self._judgements = {judgement.key: judgement for judgement in judgements}
+        self._calls = len(judgements)
+        self._tokens = sum(one.input_tokens + one.output_tokens for one in judgements)
         self._before = (self._calls, self._tokens)
-        self._is_busy_told = False
+        self._is_busy_noted = False
         self._model = EndpointClient(
             judge.llm,
             timeout_s=judge.timeout_s,
             patience_s=judge.patience_s,
-            note=self._busy,
+            note=self._note_once,
             role="judge",
         )
 
@@ -175,16 +164,14 @@ class _Bench:
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
         """See `Scoring`."""
-        shown = [[self._shown(member) for member in group] for group in groups]
-        asked = [self._ballots(group, texts) for group, texts in zip(groups, shown, strict=True)]
-        answers = await self._answers([ballot for of_group in asked for ballot in of_group])
+        whole = self._judge.show == "conversation"
+        shown = [[transcript(one.episode, whole=whole) for one in group] for group in groups]
+        requests = [self._ballots(group, texts) for group, texts in zip(groups, shown, strict=True)]
+        answers = await self._answers([ballot for of_group in requests for ballot in of_group])
         return [
             [_scored(text, of_group, answers) for text in texts]
-            for texts, of_group in zip(shown, asked, strict=True)
+            for texts, of_group in zip(shown, requests, strict=True)
         ]
-
-    def _shown(self, member: Member) -> str:
-        return transcript(member.episode, whole=self._judge.show == "conversation")
 
     def _ballots(self, group: Sequence[Member], texts: Sequence[str]) -> list[Ballot]:
         judge = self._judge
@@ -197,20 +184,20 @@ class _Bench:
             seed=judge.seed,
         )
 
-    async def _answers(self, asked: Sequence[Ballot]) -> dict[str, _Answer]:
-        """What each question was answered, by its text: what is known, and what is asked now."""
-        keys = {ballot.asked: _key(self._judge.llm, ballot.asked) for ballot in asked}
-        fresh = [text for text, key in keys.items() if key not in self._known]
-        was_answered = bool(self._known)
+    async def _answers(self, requests: Sequence[Ballot]) -> dict[str, _Answer]:
+        """Return the answer to each request, from the log or the endpoint."""
+        keys = {ballot.prompt: _key(self._judge.llm, ballot.prompt) for ballot in requests}
+        fresh = [text for text, key in keys.items() if key not in self._judgements]
+        was_answered = bool(self._judgements)
         self._check_calls(len(fresh))
         turns = asyncio.Semaphore(self._judge.concurrency)
         failed: dict[str, str] = {}
-        left: list[str] = []
+        skipped: list[str] = []
 
         async def ask(text: str) -> None:
             async with turns:
-                if self._has_spent_tokens:  # those under way are paid for: let them end
-                    left.append(text)
+                if self._has_spent_tokens:  # requests in flight are paid for and may end
+                    skipped.append(text)
                     return
                 why = await self._ask(keys[text], text)
                 if why is not None:
@@ -219,32 +206,32 @@ class _Bench:
         async with asyncio.TaskGroup() as tasks:
             for text in fresh:
                 tasks.create_task(ask(text))
-        if left:
+        if skipped:
             raise self._spent(f"max_tokens={self._judge.max_tokens} is reached")
         if fresh and len(failed) == len(fresh) and not was_answered:
-            raise EngineError(f"the judge has answered nothing yet: {failed[fresh[0]]}")
-        found: dict[str, _Answer] = {}
-        for ballot in asked:
-            known = self._known.get(keys[ballot.asked])
-            if known is None:
-                found[ballot.asked] = _Answer([failed[ballot.asked]] * len(ballot.shown), "")
+            raise EngineError(f"the judge's first requests all failed: {failed[fresh[0]]}")
+        results: dict[str, _Answer] = {}
+        for ballot in requests:
+            judgement = self._judgements.get(keys[ballot.prompt])
+            if judgement is None:
+                results[ballot.prompt] = _Answer([failed[ballot.prompt]] * len(ballot.shown), "")
             else:
-                given = scores(ballot, known.answer, known.finish_reason)
-                found[ballot.asked] = _Answer(given, words(known.answer))
-        return found
+                values = scores(ballot, judgement.answer, judgement.finish_reason)
+                results[ballot.prompt] = _Answer(values, comment(judgement.answer))
+        return results
 
     async def _ask(self, key: str, text: str) -> str | None:
-        """Ask, and keep the answer; why there is none.
+        """Send a request and log the answer; return the reason if it failed.
 
         Raises:
-            EngineError: there never will be.
+            EngineError: every further request would fail too.
         """
         try:
             answer = await self._model.ask(text)
         except EngineError as error:
-            if _lasts(error):
+            if _is_permanent(error):
                 raise
-            return kept_text(str(error), MAX_WHY_LENGTH)
+            return kept_text(str(error), MAX_REASON_LENGTH)
         judgement = Judgement(
             key=key,
             asked=text,
@@ -255,7 +242,7 @@ class _Bench:
         )
         if self._path is not None and self._place.keeps:
             append(self._path, [judgement])
-        self._known[key] = judgement
+        self._judgements[key] = judgement
         self._calls += 1
         self._tokens += answer.input_tokens + answer.output_tokens
         return None
@@ -273,51 +260,54 @@ class _Bench:
     def _spent(self, why: str) -> BudgetError:
         return BudgetError(
             f"the judge has answered {plural(self._calls, 'question')} ({self._tokens:,} tokens), "
-            f"and {why}; what was learned is kept: go on with resume=True (--resume) and a larger "
-            "budget"
+            f"and {why}; the progress so far is saved: continue with resume=True (--resume) and a "
+            "larger budget"
         )
 
-    def _busy(self, text: str) -> None:
-        """Told once: many questions wait at a time."""
-        if not self._is_busy_told:
-            self._is_busy_told = True
+    def _note_once(self, text: str) -> None:
+        """Print the first message only: many requests wait at a time."""
+        if not self._is_busy_noted:
+            self._is_busy_noted = True
             self._place.note(text)
 
 
 class _Answer(NamedTuple):
-    """Of a ballot: the score of each that is shown, or why there is none; and what else it says."""
+    """Scores of a ballot, or the reasons why there are none, and the comment."""
 
     scores: list[float | str]
-    words: str
+    comment: str
 
 
-def _scored(text: str, asked: Sequence[Ballot], answers: Mapping[str, _Answer]) -> Scored:
-    """The mean of a transcript's scores; none where one is missing: what is added by place would
-    not cancel."""
-    about = [ballot for ballot in asked if text in ballot.shown]
-    given = [answers[ballot.asked].scores[ballot.shown.index(text)] for ballot in about]
-    values = [each for each in given if not isinstance(each, str)]
-    if len(values) < len(given):
-        return Scored(why=next(each for each in given if isinstance(each, str)))
-    reasons = [_reasons(text, ballot, answers[ballot.asked].words) for ballot in about]
-    return Scored(value=math.fsum(values) / len(values), reasons="\n".join(filter(None, reasons)))
+def _scored(
+    text: str, ballots_of_group: Sequence[Ballot], answers: Mapping[str, _Answer]
+) -> Scored:
+    """Return a transcript's mean score; none if one is missing, because position bias would not
+    cancel."""
+    showing = [ballot for ballot in ballots_of_group if text in ballot.shown]
+    values = [answers[ballot.prompt].scores[ballot.shown.index(text)] for ballot in showing]
+    numbers = [value for value in values if not isinstance(value, str)]
+    if len(numbers) < len(values):
+        return Scored(why=next(value for value in values if isinstance(value, str)))
+    reasons = [_reasons(text, ballot, answers[ballot.prompt].comment) for ballot in showing]
+    return Scored(value=math.fsum(numbers) / len(numbers), reasons="\n".join(filter(None, reasons)))
 
 
-def _reasons(text: str, ballot: Ballot, said: str) -> str:
-    """What was said of a transcript; of several that were compared, how it was called there."""
-    if not said or len(ballot.shown) == 1:
-        return said
-    return f"(called {LETTERS[ballot.shown.index(text)]} beside {len(ballot.shown) - 1}) {said}"
+def _reasons(text: str, ballot: Ballot, remark: str) -> str:
+    """Return the comment on a transcript, with its letter if several were compared."""
+    if not remark or len(ballot.shown) == 1:
+        return remark
+    letter = LETTERS[ballot.shown.index(text)]
+    return f"(named {letter}, compared with {len(ballot.shown) - 1} others) {remark}"
 
 
-def _key(llm: LLM, asked: str) -> str:
-    """What is asked of which model, as a name."""
-    said = msgspec.json.encode([llm.model, llm.sampling, asked], order="sorted")
-    return hashlib.sha256(said).hexdigest()[:24]
+def _key(llm: LLM, prompt: str) -> str:
+    """Return the log's key of a request."""
+    data = msgspec.json.encode([llm.model, llm.sampling, prompt], order="sorted")
+    return hashlib.sha256(data).hexdigest()[:24]
 
 
-def _lasts(error: EngineError) -> bool:
-    """Whether every question would fail so, or was put off for too long."""
+def _is_permanent(error: EngineError) -> bool:
+    """Return whether every request would fail in this way, or the rate limit lasted too long."""
     import openai
 
     return isinstance(

@@ -1,8 +1,8 @@
-"""Ballots: what a judge is asked, and how its answer is read. Pure: no I/O.
+"""Prompts of the judge and the parsing of its answers. Pure: no I/O.
 
-A ballot shows some rollouts of one task, under letters, in an order that nothing about them
-decides, and asks for a score of each. What the rollouts say stands between marks that they cannot
-know, and is material: an answer that asks for a high score does not get one by that.
+A ballot shows some rollouts of one task under letters, in an order that is independent of their
+content, and requests a score for each. Transcripts stand between markers that they cannot know, so
+instructions inside them are recognisable as material.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from lightspan.schema.validation import is_number
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-HIGHEST: Final = 10
+MAX_SCORE: Final = 10
 """The best score, which is a reward of 1."""
 
 _QUESTION: Final = """\
@@ -43,79 +43,79 @@ Say in a sentence what is good and what is bad about {about}. Then end with one 
 
 
 class Ballot(NamedTuple):
-    """One question."""
+    """One request to the judge."""
 
-    asked: str
+    prompt: str
     shown: tuple[str, ...]
-    """The transcripts, in the order of their letters."""
+    """Transcripts in the order of their letters."""
 
 
 def ballots(
     rubric: str, task: str, transcripts: Sequence[str], *, together: int, orders: int, seed: int
 ) -> list[Ballot]:
-    """The questions for the rollouts of a task. Each different transcript is in one ballot of each
+    """Build the ballots for the rollouts of a task. Each distinct transcript is in one ballot per
     order.
 
-    The orders are a shuffled one and its reverse, then both of them moved on by one, and so on. So
-    with two orders, what a judge adds by place cancels if it grows evenly from the first to the
-    last, and with twice as many orders as rollouts, whatever it adds by place.
+    The orders are a shuffled one and its reverse, then both rotated by one, and so on. With two
+    orders a position bias that is linear cancels; with twice as many orders as rollouts any
+    position bias does.
 
     Args:
-        rubric: what to go by.
-        task: as text.
-        transcripts: equal ones are one.
-        together: how many a ballot shows at most.
-        orders: in how many orders; one that is shown alone has one.
-        seed: of the shuffling, which depends on what the transcripts say besides, and not on the
-            order in which they are given.
+        rubric: the criteria.
+        task: the task as text.
+        transcripts: duplicates count once.
+        together: maximum transcripts per ballot.
+        orders: number of orders; a transcript shown alone has one.
+        seed: seed of the shuffle, which also depends on rubric, task and transcripts, but not on
+            the order of the latter.
     """
     distinct = sorted(set(transcripts))
-    said = hashlib.sha256(json.dumps([seed, rubric, task, distinct]).encode()).hexdigest()
-    shuffled = random.Random(said).sample(distinct, len(distinct))
-    made = {}
+    digest = hashlib.sha256(json.dumps([seed, rubric, task, distinct]).encode()).hexdigest()
+    shuffled = random.Random(digest).sample(distinct, len(distinct))
+    unique = {}
     for number in range(orders if together > 1 else 1):
         for part in _parts(_ordered(shuffled, number), together):
-            ballot = Ballot(_question(rubric, task, part, said[:10]), tuple(part))
-            made[ballot.asked] = ballot  # one alone is the same in every order
-    return list(made.values())
+            ballot = Ballot(_question(rubric, task, part, digest[:10]), tuple(part))
+            unique[ballot.prompt] = ballot  # a transcript alone is the same in every order
+    return list(unique.values())
 
 
 def scores(ballot: Ballot, answer: str, finish_reason: str = "stop") -> list[float | str]:
-    """The reward of each transcript, 0 to 1; or why there is none."""
+    """Return the reward of each transcript, 0 to 1, or the reason why there is none."""
     letters = LETTERS[: len(ballot.shown)]
-    given = _last_object(answer)
-    if given is None:
+    ratings = _last_object(answer)
+    if ratings is None:
         cut = " was cut off (finish_reason=length)" if finish_reason == "length" else ""
         return [f"the judge's answer{cut or ' has no line of JSON'}: {answer[-80:]!r}"] * len(
             letters
         )
-    return [_score(given, letter) for letter in letters]
+    return [_score(ratings, letter) for letter in letters]
 
 
-def words(answer: str) -> str:
-    """What an answer says beside its scores: what is good and what is bad."""
-    found = _last_object_in(answer)
-    without = answer if found is None else answer[: found.start()] + answer[found.end() :]
-    return without.replace("```json", "").strip("` \n")
+def comment(answer: str) -> str:
+    """Return the text of an answer without its scores."""
+    match = _last_object_in(answer)
+    rest = answer if match is None else answer[: match.start()] + answer[match.end() :]
+    return rest.replace("```json", "").strip("` \n")
 
 
-def _score(given: dict[str, object], letter: str) -> float | str:
-    if letter not in given:
+def _score(ratings: dict[str, object], letter: str) -> float | str:
+    if letter not in ratings:
         return "the judge gave it no score"
-    value = given[letter]
-    if not is_number(value) or not 0 <= value <= HIGHEST:
-        return f"the judge's score {value!r:.40} is no number from 0 to {HIGHEST}"
-    return float(value) / HIGHEST
+    value = ratings[letter]
+    if not is_number(value) or not 0 <= value <= MAX_SCORE:
+        return f"the judge's score {value!r:.40} is no number from 0 to {MAX_SCORE}"
+    return float(value) / MAX_SCORE
 
 
 def _ordered(shuffled: list[str], number: int) -> list[str]:
-    by = number // 2 % max(1, len(shuffled))
-    moved = shuffled[by:] + shuffled[:by]
-    return moved[::-1] if number % 2 else moved
+    offset = number // 2 % max(1, len(shuffled))
+    rotated = shuffled[offset:] + shuffled[:offset]
+    return rotated[::-1] if number % 2 else rotated
 
 
 def _parts(order: Sequence[str], together: int) -> list[list[str]]:
-    """Nearly equal ones, of at most so many."""
+    """Split into nearly equal parts of at most `together` items."""
     count = -(-len(order) // together)
     bounds = [round(part * len(order) / count) for part in range(count + 1)]
     return [list(order[a:b]) for a, b in pairwise(bounds)]
@@ -131,7 +131,7 @@ def _question(rubric: str, task: str, part: Sequence[str], mark: str) -> str:
     return _QUESTION.format(
         each=f"each of these {len(part)} rollouts of one task" if several else "this rollout",
         rubric=rubric.strip(),
-        highest=HIGHEST,
+        highest=MAX_SCORE,
         equal="what is equally good gets equal scores, and their order means nothing; "
         if several
         else "",
@@ -145,16 +145,16 @@ def _question(rubric: str, task: str, part: Sequence[str], mark: str) -> str:
 
 
 def _last_object(answer: str) -> dict[str, object] | None:
-    found = _last_object_in(answer)
-    return None if found is None else json.loads(found[0])
+    match = _last_object_in(answer)
+    return None if match is None else json.loads(match[0])
 
 
 def _last_object_in(answer: str) -> re.Match[str] | None:
-    """Where the last JSON object of a text is."""
-    for found in reversed(list(re.finditer(r"\{[^{}]*\}", answer))):
+    """Find the last JSON object in a text."""
+    for match in reversed(list(re.finditer(r"\{[^{}]*\}", answer))):
         try:
-            json.loads(found[0])
+            json.loads(match[0])
         except ValueError:
             continue
-        return found
+        return match
     return None

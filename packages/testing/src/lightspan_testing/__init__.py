@@ -1,12 +1,12 @@
-"""Suites and fakes for the tests of every implementation of lightspan's protocols, ours and yours.
+"""Conformance suites and fakes for implementations of lightspan's protocols.
 
-A suite is subclassed: `store_suite`, `engine_suite`, `lora_suite`, `chat_engine_suite`,
-`learner_suite`, `gateway_suite`, `adapter_suite`, `runners_suite` (its apps are `sample_apps`). In
-the place of a language model stands what is scripted: `scripted` (an OpenAI server, with
-`scripted_responses` and `scripted_messages`), `scripted_engine`, or random models of `tiny`; a
-`stage` is both servers for an adapter. `strategies` draws attempts for hypothesis, `attempts` and
-`conditions` help to look and to wait; `controls` are algorithms that must not learn. Each submodule
-is imported when it is first asked for: they need pytest, which lightspan does not.
+Suites are subclassed: `store_suite`, `engine_suite`, `lora_suite`, `chat_engine_suite`,
+`learner_suite`, `gateway_suite`, `adapter_suite`, `runners_suite` (with `sample_apps`). Language
+models are replaced by scripts: `scripted` (an OpenAI server, with `scripted_responses` and
+`scripted_messages`), `scripted_engine`, or random models of `tiny`; `adapter_harness` combines both
+servers for adapters. `strategies` generates attempts for hypothesis, `attempts` reads recorded
+ones, `wait` polls; `permuted_rewards` is an algorithm that must not learn. Submodules are imported
+on first use: they need pytest, which lightspan does not.
 """
 
 from __future__ import annotations

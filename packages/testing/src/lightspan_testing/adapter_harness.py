@@ -1,9 +1,8 @@
-"""Where an adapter's tests play: a scripted endpoint and a scripted gateway that say the same.
+"""A scripted endpoint and a scripted gateway with equal answers, for the tests of adapters.
 
-A *tag* (`task-7`) stands in every prompt of an attempt, and `You are writer.` in every prompt of
-the agent `writer`. So what is really asked, by whom and in which attempt, is known from the prompt
-alone, whatever the adapter under test says. Needs `lightspan-gateway`, neither
-torch nor transformers.
+Every prompt of an attempt contains a *tag* (`task-7`), and every prompt of the agent `writer`
+contains `You are writer.`, so attempt and agent of a request follow from its prompt, independently
+of the adapter under test. Needs `lightspan-gateway`, but neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -37,108 +36,103 @@ from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
 
 POLICY: Final = Routing(default=Target(route=Route.POLICY, policy="policy"))
-"""Every agent is trained."""
+"""Routing that trains every agent."""
 
 CAPABILITIES: Final = EngineCapabilities(exact_tokens=True, seed=True, grammars="the script")
-"""What apps of frameworks ask for, strict tools among others; a script answers as it is told."""
+"""Capabilities that frameworks require, such as strict tools; the script ignores them."""
 
 _TAG: Final = re.compile(r"task-\d+")
 _NAME: Final = re.compile(r"You are ([^\s.]+)\.")
 _numbers = itertools.count(1)
 
 
-# --- what the model says --------------------------------------------------------------------
+# --- the script -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What the model says once. `{task}` stands for the attempt's tag, in arguments too."""
+    """One answer of the model. `{task}` stands for the attempt's tag, in arguments too."""
 
     text: str = ""
     calls: Sequence[tuple[str, str]] = ()
-    """Tool name and arguments (JSON text) of each tool call."""
+    """Name and arguments (JSON text) of each tool call."""
     status: int = 200
-    """Other than 200: the endpoint fails; the gateway's engine fails."""
+    """Other than 200: the endpoint fails, and the gateway's engine fails."""
     delay_s: float = 0.0
 
 
 Says = Mapping[str, Sequence[Turn | str]]
-"""Agent → what it says, turn by turn; the last is repeated."""
+"""Agent → its answers turn by turn; the last is repeated."""
 
 
-class Asked(NamedTuple):
-    """One request that reached a model."""
+class ModelCall(NamedTuple):
+    """A request that reached a model."""
 
     tag: str
     agent: str
-    """By the prompt."""
+    """Agent by the prompt."""
     turn: Turn
     prompt_ids: list[int]
-    """Of a request through the gateway."""
+    """Prompt ids of a request through the gateway."""
 
 
 @dataclass(slots=True)
 class Part:
-    """What the agents of one attempt say."""
+    """Script of an attempt's agents."""
 
     says: Says
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Text in a prompt → the agent that asks, where the prompt does not say `You are …`."""
+    """Text in a prompt → agent, for prompts without `You are …`."""
 
-    def who(self, prompt: str) -> str | None:
-        """The agent that asks."""
+    def agent_of(self, prompt: str) -> str | None:
+        """Return the agent of a prompt."""
         for mark, name in self.marks.items():
             if mark in prompt:
                 return name
-        found = _NAME.search(prompt)
-        return found[1] if found else None
+        match = _NAME.search(prompt)
+        return match[1] if match else None
 
 
 class Brain:
-    """Answers every prompt by the attempt and the agent that it shows. Thread-safe."""
+    """Answers prompts by their attempt and agent. Thread-safe."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.calls: list[ModelCall] = []
         self.problems: list[str] = []
-        """Prompts that mix attempts, or that show no agent."""
+        """Prompts that mix attempts or have no agent."""
         self.parts: dict[str, Part] = {}
         self._turns: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
-    def says(self, prompt: str, prompt_ids: Sequence[int] = ()) -> tuple[Asked, int]:
-        """What is said now, and how many turns this agent had before."""
+    def answer(self, prompt: str, prompt_ids: Sequence[int] = ()) -> tuple[ModelCall, int]:
+        """Return the answer to a prompt and the number of this agent's earlier turns."""
         with self._lock:
             tags = sorted(set(_TAG.findall(prompt)))
             part = self.parts.get(tags[0]) if len(tags) == 1 else None
-            agent = part.who(prompt) if part is not None else None
+            agent = part.agent_of(prompt) if part is not None else None
             if part is None or agent is None or agent not in part.says:
                 self.problems.append(f"attempts {tags}, agent {agent!r} in the prompt {prompt}")
-                return Asked(",".join(tags), str(agent), Turn(text="?"), [*prompt_ids]), 0
+                return ModelCall(",".join(tags), str(agent), Turn(text="?"), [*prompt_ids]), 0
             number = self._turns[tags[0], agent]
             self._turns[tags[0], agent] += 1
             turns = part.says[agent]
             turn = _filled(turns[min(number, len(turns) - 1)], tags[0])
-            self.asked.append(Asked(tags[0], agent, turn, [*prompt_ids]))
-            return self.asked[-1], number
+            self.calls.append(ModelCall(tags[0], agent, turn, [*prompt_ids]))
+            return self.calls[-1], number
 
-    def of(self, tag: str) -> list[Asked]:
-        """What was asked in one attempt, in order."""
+    def calls_in(self, tag: str) -> list[ModelCall]:
+        """Return the requests of an attempt in order."""
         with self._lock:
-            return [asked for asked in self.asked if asked.tag == tag]
+            return [call for call in self.calls if call.tag == tag]
 
 
 def _filled(turn: Turn | str, tag: str) -> Turn:
     if isinstance(turn, str):
         turn = Turn(text=turn)
     calls = tuple((name, text.replace("{task}", tag)) for name, text in turn.calls)
-    return Turn(
-        text=turn.text.replace("{task}", tag),
-        calls=calls,
-        status=turn.status,
-        delay_s=turn.delay_s,
-    )
+    return replace(turn, text=turn.text.replace("{task}", tag), calls=calls)
 
 
 def sampled_text(turn: Turn) -> str:
-    """The turn as a model writes it that calls tools in the Hermes format."""
+    """Return a turn in the Hermes format of tool calls."""
     calls = [
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
         for name, arguments in turn.calls
@@ -146,9 +140,9 @@ def sampled_text(turn: Turn) -> str:
     return "\n".join([*([turn.text] if turn.text else []), *calls])
 
 
-# --- a tokenizer that needs nothing ---------------------------------------------------------
+# --- a tokenizer without a model ------------------------------------------------------------
 class ByteTokenizer:
-    """One token per UTF-8 byte, and one that ends a turn; messages are rendered as JSON lines."""
+    """Tokenizer of UTF-8 bytes and an end-of-turn token; messages are rendered as JSON lines."""
 
     END: Final = 256
     eos_ids: Final = frozenset({END})
@@ -185,7 +179,7 @@ class ByteTokenizer:
 # --- the stage ------------------------------------------------------------------------------
 @dataclass(slots=True, eq=False, kw_only=True)
 class Played(Captured):
-    """One attempt on the stage."""
+    """An attempt on the stage."""
 
     tag: str
     through_gateway: bool = False
@@ -193,12 +187,12 @@ class Played(Captured):
 
     @property
     def text(self) -> str:
-        """What the app is asked."""
+        """Return the task's text for the app."""
         return f"Please do {self.tag}"
 
 
 class Stage:
-    """A scripted endpoint (`url`), and a gateway in a thread of its own, both one `Brain`."""
+    """A scripted endpoint (`url`) and a gateway in a thread, sharing one `Brain`."""
 
     def __init__(self) -> None:
         self.brain = Brain()
@@ -211,7 +205,7 @@ class Stage:
             capabilities=CAPABILITIES,
         )
         self.answered: list[tuple[str, str]] = []
-        """The agent that the prompt shows, and the policy that was asked."""
+        """Agent by the prompt, and requested policy."""
         self._gateway = Gateway(self.store, self.engine)
         self._server = ScriptedServer(self._reply)
         self._loop = asyncio.new_event_loop()
@@ -239,7 +233,7 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """What the app's own client has as its base URL."""
+        """Return the base URL for the app's own client."""
         return self._server.url
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -248,10 +242,10 @@ class Stage:
 
     @contextmanager
     def serving(self, paths: Iterable[str]) -> Iterator[ServingGateway]:
-        """A server for apps that connect, such as `lightspan serve` starts.
+        """Run a server for connecting apps, like `lightspan serve`.
 
         Args:
-            paths: of the agents; each has a policy of its own, which is called like it.
+            paths: agent paths; each has a policy of the same name.
         """
         policies = dict.fromkeys(paths, 1)
         rules = [Rule(path, Target(route=Route.POLICY, policy=path)) for path in policies]
@@ -266,16 +260,16 @@ class Stage:
             self.wait(served.close())
 
     def requests_of(self, tag: str) -> list[Request]:
-        """What the app's own endpoint was asked in one attempt, in order."""
+        """Return the requests of an attempt to the app's own endpoint, in order."""
         return [request for request in self._server.requests if tag in json.dumps(request.body)]
 
     def open(
         self, part: Part, *, through_gateway: bool, instructions: Instructions | None = None
     ) -> Played:
-        """A new attempt whose agents say what `part` says.
+        """Open an attempt whose agents answer by `part`.
 
         Args:
-            instructions: what agents are told, at the app's own endpoint.
+            instructions: instructions for the agents, at the app's own endpoint.
         """
         tag = f"task-{next(_numbers)}"
         self.brain.parts[tag] = part
@@ -306,52 +300,41 @@ class Stage:
         return Played(tag=tag, scope=scope, through_gateway=True)
 
     def close(self, played: Played) -> None:
-        """Gather what was recorded; an attempt that was damaged fails the test."""
+        """Collect the spans; fail the test on capture errors."""
         played.close()
         if played.through_gateway:
             name = played.scope.attempt_id
             written = self.wait(self.store.spans([name]))[name]
-            known = {span.attributes[c.CALL_ID] for span in written}
-            # of a call whose answer did not arrive, the shim says so beside what the gateway wrote
-            own = [span for span in played.spans if span.attributes.get(c.CALL_ID) not in known]
+            written_ids = {span.attributes[c.CALL_ID] for span in written}
+            # for a call whose answer did not arrive, the SDK patch records a span in addition to
+            # the gateway's
+            own = [
+                span for span in played.spans if span.attributes.get(c.CALL_ID) not in written_ids
+            ]
             played.spans = [*own, *written]
             played.records = self.wait(self.store.token_records([name]))[name]
 
     def _reply(self, request: Request) -> Reply:
-        asked, number = self.brain.says(json.dumps(request.body, ensure_ascii=False))
+        call, number = self.brain.answer(json.dumps(request.body, ensure_ascii=False))
         calls = [
-            ToolCall(name=name, arguments=text, call_id=f"call_{asked.agent}_{number}_{index}")
-            for index, (name, text) in enumerate(asked.turn.calls)
+            ToolCall(name=name, arguments=text, call_id=f"call_{call.agent}_{number}_{index}")
+            for index, (name, text) in enumerate(call.turn.calls)
         ]
         return Reply(
-            text=asked.turn.text or None,
+            text=call.turn.text or None,
             tool_calls=calls,
-            status=asked.turn.status,
-            delay_s=asked.turn.delay_s,
+            status=call.turn.status,
+            delay_s=call.turn.delay_s,
         )
 
     def _say(self, request: GenerationRequest) -> Say:
         prompt = self.tokenizer.decode(request.prompt_ids)
-        asked, _ = self.brain.says(prompt, request.prompt_ids)
-        self.answered.append((asked.agent, request.policy))
-        turn = asked.turn
+        call, _ = self.brain.answer(prompt, request.prompt_ids)
+        self.answered.append((call.agent, request.policy))
+        turn = call.turn
         gates: dict[int, Gate] = {}
         if turn.delay_s:
             gates[0] = Gate()
             asyncio.get_running_loop().call_later(turn.delay_s, gates[0].open)
         errors = {0: EngineError(turn.text or "scripted error")} if turn.status != 200 else {}
         return Say(text=sampled_text(turn), gates=gates, errors=errors)
-
-
-__all__ = [
-    "POLICY",
-    "Asked",
-    "Brain",
-    "ByteTokenizer",
-    "Part",
-    "Played",
-    "Says",
-    "Stage",
-    "Turn",
-    "sampled_text",
-]

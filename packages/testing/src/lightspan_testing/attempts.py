@@ -1,7 +1,7 @@
-"""What was recorded of an attempt, as tests look at it.
+"""Recorded attempts in tests.
 
-`captured()` opens an attempt around an app in this process; `read_recorded()` reads what
-`lightspan.record` wrote into a store; `tree()` shows either's spans as lines of text.
+`captured()` opens an attempt around an app in this process; `read_recorded()` reads an attempt that
+`lightspan.record` stored; `tree()` renders spans as lines of text.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
 
 ROOT_ID: Final = "00000000000000aa"
-"""The span of every attempt that a test opens."""
+"""Root span id of attempts that tests open."""
 
 
 # --- spans as text --------------------------------------------------------------------------
 def tree(spans: Sequence[Span], *, ordered: bool = True, models: bool = False) -> list[str]:
-    """Every span, indented by depth: name, path, and the status where it is not ok.
+    """Return a line per span, indented by depth: name, path, and the status if not OK.
 
     Args:
-        ordered: siblings by their start; otherwise by what they show.
-        models: say which model a call asked for: `chat m` in place of `chat`.
+        ordered: sort siblings by start; otherwise by text.
+        models: include the requested model of calls: `chat m` in place of `chat`.
     """
     ids = {span.span_id for span in spans}
     assert len(ids) == len(spans), "two spans of one id"
@@ -57,20 +57,20 @@ def tree(spans: Sequence[Span], *, ordered: bool = True, models: bool = False) -
 
 
 def path_of(span: Span) -> str:
-    """The agent path that a span shows."""
+    """Return the agent path of a span."""
     return str(span.attributes[c.AGENT_PATH])
 
 
 # --- an attempt in this process -------------------------------------------------------------
 @dataclass(slots=True, eq=False, kw_only=True)
 class Captured:
-    """One attempt: its scope, and once it ended what was recorded of it."""
+    """An attempt with its scope and, after its end, its spans."""
 
     scope: AttemptContext
     spans: list[Span] = field(default_factory=list)
 
     def close(self) -> None:
-        """Gather what was recorded; an attempt that was damaged fails the test."""
+        """Collect the spans; fail the test on capture errors."""
         recorder = self.scope.recorder
         recorder.give_up()
         self.spans += recorder.drain()
@@ -78,28 +78,28 @@ class Captured:
 
     @property
     def tree(self) -> list[str]:
-        """Every span, as `tree` shows it, calls with their models."""
+        """Return the lines of `tree`, with models."""
         return tree(self.spans, models=True)
 
     @property
     def llm_spans(self) -> list[Span]:
-        """The model calls, in order."""
+        """Return the model calls in order."""
         calls = [span for span in self.spans if span.kind is SpanKind.LLM]
         return sorted(calls, key=lambda span: span.start_ns)
 
     @property
     def calls(self) -> list[str]:
-        """The agent path of every model call, in order."""
+        """Return the agent path of every model call, in order."""
         return [path_of(span) for span in self.llm_spans]
 
     def one(self, name: str) -> Span:
-        """The only span of this name."""
+        """Return the only span of this name."""
         (span,) = (span for span in self.spans if span.name == name)
         return span
 
 
 def make_scope(**fields: Any) -> AttemptContext:
-    """The scope of a fresh attempt, whose calls go where the app sends them."""
+    """Return the scope of a new attempt without gateway."""
     return AttemptContext(
         rollout_id="r", attempt_id=uuid.uuid4().hex, root_span_id=ROOT_ID, **fields
     )
@@ -107,10 +107,10 @@ def make_scope(**fields: Any) -> AttemptContext:
 
 @contextmanager
 def captured(**fields: Any) -> Iterator[Captured]:
-    """An attempt around a block; read when the block has ended.
+    """Capture an attempt around a block; its spans are available after the block.
 
     Args:
-        fields: of its scope, such as a routing.
+        fields: fields of its scope, such as a routing.
     """
     attempt = Captured(scope=make_scope(**fields))
     with open_scope(attempt.scope):
@@ -122,7 +122,7 @@ def captured(**fields: Any) -> Iterator[Captured]:
 
 
 class Exchange(NamedTuple):
-    """One call: the last text that was asked, and the answer's."""
+    """A call: the last message of the request, and the answer."""
 
     asked: str
     answer: str
@@ -130,21 +130,21 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One attempt of a store."""
+    """An attempt in a store."""
 
     rollout: Rollout
     attempt: Attempt
     spans: Sequence[Span]
-    """By start."""
+    """Spans by start."""
 
     @property
     def calls(self) -> list[Span]:
-        """The model calls."""
+        """Return the model calls."""
         return [span for span in self.spans if span.kind is SpanKind.LLM]
 
     @property
     def answered(self) -> list[Exchange]:
-        """The model calls, by what was said."""
+        """Return the model calls with their texts."""
         return [
             Exchange(
                 str(genai_messages.asked_of(span.attributes)[-1]["content"]),
@@ -154,7 +154,7 @@ class Recorded:
         ]
 
     def tree(self) -> str:
-        """A line per span, indented by depth; calls with the path of their agent."""
+        """Return a line per span, indented by depth; calls with the path of their agent."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -165,7 +165,7 @@ class Recorded:
 
 
 def read_recorded(url: str) -> list[Recorded]:
-    """Every attempt of production in a store, in the order of their beginning."""
+    """Return every attempt of production in a store, in order of start."""
     return asyncio.run(_read(url))
 
 
@@ -183,16 +183,3 @@ async def _read(url: str) -> list[Recorded]:
         )
         for attempt in sorted(attempts, key=lambda attempt: attempt.attempt_id)
     ]
-
-
-__all__ = [
-    "ROOT_ID",
-    "Captured",
-    "Exchange",
-    "Recorded",
-    "captured",
-    "make_scope",
-    "path_of",
-    "read_recorded",
-    "tree",
-]

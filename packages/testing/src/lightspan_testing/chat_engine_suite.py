@@ -1,12 +1,12 @@
-"""What every chat engine must do: subclass `ChatEngineSuite` and say how an engine is made.
+"""Conformance tests of chat engines: subclass `ChatEngineSuite` and implement `make_engine`.
 
     class TestMyEngine(ChatEngineSuite):
         def make_engine(self, url):
             return MyEngine(url)
 
-The endpoint is a real server (`lightspan_testing.scripted`). Which model and sampling an engine
-asks for is its own affair; the rest of the body is not. Needs pytest and pytest-asyncio
-(`asyncio_mode = "auto"`). No test looks at a clock.
+The endpoint is a real server (`lightspan_testing.scripted`). Engines may set model and sampling,
+and must send the rest of the body unchanged. Needs pytest and pytest-asyncio (`asyncio_mode =
+"auto"`). No test depends on time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BODY: Final[Mapping[str, Any]] = {
 }
 CALLS: Final = 16
 RETRY_TIMEOUT_S: Final = 30.0
-"""After this the scripted server gives up waiting: the test has failed."""
+"""Seconds until the scripted server stops waiting; the test has failed by then."""
 
 TEXTS: Final = {
     "plain": "a b c",
@@ -51,12 +51,12 @@ REPLIES: Final = {
     "cut": Reply(text="a b", finish_reason="length"),
 }
 
-Said = list[tuple[str, list[tuple[str, str]], str]]
-"""Per choice: its text, its tool calls (name, arguments), and why it ended."""
+Content = list[tuple[str, list[tuple[str, str]], str]]
+"""Per choice: text, tool calls (name, arguments), finish reason."""
 
 
-def said(answer: ChatAnswer) -> Said:
-    """What an unstreamed answer says."""
+def content_of(answer: ChatAnswer) -> Content:
+    """Return the content of an unstreamed answer."""
     assert answer.status == 200
     return [
         (
@@ -68,34 +68,38 @@ def said(answer: ChatAnswer) -> Said:
     ]
 
 
-async def streamed(engine: ChatEngine, body: Mapping[str, Any] = BODY) -> list[dict[str, Any]]:
-    """The payloads of a streamed call, decoded."""
+async def read_stream(engine: ChatEngine, body: Mapping[str, Any] = BODY) -> list[dict[str, Any]]:
+    """Return the decoded payloads of a streamed call."""
     return [json.loads(payload) async for payload in engine.stream({**body, "stream": True})]
 
 
-def gathered(chunks: list[dict[str, Any]]) -> Said:
-    """What a streamed answer says."""
-    found: dict[int, tuple[str, list[tuple[str, str]], str]] = {}
+def merge_chunks(chunks: list[dict[str, Any]]) -> Content:
+    """Return the content of a streamed answer."""
+    choices: dict[int, tuple[str, list[tuple[str, str]], str]] = {}
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
-        text, calls, finish = found.get(choice["index"], ("", [], ""))
+        text, calls, finish = choices.get(choice["index"], ("", [], ""))
         text += choice["delta"].get("content") or ""
         calls += [_named(call) for call in choice["delta"].get("tool_calls", ())]
-        found[choice["index"]] = text, calls, finish + (choice["finish_reason"] or "")
-    return [found[index] for index in sorted(found)]
+        choices[choice["index"]] = text, calls, finish + (choice["finish_reason"] or "")
+    return [choices[index] for index in sorted(choices)]
 
 
 def _named(call: Mapping[str, Any]) -> tuple[str, str]:
     return call["function"]["name"], call["function"]["arguments"]
 
 
-async def ask(engine: ChatEngine, *, stream: bool, content: str = "hi") -> Said:
-    """One call with this question, to the end."""
+async def ask(engine: ChatEngine, *, stream: bool, content: str = "hi") -> Content:
+    """Make a call with this question and return its content."""
     body = {**BODY, "messages": [{"role": "user", "content": content}]}
-    return gathered(await streamed(engine, body)) if stream else said(await engine.chat(body))
+    return (
+        merge_chunks(await read_stream(engine, body))
+        if stream
+        else content_of(await engine.chat(body))
+    )
 
 
 class Held:
-    """A script that answers `held` only when it is released, and whatever else at once."""
+    """Script that answers the text `held` only after a release, and any other text at once."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -108,13 +112,13 @@ class Held:
         return Reply(text=request.last_text)
 
     async def wait_for_one(self) -> None:
-        """Until the server has a call that it holds."""
+        """Wait until the server holds a call."""
         assert await asyncio.to_thread(self.begun.acquire, timeout=RETRY_TIMEOUT_S)
 
     @classmethod
     @contextmanager
     def server(cls) -> Iterator[tuple[Held, ScriptedServer]]:
-        """A server of such a script; in the end what it holds is released."""
+        """Run a server with such a script; release held calls at the end."""
         held = cls()
         with ScriptedServer(held) as server:
             try:
@@ -127,7 +131,7 @@ class ChatEngineSuite:
     """See the module's docstring."""
 
     def make_engine(self, url: str) -> ChatEngine:
-        """An engine, not started, that calls the endpoint with this base URL (`http://…/v1`)."""
+        """Return an unstarted engine for the endpoint with this base URL (`http://…/v1`)."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -146,19 +150,19 @@ class ChatEngineSuite:
     @pytest.mark.parametrize("stream", [False, True])
     async def test_the_body_travels_whole_and_is_left_as_it_was(self, stream: bool) -> None:
         body = {**copy.deepcopy(dict(BODY)), "stream": stream}
-        given = copy.deepcopy(body)
+        original = copy.deepcopy(body)
         with ScriptedServer() as server:
             async with self.running(server.url) as engine:
                 if stream:
-                    await streamed(engine, body)
+                    await read_stream(engine, body)
                 else:
                     await engine.chat(body)
             [request] = server.requests
-        assert body == given
+        assert body == original
         assert request.path.endswith("/v1/chat/completions")
         assert request.headers["content-type"].startswith("application/json")
-        assert {key: request.body[key] for key in given if key != "model"} == {
-            key: value for key, value in given.items() if key != "model"
+        assert {key: request.body[key] for key in original if key != "model"} == {
+            key: value for key, value in original.items() if key != "model"
         }
 
     @pytest.mark.parametrize("name", REPLIES)
@@ -168,21 +172,21 @@ class ChatEngineSuite:
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         with ScriptedServer([reply, reply]) as server:
             async with self.running(server.url) as engine:
-                whole = said(await engine.chat(BODY))
-                parts = gathered(await streamed(engine))
+                whole = content_of(await engine.chat(BODY))
+                parts = merge_chunks(await read_stream(engine))
         assert whole == parts == [(reply.text or "", calls, finish)]
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_several_choices(self, stream: bool) -> None:
         with ScriptedServer([["one", "two 2", "three"]]) as server:
             async with self.running(server.url) as engine:
-                found = await ask(engine, stream=stream)
-        assert [text for text, _, _ in found] == ["one", "two 2", "three"]
+                answers = await ask(engine, stream=stream)
+        assert [text for text, _, _ in answers] == ["one", "two 2", "three"]
 
     async def test_a_stream_is_passed_on_piece_by_piece(self) -> None:
         with ScriptedServer("a b c") as server:
             async with self.running(server.url) as engine:
-                chunks = await streamed(engine)
+                chunks = await read_stream(engine)
         deltas = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
         assert deltas == ["", "a", " b", " c", None]
 
@@ -190,7 +194,7 @@ class ChatEngineSuite:
         body = {**BODY, "stream_options": {"include_usage": True}}
         with ScriptedServer("a b c") as server:
             async with self.running(server.url) as engine:
-                *_, last = await streamed(engine, body)
+                *_, last = await read_stream(engine, body)
         assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
 
     async def test_the_headers_of_an_answer(self) -> None:
@@ -200,13 +204,13 @@ class ChatEngineSuite:
         assert {key.lower(): value for key, value in answer.headers.items()}["x-request-id"] == "r1"
 
     async def test_a_refusal_is_final_and_ends_nothing_else(self) -> None:
-        """Asked once, it is told with its status and words; the next call is answered."""
+        """A 400 is not retried, and reported with status and text; the next call succeeds."""
         refusal = Reply(status=400, text="no such thing")
         with ScriptedServer([refusal, refusal, "fine", "fine"]) as server:
             async with self.running(server.url) as engine:
                 answer = await engine.chat(BODY)
                 with pytest.raises(EndpointRefused, match="no such thing") as caught:
-                    await streamed(engine)
+                    await read_stream(engine)
                 assert len(server.requests) == 2
                 for stream in (False, True):
                     assert await ask(engine, stream=stream) == [("fine", [], "stop")]
@@ -222,7 +226,7 @@ class ChatEngineSuite:
                 await ask(engine, stream=stream)
 
     async def test_an_endpoint_that_breaks_off(self) -> None:
-        """What came before the break is passed on; it is never taken for the whole."""
+        """Chunks before the break are passed on, but never count as a complete answer."""
         with ScriptedServer(lambda request: Reply(text="a b c", drop=True)) as server:
             async with self.running(server.url) as engine:
                 with pytest.raises(EngineError):
@@ -234,7 +238,7 @@ class ChatEngineSuite:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_many_at_once(self, stream: bool) -> None:
-        """None waits for another: the server answers when it has them all."""
+        """Calls run concurrently: the server answers when it has them all."""
         everyone = threading.Barrier(CALLS)
 
         def answer(request: Request) -> str:
@@ -290,6 +294,3 @@ class ChatEngineSuite:
             with pytest.raises(EngineClosedError):
                 await ask(engine, stream=stream)
             assert len(server.requests) == 1
-
-
-__all__ = ["ChatEngineSuite"]

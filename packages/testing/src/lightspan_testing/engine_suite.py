@@ -1,12 +1,12 @@
-"""What every token engine must do: subclass `EngineSuite` and say how an engine is made.
+"""Conformance tests of token engines: subclass `EngineSuite` and implement `make_engine`.
 
     class TestMyEngine(EngineSuite):
         def make_engine(self, models):
             return MyEngine(models)
 
-The suite compares with plain forward passes of the same tiny model (`lightspan_testing.tiny`).
-Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`), torch and transformers. No test looks at a
-clock.
+Results are compared with plain forward passes of the same tiny model (`lightspan_testing.tiny`).
+Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`), torch and transformers. No test depends on
+time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.errors import (
-    ContextOverflowError,
-    EngineClosedError,
-    LightspanError,
-    NotFoundError,
-)
+from lightspan.errors import ContextOverflowError, EngineClosedError, LightspanError, NotFoundError
 from lightspan.protocols.engine import GenerationRequest, LoRAWeights, TokenEngine
 from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.tiny import tiny_model
@@ -37,14 +32,15 @@ from lightspan_torch.engine.weights import load_model
 
 CONTEXT = 256
 UPDATES = 5
-"""How many may come before one of them has to cut a call."""
+"""Maximum updates until one of them splits a call."""
 TOLERANCE = 1e-5
-"""Between an engine's log-probabilities and those of a plain forward pass, both in float32."""
+"""Tolerance between log-probabilities of the engine and of a plain forward pass, both in
+float32."""
 
 
 @dataclass
 class Answer:
-    """A whole generation."""
+    """A complete generation."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -60,9 +56,14 @@ async def generate(
     policy: str = "writer",
     stream: bool = False,
     request_id: str = "r",
+    started: asyncio.Semaphore | None = None,
     **sampling: Any,
 ) -> Answer:
-    """Generate to the end; checks what holds of every stream of chunks."""
+    """Generate to the end, checking the invariants of every stream of chunks.
+
+    Args:
+        started: released at the first chunk of a stream.
+    """
     request = GenerationRequest(
         request_id=request_id,
         policy=policy,
@@ -73,6 +74,8 @@ async def generate(
     async for chunk in engine.generate(request, stream=stream):
         assert answer.finish is None, "a chunk after the last"
         assert len(chunk.ids) == len(chunk.logprobs)
+        if started is not None and stream and answer.chunks == 0:
+            started.release()
         assert all(math.isfinite(value) and value <= 0 for value in chunk.logprobs)
         answer.ids += chunk.ids
         answer.logprobs += chunk.logprobs
@@ -87,19 +90,20 @@ async def generate(
 def reference(
     model: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
 ) -> Tensor:
-    """[len(ids), vocabulary] log-probabilities at each answer position, by one forward pass."""
+    """Return the [len(ids), vocabulary] log-probabilities at each answer position by one forward
+    pass."""
     logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     distribution: Tensor = (logits / temperature).log_softmax(-1)
     return distribution
 
 
 def of_tokens(distribution: Tensor, ids: Sequence[int]) -> list[float]:
-    """The log-probability of each id; `distribution` is (tokens, vocabulary)."""
+    """Return the log-probability of each id; `distribution` is (tokens, vocabulary)."""
     return distribution.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
 def perturbed(model: Any, seed: int) -> dict[str, Tensor]:
-    """Other weights of the same shape, as `TokenEngine.update` takes them."""
+    """Return other weights of the same shape for `TokenEngine.update`."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: tensor + 0.03 * torch.randn(tensor.shape, generator=generator)
@@ -108,7 +112,7 @@ def perturbed(model: Any, seed: int) -> dict[str, Tensor]:
 
 
 def low_rank(model: Any, seed: int, *, rank: int = 4) -> LoRAWeights:
-    """LoRA on every linear layer but the head."""
+    """Return LoRA weights for every linear layer but the head."""
     generator = torch.Generator().manual_seed(seed)
     layers = {
         name: (
@@ -122,7 +126,7 @@ def low_rank(model: Any, seed: int, *, rank: int = 4) -> LoRAWeights:
 
 
 def with_weights(model_folder: Path, weights: Mapping[str, Tensor]) -> Any:
-    """The model with these weights in place of its own."""
+    """Load the model with these weights."""
     model = load_model(model_folder)
     model.load_state_dict(dict(weights), strict=False)
     return model
@@ -132,24 +136,24 @@ class EngineSuite:
     """See the module's docstring."""
 
     tolerance = TOLERANCE
-    """The engine's own: another float type needs another one."""
-    begun = 6
-    """Streams that have begun when an update comes. One in another process goes on meanwhile, and
-    may be at its end before all have begun."""
+    """Tolerance of the engine, to be overridden for other float types."""
+    started = 6
+    """Number of streams that have begun before an update. Streams of an engine in another process
+    continue meanwhile and may end before all have begun."""
     tokens_in_flight = 120
-    """Of each call that the update cuts."""
+    """Maximum tokens of each call that is in flight during an update."""
 
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
-        """An engine, not started, that serves these folders (policy name → folder)."""
+        """Return an unstarted engine for these folders (policy name → folder)."""
         raise NotImplementedError
 
     def other(self, folder: Path, model: Any, seed: int) -> tuple[Any, Any]:
-        """What an update may bring, and the model that it makes."""
+        """Return an update, and the model with it applied."""
         weights = perturbed(model, seed)
         return weights, with_weights(folder, weights)
 
     def wrong(self, model: Any) -> list[tuple[Any, str]]:
-        """Updates that do not fit the model, and what each is told."""
+        """Return updates that do not fit the model, with patterns of the error messages."""
         weights = perturbed(model, seed=9)
         name = next(iter(weights))
         partial = {key: value for key, value in weights.items() if key != name}
@@ -223,10 +227,10 @@ class EngineSuite:
                 generate(engine, prompt, top_k=3, request_id="k"),
                 generate(engine, prompt, request_id="0"),
             )
-        for answer, kept in ((nucleus, _nucleus), (top, _top), (plain, None)):
+        for answer, mask in ((nucleus, _nucleus), (top, _top), (plain, None)):
             distribution = reference(model, prompt, answer.ids)
-            if kept is not None:
-                distribution = distribution.masked_fill(~kept(distribution), -math.inf)
+            if mask is not None:
+                distribution = distribution.masked_fill(~mask(distribution), -math.inf)
                 distribution = distribution.log_softmax(-1)
             expected = of_tokens(distribution, answer.ids)
             assert answer.logprobs == pytest.approx(expected, abs=10 * self.tolerance)
@@ -309,15 +313,18 @@ class EngineSuite:
                 )
             )
         for number, (temperature, answer) in enumerate(zip(temperatures, answers, strict=True)):
-            given = prompt + [5 + number] * (number % 9)
-            expected = of_tokens(reference(model, given, answer.ids, temperature), answer.ids)
+            extended = prompt + [5 + number] * (number % 9)
+            expected = of_tokens(reference(model, extended, answer.ids, temperature), answer.ids)
             assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
 
     async def test_an_update_splits_the_versions_exactly(
         self, folder: Path, model: Any, prompt: list[int]
     ) -> None:
-        """Of an engine in another process all calls may be at their end before an update comes, or
-        not have begun: then comes another one."""
+        """Check that every token has the version that sampled it.
+
+        With an engine in another process all calls may have ended before an update, or not begun:
+        then another update follows.
+        """
         models = {0: model}
         async with self.running(writer=folder) as engine:
             for version in range(3, 3 + UPDATES):
@@ -334,23 +341,24 @@ class EngineSuite:
     async def _update_in_flight(
         self, engine: TokenEngine, prompt: list[int], weights: Any, version: int
     ) -> list[Answer]:
-        """The answers of calls that are under way when an update comes, and of one after it."""
-        begun = asyncio.Semaphore(0)
+        """Return the answers of calls in flight during an update, and of one after it."""
+        started = asyncio.Semaphore(0)
         tasks = [
             asyncio.create_task(
-                _generate_noting_the_start(
+                generate(
                     engine,
                     prompt,
-                    begun,
                     stream=n % 2 == 0,
-                    number=n,
+                    request_id=f"r{n}",
+                    started=started,
                     max_tokens=self.tokens_in_flight,
+                    temperature=0.8,
                 )
             )
             for n in range(12)
         ]
-        for _ in range(self.begun):
-            await begun.acquire()
+        for _ in range(self.started):
+            await started.acquire()
         await engine.update("writer", weights, version)
         assert engine.policies() == {"writer": version}
         after = await generate(engine, prompt, temperature=0.8)
@@ -358,7 +366,7 @@ class EngineSuite:
         return [after, *await asyncio.gather(*tasks)]
 
     async def test_no_prefix_outlives_an_update(self, folder: Path, model: Any) -> None:
-        """Long enough to fill whole blocks of a key-value cache."""
+        """The prompt fills whole blocks of a key-value cache."""
         prompt = [5 + number % 300 for number in range(200)]
         weights, moved = self.other(folder, model, seed=11)
         async with self.running(writer=folder) as engine:
@@ -386,8 +394,8 @@ class EngineSuite:
         self, folder: Path, model: Any, prompt: list[int]
     ) -> None:
         async with self.running(writer=folder) as engine:
-            for wrong, told in self.wrong(model):
-                with pytest.raises(LightspanError, match=told):
+            for wrong, message in self.wrong(model):
+                with pytest.raises(LightspanError, match=message):
                     await engine.update("writer", wrong, 2)
             assert engine.policies() == {"writer": 0}
             answer = await generate(engine, prompt)
@@ -442,57 +450,31 @@ class EngineSuite:
         assert usage["cpu_s"] >= 0
 
 
-async def _generate_noting_the_start(
-    engine: TokenEngine,
-    prompt: list[int],
-    begun: asyncio.Semaphore,
-    *,
-    stream: bool,
-    number: int,
-    max_tokens: int,
-) -> Answer:
-    request = GenerationRequest(
-        request_id=f"r{number}",
-        policy="writer",
-        prompt_ids=prompt,
-        sampling=Sampling(max_tokens=max_tokens, temperature=0.8),
-    )
-    answer = Answer()
-    async for chunk in engine.generate(request, stream=stream):
-        answer.ids += chunk.ids
-        answer.logprobs += chunk.logprobs
-        answer.versions += [chunk.version] * len(chunk.ids)
-        if stream and answer.chunks == 0:
-            begun.release()
-        answer.chunks += 1
-    return answer
-
-
 def _by_version(
     models: Mapping[int, Any], prompt: list[int], answer: Answer, temperature: float
 ) -> list[float]:
-    """Each token's log-probability under the weights that are said to have sampled it."""
-    found = {
+    """Return each token's log-probability under the weights of its version."""
+    by_version = {
         version: of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
         for version, model in models.items()
     }
-    return [found[version][place] for place, version in enumerate(answer.versions)]
+    return [by_version[version][place] for place, version in enumerate(answer.versions)]
 
 
 def _nucleus(distribution: Tensor) -> Tensor:
-    """The tokens that top_p=.6 keeps."""
+    """Return the tokens that top_p=.6 keeps."""
     ordered, places = distribution.exp().sort(descending=True)
     before = ordered.cumsum(-1) - ordered
     return torch.zeros_like(before, dtype=torch.bool).scatter(1, places, before < 0.6)
 
 
 def _top(distribution: Tensor) -> Tensor:
-    """The tokens that top_k=3 keeps."""
+    """Return the tokens that top_k=3 keeps."""
     return distribution >= distribution.topk(3).values[:, -1:]
 
 
 def _leads_to(model: Any, token: int) -> list[int]:
-    """A prompt after which the model's most likely token is this one."""
+    """Return a prompt after which the model's most likely token is this one."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(2000):
         ids = torch.randint(5, 300, (1, 6), generator=generator)
@@ -504,21 +486,9 @@ def _leads_to(model: Any, token: int) -> list[int]:
 
 
 def _across_two_tokens(texts: Sequence[str]) -> tuple[int, str]:
-    """The place of a token and the characters that meet where it begins."""
+    """Return a token's index and the two characters at its boundary with the previous token."""
     for place in range(3, len(texts)):
         stop = texts[place - 1][-1:] + texts[place][:1]
         if len(stop) == 2 and stop.isascii() and "\ufffd" not in stop:
             return place, stop
     raise AssertionError("no two neighbouring tokens of plain text")
-
-
-__all__ = [
-    "Answer",
-    "EngineSuite",
-    "generate",
-    "low_rank",
-    "of_tokens",
-    "perturbed",
-    "reference",
-    "with_weights",
-]

@@ -1,11 +1,11 @@
-"""What a token engine that serves LoRA must do: subclass `LoRAEngineSuite`.
+"""Conformance tests of token engines that serve LoRA: subclass `LoRAEngineSuite`.
 
     class TestMyEngineWithLoRA(LoRAEngineSuite):
         def make_lora_engine(self, models, ranks):
             return MyEngine(models, lora=ranks)
 
-It is the engine suite with every policy served as LoRA beside the weights of its model, and what
-holds of several such policies at once. The policy `base` has the model's own weights.
+It is the engine suite with every policy served as LoRA on top of its model's weights, and tests of
+several such policies at once. The policy `base` has the model's own weights.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from lightspan_testing.engine_suite import (
 from lightspan_torch.engine.weights import load_model
 
 RANK: Final = 8
-"""The highest that a policy is served with."""
+"""Maximum rank of the policies."""
 BASE: Final = "base"
 
 
 @torch.no_grad()
 def merged(folder: Path, weights: LoRAWeights) -> Any:
-    """A model with these added to its own weights."""
+    """Load a model with these added to its weights."""
     model = load_model(folder)
     for name, (first, second) in weights.layers.items():
         model.get_submodule(name).weight += weights.scale * (second @ first)
@@ -51,12 +51,12 @@ class LoRAEngineSuite(EngineSuite):
     """See the module's docstring."""
 
     tolerance = 3e-5
-    """What is beside the weights is rounded elsewhere than what was merged into them: of 16,823
-    tokens that vLLM sampled 9 were further off than 1e-5, at most 1.6e-5."""
+    """Unmerged adapters round differently from merged ones: of 16,823 tokens sampled by vLLM 9
+    differed by more than 1e-5, at most by 1.6e-5."""
 
     def make_lora_engine(self, models: Mapping[str, Path], ranks: Mapping[str, int]) -> TokenEngine:
-        """An engine, not started, that serves these folders (policy name → folder), each as LoRA of
-        at most this rank; 0: with the model's own weights."""
+        """Return an unstarted engine for these folders (policy name → folder), each as LoRA of at
+        most this rank; 0 for the model's own weights."""
         raise NotImplementedError
 
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
@@ -84,7 +84,7 @@ class LoRAEngineSuite(EngineSuite):
         ]
 
     def expect(self, answer: Answer, model: Any, prompt: list[int], version: int) -> None:
-        """Every token is of this version and has its log-probability under this model."""
+        """Check that every token has this version and its log-probability under this model."""
         assert answer.versions == [version] * len(answer.ids)
         expected = of_tokens(reference(model, prompt, answer.ids), answer.ids)
         assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
@@ -158,6 +158,3 @@ class LoRAEngineSuite(EngineSuite):
                 with pytest.raises(LightspanError, match="base is served with the model's own"):
                     await engine.update(BASE, wrong, 1)
             assert engine.policies() == {"writer": 0, BASE: 0}
-
-
-__all__ = ["BASE", "RANK", "LoRAEngineSuite", "merged"]

@@ -1,4 +1,4 @@
-"""Controls of learning: what must not learn, whatever the app."""
+"""Algorithms that must not learn, as controls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lightspan.lightning.episode import Episode
 
 
 class Permuted(LightningRL):
-    """LightningRL whose rewards are permuted within each group: nothing can be learned.
+    """LightningRL with rewards permuted within each group, so that nothing can be learned.
 
-    Weights move all the same, and the policy may drift to one answer for everything. A metric that
-    some constant answer does well in is therefore no control.
+    Weights change nevertheless, and the policy may collapse to one answer for everything. A metric
+    on which some constant answer does well is therefore no control.
     """
 
     async def collect(self, world: TrainerContext) -> list[Episode]:
-        """The step's episodes, each with the reward of one of its group."""
+        """Collect the step's episodes, each with the reward of another one in its group."""
         episodes = await super().collect(world)
         groups: dict[str, list[int]] = defaultdict(list)
         for index, episode in enumerate(episodes):

@@ -1,8 +1,8 @@
-"""What every set of runners passes (`lightspan.runners.protocol.Runners`).
+"""Conformance tests of runners (`lightspan.runners.protocol.Runners`).
 
-Subclass `RunnersSuite` in a test module and override the fixture `runners` with a set of two slots
-at least, not started, and `store` with an open store that it reaches. They have to be able to read
-files of this machine, where the apps of `sample_apps` and the suite meet.
+Subclass `RunnersSuite` and override the fixtures `runners`, an unstarted set of at least two slots,
+and `store`, an open store that it reaches. Runners need access to files of this machine, by which
+the suite and the apps of `sample_apps` communicate.
 """
 
 from __future__ import annotations
@@ -26,35 +26,33 @@ from lightspan.schema.records import (
 )
 from lightspan.stores.protocol import Store
 
-__all__ = ["RunnersSuite"]
-
 RUN = "run-1"
 LEASE_S = 5.0
 
 
 class RunnersSuite:
-    """See the module."""
+    """See the module's docstring."""
 
     @pytest.fixture
     def runners(self) -> Runners:
-        """What is tested."""
+        """Return the runners under test."""
         raise NotImplementedError
 
     @pytest.fixture
     def store(self) -> Store:
-        """An open store that it reaches."""
+        """Return an open store that the runners reach."""
         raise NotImplementedError
 
     async def test_is_a_set_of_runners(self, runners: Runners) -> None:
         assert isinstance(runners, Runners)
         runners.check()
-        await runners.stop()  # what was never started ends at once
+        await runners.stop()  # returns at once without a start
 
     @pytest.mark.parametrize("app", ["right", "right_later"])
     async def test_runs_what_its_training_asks_for(
         self, runners: Runners, store: Store, app: str
     ) -> None:
-        """And nothing of another training."""
+        """Rollouts of another run are not executed."""
         await _enqueue(store, [{"number": 0}], run_id="another", first=100)
         async with _Started(runners, store, app):
             await _enqueue(store, [{"number": number} for number in range(7)])
@@ -73,14 +71,14 @@ class RunnersSuite:
     async def test_what_is_stopped_is_queued_again(
         self, runners: Runners, store: Store, tmp_path: Path
     ) -> None:
-        """The same set of runners may be started again, and runs it then."""
+        """The same runners can be started again and then run it."""
         files = {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")}
         async with _Started(runners, store, "waits"):
             await _enqueue(store, [files])
             while not (tmp_path / "begun").exists():
                 runners.check()
                 await asyncio.sleep(0.02)
-        [first, *_] = await store.attempts(["ro-0"])  # another one may have claimed it since
+        [first, *_] = await store.attempts(["ro-0"])  # another runner may have claimed it since
         assert (first.status, first.outcome) == (AttemptStatus.LOST, Outcome.CANCELLED)
         await runners.stop()
         (tmp_path / "go").touch()
@@ -91,7 +89,7 @@ class RunnersSuite:
     async def test_an_app_that_kills_its_process(
         self, runners: Runners, store: Store, tmp_path: Path
     ) -> None:
-        """Once: nothing is lost. Each time: its own rollout only."""
+        """A single crash loses nothing; repeated crashes lose only their own rollout."""
         once = {"number": 1, "died": str(tmp_path / "died")}
         async with _Started(runners, store, "dies_once"):
             await _enqueue(store, [once, *({"number": number} for number in range(2, 5))])
@@ -107,7 +105,7 @@ class RunnersSuite:
 
 
 class _Started:
-    """Runners at work in the block."""
+    """Context manager that starts and stops runners."""
 
     def __init__(self, runners: Runners, store: Store, app: str) -> None:
         self._runners = runners
@@ -144,7 +142,7 @@ async def _enqueue(
 
 
 async def _ended(runners: Runners, store: Store, count: int) -> list[RolloutState]:
-    """Wait until so many rollouts have ended."""
+    """Wait until `count` rollouts have ended."""
     while True:
         runners.check()
         states = await store.rollouts(run_id=RUN)

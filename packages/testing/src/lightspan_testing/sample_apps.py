@@ -1,4 +1,4 @@
-"""Apps for the suite of runners, wherever these are: `lightspan_testing.sample_apps:NAME`."""
+"""Apps for the suite of runners: `lightspan_testing.sample_apps:NAME`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 
 def right(task: dict[str, Any]) -> float:
-    """Returns the task's number."""
+    """Return the task's number."""
     return float(task["number"])
 
 
 async def right_later(task: dict[str, Any]) -> float:
-    """The same, on a loop."""
+    """Return the task's number asynchronously."""
     await asyncio.sleep(0.01)
     return float(task["number"])
 
 
 async def waits(task: dict[str, Any]) -> float:
-    """Says that it is there, and waits until a file is there too."""
+    """Create a file and wait for another."""
     Path(task["begun"]).touch()
     while not Path(task["go"]).exists():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
@@ -28,7 +28,7 @@ async def waits(task: dict[str, Any]) -> float:
 
 
 def dies_once(task: dict[str, Any]) -> float:
-    """Ends its process at the first try of a task that has a file for that."""
+    """End the process on the first attempt of a task with a marker file."""
     file = task.get("died")
     if file is not None and not Path(file).exists():
         Path(file).touch()
@@ -37,7 +37,7 @@ def dies_once(task: dict[str, Any]) -> float:
 
 
 def dies(task: dict[str, Any]) -> float:
-    """Ends its process each time, where the task says so."""
+    """End the process on every attempt of a task with `dies`."""
     if task.get("dies"):
         os._exit(7)
     return float(task["number"])

@@ -1,7 +1,7 @@
-"""A real HTTP server that speaks OpenAI's dialects, and Anthropic's, as a test scripted it.
+"""An HTTP server with scripted answers in the formats of OpenAI and Anthropic.
 
-It is the only thing that may stand in for a language model in tests. It needs nothing but the
-standard library, so an app's own environment can run it.
+It is the only replacement of language models in tests. It uses the standard library only, so an
+app's own environment can run it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Json = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call of a tool as the model makes it; `arguments` is text and may be malformed."""
+    """A tool call by the model; `arguments` is text and may be malformed."""
 
     name: str
     arguments: str = "{}"
@@ -33,29 +33,29 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the model says, or how the server fails."""
+    """An answer of the model, or a failure of the server."""
 
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     finish_reason: str | None = None
     """Default: `tool_calls` if there are any, else `stop`."""
     status: int = 200
-    """Other than 200: an error in the dialect's format, with `text` as its message."""
+    """Other than 200: an error in the API's format, with `text` as its message."""
     delay_s: float = 0.0
     """Seconds before the answer."""
     drop: bool = False
     """Close the socket instead of answering (when streaming: after the first chunk)."""
     headers: Mapping[str, str] = field(default_factory=dict)
     compressed: bool = False
-    """Answer in gzip."""
+    """Compress the answer by gzip."""
     before_chunk: Callable[[int], None] | None = None
-    """Called with the number of each chunk of a stream before it is sent: it may wait, or raise,
-    which breaks the connection off."""
+    """Called with the index of each streamed chunk before it is sent; may wait, or raise, which
+    breaks the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the server was asked."""
+    """A request to the server."""
 
     path: str
     headers: Mapping[str, str]
@@ -68,7 +68,7 @@ class Request:
 
     @property
     def last_text(self) -> str:
-        """The content of the last message."""
+        """Return the content of the last message."""
         return str(self.messages[-1].get("content", "")) if self.messages else ""
 
 
@@ -78,20 +78,18 @@ Script = Callable[[Request], Answer] | Iterable[Answer] | str
 
 
 class ScriptedServer:
-    """An OpenAI-compatible server on a loopback port.
+    """An OpenAI-compatible server on a loopback port, used as a context manager.
 
     Args:
-        script: a function of the request, a sequence of answers given in turn (running out is an
-            error 500 that says so), or one text for every call.
-
-    Use it as a context manager; `url` is what `base_url` wants, `requests` what was asked so far.
+        script: a function of the request, a sequence of answers in turn (status 500 at their end),
+            or one text for every call.
     """
 
     def __init__(self, script: Script = "ok", *, model: str = "scripted") -> None:
         self.model = model
         self.requests: list[Request] = []
         self.script = _as_function(script)
-        """What it says; may be set anew between calls."""
+        """The script; may be replaced between calls."""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.owner = self
@@ -113,16 +111,16 @@ class ScriptedServer:
 
     @property
     def origin(self) -> str:
-        """`http://127.0.0.1:<port>`."""
+        """Return `http://127.0.0.1:<port>`."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
     def url(self) -> str:
-        """The base URL of the API."""
+        """Return the base URL of the API."""
         return f"{self.origin}/v1"
 
     def answer(self, request: Request) -> list[Reply]:
-        """Note the request and ask the script."""
+        """Store the request and return the script's replies."""
         with self._lock:
             self.requests.append(request)
             number = len(self.requests)
@@ -130,8 +128,8 @@ class ScriptedServer:
             answer = self.script(request)
         except StopIteration:
             answer = Reply(status=500, text=f"the script has no answer for call {number}")
-        several = [answer] if isinstance(answer, str | Reply) else list(answer)
-        return [Reply(text=reply) if isinstance(reply, str) else reply for reply in several]
+        replies = [answer] if isinstance(answer, str | Reply) else list(answer)
+        return [Reply(text=reply) if isinstance(reply, str) else reply for reply in replies]
 
 
 def _as_function(script: Script) -> Callable[[Request], Answer]:
@@ -155,7 +153,7 @@ class _Server(ThreadingHTTPServer):
     owner: ScriptedServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is not our error."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -164,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         if self.path.endswith("/models"):
@@ -185,16 +183,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(2)
         elif first.status != 200:
-            words = scripted_messages.error if self._speaks_messages else _error
-            self._send(first.status, words(first.text or "scripted error", first.status), first)
+            make_error = scripted_messages.error if self._speaks_messages else _error
+            self._send(
+                first.status, make_error(first.text or "scripted error", first.status), first
+            )
         elif body.get("stream"):
             self._stream(body, replies)
         elif self._speaks_messages:
             answer = scripted_messages.message(body, _message(first), _finish(first))
             self._send(200, answer, first)
         elif self._speaks_responses:
-            said = scripted_responses.response(body, _message(first), _finish(first))
-            self._send(200, said, first)
+            answer = scripted_responses.response(body, _message(first), _finish(first))
+            self._send(200, answer, first)
         elif self._completes_text:
             self._send(200, _as_text(completion(body, replies)), first)
         else:
@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def _speaks_messages(self) -> bool:
-        path = self.path.partition("?")[0]  # Anthropic's own, and Google's
+        path = self.path.partition("?")[0]  # paths of Anthropic's own API and Google's
         return path.endswith(("/messages", ":rawPredict", ":streamRawPredict"))
 
     def _send(self, status: int, body: Json, reply: Reply | None = None) -> None:
@@ -258,8 +258,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self._speaks_responses:
             first = replies[0]
             return scripted_responses.events(body, _message(first), _finish(first))
-        plain = chunks(body, replies)
-        return map(_as_text, plain) if self._completes_text else plain
+        chat = chunks(body, replies)
+        return map(_as_text, chat) if self._completes_text else chat
 
     def _event(self, data: str, pack: Any = None) -> None:
         name = f"event: {json.loads(data)['type']}\n" if self._speaks_messages else ""
@@ -274,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def completion(body: Mapping[str, Json], replies: Sequence[Reply]) -> dict[str, Json]:
-    """An unstreamed chat completion."""
+    """Return an unstreamed chat completion."""
     choices = [
         {"index": index, "message": _message(reply), "finish_reason": _finish(reply)}
         for index, reply in enumerate(replies)

@@ -1,7 +1,7 @@
-"""A TokenEngine whose text is scripted: real token ids, exact log-probs, and stops on demand.
+"""A TokenEngine with scripted text: real token ids, exact log-probabilities, gates between tokens.
 
-It stands in for a model where a test must know what is sampled and when: gates hold a generation
-between two tokens, so that cancellations, joins and weight updates happen at a known place.
+It replaces a model where a test determines what is sampled and when: gates hold a generation
+between two tokens, so cancellations, joins and weight updates happen at a known position.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """A place where a generation waits: `reached` is set there, `open()` lets it go on."""
+    """Point at which a generation waits: it sets `reached` and continues after `open()`."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
         self._opened = asyncio.Event()
 
     def open(self) -> None:
-        """Let everything through, now and later."""
+        """Let every generation pass from now on."""
         self._opened.set()
 
     async def wait(self) -> None:
-        """Be held here."""
+        """Wait until the gate is open."""
         self.reached.set()
         await self._opened.wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """What one generation says."""
+    """Script of a generation."""
 
     text: str
     gates: Mapping[int, Gate] = field(default_factory=dict)
-    """Token position → a gate before that token is sampled."""
+    """Token position → gate before that token is sampled."""
     errors: Mapping[int, Exception] = field(default_factory=dict)
-    """Token position → an error in place of that token."""
+    """Token position → error in place of that token."""
 
 
 TokenScript = Callable[[GenerationRequest], "str | Say"] | Iterable["str | Say"] | str
@@ -67,12 +67,12 @@ class ScriptedEngine:
     """See the module.
 
     Args:
-        tokenizer: tokenises the script; `tiny_chat_tokenizer()` makes a real one.
-        script: a function of the request, texts in turn (running out is an error), or one text.
-        policies: what it serves, at which version.
+        tokenizer: tokenizer of the script (`tiny_chat_tokenizer()` is a real one).
+        script: a function of the request, texts in turn (an error at their end), or one text.
+        policies: policy → version.
         chunk: tokens per chunk of a streamed generation.
-        capabilities: what it declares.
-        pace_s: seconds that each token takes.
+        capabilities: declared capabilities.
+        pace_s: seconds per token.
     """
 
     def __init__(
@@ -88,82 +88,82 @@ class ScriptedEngine:
         self.capabilities = capabilities or EngineCapabilities(exact_tokens=True)
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
-        """Request ids whose generation was given up."""
+        """Request ids of cancelled generations."""
         self.finished: list[str] = []
         self._tokenizer = tokenizer
         self._script = _as_function(script)
         self._policies = dict(policies or {"policy": 1})
         self._chunk = chunk
         self._pace_s = pace_s
-        self._said: dict[str, tuple[Say, list[int], int]] = {}
-        """Call and choice → what it says, the ids of it, and the length of its prompt."""
+        self._scripts: dict[str, tuple[Say, list[int], int]] = {}
+        """Call and choice → script, its ids, and the length of its prompt."""
         self._closed = False
-        self._died_of: EngineError | None = None
+        self._fatal_error: EngineError | None = None
         self._tokens = 0
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Do nothing."""
 
     async def close(self) -> None:
         """Refuse further generations."""
         self._closed = True
 
     def die(self, error: EngineError) -> None:
-        """Fail, from now on, as an engine whose thread has died."""
-        self._died_of = error
+        """Fail every call from now on, like an engine whose thread has died."""
+        self._fatal_error = error
 
     def policies(self) -> dict[str, int]:
-        """Policy name → version being served."""
+        """Return policy name → version."""
         return dict(self._policies)
 
     def tokenizer(self, policy: str) -> ChatTokenizer:
-        """The one tokenizer, for a policy that is served."""
+        """Return the tokenizer of a policy."""
         if policy not in self._policies:
             served = ", ".join(sorted(self._policies))
             raise NotFoundError(f"no policy {policy!r} is served here (there is {served})")
         return self._tokenizer
 
     def check_grammar(self, policy: str, grammar: str) -> None:
-        """A script says what it says, so it honours what its author says that it honours."""
+        """Accept any grammar if the script's author declared support."""
         if not self.capabilities.grammars:
             raise UnsupportedError("this script is not held to a grammar")
 
     async def update(
         self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
-        """The tokens that follow are of this version."""
+        """Set the version of the following tokens."""
         self._policies[policy] = version
 
     def usage(self) -> dict[str, float]:
-        """Counters."""
+        """Return the counters."""
         self._check_alive()
         return {"tokens": float(self._tokens), "requests": float(len(self.requests)), "cpu_s": 0.0}
 
     def ids(self, text: str) -> list[int]:
-        """What the script's text is sampled as, the end of the turn included."""
+        """Return the ids of a text with the end of the turn."""
         return [*self._tokenizer.encode(text), min(self._tokenizer.eos_ids)]
 
     def logprobs(self, ids: Sequence[int]) -> list[float]:
-        """The log-probabilities that these ids are given (exact in float32)."""
+        """Return the log-probabilities of these ids (exact in float32)."""
         return [logprob_of(token) for token in ids]
 
     async def generate(
         self, request: GenerationRequest, *, stream: bool
     ) -> AsyncIterator[TokenChunk]:
-        """Say what the script says; a prompt that ends in part of it goes on from there."""
+        """Generate the scripted text; continue if the prompt ends in a part of it."""
         self._check(request)
         self.requests.append(request)
-        say, ids, start = self._what(request)
+        say, ids, start = self._script_of(request)
         limit = request.sampling.max_tokens
-        held: list[TokenChunk] = []
+        pending: list[TokenChunk] = []
         done = False
         try:
             async for chunk in self._chunks(request, say, ids, start, limit):
                 if stream:
                     yield chunk
                 else:
-                    held.append(chunk)
-            for chunk in _joined(held):
+                    pending.append(chunk)
+            for chunk in _joined(pending):
                 yield chunk
             done = True
         finally:
@@ -173,28 +173,28 @@ class ScriptedEngine:
         if self._closed:
             raise EngineClosedError
         self._check_alive()
-        longest = self.tokenizer(request.policy).context_length
-        if len(request.prompt_ids) >= longest:
+        limit = self.tokenizer(request.policy).context_length
+        if len(request.prompt_ids) >= limit:
             raise ContextOverflowError(
-                f"the prompt has {len(request.prompt_ids)} tokens, the context {longest}"
+                f"the prompt has {len(request.prompt_ids)} tokens, the context {limit}"
             )
 
     def _check_alive(self) -> None:
-        if self._died_of is not None:
-            raise type(self._died_of)(str(self._died_of))
+        if self._fatal_error is not None:
+            raise type(self._fatal_error)(str(self._fatal_error))
 
-    def _what(self, request: GenerationRequest) -> tuple[Say, list[int], int]:
-        """What is said, the ids of it, and how many of them the prompt ends in already."""
+    def _script_of(self, request: GenerationRequest) -> tuple[Say, list[int], int]:
+        """Return the script, its ids, and how many of them the prompt contains already."""
         stem = request.request_id.rpartition("-")[0]
-        if stem in self._said:
-            say, ids, length = self._said[stem]
+        if stem in self._scripts:
+            say, ids, length = self._scripts[stem]
             partial = request.prompt_ids[length:]
             if partial and partial == ids[: len(partial)]:
                 return say, ids, len(partial)
-        said = self._script(request)
-        say = Say(text=said) if isinstance(said, str) else said
+        answer = self._script(request)
+        say = Say(text=answer) if isinstance(answer, str) else answer
         ids = self.ids(say.text)
-        self._said[stem] = (say, ids, len(request.prompt_ids))
+        self._scripts[stem] = (say, ids, len(request.prompt_ids))
         return say, ids, 0
 
     async def _chunks(
@@ -207,7 +207,7 @@ class ScriptedEngine:
     ) -> AsyncIterator[TokenChunk]:
         new: list[int] = []
         for position in range(start, len(ids)):
-            await self._obstacles(say, position)
+            await self._wait_or_fail(say, position)
             new.append(ids[position])
             finish = self._finish(request, ids[start : position + 1], ids, position, limit)
             version = self._policies[request.policy]
@@ -220,7 +220,7 @@ class ScriptedEngine:
             if finish is not None:
                 return
 
-    async def _obstacles(self, say: Say, position: int) -> None:
+    async def _wait_or_fail(self, say: Say, position: int) -> None:
         if position in say.gates:
             await say.gates[position].wait()
         else:
@@ -243,7 +243,7 @@ class ScriptedEngine:
 
 
 def _joined(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
-    """One chunk per version (a chunk has only one)."""
+    """Join chunks of equal version."""
     joined: list[TokenChunk] = []
     for chunk in chunks:
         last = joined[-1] if joined else None
@@ -260,14 +260,14 @@ def _joined(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
 
 
 def logprob_of(token: int) -> float:
-    """The log-probability that a scripted token is given (exact in float32)."""
+    """Return the log-probability of a scripted token (exact in float32)."""
     return -((token % 8) + 1) / 16
 
 
 def tiny_chat_tokenizer(
     *, context_length: int = 512, template: str | None = CHAT_TEMPLATE
 ) -> TransformersTokenizer:
-    """The tokenizer of `tiny_model`, without the model."""
+    """Return the tokenizer of `tiny_model` without the model."""
     from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
     tokenizer = tiny_tokenizer(tuple(TEXTS), 400, template)
@@ -288,6 +288,3 @@ def _as_function(script: TokenScript) -> Callable[[GenerationRequest], str | Say
             raise AssertionError(f"the script has no answer for {request.request_id}") from None
 
     return following
-
-
-__all__ = ["Gate", "Say", "ScriptedEngine", "logprob_of", "tiny_chat_tokenizer"]

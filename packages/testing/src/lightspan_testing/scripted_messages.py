@@ -1,4 +1,4 @@
-"""How the scripted server words its answers in Anthropic's Messages API."""
+"""Answers of the scripted server in the format of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Json = Any
 _REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
-def message(body: Mapping[str, Json], said: Mapping[str, Json], finish: str) -> dict[str, Json]:
-    """An unstreamed message.
+def message(body: Mapping[str, Json], answer: Mapping[str, Json], finish: str) -> dict[str, Json]:
+    """Return an unstreamed message.
 
     Args:
-        body: of the request.
+        body: body of the request.
         said: the answer as a chat message.
         finish: its finish reason.
     """
@@ -27,9 +27,9 @@ def message(body: Mapping[str, Json], said: Mapping[str, Json], finish: str) -> 
             "name": call["function"]["name"],
             "input": json.loads(call["function"]["arguments"]),
         }
-        for call in said.get("tool_calls", ())
+        for call in answer.get("tool_calls", ())
     ]
-    text = [{"type": "text", "text": said["content"]}] if said["content"] else []
+    text = [{"type": "text", "text": answer["content"]}] if answer["content"] else []
     return {
         "id": f"msg_{time.monotonic_ns():x}",
         "type": "message",
@@ -40,16 +40,16 @@ def message(body: Mapping[str, Json], said: Mapping[str, Json], finish: str) -> 
         "stop_sequence": None,
         "usage": {
             "input_tokens": len(str(body.get("messages")).split()),
-            "output_tokens": len((said["content"] or "").split()),
+            "output_tokens": len((answer["content"] or "").split()),
         },
     }
 
 
 def events(
-    body: Mapping[str, Json], said: Mapping[str, Json], finish: str
+    body: Mapping[str, Json], answer: Mapping[str, Json], finish: str
 ) -> Iterator[dict[str, Json]]:
-    """The events of a streamed message; their names are their types."""
-    whole = message(body, said, finish)
+    """Yield the events of a streamed message."""
+    whole = message(body, answer, finish)
     usage = {**whole["usage"], "output_tokens": 1}
     yield {
         "type": "message_start",
@@ -78,6 +78,6 @@ def _deltas(block: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
 
 
 def error(text: str, status: int) -> dict[str, Json]:
-    """The body of a failure."""
+    """Return the body of an error response."""
     kind = "invalid_request_error" if status < 500 else "api_error"
     return {"type": "error", "error": {"type": kind, "message": text}, "request_id": None}

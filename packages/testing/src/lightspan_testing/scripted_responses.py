@@ -1,4 +1,4 @@
-"""How the scripted server words its answers in OpenAI's Responses API."""
+"""Answers of the scripted server in the format of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Json = Any
 
 
 def response(body: Mapping[str, Json], message: Mapping[str, Json], finish: str) -> dict[str, Json]:
-    """An unstreamed response.
+    """Return an unstreamed response.
 
     Args:
-        body: of the request.
+        body: body of the request.
         message: the answer as a chat message.
         finish: its finish reason.
     """
@@ -30,7 +30,7 @@ def response(body: Mapping[str, Json], message: Mapping[str, Json], finish: str)
 def events(
     body: Mapping[str, Json], message: Mapping[str, Json], finish: str
 ) -> Iterator[dict[str, Json]]:
-    """The events of a streamed response; their names are their types."""
+    """Yield the events of a streamed response."""
     for number, event in enumerate(_events(body, message, finish)):
         yield {**event, "sequence_number": number}
 
@@ -39,9 +39,9 @@ def _events(
     body: Mapping[str, Json], message: Mapping[str, Json], finish: str
 ) -> Iterator[dict[str, Json]]:
     whole = response(body, message, finish)
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
+    in_progress = {**whole, "status": "in_progress", "output": [], "usage": None}
+    yield {"type": "response.created", "response": in_progress}
+    yield {"type": "response.in_progress", "response": in_progress}
     for index, item in enumerate(whole["output"]):
         words = _text_events if item["type"] == "message" else _call_events
         yield from words(index, item)
@@ -49,10 +49,10 @@ def _events(
 
 
 def _text_events(index: int, item: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    begun = {**item, "status": "in_progress", "content": []}
+    in_progress = {**item, "status": "in_progress", "content": []}
     part = item["content"][0]
     where = {"item_id": item["id"], "output_index": index, "content_index": 0}
-    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    yield {"type": "response.output_item.added", "output_index": index, "item": in_progress}
     yield {"type": "response.content_part.added", **where, "part": {**part, "text": ""}}
     for number, word in enumerate(part["text"].split(" ")):
         delta = word if number == 0 else f" {word}"
@@ -64,13 +64,13 @@ def _text_events(index: int, item: Mapping[str, Json]) -> Iterator[dict[str, Jso
 
 
 def _call_events(index: int, item: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    begun = {**item, "status": "in_progress", "arguments": ""}
+    in_progress = {**item, "status": "in_progress", "arguments": ""}
     where = {"item_id": item["id"], "output_index": index}
-    said = {"name": item["name"], "arguments": item["arguments"]}
+    fields = {"name": item["name"], "arguments": item["arguments"]}
     kind = "response.function_call_arguments"
-    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    yield {"type": "response.output_item.added", "output_index": index, "item": in_progress}
     yield {"type": f"{kind}.delta", **where, "delta": item["arguments"]}
-    yield {"type": f"{kind}.done", **where, **said}
+    yield {"type": f"{kind}.done", **where, **fields}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
@@ -98,24 +98,21 @@ def _items(message: Mapping[str, Json]) -> list[dict[str, Json]]:
     if message.get("content") or not calls:
         text = message.get("content") or ""
         part: Json = {"type": "output_text", "text": text, "annotations": []}
-        told = {"role": "assistant", "status": "completed", "content": [part]}
-        items.append({"id": f"msg_{time.monotonic_ns():x}", "type": "message", **told})
+        fields = {"role": "assistant", "status": "completed", "content": [part]}
+        items.append({"id": f"msg_{time.monotonic_ns():x}", "type": "message", **fields})
     for call in calls:
         function = call["function"]
-        said = {"call_id": call["id"], "status": "completed", **function}
-        items.append({"id": f"fc_{call['id']}", "type": "function_call", **said})
+        fields = {"call_id": call["id"], "status": "completed", **function}
+        items.append({"id": f"fc_{call['id']}", "type": "function_call", **fields})
     return items
 
 
 def _usage(body: Mapping[str, Json], message: Mapping[str, Json]) -> dict[str, Json]:
-    asked, said = str(body.get("input")).split(), str(message.get("content") or "").split()
+    words_in, words_out = str(body.get("input")).split(), str(message.get("content") or "").split()
     return {
-        "input_tokens": len(asked),
+        "input_tokens": len(words_in),
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": len(said),
+        "output_tokens": len(words_out),
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": len(asked) + len(said),
+        "total_tokens": len(words_in) + len(words_out),
     }
-
-
-__all__ = ["events", "response"]

@@ -1,7 +1,7 @@
-"""Hypothesis strategies for attempts and what they recorded, and the builders that they use.
+"""Hypothesis strategies for attempts and their records, with builders.
 
-Needs `hypothesis`. `attempts()` draws what no gateway would write too: orphans, circles of parents,
-clocks that lie, late and repeated writes, calls without tokens.
+Needs `hypothesis`. `attempts()` also generates data that no gateway would write: orphans, cycles of
+parents, inconsistent clocks, late and repeated writes, calls without tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling, 
 
 
 class Drawn(NamedTuple):
-    """One attempt with everything that was recorded of it: what `build_episode` takes."""
+    """An attempt with everything recorded of it, for `build_episode`."""
 
     attempt: Attempt
     rollout: Rollout
@@ -28,30 +28,31 @@ class Drawn(NamedTuple):
 
 
 def make_rollout(name: str = "1", group_id: str = "g", **fields: Any) -> Rollout:
-    """The rollout `ro-<name>` for training."""
-    known: dict[str, Any] = {"task": {}, "task_id": f"task-{group_id}", "group_id": group_id}
-    return Rollout(rollout_id=f"ro-{name}", **{**known, **fields})
+    """Build the rollout `ro-<name>` for training."""
+    defaults: dict[str, Any] = {"task": {}, "task_id": f"task-{group_id}", "group_id": group_id}
+    return Rollout(rollout_id=f"ro-{name}", **{**defaults, **fields})
 
 
 def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> Attempt:
-    """The attempt `at-<name>` of `make_rollout(name)`, ended well; reward None: none returned."""
-    known: dict[str, Any] = {
+    """Build the attempt `at-<name>` of `make_rollout(name)`, succeeded; reward None: none
+    returned."""
+    defaults: dict[str, Any] = {
         "number": 1,
         "epoch": 1,
         "status": AttemptStatus.SUCCEEDED,
         "outcome": Outcome.OK,
         "reward": None if reward is None else Reward(reward),
     }
-    return Attempt(attempt_id=f"at-{name}", rollout_id=f"ro-{name}", **{**known, **fields})
+    return Attempt(attempt_id=f"at-{name}", rollout_id=f"ro-{name}", **{**defaults, **fields})
 
 
 def make_span(
     span_id: str, kind: SpanKind = SpanKind.LLM, attempt: str = "1", **fields: Any
 ) -> Span:
-    """A span of `make_attempt(attempt)`; `attributes` are given by their full names."""
-    known: dict[str, Any] = {"trace_id": "0" * 32, "name": kind.value, "kind": kind}
+    """Build a span of `make_attempt(attempt)`; `attributes` have full names."""
+    defaults: dict[str, Any] = {"trace_id": "0" * 32, "name": kind.value, "kind": kind}
     ids = {"rollout_id": f"ro-{attempt}", "attempt_id": f"at-{attempt}"}
-    return Span(span_id=span_id, **{**known, **ids, **fields})
+    return Span(span_id=span_id, **{**defaults, **ids, **fields})
 
 
 def make_call_span(
@@ -61,21 +62,21 @@ def make_call_span(
     attributes: Attributes | None = None,
     **fields: Any,
 ) -> Span:
-    """The LLM span `span-<call id>`."""
-    named: Attributes = {c.CALL_ID: call_id, c.AGENT_PATH: agent, **(attributes or {})}
+    """Build the LLM span `span-<call id>`."""
+    values: Attributes = {c.CALL_ID: call_id, c.AGENT_PATH: agent, **(attributes or {})}
     start, end = sequence if sequence is not None else (None, None)
-    known: dict[str, Any] = {"sequence_start": start, "sequence_end": end, "attributes": named}
-    return make_span(fields.pop("span_id", f"span-{call_id}"), **{**known, **fields})
+    defaults: dict[str, Any] = {"sequence_start": start, "sequence_end": end, "attributes": values}
+    return make_span(fields.pop("span_id", f"span-{call_id}"), **{**defaults, **fields})
 
 
 def make_reward_span(
     span_id: str, value: float | None, attributes: Attributes | None = None, **fields: Any
 ) -> Span:
-    """What `emit_reward` writes; value None: unscored."""
-    named: Attributes = dict(attributes or {})
+    """Build a span as `emit_reward` writes it; value None: unscored."""
+    values: Attributes = dict(attributes or {})
     if value is not None:
-        named[c.REWARD_VALUE] = value
-    return make_span(span_id, SpanKind.REWARD, attributes=named, **fields)
+        values[c.REWARD_VALUE] = value
+    return make_span(span_id, SpanKind.REWARD, attributes=values, **fields)
 
 
 def make_record(
@@ -86,8 +87,8 @@ def make_record(
     attempt: str = "1",
     **fields: Any,
 ) -> TokenRecord:
-    """The token record of a call of agent `writer`, which trains the policy `policy`."""
-    known: dict[str, Any] = {
+    """Build the token record of a call of agent `writer` and policy `policy`."""
+    defaults: dict[str, Any] = {
         "attempt_id": f"at-{attempt}",
         "call_id": call_id,
         "choice": 0,
@@ -99,7 +100,7 @@ def make_record(
         "logprobs": [-0.5] * len(response),
     }
     return TokenRecord.create(
-        prompt_ids=list(prompt), response_ids=list(response), **{**known, **fields}
+        prompt_ids=list(prompt), response_ids=list(response), **{**defaults, **fields}
     )
 
 
@@ -110,15 +111,15 @@ _tokens = st.lists(st.integers(0, 3), max_size=4)
 
 @st.composite
 def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[TokenRecord]:
-    """Token records for some choices of the calls; sequences may overlap and repeat."""
-    found = []
+    """Generate token records for some choices of the calls; sequences may overlap and repeat."""
+    drawn = []
     for call_id in call_ids:
         start = draw(st.integers(1, 30))
         end = start + draw(st.integers(1, 12))
         agent, outcome = draw(_agents), draw(st.sampled_from(CallOutcome))
         for choice in range(draw(st.integers(0, 3))):
             response = draw(_tokens)
-            found.append(
+            drawn.append(
                 make_record(
                     call_id,
                     draw(_tokens),
@@ -138,16 +139,17 @@ def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> lis
                     late=draw(st.integers(0, 9)) == 0,
                 )
             )
-    return found
+    return drawn
 
 
 @st.composite
 def spans(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[Span]:
-    """Spans of every kind: any parents (unknown, circular), any times, some late or repeated."""
+    """Generate spans of every kind with any parents (unknown, circular), any times, some late or
+    repeated."""
     ids = [f"{number:016x}" for number in range(draw(st.integers(0, 12)))]
-    found = [draw(_span(span_id, ids, call_ids, attempt)) for span_id in ids]
-    repeated = draw(st.lists(st.sampled_from(found), max_size=2)) if found else []
-    return found + repeated
+    drawn = [draw(_span(span_id, ids, call_ids, attempt)) for span_id in ids]
+    repeated = draw(st.lists(st.sampled_from(drawn), max_size=2)) if drawn else []
+    return drawn + repeated
 
 
 @st.composite
@@ -185,7 +187,7 @@ def _span(
 
 @st.composite
 def attempts(draw: st.DrawFn, name: str = "1", group_id: str = "g") -> Drawn:
-    """An attempt with whatever may have been recorded of it."""
+    """Generate an attempt with its records."""
     call_ids = [f"call-{number}" for number in range(draw(st.integers(0, 5)))]
     ended = st.sampled_from([AttemptStatus.SUCCEEDED] * 6 + list(AttemptStatus))
     reward = st.sampled_from([None, float("nan"), 0.0, 1.0, 1.0, 0.25])

@@ -1,12 +1,12 @@
 """Tiny random models with real BPE tokenizers and chat templates, for tests.
 
-Nothing is downloaded. What differs between families is theirs: special tokens, the ids that end a
-turn, grouped heads, rotary scaling, and a chat template of their format in words of our own.
+Nothing is downloaded. Each family has its own special tokens, end-of-turn ids, grouped heads,
+rotary scaling, and a chat template in its format.
 
-- `qwen2`: ChatML, tools in the Hermes style that Qwen2.5 uses: `<tools>` in the system message,
+- `qwen2`: ChatML, tools in the Hermes style of Qwen2.5: `<tools>` in the system message,
   `<tool_call>` around a call, `<tool_response>` around a result.
 - `llama`: Llama 3's header tokens, tools in the first user message, a call as bare JSON with
-  `parameters`, a result from `ipython`, and a template that asks for today's date.
+  `parameters`, a result from `ipython`, and a template that requires today's date.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEXTS: Final = (
     "The answer is 33. Rewrite the query; it failed with an error: no such column.",
     "Größe, naïve café, 日本語, emoji 🙂🚀 and \u2028 separators.",
 )
-"""What the tokenizer is trained on unless the caller brings texts."""
+"""Default training texts of the tokenizer."""
 
 CHAT_TEMPLATE: Final = """\
 {%- if tools %}
@@ -129,12 +129,12 @@ def tiny_model(
     template: str | None = "",
     scale: float = 0.1,
 ) -> Path:
-    """Build and save the model and its tokenizer; returns the folder.
+    """Build and save the model and its tokenizer; return the folder.
 
     Args:
-        seed: of the random weights; equal arguments give equal weights.
-        key_heads: heads of keys and values; None for as many as there are query heads.
-        template: a chat template, None for none, empty for the family's.
+        seed: seed of the random weights; equal arguments give equal weights.
+        key_heads: heads of keys and values; None for the number of query heads.
+        template: a chat template; None for none, empty for the family's.
         scale: standard deviation of the weights. Larger than usual, so that an untrained model's
             distributions are not flat and errors show.
     """
@@ -168,7 +168,7 @@ def tiny_model(
 def tiny_tokenizer(
     texts: Sequence[str], vocabulary: int, template: str | None, family: Family = "qwen2"
 ) -> Any:
-    """A byte-level BPE tokenizer: every text in Unicode's composed form (NFC) round-trips."""
+    """Build a byte-level BPE tokenizer that round-trips text in composed Unicode (NFC)."""
     tokenizer = _TOKENIZERS[family](texts, vocabulary)
     if template is not None:
         tokenizer.chat_template = template or TEMPLATES[family]
@@ -188,7 +188,7 @@ def _qwen2_config(tokenizer: Any, **sizes: Any) -> Any:
 
 
 def _llama_config(tokenizer: Any, **sizes: Any) -> Any:
-    """Rotary scaling as Llama 3.2's, for a quarter of the context before it."""
+    """Llama 3.2's rotary scaling, with a quarter of the context as the original one."""
     from transformers import LlamaConfig
 
     ends = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
@@ -210,8 +210,8 @@ def _llama_config(tokenizer: Any, **sizes: Any) -> Any:
 
 
 def _qwen2_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """A `Qwen2Tokenizer`, because that is what `AutoTokenizer` makes of any tokenizer that lies
-    beside a Qwen2 model."""
+    """Build a `Qwen2Tokenizer`, because `AutoTokenizer` loads any tokenizer in the folder of a
+    Qwen2 model as one."""
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
@@ -230,7 +230,8 @@ def _qwen2_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def _llama_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """As Llama 3's: ordinary text gets a `<|begin_of_text|>` in front, a rendered chat does not."""
+    """Build a tokenizer like Llama 3's: it adds `<|begin_of_text|>` to plain text but not to
+    rendered chats."""
     from tokenizers import decoders, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -268,12 +269,3 @@ def _trained_bpe(texts: Sequence[str], vocabulary: int, special: Sequence[str]) 
 
 _FAMILY_CONFIGS: Final = {"qwen2": _qwen2_config, "llama": _llama_config}
 _TOKENIZERS: Final = {"qwen2": _qwen2_tokenizer, "llama": _llama_tokenizer}
-
-__all__ = [
-    "CHAT_TEMPLATE",
-    "LLAMA_TEMPLATE",
-    "TEXTS",
-    "Family",
-    "tiny_model",
-    "tiny_tokenizer",
-]

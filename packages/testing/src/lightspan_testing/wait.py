@@ -1,4 +1,4 @@
-"""Waiting for what others do."""
+"""Waiting in tests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Wait until the condition holds (pytest's time limit ends a wait in vain)."""
+    """Poll until the condition holds (pytest's timeout ends a vain wait)."""
     while True:
         if condition():
             return
         await asyncio.sleep(0.002)
-
-
-__all__ = ["until"]

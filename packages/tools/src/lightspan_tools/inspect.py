@@ -30,7 +30,7 @@ _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
 """`kind` of a line of the metrics → which tasks were evaluated."""
 
 if TYPE_CHECKING:
-    from lightspan_prompts.search.candidates import Found
+    from lightspan_prompts.search.candidates import SearchResult
 
 
 def inspect_run(
@@ -269,7 +269,7 @@ def _search_lines(run: RunFolder) -> Iterator[str]:
         yield from _candidate_lines(found)
 
 
-def _candidate_lines(found: Found) -> Iterator[str]:
+def _candidate_lines(found: SearchResult) -> Iterator[str]:
     for number, candidate in enumerate(found.candidates):
         made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
         chosen = ", chosen" if number == found.chosen else ""

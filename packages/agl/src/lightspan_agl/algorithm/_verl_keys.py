@@ -1,4 +1,4 @@
-"""Keys of a verl configuration: used, refused at other values, and without effect."""
+"""Keys of a verl configuration: used, limited to some values, or without effect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "trainer.project_name": "lightspan",
     "trainer.experiment_name": None,
 }
-"""Key that is used → verl's default (verl 0.5, `ppo_trainer.yaml`)."""
+"""Used key → verl's default (verl 0.5, `ppo_trainer.yaml`)."""
 
 WHOLE: Final[Mapping[str, int]] = {
     "data.train_batch_size": 1,
@@ -80,7 +80,7 @@ WHOLE: Final[Mapping[str, int]] = {
     "trainer.test_freq": -1,
     "trainer.save_freq": -1,
 }
-"""Key of a whole number → the least."""
+"""Key of an integer → its minimum."""
 
 NUMBERS: Final = (
     f"{ROLLOUT}.temperature",
@@ -90,7 +90,7 @@ NUMBERS: Final = (
     *(f"{ACTOR}.{key}" for key in ("grad_clip", "kl_loss_coef", "entropy_coeff")),
     "trainer.total_epochs",
 )
-"""Keys of numbers; what uses them checks the range."""
+"""Keys of numbers; ranges are checked on use."""
 
 _LIGHTNING: Final = "lightspan.LightningRL, which has options for it"
 _IN_AGENT: Final = "compute the reward in the agent and return it"
@@ -108,14 +108,14 @@ ALLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "algorithm.filter_groups.enable": ((False,), _LIGHTNING),
     "trainer.critic_warmup": ((0,), _LIGHTNING),
     "data.shuffle": ((True,), "leave it out: epochs are shuffled"),
-    f"{ROLLOUT}.top_p": ((1,), "1: other log-probabilities are not those of training"),
-    f"{ROLLOUT}.top_k": ((-1, 0), "-1: other log-probabilities are not those of training"),
+    f"{ROLLOUT}.top_p": ((1,), "1: others change the log-probabilities"),
+    f"{ROLLOUT}.top_k": ((-1, 0), "-1: others change the log-probabilities"),
     f"{ROLLOUT}.do_sample": ((True,), "leave it out: training samples"),
     f"{ROLLOUT}.val_kwargs.n": ((1,), "1"),
     f"{ROLLOUT}.val_kwargs.top_p": ((1,), _IN_CLIENT),
     f"{ROLLOUT}.val_kwargs.top_k": ((-1, 0), _IN_CLIENT),
     f"{ACTOR}.policy_loss.loss_mode": (("vanilla",), _LIGHTNING),
-    f"{ACTOR}.ppo_epochs": ((1,), "1: each batch is learned from once"),
+    f"{ACTOR}.ppo_epochs": ((1,), "1: each batch is used once"),
     f"{ACTOR}.tis_imp_ratio_cap": ((-1,), _LIGHTNING),
     f"{ACTOR}.optim.lr_warmup_steps_ratio": ((0, -1), f"{ACTOR}.optim.lr_warmup_steps"),
     f"{ACTOR}.optim.warmup_style": (("constant",), "constant"),
@@ -125,15 +125,15 @@ ALLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "custom_reward_function.path": ((), _IN_AGENT),
     "trainer.val_only": ((False,), "lightspan.Trainer.evaluate"),
 }
-"""Key → the values that change nothing here or are used, and what to use instead of others."""
+"""Key → supported values, and a hint for the others."""
 
 CLUSTER: Final = (
-    "of verl's processes; VERL(config, learner=lightspan.Verl(…), engine=lightspan.VLLM(…)) has "
-    "others than this one"
+    "of verl's processes; for those use VERL(config, learner=lightspan.Verl(…), "
+    "engine=lightspan.VLLM(…))"
 )
 _CHAT: Final = "the model's chat template decides how tools are called"
-_DATA: Final = "fit() is given the data"
-_CALLS: Final = "calls are never cut: longer ones are rejected and counted"
+_DATA: Final = "fit() takes the data"
+_CALLS: Final = "calls are never truncated: longer ones are rejected and counted"
 
 NO_EFFECT: Final[Sequence[tuple[str, str]]] = (
     ("data.trust_remote_code", "code of a model is never run"),
@@ -164,15 +164,15 @@ NO_EFFECT: Final[Sequence[tuple[str, str]]] = (
     (f"{MODEL}.enable_*", CLUSTER),
     ("critic.*", "lightspan.Critic describes the critic"),
     ("reward_model.*", "the agent returns its reward"),
-    ("trainer.val_before_train", "there is an evaluation before and after training"),
+    ("trainer.val_before_train", "an evaluation runs before and after training"),
     ("trainer.*_data_dir", "`lightspan inspect` shows rollouts"),
     ("trainer.log_val_generations", "`lightspan inspect` shows rollouts"),
     *((f"trainer.{key}", CLUSTER) for key in ("n_gpus_per_node", "nnodes", "balance_batch")),
     ("ray_*", CLUSTER),
     ("agentlightning.trace_aggregator.*", "calls that continue one another are joined"),
-    ("agentlightning.port", "ports are chosen when they are free"),
+    ("agentlightning.port", "free ports are chosen"),
 )
-"""Pattern of keys that are named when training starts → why they have no effect."""
+"""Pattern of keys → why they have no effect, reported when training starts."""
 
 NEVER: Final = 10**9
-"""Steps between checkpoints where only the last is wanted."""
+"""Steps between checkpoints if only the last is wanted."""

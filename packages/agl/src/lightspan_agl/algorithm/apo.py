@@ -1,4 +1,4 @@
-"""APO: the beam search of lightspan under the name and arguments of Agent Lightning."""
+"""APO: lightspan's beam search with the name and arguments of Agent Lightning."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S: Final = 1800.0
-"""Of a question that an endpoint answers with 429."""
+"""Total seconds of waiting on rate limits (429) per request."""
 MAX_CONCURRENT_QUESTIONS: Final = 4
 _SIZES: Final = (
     *("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds"),
@@ -40,24 +40,24 @@ class APO(Generic[T]):
     """Learns the prompt template of `initial_resources` by textual gradients and beam search.
 
     Args:
-        async_openai_client: asks the two models; not closed.
-        gradient_model: says what is wrong with a prompt.
-        apply_edit_model: rewrites it.
-        diversity_temperature: of both models.
-        gradient_batch_size: tasks whose rollouts `gradient_model` reads for each new candidate.
-        val_batch_size: tasks of `val_dataset` that the candidates of a round are compared by; the
+        async_openai_client: client for both models; not closed.
+        gradient_model: model that criticises a prompt.
+        apply_edit_model: model that rewrites it.
+        diversity_temperature: temperature of both models.
+        gradient_batch_size: tasks whose rollouts a critique shows.
+        val_batch_size: tasks of `val_dataset` on which the candidates of a round are compared; the
             best one is then run on all of them.
-        beam_width: candidates that go on to the next round.
-        branch_factor: new candidates of each of these per round.
-        beam_rounds: rounds.
-        rollout_batch_timeout: seconds for the rollouts that are queued together; what takes longer
-            is cancelled, and counts as 0.
-        run_initial_validation: without effect; the first prompt is always compared, or a worse one
-            would replace it.
-        seed: of every choice.
+        beam_width: candidates that continue in the next round.
+        branch_factor: new candidates per candidate and round.
+        beam_rounds: number of rounds.
+        rollout_batch_timeout: seconds for the rollouts that are queued together; late ones are
+            cancelled and count as 0.
+        run_initial_validation: without effect; the initial prompt is always evaluated, or a worse
+            one might replace it.
+        seed: seed of every random choice.
 
     Raises:
-        ConfigError: an option outside its range, or another client.
+        ConfigError: an option is out of range, or the client has another type.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class APO(Generic[T]):
 
         if not isinstance(async_openai_client, AsyncOpenAI):
             raise ConfigError(
-                f"APO({async_openai_client!r:.100}): give an openai.AsyncOpenAI, which asks "
+                f"APO({async_openai_client!r:.100}): pass an openai.AsyncOpenAI for "
                 "gradient_model and apply_edit_model"
             )
         self.async_openai_client = async_openai_client
@@ -100,11 +100,10 @@ class APO(Generic[T]):
             check_whole(name, getattr(self, name), 1)
         check_number("diversity_temperature", diversity_temperature, low=0)
         check_number("rollout_batch_timeout", rollout_batch_timeout, above=0)
-        ignored = {"run_initial_validation": run_initial_validation is False}
-        ignored["_poml_trace"] = _poml_trace
-        for name, is_ignored in ignored.items():
-            if is_ignored:
-                log.info("APO(%s=%s) is without effect here", name, getattr(self, name, True))
+        if not run_initial_validation:
+            log.info("APO(run_initial_validation=False) has no effect")
+        if _poml_trace:
+            log.info("APO(_poml_trace=True) has no effect")
         self._best: PromptTemplate | None = None
 
     def get_best_prompt(self) -> PromptTemplate:
@@ -124,16 +123,16 @@ class APO(Generic[T]):
 
         Args:
             runs: runs the agent.
-            resources: the initial ones, with the prompt to begin with.
-            train: tasks whose rollouts `gradient_model` reads.
-            val: tasks that candidates are compared by.
+            resources: initial resources, including the initial prompt.
+            train: tasks whose rollouts critiques show.
+            val: tasks on which candidates are compared.
 
         Raises:
-            RewardError: no rollout of the first prompt has a reward.
-            EngineError: a model does not answer.
+            RewardError: no rollout of the initial prompt has a reward.
+            EngineError: a model fails.
         """
         name, template = first_prompt(resources)
-        split = Split(feedback=_distinct(train), selection=_distinct(val))
+        split = Split(feedback=distinct_tasks(train), selection=distinct_tasks(val))
         prompts = {name: template}
         trials = Evaluator(runs, prompts, None, 0.0, Mode.VAL)
         client = _with_own_connections(self.async_openai_client)
@@ -143,11 +142,7 @@ class APO(Generic[T]):
         )
         plan = BeamPlan(
             prompts=prompts,
-            beam_width=self.beam_width,
-            branch_factor=self.branch_factor,
-            beam_rounds=self.beam_rounds,
-            gradient_batch_size=self.gradient_batch_size,
-            val_batch_size=self.val_batch_size,
+            **{name: getattr(self, name) for name in _SIZES},
             max_rollouts=None,
             max_reflections=None,
             perfect_reward=None,
@@ -157,7 +152,7 @@ class APO(Generic[T]):
         search = Search(plan, trials, split, models, log.info)
         try:
             result = await search.run()
-        finally:  # the best one so far, where it was interrupted
+        finally:  # also the best so far if interrupted
             self._best = PromptTemplate(filled_as(template.template, search.best[name]))
             if client is not self.async_openai_client:
                 await client.close()
@@ -179,7 +174,7 @@ class APO(Generic[T]):
 
 
 def first_prompt(resources: NamedResources) -> tuple[str, PromptTemplate]:
-    """Return the first prompt template of the resources, with its name.
+    """Return the name and value of the first prompt template in the resources.
 
     Raises:
         ConfigError: there is none.
@@ -188,20 +183,21 @@ def first_prompt(resources: NamedResources) -> tuple[str, PromptTemplate]:
         if isinstance(resource, PromptTemplate):
             return name, resource
     raise ConfigError(
-        "APO needs the prompt to begin with: Trainer(initial_resources={'prompt_template': "
+        "APO needs an initial prompt: Trainer(initial_resources={'prompt_template': "
         "agl.PromptTemplate(template=…, engine='f-string')})"
     )
 
 
 def _with_own_connections(client: AsyncOpenAI) -> AsyncOpenAI:
-    """Return the client with connections of this event loop, or itself with the user's own."""
+    """Return a client with connections of this event loop, unless it has a custom HTTP client."""
     import openai
 
     inner = type(getattr(client, "_client", None)).__name__
-    if inner != "AsyncHttpxClientWrapper":  # what the SDK makes where none is given
+    if inner != "AsyncHttpxClientWrapper":  # the SDK's default
         return client
     return client.copy(http_client=openai.DefaultAsyncHttpxClient())
 
 
-def _distinct(tasks: Sequence[Json]) -> list[Json]:
+def distinct_tasks(tasks: Sequence[Json]) -> list[Json]:
+    """Return the tasks without duplicates."""
     return list({task_id(task): task for task in tasks}.values())

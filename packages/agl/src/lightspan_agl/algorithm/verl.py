@@ -1,7 +1,7 @@
-"""VERL: LightningRL as a verl configuration describes it.
+"""VERL: LightningRL configured by a verl configuration.
 
-Each key is used, refused where it would change what is learned, or named as without effect in the
-line that training starts with. Unknown keys are refused.
+Each key is used, refused if it would change the result, or reported as without effect when training
+starts. Unknown keys are refused.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __getattr__ = _refuse_names(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a configuration means here."""
+    """A configuration translated into options of lightspan."""
 
     model: str
     algorithm: Mapping[str, Any]
-    """Arguments of `LightningRL`, besides the model and the agents."""
+    """Arguments of `LightningRL`, without the model and the agents."""
     trainer: Mapping[str, Any]
     """Arguments of `lightspan.Trainer`."""
     loggers: Sequence[str]
@@ -70,7 +70,7 @@ class Plan:
         return [by_logger[logger] for logger in self.loggers if _is_sink(logger)]
 
     def report(self) -> str:
-        """Return the line that training starts with; empty where every key is used."""
+        """Return the report of keys without effect; empty if every key is used."""
         reasons = [f"{', '.join(keys)} ({why})" for why, keys in self.no_effect.items()]
         others = [name for name in self.loggers if name not in ("console", "file")]
         known = installed_plugins("sinks")
@@ -79,7 +79,7 @@ class Plan:
             for name in others
             if not _is_sink(name)
         ]
-        return f"VERL(config): without effect here: {'; '.join(reasons)}" if reasons else ""
+        return f"VERL(config): without effect: {'; '.join(reasons)}" if reasons else ""
 
 
 def _is_sink(logger: str) -> bool:
@@ -87,17 +87,17 @@ def _is_sink(logger: str) -> bool:
 
 
 class VERL:
-    """Reinforcement learning as a verl configuration describes it.
+    """Reinforcement learning configured by a verl configuration.
 
     Args:
-        config: nested, as verl takes it.
-        learner: of `lightspan.Trainer`; None for that of lightspan in this process.
-        engine: likewise.
+        config: nested verl configuration.
+        learner: learner of `lightspan.Trainer`; None for the one in this process.
+        engine: engine of `lightspan.Trainer`; None for the one in this process.
 
     Raises:
-        UnsupportedError: keys that would change what is learned, or that are unknown, each with its
-            value and what to use instead.
-        ConfigError: a value that is not of its key's kind; no model.
+        UnsupportedError: some keys are unknown or would change the result; the message has each
+            with its value and a hint.
+        ConfigError: a value has a wrong type, or the model is missing.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class VERL:
 
 
 def make_plan(config: Mapping[str, Any]) -> Plan:
-    """Return what the configuration means; see `VERL`."""
+    """Translate a configuration (see `VERL`)."""
     settings = dict(_leaves(config))
     refused, no_effect = _classify(settings)
     values = {**DEFAULTS, **{k: v for k, v in settings.items() if k in DEFAULTS}}
     if refused:
         lines = "\n".join(f"  {line}" for line in refused)
-        raise UnsupportedError(f"VERL(config) asks for what lightspan does not do:\n{lines}")
+        raise UnsupportedError(f"VERL(config) has unsupported settings:\n{lines}")
     if values[f"{MODEL}.path"] is None:
         raise ConfigError(f"VERL(config) names no model: set {MODEL}.path")
     for key, low in WHOLE.items():
@@ -146,7 +146,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted key and value, without what is not set (null)."""
+    """Yield dotted keys with values, without null values."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"VERL(config): {prefix or 'config'} must be a mapping, not {config!r}")
     for key, value in config.items():
@@ -157,7 +157,7 @@ def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _classify(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the keys that are refused, and by reason those without effect."""
+    """Return the refused keys, and reason → keys without effect."""
     refused: list[str] = []
     no_effect: dict[str, list[str]] = {}
     for key, value in settings.items():
@@ -166,7 +166,7 @@ def _classify(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[st
         elif key not in ALLOWED and key not in DEFAULTS:
             why = next((why for pattern, why in NO_EFFECT if fnmatchcase(key, pattern)), None)
             if why is None:
-                refused.append(f"{key}={value!r}: lightspan does not know it; leave it out")
+                refused.append(f"{key}={value!r}: unknown to lightspan; leave it out")
             elif (key, value) != ("trainer.val_before_train", True):
                 no_effect.setdefault(why, []).append(f"{key}={value!r}")
     return refused, no_effect

@@ -1,4 +1,4 @@
-"""Tracers: lightspan records wherever an agent runs, so these have nothing to set up."""
+"""Tracers without function: lightspan records every agent itself."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Tracer:
     """The tracer of an agent, `self.tracer`."""
 
     def get_langchain_handler(self, tags: list[str] | None = None) -> Any | None:
-        """Return a LangChain callback handler; None where the adapter is not installed.
+        """Return a LangChain callback handler; None if the adapter is not installed.
 
         Args:
-            tags: accepted; agents are named by the nodes of the graph.
+            tags: ignored; agents are named by the nodes of the graph.
         """
         if importlib.util.find_spec("lightspan_langgraph") is None:
             log.warning(
                 "lightspan-langgraph is not installed: model calls of LangGraph nodes have no "
-                "agent's name, and agent_match has nothing to match"
+                "agent name for agent_match"
             )
             return None
         return importlib.import_module("lightspan_langgraph").LightspanCallback()

@@ -4,9 +4,8 @@
 sampled, `reward` what an app returned, `spans` OpenTelemetry's spans, `semconv` the names of their
 attributes, `genai_attributes` those of a model call. `genai_messages`, `openai_responses` and
 `anthropic_messages` translate messages. `llm`, `routing`, `prompts` and `resources` are what an
-algorithm gives to apps; `system_prompts` finds and replaces a system prompt, `template_inference`
-infers a template from rendered prompts (`template_variables`). `provenance` records frameworks and
-uncaptured requests, `pricing` the cost of tokens. `validation` checks options, `redaction`
-sanitises text, `content` removes keys from a span, `media` replaces images by references, `clock`
-reads the time, `ids` makes ids.
+algorithm gives to apps; `system_prompts` finds and replaces a system prompt. `provenance` records
+frameworks and uncaptured requests, `pricing` the cost of tokens. `validation` checks options,
+`redaction` sanitises text, `content` removes keys from a span, `media` replaces images by
+references, `clock` reads the time, `ids` makes ids.
 """

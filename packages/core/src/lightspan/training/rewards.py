@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 JOURNAL: Final = "journal"
 """Folder of a run for the logs of judges and prompt searches."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
-_OF_A_SEARCH: Final = re.compile(r"(?:gepa|apo)$|step-")
+_RESERVED_NAME: Final = re.compile(r"(?:gepa|apo)$|step-")
 OWN: Final = "app"
 """The name of the app's own reward beside another one."""
 ARGUMENTS: Final = ("task", "answer", "episode", "episodes")
@@ -377,11 +377,11 @@ def check_reward_name(name: str) -> None:
     """Raise `ConfigError` unless a reward can have this name, which also names a file."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None or name == OWN:
         raise ConfigError(
-            f"name={name!r}: a reward is called by letters, digits, - and _, and not {OWN!r}, "
-            "which is the app's own"
+            f"name={name!r}: use letters, digits, - and _, and not {OWN!r}, which is the app's own "
+            "reward"
         )
-    if _OF_A_SEARCH.match(name):
+    if _RESERVED_NAME.match(name):
         raise ConfigError(
-            f"name={name!r}: a search for prompts keeps what is called so in the run's "
-            f"{JOURNAL}: use another name"
+            f"name={name!r} is reserved for the log of a prompt search in the run's {JOURNAL} "
+            "folder: use another name"
         )

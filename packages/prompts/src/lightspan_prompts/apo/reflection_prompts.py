@@ -1,4 +1,4 @@
-"""What the reflection models are asked: what is wrong with a prompt, and to mend it."""
+"""Prompts of the reflection models: criticise a prompt, and edit it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan_prompts.search.feedback import Evidence, examples, shortened
 
 MAX_CRITIQUE_LENGTH: Final = 8_000
-"""Characters of a critique that are passed on; the middle of a longer one is left out."""
+"""Maximum characters of a critique; the middle of a longer one is left out."""
 
 _CRITIQUE: Final = """\
 An application fills in the text below, called "{name}", and sends it to a language model.
@@ -36,8 +36,8 @@ ANGLES: Final = (
     "Compare the runs with much reward with those with little, and look for what in the text makes "
     "the difference: what should it insist on, and what should it leave out?",
 )
-"""Ways to look at the runs. Which one is asked for is drawn for each critique, so that those of one
-prompt differ."""
+"""Aspects to look for. One is drawn at random per critique, so that critiques of one prompt differ.
+"""
 
 _EDIT: Final = """\
 A text called "{name}" tells a language model what to do. Somebody has looked at what came of it \
@@ -63,7 +63,7 @@ WAYS: Final = (
     "Write the text anew, such that it does what the old one was for and all that the critique "
     "asks, as clearly and briefly as you can.",
 )
-"""Ways to edit, one of which is drawn for each."""
+"""Ways to edit. One is drawn at random per edit."""
 
 _RULES: Final = """\
 It has placeholders that the application fills: {fields}. A new text must have each of them, \
@@ -71,19 +71,19 @@ written in exactly this way; other text in braces is not filled.
 """
 
 
-def critique(name: str, template: PromptTemplate, seen: Sequence[Evidence], angle: str) -> str:
-    """The question what is wrong with a prompt: its textual gradient."""
+def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], angle: str) -> str:
+    """Return the request for a critique of a prompt: its textual gradient."""
     return _CRITIQUE.format(
         name=name,
         text=template.text,
         rules=_rules(template),
-        runs=examples(seen),
+        runs=examples(evidence),
         angle=angle,
     )
 
 
 def edit(name: str, template: PromptTemplate, critique: str, way: str) -> str:
-    """The question for another text, by what is wrong with this one."""
+    """Return the request to rewrite a prompt by its critique."""
     return _EDIT.format(
         name=name,
         text=template.text,

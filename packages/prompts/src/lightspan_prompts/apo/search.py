@@ -1,4 +1,4 @@
-"""The beam search: rounds of expanding a beam of candidates and keeping its best."""
+"""Beam search: rounds of expanding a beam of candidates and keeping the best."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
 from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.endpoint_client import EndpointClient
-from lightspan_prompts.search.candidates import Candidate, Found, Split, TooFewRolloutsError
+from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
 from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
-from lightspan_prompts.search.reflection import Unusable, other_template
+from lightspan_prompts.search.reflection import Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, Reflection
 
 LIBRARY: Final = "lightspan.APO 1"
-"""In the journal's header: another number where the same answers lead to other questions."""
-ROLLOUTS_AT_ONCE: Final = 64
-"""That are asked for together: enough to keep runners busy, and few enough that a run which is
-killed loses little."""
+"""Name and version in the log's header; to be increased when the same answers lead to other
+requests."""
+MAX_CONCURRENT_ROLLOUTS: Final = 64
+"""Maximum rollouts requested together: enough to keep runners busy, few enough that a killed run
+loses little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeamPlan:
-    """What a search does, see `APO`, which has checked it."""
+    """Options of a search (see `APO`, which validates them)."""
 
     prompts: Mapping[str, PromptTemplate]
     optimize: Sequence[str] = ()
@@ -47,33 +48,33 @@ class Models(NamedTuple):
     """The reflection models."""
 
     critic: EndpointClient
-    """Says what is wrong with a prompt."""
+    """Criticises a prompt."""
     editor: EndpointClient
-    """Writes another one by that."""
+    """Rewrites a prompt by the critique."""
 
 
 class _Slot(NamedTuple):
-    """A candidate to be expanded once."""
+    """One expansion of a candidate."""
 
     parent: int
     prompt: str
-    """The one that is changed."""
+    """Name of the prompt to change."""
     tasks: list[Json]
     angle: str
     way: str
     place: str
-    """Tells it from the other slots of the search."""
+    """Distinguishes it from the other slots of the search."""
 
 
 class Search:
-    """One search, from its beginning or from what the journal has of it.
+    """A beam search, run or resumed from its log.
 
     Args:
-        plan: what to do.
-        trials: does it.
-        split: of the tasks.
-        models: open.
-        note: tells the person who watches.
+        plan: the options.
+        trials: runs evaluations and reflections.
+        split: the split of tasks.
+        models: open clients of the models.
+        note: called with progress messages.
     """
 
     def __init__(
@@ -92,39 +93,39 @@ class Search:
         self._feedback = _Batches(split.feedback, f"{plan.seed}/feedback")
         self._selection = _Batches(split.selection, f"{plan.seed}/selection batches")
         self._prompts = dict(plan.prompts)
-        """As they are: those that were given, and when the app was looked at those found there."""
+        """Initial prompts, and those discovered in the app."""
         self._candidates: list[Candidate] = []
         self._turns: list[int] = []
-        """Of each candidate: which of several prompts its next expansion changes. What came of a
-        change of one goes on with the next one."""
+        """Per candidate, the index of the prompt that its next expansion changes. A candidate that
+        changed one prompt continues with the next."""
         self._beam: list[int] = []
 
-    async def run(self) -> Found:
+    async def run(self) -> SearchResult:
         """Search until the rounds are done or a budget is used up.
 
         Raises:
-            ConfigError: the budget of rollouts is too small for one candidate; a text of the app's
+            ConfigError: the budget of rollouts is too small for one candidate, or a text of the app
                 cannot be learned.
             UnknownAgentError: a pattern matches nothing.
-            RewardError: no rollout of the prompts as they are has a reward.
+            RewardError: no rollout of the initial prompts has a reward.
             EngineError: a reflection model fails.
-            And the errors of rollouts and of the journal.
+            And the errors of rollouts and of the log.
         """
         self._check_budget()
         selection, patterns = self._split.selection, self._plan.optimize
         self._prompts = await self._trials.begin(selection, patterns, self._note)
-        self._beam = [self._add(self._given)]
+        self._beam = [self._add(self._initial)]
         await self._compare_whole(0)
         try:
             ended = await self._rounds()
         except SpentError as why:
             ended = str(why)
-        # the last ones were not compared with any other, where a budget ended a round
-        compared = [each for each in self._candidates if each.rewards]
-        return self._trials.found(compared, self.chosen, ended)
+        # if a budget ended a round, its last candidates were not compared
+        compared = [candidate for candidate in self._candidates if candidate.rewards]
+        return self._trials.result(compared, self.chosen, ended)
 
     async def _rounds(self) -> str:
-        """Go through the rounds; says why there are no more."""
+        """Run the rounds; return the reason for the end."""
         for number in range(1, self._plan.beam_rounds + 1):
             if ended := self._why_it_ends():
                 return ended
@@ -133,29 +134,29 @@ class Search:
 
     @property
     def chosen(self) -> int:
-        """The best candidate so far: the first one with the highest mean on the whole selection
-        split."""
-        whole = [number for number, each in enumerate(self._candidates) if each.is_whole]
+        """Return the first candidate with the highest mean on the whole selection split."""
+        whole = [number for number, candidate in enumerate(self._candidates) if candidate.is_whole]
         return max(whole, key=lambda number: self._candidates[number].mean)
 
     @property
     def best(self) -> dict[str, str]:
-        """The templates of the best candidate so far; those that were given before there is one."""
-        if any(each.is_whole for each in self._candidates):
+        """Return the templates of the best candidate, or the initial ones."""
+        if any(candidate.is_whole for candidate in self._candidates):
             return self._candidates[self.chosen].templates
-        return self._given
+        return self._initial
 
     @property
     def _names(self) -> list[str]:
         return list(self._prompts)
 
     @property
-    def _given(self) -> dict[str, str]:
+    def _initial(self) -> dict[str, str]:
         return {name: prompt.template for name, prompt in self._prompts.items()}
 
     # --- budgets ----------------------------------------------------------------------------
     def _rollouts_of(self, expansions: int) -> int:
-        """What a round takes at most: the parents' runs, the comparison, and its winner's."""
+        """Return the maximum rollouts of a round: the parents' runs, the comparison, and its
+        winner's run."""
         gradients = expansions * self._feedback.size(self._plan.gradient_batch_size)
         compared = len(self._beam) + expansions
         batch = self._selection.size(self._plan.val_batch_size)
@@ -170,25 +171,25 @@ class Search:
             raise TooFewRolloutsError(
                 f"APO(max_rollouts={most}) is too few for one new candidate: "
                 f"{plural(whole, 'task')} of the selection split twice, "
-                f"{plural(gradient, 'task')} to learn from, and {plural(batch, 'task')} for "
-                f"each of two prompts to compare; give at least {least}, or a smaller selection=, "
+                f"{plural(gradient, 'task')} for reflection, and {plural(batch, 'task')} for each "
+                f"of two prompts to compare; give at least {least}, or a smaller selection=, "
                 "gradient_batch_size= or val_batch_size="
             )
 
     def _expansions(self) -> int:
-        """How many new candidates the next round may ask for."""
+        """Return the maximum number of candidates in the next round."""
         plan, trials = self._plan, self._trials
         most = plan.beam_width * plan.branch_factor
         if plan.max_reflections is not None:
             most = min(most, (plan.max_reflections - trials.reflections) // 2)
         if plan.max_rollouts is not None:
-            left = plan.max_rollouts - trials.rollouts
-            while most > 0 and self._rollouts_of(most) > left:
+            remaining = plan.max_rollouts - trials.rollouts
+            while most > 0 and self._rollouts_of(most) > remaining:
                 most -= 1
         return max(0, most)
 
     def _why_it_ends(self) -> str:
-        """Why no further round begins; empty if one does."""
+        """Return why no further round begins; empty if one does."""
         plan, trials = self._plan, self._trials
         if perfect := self._perfect():
             return perfect
@@ -197,8 +198,8 @@ class Search:
         if self._expansions():
             return ""
         if plan.max_reflections is not None and plan.max_reflections - trials.reflections < 2:
-            asked = f"{trials.reflections} of max_reflections={plan.max_reflections}"
-            return f"{asked} reflections are done, and another candidate takes two"
+            done = f"{trials.reflections} of max_reflections={plan.max_reflections}"
+            return f"{done} reflections are done, and another candidate takes two"
         return (
             f"{trials.rollouts} of max_rollouts={plan.max_rollouts} rollouts are done, and "
             f"another candidate may take {self._rollouts_of(1)}"
@@ -231,8 +232,8 @@ class Search:
         )
 
     def _slots(self, number: int) -> list[_Slot]:
-        """What is expanded: each of the beam as often as every other, the best first where a budget
-        ends it."""
+        """Choose the expansions of a round: each of the beam equally often, the best first in case
+        a budget cuts them."""
         plan, rng = self._plan, random.Random(f"{self._plan.seed}/round {number}")
         parents = [self._beam[place % len(self._beam)] for place in range(plan.beam_width)]
         slots = []
@@ -251,17 +252,17 @@ class Search:
         return slots
 
     async def _expand(self, slots: Sequence[_Slot]) -> list[int]:
-        """The new candidates that came of these slots."""
+        """Create new candidates from these slots."""
         trials = [
             Trial("feedback", self._candidates[slot.parent].templates, slot.tasks, slot.place)
             for slot in slots
         ]
         runs = await self._evaluated(trials)
-        # where nothing went wrong there is nothing to say
+        # without a failure there is nothing to criticise
         open_slots = [
             (slot, run)
             for slot, run in zip(slots, runs, strict=True)
-            if not all(self._is_perfect(seen.reward) for seen in run.seen)
+            if not all(self._is_perfect(evidence.reward) for evidence in run.seen)
         ]
         critiques = await self._reflected(
             [
@@ -275,51 +276,53 @@ class Search:
             ]
         )
         criticised = []
-        for (slot, _), (said, is_fresh) in zip(open_slots, critiques, strict=True):
-            if said.answer.strip():
-                criticised.append((slot, said.answer))
+        for (slot, _), (reflection, is_fresh) in zip(open_slots, critiques, strict=True):
+            if reflection.answer.strip():
+                criticised.append((slot, reflection.answer))
             else:
-                self._useless(slot, "the critique is empty", is_fresh)
+                self._reject(slot, "the critique is empty", is_fresh)
         edits = await self._reflected(
             [
                 Question(
                     slot.prompt,
-                    edit(slot.prompt, self._template(slot), said, slot.way),
+                    edit(slot.prompt, self._template(slot), criticism, slot.way),
                     self._models.editor,
                     slot.place,
                 )
-                for slot, said in criticised
+                for slot, criticism in criticised
             ]
         )
         fresh = []
-        for (slot, _), (said, is_fresh) in zip(criticised, edits, strict=True):
+        for (slot, _), (reflection, is_fresh) in zip(criticised, edits, strict=True):
             try:
-                fresh.append(self._add(self._changed(slot, said), slot))
+                fresh.append(self._add(self._changed(slot, reflection), slot))
             except Unusable as why:
-                self._useless(slot, str(why), is_fresh)
+                self._reject(slot, str(why), is_fresh)
         return fresh
 
-    def _changed(self, slot: _Slot, said: Reflection) -> dict[str, str]:
-        """The templates that an edit gives.
+    def _changed(self, slot: _Slot, reflection: Reflection) -> dict[str, str]:
+        """Return the templates of an edit.
 
         Raises:
             Unusable: it gives none.
         """
-        changed = other_template(self._template(slot), said.answer, said.finish_reason)
+        changed = proposed_template(
+            self._template(slot), reflection.answer, reflection.finish_reason
+        )
         templates = {**self._candidates[slot.parent].templates, slot.prompt: changed.template}
-        for number, each in enumerate(self._candidates):
-            if each.templates == templates:
-                raise Unusable(f"it is what candidate {number} is already")
+        for number, candidate in enumerate(self._candidates):
+            if candidate.templates == templates:
+                raise Unusable(f"it equals candidate {number}")
         return templates
 
-    def _useless(self, slot: _Slot, why: str, is_fresh: bool) -> None:
+    def _reject(self, slot: _Slot, why: str, is_fresh: bool) -> None:
         self._trials.unusable += 1
         if is_fresh:
-            self._note(f"reflection {slot.place} on {slot.prompt!r} is of no use: {why}")
+            self._note(f"reflection {slot.place} on {slot.prompt!r} is unusable: {why}")
 
     async def _select(self, numbers: Sequence[int], number: int) -> None:
-        """Keep the best of these candidates on the next batch of the selection split, and look at
-        the very best on all of it: to be the best of many in a batch takes luck too."""
+        """Keep the best candidates on the next batch of the selection split, and run the winner on
+        the whole split: the best of many in a batch may be lucky."""
         batch = self._selection.draw(self._plan.val_batch_size)
         trials = [
             Trial("selection", self._candidates[n].templates, batch, f"batch {number}")
@@ -341,53 +344,53 @@ class Search:
         self._candidates[number] = self._seen_on(number, run, is_whole=True)
 
     def _seen_on(self, number: int, run: Evaluation, *, is_whole: bool) -> Candidate:
-        before = self._candidates[number]
+        candidate = self._candidates[number]
         return Candidate(
-            templates=before.templates,
-            parents=before.parents,
-            rewards={seen.task_id: seen.reward for seen in run.seen},
+            templates=candidate.templates,
+            parents=candidate.parents,
+            rewards={evidence.task_id: evidence.reward for evidence in run.seen},
             mean=self._trials.mean_of(run.seen),
             rollouts=self._trials.rollouts,
             is_whole=is_whole,
         )
 
-    # --- asking -----------------------------------------------------------------------------
+    # --- evaluation and reflection ----------------------------------------------------------
     async def _evaluated(self, trials: Sequence[Trial]) -> list[Evaluation]:
-        """What came of these trials, a few of which run side by side."""
+        """Evaluate the trials, a few of them concurrently."""
         done: list[Evaluation] = []
         while len(done) < len(trials):
             some = trials[len(done) :]
-            count = max(1, ROLLOUTS_AT_ONCE // max(1, len(some[0].tasks)))
+            count = max(1, MAX_CONCURRENT_ROLLOUTS // max(1, len(some[0].tasks)))
             done += await self._trials.evaluate(some[:count])
         return done
 
     async def _reflected(self, questions: Sequence[Question]) -> list[tuple[Reflection, bool]]:
-        """The answers, each with whether it is of this life."""
-        was_known = self._trials.is_replaying
+        """Return the answers, each with whether it is new rather than replayed."""
+        is_replaying = self._trials.is_replaying
         answers = await self._trials.reflect(questions, self._plan.reflections_at_once)
-        return [(answer, not was_known) for answer in answers]
+        return [(answer, not is_replaying) for answer in answers]
 
     def _template(self, slot: _Slot) -> PromptTemplate:
         text = self._candidates[slot.parent].templates[slot.prompt]
         return self._trials.template(slot.prompt, text)
 
-    def _add(self, templates: dict[str, str], made_in: _Slot | None = None) -> int:
-        """Take in a candidate that was not run yet."""
+    def _add(self, templates: dict[str, str], slot: _Slot | None = None) -> int:
+        """Add a candidate that has not been run."""
         new = Candidate(
             templates=templates,
-            parents=[] if made_in is None else [made_in.parent],
+            parents=[] if slot is None else [slot.parent],
             rewards={},
             mean=float("-inf"),
             rollouts=self._trials.rollouts,
             is_whole=False,
         )
         self._candidates.append(new)
-        self._turns.append(0 if made_in is None else self._names.index(made_in.prompt) + 1)
+        self._turns.append(0 if slot is None else self._names.index(slot.prompt) + 1)
         return len(self._candidates) - 1
 
 
 class _Batches:
-    """Tasks in shuffled epochs, a batch at a time, no task twice in one."""
+    """Batches of distinct tasks from shuffled epochs."""
 
     def __init__(self, tasks: Sequence[Json], seed: str) -> None:
         self._tasks = list({task_id(task): task for task in tasks}.values())
@@ -395,7 +398,7 @@ class _Batches:
         self._place = 0
 
     def size(self, count: int) -> int:
-        """Of a batch for which so many are asked."""
+        """Return the size of a batch for which `count` tasks are requested."""
         return min(count, len(self._tasks))
 
     def draw(self, count: int) -> list[Json]:

@@ -1,4 +1,4 @@
-"""GEPA: its settings, and its one step."""
+"""GEPA: its options and its search."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from statistics import fmean
 
-import msgspec
-
 from lightspan.algorithms.protocol import Reflections, TrainerContext
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
@@ -18,68 +16,59 @@ from lightspan.schema.pricing import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
-from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.gepa.search import Search
-from lightspan_prompts.search.candidates import JOURNAL, Found, Split
-from lightspan_prompts.search.search import PromptSearch, run_letters
+from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
+from lightspan_prompts.search.search import PromptSearch, evidence_length
 from lightspan_prompts.search.search_log import SearchLog
-from lightspan_prompts.search.validation import (
-    check_installed,
-    check_numbers,
-    check_optimize,
-    check_prices,
-    check_prompts,
-    check_reflection,
-)
 
 
 @dataclass(kw_only=True, eq=False)
 class GEPA(PromptSearch):
-    """Learns the texts of prompts: a language model reads what rollouts showed and proposes others,
-    and a Pareto front of candidates keeps what is best at some task (arXiv 2507.19457).
+    """Learns prompts by reflection: a language model reads rollouts and proposes other texts, and a
+    Pareto front keeps the best candidates per task (arXiv 2507.19457).
 
-    No weights are trained: calls go where the app points them, with the app's own key.
+    No weights are trained: calls go where the app sends them, with the app's own key.
 
     Args:
-        prompts: name → template. The app gets each as an argument called like it, or all of them
-            as `resources`. They are optimised together, as parts of one candidate.
-        optimize: agents whose instructions are learned in an app that nobody edits: names, or globs
-            on agent paths as for `LightningRL(optimize=)`. Their texts are found in the calls of
-            the first evaluation, and others sent in their place. Also names of prompts that the app
-            asks for by `lightspan.prompt(name, text)`. They are parts of the candidate too.
-        reflection: the model that proposes other texts. Its `sampling` goes into each question.
-        max_rollouts: of the app, at most, beside those of the held-out tasks.
-        max_reflections: questions to the reflection model, at most. An iteration asks up to
-            `proposals` of them, and none begins for which fewer are left.
-        max_tokens: of the reflection model and the app's calls together, as their endpoints count
-            them. It is looked at before each question and each evaluation: the one that is under
-            way when it is used up may exceed it, with `proposals` several side by side, and
-            nothing else does. The best candidate of those that were compared by then is chosen.
-        max_cost: of these, in the currency of `prices`; kept as `max_tokens` is. Calls of
-            policies cost nothing, nor do those whose endpoint counts no tokens.
-        prices: model, by the name that is asked for (or that answers, where a span has only that)
-            → its `Price`; for `max_cost`, of every model that is asked.
-        selection: the share of the training tasks that candidates are compared by; reflections see
-            the others. The seed splits them. The held-out tasks have no part in any choice.
-        minibatch: tasks that a candidate is proposed from, and first tried on.
-        proposals: candidates that are proposed and run side by side in an iteration.
-        finalists: of the candidates with the highest means so many are run once more on the
-            selection split at the end, as far as the budgets allow, and one of them is chosen by
-            both means, or the prompts as they are. 0 chooses by the first alone.
-        merge: also make candidates of two others, where there are several prompts.
-        perfect_reward: with it on every task of the selection split the search ends, and a
-            minibatch that has it everywhere is not reflected on. None: no reward is the highest.
-        failure_reward: of a rollout whose app failed; and what one without a reward counts for
-            where candidates are compared.
-        timeout_s: of one rollout.
-        reflection_timeout_s: of one question.
-        patience_s: how long a question is put off in all by an endpoint that is busy (429).
-        seed: of the split and of every choice.
+        prompts: name → template. The app takes each as an argument of that name, or all as
+            `resources`. They are optimised together, as parts of one candidate.
+        optimize: agents whose instructions are learned without changes to the app: names, or globs
+            on agent paths as for `LightningRL(optimize=)`. Their texts are discovered in the calls
+            of the first evaluation, and replaced in requests. Also names of prompts that the app
+            requests by `lightspan.prompt(name, text)`. They are parts of the candidate too.
+        reflection: the model that proposes other texts. Its `sampling` is part of each request.
+        max_rollouts: maximum rollouts of the app, not counting held-out tasks.
+        max_reflections: maximum requests to the reflection model. An iteration sends up to
+            `proposals`, and none begins if fewer are left.
+        max_tokens: maximum tokens of the reflection model and of the app's calls, as endpoints
+            count them. Checked before each request and each evaluation; only what is in flight may
+            exceed it, with `proposals` several concurrent ones. The best candidate compared by then
+            is chosen.
+        max_cost: maximum cost of these in the currency of `prices`, checked like `max_tokens`.
+            Calls of policies cost nothing, nor do calls whose endpoint counts no tokens.
+        prices: model → its `Price`, for `max_cost`, for every model called. The name is the
+            requested one, or the responding one where a span has only that.
+        selection: fraction of the training tasks on which candidates are compared; reflections show
+            the others. Split by the seed. Held-out tasks have no part in any choice.
+        minibatch: tasks from which a candidate is proposed, and on which it is first tried.
+        proposals: candidates proposed and run concurrently per iteration.
+        finalists: number of candidates with the highest means that are run once more on the
+            selection split at the end, as far as budgets allow; one of them, by both means, or the
+            initial prompts are chosen. 0 chooses by the first mean alone.
+        merge: also combine two candidates, if there are several prompts.
+        perfect_reward: reward at which a task counts as solved: with it on every task of the
+            selection split the search ends, and a minibatch that has it everywhere is not reflected
+            on. None: no such reward.
+        failure_reward: reward of a rollout whose app failed, and of an unscored one in comparisons.
+        timeout_s: seconds per rollout.
+        reflection_timeout_s: seconds per request to the reflection model.
+        patience_s: total seconds of waiting on rate limits (429) per request.
+        seed: seed of the split and of every random choice.
 
     Raises:
-        ConfigError: an option that cannot be honoured.
-        ModuleNotFoundError: the library `gepa`, or the OpenAI SDK, is missing.
+        ConfigError: an invalid option.
+        ModuleNotFoundError: the library `gepa` or the OpenAI SDK is missing.
     """
 
     prompts: Mapping[str, PromptTemplate] = field(kw_only=False, default_factory=dict)
@@ -103,69 +92,49 @@ class GEPA(PromptSearch):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_installed("GEPA", ["gepa", "openai"])
-        self.prompts = dict(self.prompts)  # the user's own may change later
-        self.optimize = self.patterns
-        check_prompts(self.prompts)
-        check_optimize("GEPA", self.optimize, self.prompts)
-        check_reflection("reflection", self.reflection)
+        self._check_options(["gepa", "openai"], {"reflection": self.reflection})
         for name in ("max_rollouts", "minibatch", "proposals"):
             check_whole(name, getattr(self, name), 1)
         check_whole("finalists", self.finalists, 0)
-        for name in ("max_reflections", "max_tokens"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
-        if self.max_reflections is not None and self.max_reflections < self.proposals:
-            raise ConfigError(
-                f"max_reflections={self.max_reflections} is too few for proposals="
-                f"{self.proposals}, which are asked for together: give at least as many, or fewer "
-                "proposals"
-            )
-        check_prices(self.max_cost, self.prices, [self.reflection])
-        self.prices = dict(self.prices)
-        check_numbers(self)
+        if self.max_reflections is not None:
+            check_whole("max_reflections", self.max_reflections, 1)
+            if self.max_reflections < self.proposals:
+                raise ConfigError(
+                    f"max_reflections={self.max_reflections} is less than proposals="
+                    f"{self.proposals}, which an iteration sends together: raise it, or lower "
+                    "proposals"
+                )
 
-    # --- what a trainer asks ----------------------------------------------------------------
     def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
-        """As many as there are minibatches: each candidate is worse on its own, and dropped."""
-        left = max(0, self.max_rollouts - len(self.split(tasks).selection))
-        most = left // (2 * self.minibatch)
+        """Estimate one request per minibatch: the maximum, reached if each candidate is worse and
+        dropped."""
+        remaining = max(0, self.max_rollouts - len(self.split(tasks).selection))
+        most = remaining // (2 * self.minibatch)
         if self.max_reflections is not None:
             most = min(most, self.max_reflections)
         texts = self._texts(episodes)
-        asked = [question(name, text, []) for name, text in texts.items()]
-        shown = self.minibatch * run_letters(tasks, episodes)
-        told = fmean(len(text.text) for text in texts.values())
-        return [self._asked(self.reflection, most, (fmean(map(len, asked)) + shown, told))]
+        questions = [question(name, text, []) for name, text in texts.items()]
+        evidence = self.minibatch * evidence_length(tasks, episodes)
+        length = fmean(len(text.text) for text in texts.values())
+        return [
+            self._estimate(self.reflection, most, (fmean(map(len, questions)) + evidence, length))
+        ]
 
     def config(self) -> dict[str, Json]:
-        budget = ("max_rollouts", "max_reflections", "max_tokens", "max_cost")
-        same = ("minibatch", "proposals", "finalists", "merge", "perfect_reward", "failure_reward")
-        return {
-            "algorithm": self.name,
-            "seed": self.seed,
-            "timeout_s": self.timeout_s,
-            "prompts": msgspec.to_builtins(self.prompts),
-            "optimize": list(self.optimize),
-            "reflection": msgspec.to_builtins(self.reflection),
-            "budget": {
-                **{name: getattr(self, name) for name in budget},
-                "prices": msgspec.to_builtins(dict(self.prices)),
-            },
-            "selection_share": self.selection,  # `selection` is of the data
-            **{name: getattr(self, name) for name in same},
-        }
-
-    async def search(self, world: TrainerContext, split: Split) -> Found:
-        reflector = EndpointClient(
+        return self._common_config(
             self.reflection,
-            timeout_s=self.reflection_timeout_s,
-            patience_s=self.patience_s,
-            note=world.note,
+            ("max_rollouts", "max_reflections", "max_tokens", "max_cost"),
+            (
+                *("minibatch", "proposals", "finalists", "merge"),
+                *("perfect_reward", "failure_reward"),
+            ),
         )
+
+    async def search(self, context: TrainerContext, split: Split) -> SearchResult:
+        reflector = self._open_client(self.reflection, context)
         library = f"gepa {version('gepa')}"
         try:
-            with closing(SearchLog(world.path / JOURNAL / "gepa.jsonl", library)) as journal:
-                return await Search(self, world, split, journal, reflector).run()
+            with closing(SearchLog(context.path / JOURNAL / "gepa.jsonl", library)) as journal:
+                return await Search(self, context, split, journal, reflector).run()
         finally:
             await reflector.close()

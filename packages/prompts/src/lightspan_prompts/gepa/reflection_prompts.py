@@ -1,4 +1,4 @@
-"""What a reflection model is asked for."""
+"""Prompt of the reflection model."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ written in exactly this way; other text in braces is not filled.
 """
 
 
-def question(name: str, template: PromptTemplate, seen: Sequence[Evidence]) -> str:
-    """What the model is asked."""
+def question(name: str, template: PromptTemplate, evidence: Sequence[Evidence]) -> str:
+    """Return the request to rewrite a prompt."""
     fields = template.fields
     rules = _RULES.format(fields=", ".join(fields)) if fields else ""
-    return _QUESTION.format(name=name, text=template.text, rules=rules, runs=examples(seen))
+    return _QUESTION.format(name=name, text=template.text, rules=rules, runs=examples(evidence))

@@ -1,13 +1,13 @@
-"""The search: the library decides in a thread of its own, and asks this one for what it needs.
+"""GEPA's search: the library runs in a thread and sends its requests to the event loop.
 
-It is called by its public `optimize` alone. Three things of it are kept away from:
+Only its public `optimize` is called. Three workarounds:
 
-- It swallows the errors of a reflection model and goes on without: ours end it, as something that
-  is no `Exception` (`_Ended`).
-- It goes through sets of component names, whose order differs from process to process: components
-  are numbers here, whose order does not.
-- It weighs ancestors by their scores and fails where these add up to nothing, as those of a seed
-  that does nothing right do: scores are shifted.
+- It swallows the errors of a reflection model and continues: ours raise `_Ended`, which is no
+  `Exception`.
+- It iterates over sets of component names, whose order differs between processes: components are
+  numbers here.
+- It weighs ancestors by their scores and fails if these sum to zero, as those of a seed that fails
+  everywhere do: scores are shifted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan_prompts.gepa.reflection_prompts import question
-from lightspan_prompts.search.candidates import Candidate, Found, Split, TooFewRolloutsError
-from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
+from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
+from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
-from lightspan_prompts.search.reflection import Unusable, other_template
+from lightspan_prompts.search.reflection import Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, SearchLog
 
 if TYPE_CHECKING:
@@ -39,90 +39,80 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Texts = Mapping[int, str]
-"""Component → template: what the library calls a candidate."""
+"""Component → template: a candidate in the library's form."""
 
 log = logging.getLogger(__name__)
 
 SHIFT: Final = 2.0**20
-"""What a reward is raised by where the library sees it, so that no score is 0 or below."""
+"""Shift of rewards for the library, so that every score is positive."""
 STEPS: Final = 2.0**24
-"""Rewards are compared in steps of 1 / this: then sums of scores have no rounding, which would make
-one candidate better than its equal."""
-MERGED_ON: Final = 5
-"""Tasks that the library tries a merged candidate on."""
+"""Rewards are rounded to 1 / STEPS, so that sums of scores are exact and equal candidates tie."""
+MERGE_TASKS: Final = 5
+"""Tasks on which the library tries a merged candidate."""
 
 
 class _Ended(BaseException):
-    """Ends the library's run: no `Exception`, since it goes on after those."""
+    """Ends the library's run; no `Exception`, since the library continues after those."""
 
 
 class _Item(NamedTuple):
-    """A task, as the library handles it."""
+    """A task in the library's form."""
 
     split: str
     task: Json
 
 
 class Search:
-    """One search, from its beginning or from what the journal has of it.
+    """A GEPA search, run or resumed from its log.
 
     Args:
-        settings: the algorithm's.
-        world: runs the rollouts.
-        split: of the tasks.
-        journal: open.
-        reflector: open.
+        settings: the algorithm.
+        context: runs the rollouts.
+        split: the split of tasks.
+        journal: an open log.
+        reflector: an open client of the reflection model.
     """
 
     def __init__(
         self,
         settings: GEPA,
-        world: TrainerContext,
+        context: TrainerContext,
         split: Split,
         journal: SearchLog,
         reflector: EndpointClient,
     ) -> None:
         self._settings = settings
-        self._world = world
+        self._context = context
         self._split = split
         self._reflector = reflector
-        self._trials = Evaluator(
-            world,
-            settings.prompts,
-            journal,
-            settings.failure_reward,
-            max_tokens=settings.max_tokens,
-            max_cost=settings.max_cost,
-            prices=settings.prices,
-            begun=settings.begun,
-        )
+        self._trials = settings.make_evaluator(context, journal)
         self._prompts = dict(settings.prompts)
-        """As they are: those that were given, and when the app was looked at those found there."""
+        """Initial prompts, and those discovered in the app."""
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._asking: Any = None
-        """What the thread waits for; None while it waits for nothing."""
+        self._pending: Any = None
+        """Request that the thread waits for; None if there is none."""
         self._is_cancelled = False
         self._error: BaseException | None = None
         self._candidates: list[Candidate] = []
         self._compared: dict[tuple[str, ...], Evaluation] = {}
-        """Of each candidate, the last evaluation on the selection split."""
+        """Candidate → its last evaluation on the selection split."""
         self._ended = ""
 
-    async def run(self) -> Found:
+    async def run(self) -> SearchResult:
         """Search until a budget is used up.
 
         Raises:
-            ConfigError: the budget of rollouts is too small for one candidate; a text of the app's
+            ConfigError: the budget of rollouts is too small for one candidate, or a text of the app
                 cannot be learned.
             UnknownAgentError: a pattern matches nothing.
-            RewardError: no rollout of the prompts as they are has a reward.
+            RewardError: no rollout of the initial prompts has a reward.
             EngineError: the reflection model fails.
-            And the errors of rollouts, of the journal and of the library.
+            And the errors of rollouts, of the log and of the library.
         """
         self._check_budget()
         selection, patterns = self._split.selection, self._settings.patterns
-        self._prompts = await self._trials.begin(selection, patterns, self._world.note)
+        self._prompts = await self._trials.begin(selection, patterns, self._context.note)
         over: asyncio.Future[None] = self._loop.create_future()
 
         def end() -> None:
@@ -145,52 +135,53 @@ class Search:
             await asyncio.shield(over)
         except asyncio.CancelledError:
             self._cancel()
-            await over  # the thread waits for nothing any more
+            await over  # nothing blocks the thread any more
             raise
         thread.join()
         if self._error is not None:
             raise self._error
-        return self._trials.found(self._candidates, await self._confirmed(), self._ended)
+        return self._trials.result(self._candidates, await self._confirmed(), self._ended)
 
     @property
     def _names(self) -> list[str]:
         return list(self._prompts)
 
     async def _confirmed(self) -> int:
-        """Run the finalists once more, and choose: the best of many is high by luck too.
+        """Run the finalists once more and return the best: the maximum of many first means is
+        biased upwards.
 
-        Of the prompts as they are nothing was chosen, so that their rewards are compared as they
-        were; and of the others those only that were run again.
+        The initial prompts were not selected by their mean, which therefore is not biased and
+        competes as it is; other candidates compete only if they were run again.
         """
         candidates, selection = self._candidates, self._split.selection
-        left = self._settings.max_rollouts - self._trials.rollouts
-        count = max(0, min(self._settings.finalists, left // len(selection)))
-        best = sorted(range(len(candidates)), key=lambda each: -candidates[each].mean)[:count]
+        remaining = self._settings.max_rollouts - self._trials.rollouts
+        count = max(0, min(self._settings.finalists, remaining // len(selection)))
+        best = sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)[:count]
         if best in ([], [0]) or self._trials.spent():
             return self._chosen
         trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
-        if not self._trials.may_ask(trials):  # a budget was lowered: the journal went on from here
+        if not self._trials.may_evaluate(trials):  # a budget was lowered: the log continued here
             return self._chosen
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
-            again = {seen.task_id: seen.reward for seen in evaluation.seen}
+            again = {evidence.task_id: evidence.reward for evidence in evaluation.seen}
             means = (candidates[number].mean, self._trials.mean_of(evaluation.seen))
             candidates[number] = msgspec.structs.replace(
                 candidates[number], again=again, mean=math.fsum(means) / 2
             )
-        return max(sorted({0, *best}), key=lambda each: candidates[each].mean)
+        return max(sorted({0, *best}), key=lambda number: candidates[number].mean)
 
     # --- budgets ----------------------------------------------------------------------------
     @property
     def _iteration(self) -> int:
-        """The rollouts that an iteration takes at most."""
+        """Return the maximum rollouts of an iteration."""
         minibatch, selection = self._settings.minibatch, len(self._split.selection)
         mutated = self._settings.proposals * (2 * minibatch + selection)
-        return max(mutated, MERGED_ON + selection) if self._settings.merge else mutated
+        return max(mutated, MERGE_TASKS + selection) if self._settings.merge else mutated
 
     @property
     def _reserved(self) -> int:
-        """The rollouts that are left for the finalists, as many as there may be after an iteration;
-        none before there is a first candidate."""
+        """Return the rollouts reserved for the finalists after the next iteration; 0 before there
+        is a first new candidate."""
         count = len(self._candidates)
         most = min(self._settings.finalists, count + self._settings.proposals)
         return 0 if count == 1 else most * len(self._split.selection)
@@ -206,23 +197,23 @@ class Search:
             )
 
     def _stops(self, state: Any) -> bool:
-        """Whether the library begins no further iteration."""
+        """Return whether the library begins no further iteration."""
         settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
-        left = settings.max_rollouts - trials.rollouts - self._reserved
+        remaining = settings.max_rollouts - trials.rollouts - self._reserved
         perfect = settings.perfect_reward
         rewards = best.rewards.values()
         if perfect is not None and all(r is not None and r >= perfect for r in rewards):
             self._ended = "the selection split has the perfect reward on every task"
-        elif left < self._iteration:
+        elif remaining < self._iteration:
             self._ended = (
                 f"{trials.rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, "
                 f"and another candidate may take {self._iteration}"
                 + (f"; {self._reserved} are for the finalists" if self._reserved else "")
             )
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
-            asked = f"{trials.reflections} of max_reflections={settings.max_reflections}"
+            done = f"{trials.reflections} of max_reflections={settings.max_reflections}"
             self._ended = (
-                f"{asked} reflections are done, and an iteration asks {settings.proposals}"
+                f"{done} reflections are done, and an iteration takes {settings.proposals}"
             )
         else:
             self._ended = trials.spent()
@@ -235,7 +226,8 @@ class Search:
 
         settings = self._settings
         perfect = settings.perfect_reward
-        ours: Any = self  # its protocols name their arguments, and say `str` where a number will do
+        # its protocols declare `str` where a number works, and name their arguments
+        adapter: Any = self
         stops: Any = self._stops
         first: Any = {
             number: prompt.template for number, prompt in enumerate(self._prompts.values())
@@ -244,15 +236,15 @@ class Search:
             seed_candidate=first,
             trainset=[_Item("feedback", task) for task in self._split.feedback],
             valset=[_Item("selection", task) for task in self._split.selection],
-            adapter=ours,
+            adapter=adapter,
             reflection_minibatch_size=settings.minibatch,
             skip_perfect_score=perfect is not None,
             perfect_score=math.inf if perfect is None else _score(perfect),
             use_merge=settings.merge and len(self._names) > 1,
-            merge_val_overlap_floor=min(MERGED_ON, len(self._split.selection)),
+            merge_val_overlap_floor=min(MERGE_TASKS, len(self._split.selection)),
             stop_callbacks=[stops],
             sampling_strategy=IndependentSampling(settings.proposals),
-            callbacks=[ours],
+            callbacks=[adapter],
             logger=_Log(),
             seed=settings.seed,
             raise_on_exception=True,
@@ -261,11 +253,11 @@ class Search:
     def evaluate(
         self, batch: Sequence[_Item], candidate: Texts, capture_traces: bool = False
     ) -> Any:
-        """The library asks for the scores of a candidate."""
+        """Return the scores of a candidate (called by the library)."""
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: Sequence[tuple[Texts, Sequence[_Item]]]) -> list[Any]:
-        """The library asks for the scores of several candidates, which run side by side."""
+        """Return the scores of several candidates, run concurrently (called by the library)."""
         from gepa.core.adapter import EvaluationBatch
 
         trials = [
@@ -273,17 +265,17 @@ class Search:
             for texts, batch in items
         ]
         batches = []
-        for evaluation in self._asked(self._trials.evaluate(trials)):
-            self._look_at(evaluation)
-            scores = [_score(self._trials.reward(seen)) for seen in evaluation.seen]
+        for evaluation in self._run_in_loop(self._trials.evaluate(trials)):
+            self._store(evaluation)
+            scores = [_score(self._trials.reward(evidence)) for evidence in evaluation.seen]
             outputs = [None] * len(scores)
             batch = EvaluationBatch(outputs=outputs, scores=scores, trajectories=evaluation.seen)
             batches.append(batch)
         return batches
 
-    def _look_at(self, evaluation: Evaluation) -> None:
-        """Keep an evaluation on the selection split; rewards that are too large end the search."""
-        rewards = [seen.reward for seen in evaluation.seen if seen.reward is not None]
+    def _store(self, evaluation: Evaluation) -> None:
+        """Store an evaluation on the selection split; rewards that are too large end the search."""
+        rewards = [evidence.reward for evidence in evaluation.seen if evidence.reward is not None]
         largest = max(map(abs, rewards), default=0.0)
         if largest >= SHIFT / 2:
             self._error = RewardError(
@@ -297,8 +289,8 @@ class Search:
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: Sequence[int]
     ) -> dict[int, list[dict[str, Evidence]]]:
-        """The library asks what reflections are to see."""
-        records = [{"seen": seen} for seen in eval_batch.trajectories]
+        """Return the evidence that reflections show (called by the library)."""
+        records = [{"seen": evidence} for evidence in eval_batch.trajectories]
         return dict.fromkeys(components_to_update, records)
 
     def propose_new_texts(
@@ -307,29 +299,29 @@ class Search:
         reflective_dataset: Mapping[int, Sequence[Mapping[str, Evidence]]],
         components_to_update: Sequence[int],
     ) -> dict[int, str]:
-        """The library asks for other texts; none where the model gave no usable one."""
+        """Return new texts, without those of unusable answers (called by the library)."""
         texts = {}
         for number in components_to_update:
             name, template = self._names[number], self._template(number, candidate)
-            seen = [record["seen"] for record in reflective_dataset[number]]
-            asked = Question(name, question(name, template, seen), self._reflector)
-            was_known = self._trials.is_replaying
-            [entry] = self._asked(self._trials.reflect([asked]))
+            evidence = [record["seen"] for record in reflective_dataset[number]]
+            request = Question(name, question(name, template, evidence), self._reflector)
+            is_replaying = self._trials.is_replaying
+            [entry] = self._run_in_loop(self._trials.reflect([request]))
             try:
-                changed = other_template(template, entry.answer, entry.finish_reason)
+                changed = proposed_template(template, entry.answer, entry.finish_reason)
                 texts[number] = changed.template
             except Unusable as why:
                 self._trials.unusable += 1
-                if not was_known:
+                if not is_replaying:
                     count = self._trials.reflections
-                    self._say(f"reflection {count} on {name!r} is of no use: {why}")
+                    self._note(f"reflection {count} on {name!r} is unusable: {why}")
         return texts
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
-        """The library took a candidate into its pool."""
+        """Record a candidate that the library added to its pool (called by the library)."""
         number, trials = event["candidate_idx"], self._trials
         last = self._compared[_name(self._named(event["candidate"]))]
-        rewards = {seen.task_id: seen.reward for seen in last.seen}
+        rewards = {evidence.task_id: evidence.reward for evidence in last.seen}
         mean = trials.mean_of(last.seen)
         parents = [parent for parent in event["parent_ids"] if parent is not None]
         self._candidates.append(
@@ -343,24 +335,24 @@ class Search:
         )
         if trials.is_replaying:
             return
-        made = "the prompts as they are" if not parents else f"candidate {number}, of {parents}"
-        self._say(
-            f"{made}: {mean:.3f} on {plural(len(rewards), 'task')} of the selection split; best "
+        what = f"candidate {number}, of {parents}" if parents else "the initial prompts"
+        self._note(
+            f"{what}: {mean:.3f} on {plural(len(rewards), 'task')} of the selection split; best "
             f"{self._candidates[self._chosen].mean:.3f}; {trials.rollouts} of "
             f"{self._settings.max_rollouts} rollouts, {plural(trials.reflections, 'reflection')}"
         )
 
-    # --- what the library's thread asks -----------------------------------------------------
-    def _asked(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the event loop answers to the library's thread. An error there ends the search, and
-        so does a budget that is used up: what was compared by then is what was found."""
+    # --- the library's thread ---------------------------------------------------------------
+    def _run_in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop for the library's thread. Its errors end the search; a
+        used-up budget ends it with the candidates so far."""
         with self._lock:
             if self._is_cancelled:
                 work.close()
                 raise _Ended
-            self._asking = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._pending = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            answer: T = self._asking.result()
+            answer: T = self._pending.result()
         except SpentError as why:
             self._ended = str(why)
             raise _Ended from why
@@ -368,19 +360,18 @@ class Search:
             self._error = error
             raise _Ended from error
         finally:
-            self._asking = None
+            self._pending = None
         return answer
 
     def _cancel(self) -> None:
         with self._lock:
             self._is_cancelled = True
-            if self._asking is not None:
-                self._asking.cancel()
+            if self._pending is not None:
+                self._pending.cancel()
 
-    def _say(self, text: str) -> None:
-        self._loop.call_soon_threadsafe(self._world.note, text)
+    def _note(self, text: str) -> None:
+        self._loop.call_soon_threadsafe(self._context.note, text)
 
-    # --- what came of it --------------------------------------------------------------------
     @property
     def _chosen(self) -> int:
         means = [candidate.mean for candidate in self._candidates]
@@ -394,7 +385,7 @@ class Search:
 
 
 class _Log:
-    """Where the library writes."""
+    """Logger of the library."""
 
     def log(self, message: str) -> None:
         log.debug("%s", message)
@@ -405,10 +396,10 @@ def _is_used_up(used: int, most: int | None) -> bool:
 
 
 def _score(reward: float) -> float:
-    """A reward as the library sees it."""
+    """Return a reward as a score of the library."""
     return SHIFT + round(reward * STEPS) / STEPS
 
 
 def _name(texts: Mapping[str, str]) -> tuple[str, ...]:
-    """A candidate, as a key."""
+    """Return a candidate as a dictionary key."""
     return tuple(texts.values())

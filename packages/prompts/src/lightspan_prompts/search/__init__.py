@@ -1,8 +1,8 @@
-"""What the algorithms share that learn prompts: `gepa` and `apo` decide which text is tried next.
+"""Parts that `apo` and `gepa` share: evaluation, reflection, logs and prompt discovery.
 
-`evaluator` runs rollouts and asks a `reflection` model, within the budget; `feedback` describes
-what rollouts showed; `search_log` is the resumable log, so that a killed run asks nothing twice.
-`prompt_discovery` finds the prompts of agents in recorded calls, `candidates` holds texts and
-scores, `selected_prompts` what apps are given, `search` is the base of both algorithms,
-`validation` checks options.
+`search` is the base of both algorithms. `evaluator` runs rollouts and sends requests to a
+`reflection` model within the budget; `feedback` describes rollouts; `search_log` is the log from
+which a killed run resumes. `prompt_discovery` finds the prompts of agents in recorded calls,
+`template_inference` and `template_variables` infer their templates. `candidates` holds prompts with
+their scores, `selected_prompts` those in force; `validation` checks options.
 """

@@ -1,4 +1,4 @@
-"""What a search compares candidates by, and what it found."""
+"""Candidates of a search, the split of tasks, and the search's result."""
 
 from __future__ import annotations
 
@@ -15,87 +15,86 @@ from lightspan.schema.records import Json, task_id
 from lightspan_prompts.search.prompt_discovery import Surveyed
 
 JOURNAL: Final = "journal"
-"""The folder in the run's."""
+"""Folder of logs in the run's folder."""
 CANDIDATES: Final = "candidates.json"
-"""In it: what the search found."""
+"""File in it with the result of the search."""
 ANY_CALL: Final = ""
-"""In place of an agent, where no texts of agents are learned: whoever asked a model."""
+"""Key in place of an agent when no agents' texts are learned: any model call."""
 
 
 class TooFewRolloutsError(ConfigError):
-    """A search may use too few rollouts for one new candidate."""
+    """The search's budget of rollouts is too small for one new candidate."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts that were compared, and how they did on the selection split."""
+    """Prompts and their results on the selection split."""
 
     templates: dict[str, str]
     """Prompt → template."""
     parents: list[int]
-    """Places of those that it was made of; none for the prompts as they were given."""
+    """Indices of the candidates from which it was made; empty for the initial prompts."""
     rewards: dict[str, float | None]
-    """Task of the selection split → reward; None: unscored."""
+    """Task of the selection split → reward; None if unscored."""
     mean: float
-    """Of these and of `again`, an unscored one taken for `failure_reward`."""
+    """Mean of these rewards and of `again`; an unscored rollout counts as `failure_reward`."""
     rollouts: int
-    """Done until it was known."""
+    """Rollouts of the search up to this result."""
     again: dict[str, float | None] = msgspec.field(default_factory=dict)
-    """Task of the selection split → reward when it was run once more, as a finalist."""
+    """Task of the selection split → reward in the second run of a finalist."""
     is_whole: bool = True
-    """Whether these are all tasks of the selection split; a part of them leads to no choice."""
+    """Whether all tasks of the selection split were run; a partial result is never chosen."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found."""
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a search."""
 
     candidates: list[Candidate]
     chosen: int
-    """The first one with the highest mean on the whole selection split, of the finalists if there
-    were some, and the prompts as they were given."""
+    """The first candidate with the highest mean on the whole selection split, among the finalists,
+    if any, and the initial prompts."""
     ended: str
-    """Why the search ended."""
+    """Reason for the end of the search."""
     rollouts: int
     unscored: int
     failed: int
     mean: float | None
-    """Of the rewards of all rollouts."""
+    """Mean reward of all rollouts."""
     reflections: int
     unusable: int
-    """Answers of the reflection model that were no other text."""
+    """Answers of the reflection model without a usable new text."""
     tokens: int
     cost: float | None = None
-    """Of those that no policy sampled, in the currency of the prices; None without prices."""
+    """Cost of calls outside of policies, in the currency of the prices; None without prices."""
     surveyed: Surveyed | None = None
-    """The texts that were found in the app; None: none were to be."""
+    """Texts discovered in the app; None if none were to be."""
     applied: int = 0
-    """Calls, and askings for a prompt, that got a candidate's text."""
+    """Number of calls and prompt requests that got a candidate's text."""
     kept: dict[str, int] = msgspec.field(default_factory=dict)
-    """Which of them got the app's own, and why → how many."""
+    """Reason why the app's own text was sent → count."""
     unasked: dict[str, int] = msgspec.field(default_factory=dict)
-    """Agent → rollouts in which it made no call, on tasks in whose first rollout it made one; or
-    `ANY_CALL`, where the texts are arguments alone."""
+    """Agent → rollouts without its call on tasks whose first rollout had one; or `ANY_CALL` if all
+    texts are arguments."""
     asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    """Task → who was asked in its first rollout of the run."""
+    """Task → agents called in its first rollout of the run."""
 
     def texts(self) -> str:
-        """What became of the texts, for people; empty where nothing is to be said of them."""
+        """Describe which texts were sent; empty if there is nothing to report."""
         parts = []
         if self.surveyed is not None:
-            kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
-            own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
+            reasons = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
+            own = f"; the app's own in {sum(self.kept.values())}: {reasons}" if reasons else ""
             parts = [f"texts of candidates were sent in {plural(self.applied, 'call')}{own}"]
         for name, count in sorted(self.unasked.items()):
-            who = "no model was asked" if name == ANY_CALL else f"{name!r} was not asked"
-            where = "one was" if name == ANY_CALL else "it was asked"
+            agent = "any agent" if name == ANY_CALL else repr(name)
             parts.append(
-                f"{who} in {plural(count, 'rollout')} of tasks on which {where} before: if a cache "
-                "of the app's answered, one candidate got the answer to another; switch it off "
-                "while prompts are learned"
+                f"{plural(count, 'rollout')} had no call of {agent} though an earlier one of the "
+                "same task did: if the app has a cache, one candidate got another's answers; "
+                "switch it off while prompts are learned"
             )
         return ". ".join(parts)
 
     def metrics(self) -> dict[str, float]:
-        """For the line of a step."""
+        """Return the metrics of the step."""
         metrics: dict[str, float] = {
             "rollouts": self.rollouts,
             "scored": self.rollouts - self.unscored,
@@ -116,21 +115,21 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return metrics if self.mean is None else {**metrics, "reward": self.mean}
 
     def notes(self) -> list[str]:
-        """What to tell the person who watches."""
+        """Return messages for the user."""
         best = self.candidates[self.chosen]
-        what = "the prompts stay as they are" if not self.chosen else f"candidate {self.chosen}"
+        what = f"candidate {self.chosen} is chosen" if self.chosen else "the prompts stay unchanged"
         notes = [
             f"{self.ended}. Of {plural(len(self.candidates), 'candidate')} {what}: {best.mean:.3f} "
-            f"on the selection split, {self.candidates[0].mean:.3f} before; the highest of "
-            "several is high by luck too: what counts is the held-out reward"
+            f"on the selection split, {self.candidates[0].mean:.3f} before; the maximum of several "
+            "is biased upwards: judge by the held-out reward"
         ]
         if self.cost is not None:
             notes.append(f"this cost {self.cost:.4g}, by prices=")
         if texts := self.texts():
             notes.append(texts)
         if self.unusable:
-            asked = plural(self.reflections, "answer")
-            notes.append(f"{self.unusable} of {asked} of the reflection model were of no use")
+            answers = plural(self.reflections, "answer")
+            notes.append(f"{self.unusable} of {answers} of the reflection model were unusable")
         return notes
 
 
@@ -138,20 +137,20 @@ class Split(NamedTuple):
     """The training tasks in two parts."""
 
     feedback: list[Json]
-    """What reflections see."""
+    """Tasks that reflections show."""
     selection: list[Json]
-    """What candidates are compared by."""
+    """Tasks by which candidates are compared."""
 
 
 def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
-    """The training tasks in two parts; equal ones are one.
+    """Split the training tasks in two parts; duplicates count once.
 
     Args:
-        share: of the selection split.
-        seed: says which tasks are in it.
+        share: fraction of the selection split.
+        seed: seed of the split.
 
     Raises:
-        DataError: there are too few.
+        DataError: there are too few tasks.
     """
     distinct = {task_id(task): task for task in tasks}
     count = max(1, round(share * len(distinct)))
@@ -161,21 +160,21 @@ def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
             "leaves none to reflect on: give more tasks, or a smaller share"
         )
     names = random.Random(f"{seed}/selection").sample(list(distinct), count)
-    taken = set(names)
+    selected = set(names)
     return Split(
-        feedback=[task for name, task in distinct.items() if name not in taken],
+        feedback=[task for name, task in distinct.items() if name not in selected],
         selection=[distinct[name] for name in names],
     )
 
 
-def keep_found(found: Found, run: Path) -> None:
-    """Write what a search found into a run's folder, where people and programs read it."""
+def write_found(found: SearchResult, run: Path) -> None:
+    """Write the result of a search into a run's folder."""
     path = run / JOURNAL / CANDIDATES
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
 
 
-def read_searches(run: Path) -> dict[str, Found]:
-    """What each search of a run found, by the name of its step; without one where there is a single
+def read_searches(run: Path) -> dict[str, SearchResult]:
+    """Return the result of each search of a run by the name of its step; "" if there is a single
     search.
 
     Raises:
@@ -184,19 +183,19 @@ def read_searches(run: Path) -> dict[str, Found]:
     places = {"": run}
     for folder in sorted((run / JOURNAL).glob("step-*")):
         places["-".join(folder.name.split("-")[:2])] = folder
-    found = {name: read_found(place) for name, place in places.items()}
-    return {name: each for name, each in found.items() if each is not None}
+    results = {name: read_found(place) for name, place in places.items()}
+    return {name: result for name, result in results.items() if result is not None}
 
 
-def read_found(run: Path) -> Found | None:
-    """What the search of a run found; None if it found nothing yet, or there was none.
+def read_found(run: Path) -> SearchResult | None:
+    """Return the result of a run's search; None if there is none yet.
 
     Raises:
         ConfigError: the file is damaged.
     """
     path = run / JOURNAL / CANDIDATES
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Found)
+        return msgspec.json.decode(path.read_bytes(), type=SearchResult)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

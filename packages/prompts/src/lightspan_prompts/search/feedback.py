@@ -1,4 +1,4 @@
-"""What a rollout showed: its reward and why, as a reflection model reads it."""
+"""Evidence of a rollout, as shown to a reflection model."""
 
 from __future__ import annotations
 
@@ -18,34 +18,33 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_prompts.search.prompt_discovery import Text, texts_of
 
 MAX_TEXT_LENGTH: Final = 1_500
-"""Characters of one message; the middle of a longer one is left out."""
+"""Maximum characters of a message; the middle of a longer one is left out."""
 MAX_CALLS: Final = 8
-"""Calls of a rollout that are shown: the last ones."""
+"""Maximum number of model calls shown; the last ones."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rollout of a candidate."""
+    """Result of one rollout of a candidate."""
 
     rollout_id: str
     task_id: str
     reward: float | None
-    """None: unscored, which is not zero."""
+    """None if unscored, which differs from zero."""
     failed: bool = False
-    """The app failed."""
+    """Whether the app failed."""
     tokens: int = 0
-    """Of its model calls, as far as their endpoints count them."""
+    """Tokens of its model calls, as far as endpoints count them."""
     usage: dict[str, tuple[int, int]] | None = None
-    """Model → tokens that were sent, and answered. Calls of policies, which are ours, have no part
-    in it. None: an older journal does not say."""
+    """Model → tokens sent and answered, without the calls of policies. None in older logs."""
     calls: int = 0
     text: str = ""
-    """What it was asked, what was said, and what came of it."""
+    """Description of the rollout: task, messages, outcome."""
     asked: list[str] = msgspec.field(default_factory=list)
-    """Of the agents and prompts whose texts are found in the app: those that were asked."""
+    """Agents and prompts with discovered texts that were called."""
     applied: int = 0
-    """Texts of these that were sent as the candidate has them."""
+    """Number of these texts sent in the candidate's version."""
     kept: dict[str, int] = msgspec.field(default_factory=dict)
-    """Which texts were sent as the app has them, and why → how many."""
+    """Text sent in the app's version, with the reason → count."""
 
 
 def _none(text: Text) -> bool:
@@ -53,12 +52,12 @@ def _none(text: Text) -> bool:
 
 
 def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] = _none) -> Evidence:
-    """What an episode showed.
+    """Describe an episode.
 
     Args:
-        episode: of the rollout.
-        task: what it was given.
-        concerns: whether a text is one that was found.
+        episode: the rollout's episode.
+        task: its task.
+        concerns: whether a text is among the discovered ones.
     """
     texts = [text for text in texts_of(episode) if concerns(text)]
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
@@ -81,16 +80,16 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
 
 
 def _usage(spans: Iterable[Span]) -> dict[tuple[str, bool], tuple[int, int]]:
-    """(model, whether it was asked as a policy) → tokens that were sent, and answered. The span
-    says which: a policy's call that sampled nothing has no record."""
-    found: dict[tuple[str, bool], tuple[int, int]] = {}
+    """Return (model, whether it is a policy) → tokens sent and answered. Read from spans: a
+    policy's call that sampled nothing has no token record."""
+    totals: dict[tuple[str, bool], tuple[int, int]] = {}
     for span in spans:
         counts = [count or 0 for count in c.usage_of(span.attributes)]
         if any(counts):
             key = c.model_of(span.attributes) or "", c.POLICY in span.attributes
-            asked, answered = found.get(key, (0, 0))
-            found[key] = (asked + counts[0], answered + counts[1])
-    return found
+            sent, received = totals.get(key, (0, 0))
+            totals[key] = (sent + counts[0], received + counts[1])
+    return totals
 
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:
@@ -104,35 +103,35 @@ def _lines(episode: Episode, task: Json) -> Iterator[str]:
         yield from _span_lines(span)
     if episode.message:
         yield f"The run ended with: {shortened(episode.message)}"
-    reward = "none could be given" if episode.reward is None else f"{episode.reward:g}"
+    reward = "none" if episode.reward is None else f"{episode.reward:g}"
     yield f"Reward: {reward}"
     for name, value in episode.dimensions.items():
-        if name != "reward":  # said already
+        if name != "reward":  # shown already
             yield f"  {name}: {value:g}"
     if episode.reasons:
-        yield f"Why, in the words of who gave it: {shortened(episode.reasons)}"
+        yield f"Reasons of the reward: {shortened(episode.reasons)}"
 
 
 def _call_lines(call: Call) -> Iterator[str]:
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     yield f"Model call of the agent {call.agent_path!r}:"
     for message in genai_messages.asked_of(attributes):
-        yield f"  {message.get('role')}: {_said(message)}"
+        yield f"  {message.get('role')}: {_message_text(message)}"
     answers = genai_messages.answers_of(attributes)
     for answer in answers[call.choice : call.choice + 1]:
-        yield f"  answer: {_said(answer)}"
+        yield f"  answer: {_message_text(answer)}"
     if call.span is not None and call.span.status is SpanStatus.ERROR:
         yield f"  the call failed: {shortened(call.span.status_message)}"
     for reward in call.rewards:
         yield f"  reward of this call: {'none' if reward.value is None else f'{reward.value:g}'}"
 
 
-def _said(message: Mapping[str, Any]) -> str:
-    """The content of a message, and the tools that it calls."""
+def _message_text(message: Mapping[str, Any]) -> str:
+    """Return the content of a message with its tool calls."""
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else _json(content)
-    calls = [each.get("function", {}) for each in message.get("tool_calls", ())]
-    tools = [f"calls {each.get('name')}({each.get('arguments')})" for each in calls]
+    calls = [call.get("function", {}) for call in message.get("tool_calls", ())]
+    tools = [f"calls {call.get('name')}({call.get('arguments')})" for call in calls]
     return shortened(" ".join(part for part in (text, *tools) if part))
 
 
@@ -152,14 +151,14 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def shortened(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
-    """The text without the middle of one that is too long."""
-    if len(text) <= longest:
+def shortened(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
+    """Return the text, without its middle if it is too long."""
+    if len(text) <= max_length:
         return text
-    half = longest // 2
+    half = max_length // 2
     return f"{text[:half]} […{len(text) - 2 * half} characters left out…] {text[-half:]}"
 
 
-def examples(seen: Sequence[Evidence]) -> str:
-    """Several rollouts, numbered."""
-    return "\n\n".join(f"### Run {number}\n{each.text}" for number, each in enumerate(seen, 1))
+def examples(evidence: Sequence[Evidence]) -> str:
+    """Return several rollouts, numbered."""
+    return "\n\n".join(f"### Run {number}\n{one.text}" for number, one in enumerate(evidence, 1))

@@ -1,4 +1,4 @@
-"""PromptSearch: an algorithm that learns prompts in one step, whatever decides what is tried."""
+"""PromptSearch: base of algorithms that learn prompts in one step."""
 
 from __future__ import annotations
 
@@ -23,38 +23,131 @@ from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.records import Json, task_id
 from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
-from lightspan_prompts.search.candidates import Found, Split, keep_found, split_tasks
+from lightspan.schema.validation import check_number, check_whole
+from lightspan_prompts.endpoint_client import EndpointClient
+from lightspan_prompts.search.candidates import SearchResult, Split, split_tasks, write_found
+from lightspan_prompts.search.evaluator import Evaluator
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import survey
+from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
+from lightspan_prompts.search.validation import (
+    check_installed,
+    check_optimize,
+    check_prices,
+    check_prompts,
+    check_reflection,
+)
 
-LETTERS_A_TOKEN: Final = 4
-"""Characters, for estimates alone: the tokenizers of reflection models are not ours."""
+CHARACTERS_PER_TOKEN: Final = 4
+"""Characters per token, for estimates only: the tokenizers of reflection models are unknown."""
 
 
 class PromptSearch(Algorithm):
-    """Searches for prompts that do better than those given. No weights are trained: calls go where
-    the app points them, with the app's own key.
+    """An algorithm that searches for better prompts.
 
-    A subclass has these as settings, and `search`.
+    No weights are trained: calls go where the app sends them, with the app's own key. A subclass
+    has these fields as settings and implements `search`.
     """
 
     prompts: Mapping[str, PromptTemplate]
     optimize: str | Sequence[str]
     selection: float
     max_rollouts: int
+    max_tokens: int | None
+    max_cost: float | None
     prices: Mapping[str, Price]
-    found: Found | None = None
-    """What the search found; None before its end."""
+    failure_reward: float
+    perfect_reward: float | None
+    reflection_timeout_s: float
+    patience_s: float
+    found: SearchResult | None = None
+    """Result of the search; None before its end."""
     begun: SelectedPrompts | None = None
-    """What an earlier search of the same run has chosen, which this one begins with: the app is not
-    looked at again."""
+    """Selection of an earlier search of the same run from which this one starts; the app is not
+    surveyed again."""
 
     @abstractmethod
-    async def search(self, world: TrainerContext, split: Split) -> Found:
-        """The search, from its beginning or from what its journal has of it."""
+    async def search(self, context: TrainerContext, split: Split) -> SearchResult:
+        """Run the search, or resume it from its log."""
 
-    # --- what a trainer asks ----------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------
+    def _check_options(self, modules: Sequence[str], models: Mapping[str, LLM]) -> None:
+        """Validate the common options.
+
+        Args:
+            modules: modules that have to be installed.
+            models: option → reflection model.
+
+        Raises:
+            ConfigError: an invalid option.
+            ModuleNotFoundError: a module is missing.
+        """
+        check_installed(self.name, modules)
+        self.prompts = dict(self.prompts)  # the caller may modify the mapping
+        self.optimize = self.patterns
+        check_prompts(self.prompts)
+        check_optimize(self.name, self.optimize, self.prompts)
+        for name, llm in models.items():
+            check_reflection(name, llm)
+        check_prices(self.max_cost, self.prices, list(models.values()))
+        self.prices = dict(self.prices)
+        check_number("selection", self.selection, above=0, below=1)
+        check_number("failure_reward", self.failure_reward)
+        check_number("patience_s", self.patience_s, low=0)
+        check_number("reflection_timeout_s", self.reflection_timeout_s, above=0)
+        if self.timeout_s is not None:
+            check_number("timeout_s", self.timeout_s, above=0)
+        if self.perfect_reward is not None:
+            check_number("perfect_reward", self.perfect_reward)
+        if self.max_tokens is not None:
+            check_whole("max_tokens", self.max_tokens, 1)
+
+    def _common_config(
+        self, reflection: object, budget: Sequence[str], options: Sequence[str]
+    ) -> dict[str, Json]:
+        """Return the configuration of the run.
+
+        Args:
+            reflection: the models.
+            budget: options that may change on resume.
+            options: other options.
+        """
+        limits = {name: getattr(self, name) for name in budget}
+        return {
+            "algorithm": self.name,
+            "seed": self.seed,
+            "timeout_s": self.timeout_s,
+            "prompts": msgspec.to_builtins(self.prompts),
+            "optimize": list(self.optimize),
+            "reflection": msgspec.to_builtins(reflection),
+            "budget": {**limits, "prices": msgspec.to_builtins(dict(self.prices))},
+            "selection_share": self.selection,  # `selection` is the key of the data
+            **{name: getattr(self, name) for name in options},
+        }
+
+    def _open_client(self, llm: LLM, context: TrainerContext) -> EndpointClient:
+        return EndpointClient(
+            llm,
+            timeout_s=self.reflection_timeout_s,
+            patience_s=self.patience_s,
+            note=context.note,
+        )
+
+    def make_evaluator(self, context: TrainerContext, journal: SearchLog) -> Evaluator:
+        """Return the evaluator of a search with this log."""
+        return Evaluator(
+            context,
+            self.prompts,
+            journal,
+            self.failure_reward,
+            max_tokens=self.max_tokens,
+            max_cost=self.max_cost,
+            prices=self.prices,
+            begun=self.begun,
+        )
+
+    # --- for the trainer --------------------------------------------------------------------
     @property
     def tasks_per_step(self) -> int:
         return self.max_rollouts
@@ -70,8 +163,8 @@ class PromptSearch(Algorithm):
         return Routing()
 
     def resources(self) -> Resources:
-        """The prompts: as they were given, and when the search is over as they were chosen; and
-        what agents are told, which until then is what the app says, and written down."""
+        """Return the prompts, initial or selected, and the instructions of agents, which until then
+        are the app's own and are recorded."""
         return self.chosen.resources()
 
     def learned_prompts(self) -> dict[str, LearnedPrompt]:
@@ -79,7 +172,7 @@ class PromptSearch(Algorithm):
 
     @property
     def chosen(self) -> SelectedPrompts:
-        """The texts: as they are, and when the search is over as they were chosen."""
+        """Return the texts, initial or selected."""
         if self.found is None:
             return self.begun or SelectedPrompts(self.prompts, self.patterns)
         best = self.found.candidates[self.found.chosen].templates
@@ -87,28 +180,28 @@ class PromptSearch(Algorithm):
 
     @property
     def patterns(self) -> list[str]:
-        """`optimize`, as a list."""
+        """Return `optimize` as a list."""
         return [self.optimize] if isinstance(self.optimize, str) else list(self.optimize)
 
     def state(self) -> dict[str, Json]:
         return {"found": msgspec.to_builtins(self.found)}
 
     def load_state(self, state: dict[str, Json]) -> None:
-        self.found = msgspec.convert(state["found"], Found | None)
+        self.found = msgspec.convert(state["found"], SearchResult | None)
 
-    # --- what a dry run tells ---------------------------------------------------------------
+    # --- for a dry run ----------------------------------------------------------------------
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         return survey(episodes, self.patterns).lines() if self.patterns else []
 
     def _texts(self, episodes: Sequence[Episode]) -> dict[str, PromptTemplate]:
-        """What would be learned: the prompts, and what the rollouts show of the app."""
-        found = survey(episodes, self.patterns).components if self.patterns else {}
-        texts = {name: PromptTemplate(each.template) for name, each in found.items()}
+        """Return the texts to learn: the prompts and the texts discovered in the rollouts."""
+        components = survey(episodes, self.patterns).components if self.patterns else {}
+        texts = {name: PromptTemplate(component.template) for name, component in components.items()}
         return {**self.prompts, **texts}
 
-    def _asked(self, llm: LLM, most: int, letters: tuple[float, float]) -> Reflections:
-        """So many questions and answers of so many characters each, at most."""
-        sent, answered = (count / LETTERS_A_TOKEN for count in letters)
+    def _estimate(self, llm: LLM, most: int, characters: tuple[float, float]) -> Reflections:
+        """Estimate requests of `most` at most, each with this many characters sent and answered."""
+        sent, answered = (count / CHARACTERS_PER_TOKEN for count in characters)
         price = self.prices.get(llm.model)
         cost = None if price is None else most * price.of(sent, answered)
         return Reflections(
@@ -116,24 +209,26 @@ class PromptSearch(Algorithm):
         )
 
     # --- its one step -----------------------------------------------------------------------
-    async def run_step(self, world: TrainerContext) -> Metrics:
-        """The whole search."""
-        self.found = found = await self.search(world, self.split(world.tasks))
-        keep_found(found, world.path)
+    async def run_step(self, context: TrainerContext) -> Metrics:
+        """Run the whole search."""
+        self.found = found = await self.search(context, self.split(context.tasks))
+        write_found(found, context.path)
         for text in found.notes():
-            world.note(text)
+            context.note(text)
         return found.metrics()
 
     def split(self, tasks: Sequence[Json]) -> Split:
-        """The training tasks in two parts; equal ones are one.
+        """Split the training tasks in two parts; duplicates count once.
 
         Raises:
-            DataError: there are too few.
+            DataError: there are too few tasks.
         """
         return split_tasks(tasks, self.selection, self.seed)
 
 
-def run_letters(tasks: Sequence[Json], episodes: Sequence[Episode]) -> float:
-    """Characters that a reflection is shown of a rollout, in the mean."""
-    named = {task_id(task): task for task in tasks}
-    return fmean(len(evidence_of(each, named.get(each.task_id)).text) for each in episodes)
+def evidence_length(tasks: Sequence[Json], episodes: Sequence[Episode]) -> float:
+    """Return the mean number of characters per rollout that a reflection shows."""
+    tasks_by_id = {task_id(task): task for task in tasks}
+    return fmean(
+        len(evidence_of(episode, tasks_by_id.get(episode.task_id)).text) for episode in episodes
+    )

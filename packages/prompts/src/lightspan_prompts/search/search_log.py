@@ -1,8 +1,8 @@
-"""The journal of a search: every evaluation and every reflection, one JSON line each, in order.
+"""Log of a search: every evaluation and reflection in order, one JSON line each.
 
-A search decides by a seed and by what it is answered. So one that goes on asks the same questions
-again, and is answered from here as long as there are answers: its candidates are equal, and no
-rollout and no reflection is done twice.
+A search is a deterministic function of its seed and of these results. A resumed search repeats the
+same requests and gets them answered from the log until its end, so its candidates are equal and no
+rollout or reflection is repeated.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lightspan_prompts.search.prompt_discovery import Surveyed
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
-    """What the journal is of."""
+    """First line of the log."""
 
     library: str
-    """What decides, and its version: another one may ask other questions."""
+    """Library that decides, with its version: another version may send other requests."""
     format: int = 1
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
-    """A candidate on some tasks."""
+    """Results of a candidate on some tasks."""
 
     key: str
     split: str
@@ -36,26 +36,26 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
     candidate: dict[str, str]
     """Prompt → template."""
     seen: list[Evidence]
-    """One per task, in their order."""
+    """One per task, in order."""
 
 
 class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
-    """What a reflection model was asked, and its answer."""
+    """A request to a reflection model and its answer."""
 
     key: str
     prompt: str
-    """Whose other text was asked for."""
+    """The prompt that is to be rewritten."""
     asked: str
     answer: str
     finish_reason: str
     input_tokens: int
     output_tokens: int
     model: str = ""
-    """The model that was asked."""
+    """The model's name."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
-    """The app as it is on the selection split, and the texts that were found in it."""
+    """Results of the unchanged app on the selection split, and the texts discovered in it."""
 
     key: str
     found: Surveyed
@@ -63,15 +63,15 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
 
 
 Entry = Evaluation | Reflection | Survey
-_E = TypeVar("_E", Evaluation, Reflection, Survey)
+E = TypeVar("E", Evaluation, Reflection, Survey)
 _LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection | Survey)
 
 
 class SearchLog:
-    """A journal in a file, whose folder is made where there is none.
+    """Log in a file; its folder is created if missing.
 
     Args:
-        path: of the file.
+        path: path of the file.
         library: see `Header`.
 
     Raises:
@@ -83,12 +83,12 @@ class SearchLog:
         self.path = path
         header = Header(library=library)
         entries = self._read()
-        self._known = [entry for entry in entries if not isinstance(entry, Header)]
+        self._entries = [entry for entry in entries if not isinstance(entry, Header)]
         self._place = 0
         if entries and entries[0] != header:
             raise CheckpointError(
-                f"{self.path} was begun with {entries[0]}, and this is {header}: the one would go "
-                "on otherwise than the other; install that version of gepa, or start anew"
+                f"{self.path} was begun with {entries[0]}, and this is {header}, which would "
+                "decide differently; install that version of gepa, or start anew"
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,42 +100,44 @@ class SearchLog:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether what is asked next was answered already."""
-        return self._place < len(self._known)
+        """Return whether the next request is answered by the log."""
+        return self._place < len(self._entries)
 
-    def replayed(self, keys: Sequence[str], kind: type[_E]) -> list[_E | None]:
-        """The answers to what is asked now, all at once and perhaps answered in another order; None
-        for what was not answered yet.
+    def replayed(self, keys: Sequence[str], kind: type[E]) -> list[E | None]:
+        """Return the logged answers to concurrent requests, which may be logged in another order;
+        None for requests that are not logged.
 
         Raises:
-            CheckpointError: something else was asked at this place.
+            CheckpointError: the log has another request at this position.
         """
-        found: list[_E | None] = [None] * len(keys)
-        while self.is_replaying and None in found:
-            entry = self._known[self._place]
-            open_places = (n for n, key in enumerate(keys) if found[n] is None and key == entry.key)
+        answers: list[E | None] = [None] * len(keys)
+        while self.is_replaying and None in answers:
+            entry = self._entries[self._place]
+            open_places = (
+                n for n, key in enumerate(keys) if answers[n] is None and key == entry.key
+            )
             place = next(open_places, None)
             if not isinstance(entry, kind) or place is None:
                 raise CheckpointError(
-                    f"{self.path}: entry {self._place + 1} is not what is asked now, so the run "
-                    "cannot go on as it began: start anew in another folder"
+                    f"{self.path}: entry {self._place + 1} differs from the current request, so "
+                    "the run cannot be resumed: start anew in another folder"
                 )
-            found[place] = entry
+            answers[place] = entry
             self._place += 1
-        return found
+        return answers
 
-    def goes_on_with(self, keys: Sequence[str]) -> bool:
-        """Whether one of these may be asked now: it is what was asked next, or nothing was."""
-        return not self.is_replaying or self._known[self._place].key in keys
+    def may_continue_with(self, keys: Sequence[str]) -> bool:
+        """Return whether the next logged entry is one of these, or there is none."""
+        return not self.is_replaying or self._entries[self._place].key in keys
 
     def add(self, entry: Entry) -> None:
-        """Keep an answer; it survives whatever happens next.
+        """Append an answer and fsync.
 
         Raises:
             StoreError: it cannot be written.
         """
         self._write(entry)
-        self._known.append(entry)
+        self._entries.append(entry)
         self._place += 1
 
     def close(self) -> None:
@@ -148,13 +150,13 @@ class SearchLog:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise StoreError(
-                f"{self.path} cannot be written: {error.strerror}; see to its disk, then go on "
+                f"{self.path} cannot be written: {error.strerror}; check its disk, then continue "
                 "with resume=True"
             ) from error
 
     def _read(self) -> list[Header | Entry]:
-        """Every whole line. A process that was killed while writing leaves the rest of one, which
-        is cut off: the next line would go on with it."""
+        """Read every whole line. Truncate the partial last line of a killed process: the next line
+        would be appended to it."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:

@@ -1,5 +1,4 @@
-"""The texts that a search is about, as they were last chosen: what apps are handed of them, and
-what became of each."""
+"""Prompts selected by a search: the resources for apps, and the changes."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from lightspan_prompts.search.prompt_discovery import Surveyed
 
 @dataclass(frozen=True)
 class SelectedPrompts:
-    """Texts, as they were last chosen.
+    """The currently selected texts.
 
     Args:
-        prompts: those that the app takes as arguments, as they were given.
-        optimize: patterns of agents, and of prompts that the app asks for.
-        surveyed: the texts of these that were found in the app; None as long as nobody has looked.
-        templates: name → template, of all of them; None as long as nothing was chosen.
-        asked: task → who was asked in its first rollout of the run.
+        prompts: initial prompts that the app takes as arguments.
+        optimize: patterns of agents, and of prompts that the app requests by name.
+        surveyed: texts discovered in the app; None before the discovery.
+        templates: name → template of all prompts; None before a selection.
+        asked: task → agents called in its first rollout of the run.
     """
 
     prompts: Mapping[str, PromptTemplate]
@@ -31,29 +30,29 @@ class SelectedPrompts:
     asked: Mapping[str, list[str]] = field(default_factory=dict)
 
     def resources(self) -> Resources:
-        """What apps are handed: arguments, and what agents are told. That is what the app says, and
-        written down, as long as nobody has looked."""
-        handed = self.arguments()
+        """Return the resources for apps: arguments and instructions. Before the discovery the app's
+        own instructions are used and recorded."""
+        arguments = self.arguments()
         if not self.optimize:
-            return handed
+            return arguments
         if self.surveyed is None or self.templates is None:
-            return {**handed, INSTRUCTIONS: Instructions(surveyed=list(self.optimize))}
-        return {**handed, INSTRUCTIONS: self.surveyed.told(self.templates)}
+            return {**arguments, INSTRUCTIONS: Instructions(surveyed=list(self.optimize))}
+        return {**arguments, INSTRUCTIONS: self.surveyed.instructions(self.templates)}
 
     def arguments(self) -> dict[str, PromptTemplate]:
-        """Those that the app takes as arguments."""
-        now = self.templates or {}
+        """Return the prompts that the app takes as arguments."""
+        templates = self.templates or {}
         return {
-            name: PromptTemplate(now.get(name, given.template), engine=given.engine)
-            for name, given in self.prompts.items()
+            name: PromptTemplate(templates.get(name, prompt.template), engine=prompt.engine)
+            for name, prompt in self.prompts.items()
         }
 
     def learned(self) -> dict[str, LearnedPrompt]:
-        """What became of each text that is known."""
+        """Return the change of each known text."""
         after = self.arguments()
         learned = {
-            name: LearnedPrompt(before=given, after=after[name])
-            for name, given in self.prompts.items()
+            name: LearnedPrompt(before=prompt, after=after[name])
+            for name, prompt in self.prompts.items()
         }
         if self.surveyed is not None and self.templates is not None:
             for name in self.surveyed.components:

@@ -1,7 +1,7 @@
-"""What every adapter must do, scenario by scenario: the real framework, scripted model.
+"""Conformance tests of adapters, with the real framework and a scripted model.
 
-A test file of an adapter subclasses `AdapterSuite` and says how its framework expresses each
-scenario, and what is to be recorded:
+An adapter's test file subclasses `AdapterSuite`, builds the app of each scenario in its framework,
+and declares the expected records:
 
     class TestSuite(AdapterSuite):
         framework = "autogen"
@@ -9,17 +9,17 @@ scenario, and what is to be recorded:
         def build(self, scenario: str, model: Model) -> App: ...
         def patched(self) -> Mapping[str, Any]: ...
 
-`build` is called outside any scope and (for `built_at_import`) before `instrument()`. Each agent's
-instructions are `instructions(name)`, so that the scripted model knows who asks without the
-adapter. Every scenario runs asynchronous, synchronous and streamed, against the app's own endpoint
-(calls recorded) and through a gateway (calls trained): whole span trees and token records are
-compared.
+`build` is called outside of any scope and (for `built_at_import`) before `instrument()`. The
+instructions of each agent are `instructions(name)`, from which the scripted model identifies the
+agent without the adapter. Every scenario runs asynchronously, synchronously and streamed, against
+the app's own endpoint (calls recorded) and through a gateway (calls trained); whole span trees and
+token records are compared.
 
-A cell that a framework cannot have is in `IMPOSSIBLE`, with its reason; it must then really fail.
+Cells that a framework cannot have are in `IMPOSSIBLE` with their reasons, and must fail.
 
-The table's rows are data (`scenarios`, with the span `trees` that they leave); `plays` runs them,
-those of another `process` too, `checks` says what must hold, `base` what a subclass gives. Tests by
-subject: `table_tests`, `concurrency_tests`, `service_tests`, `install_tests`, `company_tests`,
+`scenarios` has the table's rows, `trees` helpers for the span trees; `scenario_runner` and
+`process` run them, `checks` checks the results, `base` has the hooks. Tests by subject:
+`table_tests`, `concurrency_tests`, `service_tests`, `install_tests`, `interop_tests`,
 `prompt_tests`.
 """
 
@@ -29,7 +29,7 @@ from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.checks import Tally
 from lightspan_testing.adapter_suite.concurrency_tests import ConcurrencyTests
 from lightspan_testing.adapter_suite.install_tests import InstallTests
-from lightspan_testing.adapter_suite.interop_tests import CompanyTests
+from lightspan_testing.adapter_suite.interop_tests import InteropTests
 from lightspan_testing.adapter_suite.prompt_tests import PromptTests
 from lightspan_testing.adapter_suite.scenarios import (
     BYPASSED,
@@ -53,9 +53,9 @@ from lightspan_testing.attempts import tree
 
 
 class AdapterSuite(
-    TableTests, ConcurrencyTests, ServiceTests, InstallTests, CompanyTests, PromptTests
+    TableTests, ConcurrencyTests, ServiceTests, InstallTests, InteropTests, PromptTests
 ):
-    """See the module."""
+    """See the module's docstring."""
 
 
 __all__ = [

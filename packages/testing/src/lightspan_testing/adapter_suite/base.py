@@ -1,4 +1,4 @@
-"""An adapter under test: what a subclass says of it, and what the tests of every subject share."""
+"""Base of an adapter's tests: hooks for the subclass, and common helpers."""
 
 from __future__ import annotations
 
@@ -36,57 +36,59 @@ from lightspan_testing.adapter_suite.trees import ordered, without_call_status
 from lightspan_testing.attempts import read_recorded, tree
 
 WAYS_TO_FAIL: Final = (Impossible, AssertionError, RuntimeError)
-"""What a test raises that a framework cannot pass."""
+"""Exceptions of a test that a framework cannot pass."""
 
 
 class AdapterTests:
-    """What the tests of every subject start from."""
+    """Common base of the tests."""
 
     framework: ClassVar[str]
     """The adapter is `lightspan_<framework>`."""
 
     impossible: ClassVar[Mapping[str, str]] = {}
-    """Scenario, or scenario/mode, or test → why the framework cannot have it."""
+    """Scenario, scenario/mode, or test → reason why the framework cannot pass it."""
 
     tally: ClassVar[Tally] = Tally()
-    """Of the whole suite; each subclass has its own while its tests run."""
+    """Counts of the whole suite; each subclass has its own while its tests run."""
 
     # --- hooks ----------------------------------------------------------------------------
     def build(self, scenario: str, model: Model) -> App:
-        """An app that plays the scenario."""
+        """Return an app that plays the scenario."""
         raise NotImplementedError
 
     def patched(self) -> Mapping[str, Any]:
-        """Every attribute of the framework that `instrument` may change: name → value now."""
+        """Return every attribute of the framework that `instrument` may change: name → current
+        value."""
         raise NotImplementedError
 
     def openinference(self) -> AbstractContextManager[Any]:
-        """OpenInference's instrumentation of the framework, for the duration of a block."""
+        """Return OpenInference's instrumentation of the framework for the duration of a block."""
         pytest.skip("no OpenInference instrumentation is named for this framework")
 
     notes_starts: ClassVar[tuple[Any, str]]
-    """The adapter's module and function that take note of what begins, once it is in an attempt."""
+    """The adapter's module and its function that stores starts of operations, once in an
+    attempt."""
 
     silent_environment: ClassVar[Mapping[str, str]] = {"OTEL_SDK_DISABLED": "true"}
-    """Variables that switch off all telemetry, the framework's own too."""
+    """Environment variables that disable all telemetry, including the framework's own."""
 
     loud_environment: ClassVar[Mapping[str, str]] = {}
-    """Variables that switch on the framework's own telemetry, which must not leave the machine."""
+    """Environment variables that enable the framework's own telemetry, which must not leave the
+    machine."""
 
     def check_telemetry(self, is_on: bool) -> None:
         """Fail unless the framework's own telemetry was on or off in this process."""
 
     program: ClassVar[str]
-    """A script that knows nothing of lightspan: `single`, with the endpoint and the text as its
-    arguments."""
+    """A script without lightspan that plays `single`, with endpoint and text as arguments."""
 
     program_root: ClassVar[str]
-    """The first line of what an attempt at it leaves."""
+    """First line of the tree of its attempt."""
 
     # --- helpers --------------------------------------------------------------------------
     @property
     def adapter(self) -> Any:
-        """The adapter's module."""
+        """Return the adapter's module."""
         return importlib.import_module(f"lightspan_{self.framework}")
 
     @pytest.fixture(scope="class")
@@ -98,7 +100,7 @@ class AdapterTests:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _tally(cls, request: pytest.FixtureRequest) -> Iterator[None]:
-        """Counts the calls of the whole suite; the count is printed at its end."""
+        """Count the calls of the suite and print the counts at its end."""
         cls.tally = Tally()
         yield
         _report(request.config, f"{cls.__name__} of {cls.framework}: {cls.tally}")
@@ -112,14 +114,14 @@ class AdapterTests:
 
     @pytest.fixture
     def production(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-        """The URL of the store that the environment names."""
+        """Set the environment's store; return its URL."""
         url = f"sqlite:{tmp_path / 'production.db'}"
         monkeypatch.setenv("LIGHTSPAN_STORE", url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
         return url
 
     def expects(self, request: pytest.FixtureRequest, *keys: str) -> None:
-        """Mark the running test as one that has to fail, if the table says so."""
+        """Mark the running test as expected to fail if a table contains it."""
         reasons = {**IMPOSSIBLE.get(self.framework, {}), **self.impossible}
         for key in keys:
             if key in reasons:
@@ -127,7 +129,7 @@ class AdapterTests:
                 request.applymarker(mark)
 
     def app(self, stage: Stage, scenario: str, mode: str = "async") -> App:
-        """The scenario's app, with the scenario's client."""
+        """Build the scenario's app with the scenario's client."""
         row = SCENARIOS[scenario]
         model = Model(
             base_url=stage.url,
@@ -138,11 +140,12 @@ class AdapterTests:
         return self.build(scenario, model)
 
     def check(self, played: Played, scenario: str, app: App, stage: Stage) -> None:
-        """Everything that must hold of what was recorded."""
+        """Check everything that was recorded."""
         self.tally.add(played, app, stage)
         expected = textwrap.dedent(app.tree).strip("\n").splitlines()
         lines = tree(played.spans, ordered=SCENARIOS[scenario].ordered)
-        if played.through_gateway:  # which says of a cancelled call that it was, not that it failed
+        # the gateway records a cancelled call as cancelled, not as failed
+        if played.through_gateway:
             expected, lines = without_call_status(expected), without_call_status(lines)
         expected = ordered(expected, SCENARIOS[scenario].ordered)
         assert lines == expected, "\n".join(["recorded:", *lines, "expected:", *expected])
@@ -162,7 +165,7 @@ class AdapterTests:
         command: Sequence[str | Path],
         environment: Mapping[str, str],
     ) -> None:
-        """Run `program` in a process of its own: it answers, and is one whole, named attempt."""
+        """Run `program` in a process: it answers and leaves one complete, named attempt."""
         app = self.app(stage, "single")
         played = stage.open(part_of(app, "single"), through_gateway=False)
         done = subprocess.run(
@@ -174,27 +177,27 @@ class AdapterTests:
         )
         assert done.returncode == 0, done.stderr
         assert f"A draft of {played.tag}." in done.stdout
-        [found] = read_recorded(production)
-        assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
-        self.check(inside_root(found, played), "single", app, stage)
-        assert found.tree().splitlines()[0] == self.program_root, found.tree()
+        [recorded] = read_recorded(production)
+        assert (recorded.attempt.status, recorded.attempt.capture_errors) == ("succeeded", [])
+        self.check(inside_root(recorded, played), "single", app, stage)
+        assert recorded.tree().splitlines()[0] == self.program_root, recorded.tree()
 
     def apps_of(self, stage: Stage, scenario: str, mode: str) -> list[App]:
-        """An app per attempt of many at once: one for all, where the framework allows it."""
+        """Return an app per concurrent attempt: one for all if the framework allows it."""
         app = self.app(stage, scenario, mode)
         if app.concurrent:
             return [app] * CONCURRENT
         return [app, *(self.app(stage, scenario, mode) for _ in range(CONCURRENT - 1))]
 
     def play_and_check(self, stage: Stage, scenario: str) -> None:
-        """Play the scenario once, against the app's own endpoint."""
+        """Play the scenario once against the app's own endpoint."""
         app = self.app(stage, scenario)
         played = play(stage, app, scenario, "async", through_gateway=False)
         self.check(played, scenario, app, stage)
 
 
 def _report(config: pytest.Config, line: str) -> None:
-    """Print a line, whatever pytest captures."""
+    """Print a line despite pytest's capturing."""
     capture = config.pluginmanager.get_plugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
         print(f"\n{line}", flush=True)

@@ -1,4 +1,4 @@
-"""What must hold of what was recorded."""
+"""Checks of recorded attempts."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from lightspan_testing.attempts import Captured, path_of
 
 @dataclass(slots=True)
 class Tally:
-    """The model calls of all attempts that the suite played and checked."""
+    """Counts of the model calls of all attempts of the suite."""
 
     made: int = 0
-    """That the framework made; the retries of a client are one call."""
+    """Calls by the framework; retries of a client are one call."""
     recorded: int = 0
     named: int = 0
-    """Recorded under the name of the agent that the prompt shows."""
+    """Calls recorded with the name of the agent in the prompt."""
     answered: int = 0
-    """That the gateway answered in full."""
+    """Calls that the gateway answered completely."""
     joined: int = 0
-    """Those whose tokens are recorded, and joined to their span and agent."""
+    """Calls with recorded tokens, span and agent."""
 
     def add(self, played: Played, app: App, stage: Stage) -> None:
         """Count the calls of an attempt."""
         spans = {span.span_id: span for span in played.llm_spans}
-        asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status < 500]
-        self.made += max(len(asked), len(calls_of(app.tree)))  # or a client of the user's own was
+        calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
+        self.made += max(len(calls), len(calls_of(app.tree)))  # or by a custom client
         self.recorded += len(spans)
         self.named += sum(is_named(span, app) for span in spans.values())
         if not played.through_gateway:
             return
-        self.answered += len(said_of(played, stage))
+        self.answered += len(answers_of(played, stage))
         self.joined += sum(
             record.span_id in spans and record.agent_path == path_of(spans[record.span_id])
             for record in played.records
@@ -62,7 +62,7 @@ class Tally:
 
 # --- attempts -------------------------------------------------------------------------------
 def check_names(played: Played, app: App) -> None:
-    """Every call is under the name of the agent that its prompt shows, and in its own attempt."""
+    """Check that every call has the agent and the attempt of its prompt."""
     for span in played.llm_spans:
         prompt = str(span.attributes[c.INPUT_MESSAGES])
         assert set(re.findall(r"task-\d+", prompt)) == {played.tag}
@@ -70,13 +70,13 @@ def check_names(played: Played, app: App) -> None:
 
 
 def is_named(span: Span, app: App) -> bool:
-    """Whether a call is under the name of the agent that its prompt shows."""
-    who = Part({}, app.marks).who(str(span.attributes[c.INPUT_MESSAGES])) or ""
-    return agent_name(path_of(span)) == app.names.get(who, who)
+    """Return whether a call has the name of the agent in its prompt."""
+    agent = Part({}, app.marks).agent_of(str(span.attributes[c.INPUT_MESSAGES])) or ""
+    return agent_name(path_of(span)) == app.names.get(agent, agent)
 
 
 def check_attributes(played: Played) -> None:
-    """Ids of the attempt on every span, and the attributes of agents and tools, all of them."""
+    """Check the attempt's ids on every span, and all attributes of agents and tools."""
     scope = played.scope
     by_id = {span.span_id: span for span in played.spans}
     for span in played.spans:
@@ -139,29 +139,30 @@ def _check_tool(span: Span) -> None:
 
 
 def check_calls(played: Played, stage: Stage) -> None:
-    """As many calls are recorded as the model was asked, SDK retries being one call."""
-    asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status < 500]
-    assert len(played.llm_spans) == len(asked)
+    """Check that there are as many recorded calls as calls of the model, SDK retries being one
+    call."""
+    calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
+    assert len(played.llm_spans) == len(calls)
     call_ids = [span.attributes[c.CALL_ID] for span in played.llm_spans]
     assert len(set(call_ids)) == len(call_ids)
 
 
 def check_bypassing(played: Played, stage: Stage) -> None:
-    """Recorded once, as structure, beside what the OpenAI SDK was asked in vain; the coverage says
-    that there are no tokens to train."""
-    asked = len(stage.brain.of(played.tag))
+    """Check that a call outside of the SDK is recorded once, in addition to failed calls of the
+    OpenAI SDK, and that coverage reports missing tokens."""
+    sdk_calls = len(stage.brain.calls_in(played.tag))
     own = [span for span in played.llm_spans if BYPASSED in str(span.attributes)]
-    assert len(played.llm_spans) == len(own) + asked
+    assert len(played.llm_spans) == len(own) + sdk_calls
     assert len(own) == 1
     assert not any(record.response_ids for record in played.records)
     assert own[0].attributes[c.ROUTE] == Route.APP
     assert BYPASSED in str(own[0].attributes[c.OUTPUT_MESSAGES])
-    if not asked:
+    if not sdk_calls:
         check_untrained(played)
 
 
 def check_untrained(captured: Captured) -> None:
-    """Nothing of the attempt is trained, and the coverage says why: its calls have no tokens."""
+    """Check that nothing of the attempt is trained because its calls have no tokens."""
     scope = captured.scope
     ended = Attempt(
         rollout_id=scope.rollout_id,
@@ -178,11 +179,12 @@ def check_untrained(captured: Captured) -> None:
 
 
 def check_tokens(played: Played, stage: Stage) -> None:
-    """Token for token what the engine was asked and said, joined to its span and its agent."""
+    """Check that prompts and answers equal the engine's token by token, with their span and
+    agent."""
     spans = {span.span_id: span for span in played.llm_spans}
     complete = [record for record in played.records if record.response_ids]
     recorded = [(record.prompt_ids, record.response_ids) for record in complete]
-    assert sorted(recorded) == sorted(said_of(played, stage))
+    assert sorted(recorded) == sorted(answers_of(played, stage))
     for record in complete:
         assert record.logprobs == stage.engine.logprobs(record.response_ids)
         assert record.versions == [(1, len(record.response_ids))]
@@ -191,28 +193,29 @@ def check_tokens(played: Played, stage: Stage) -> None:
         assert record.call_id == span.attributes[c.CALL_ID]
 
 
-def said_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]]:
-    """Prompt and answer of what the gateway answered in full."""
-    asked = [asked for asked in stage.brain.of(played.tag) if asked.turn.status == 200]
+def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]]:
+    """Return prompt and answer of the calls that the gateway answered completely."""
+    calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status == 200]
     complete = sum(bool(record.response_ids) for record in played.records)
     return [
-        (asked.prompt_ids, stage.engine.ids(sampled_text(asked.turn)))
-        for asked in asked
-        if not asked.turn.delay_s or complete == len(played.llm_spans)
+        (call.prompt_ids, stage.engine.ids(sampled_text(call.turn)))
+        for call in calls
+        if not call.turn.delay_s or complete == len(played.llm_spans)
     ]
 
 
 # --- the framework --------------------------------------------------------------------------
 def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """What does not hold the very same object (or an equal list or number) in both snapshots."""
-    known = {key for key, value in first.items() if _same(value, second.get(key, Impossible))}
-    return sorted((first.keys() | second.keys()) - known)
+    """Return the names whose objects differ between the snapshots (equal lists or numbers count as
+    same)."""
+    same = {key for key, value in first.items() if _same(value, second.get(key, Impossible))}
+    return sorted((first.keys() | second.keys()) - same)
 
 
 def assert_unchanged(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    """Fail with the names of what is not what it was."""
-    found = changed(first, second)
-    assert found == [], f"no longer what it was: {', '.join(found)}"
+    """Fail with the names of changed objects."""
+    differences = changed(first, second)
+    assert differences == [], f"no longer what it was: {', '.join(differences)}"
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Threads, event loops, and many attempts at once."""
+"""Tests of threads, event loops and concurrent attempts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ConcurrencyTests(AdapterTests):
     def test_in_a_thread_of_the_app(
         self, request: pytest.FixtureRequest, stage: Stage, scenario: str
     ) -> None:
-        """The app starts its framework in a thread of its own, inside a runner."""
+        """The app starts its framework in a thread inside a runner."""
         self.expects(request, scenario, f"{scenario}/sync", "sync", "thread")
         app = self.app(stage, scenario, "sync")
         part = part_of(app, scenario)
@@ -46,7 +46,7 @@ class ConcurrencyTests(AdapterTests):
     def test_32_at_once(
         self, request: pytest.FixtureRequest, stage: Stage, scenario: str, route: str
     ) -> None:
-        """32 attempts in one event loop: no call lost, doubled, misnamed or in another attempt."""
+        """32 attempts in one event loop."""
         self.expects(request, scenario, f"{scenario}/async", "async", "32_at_once")
         apps = self.apps_of(stage, scenario, "async")
         part = part_of(apps[0], scenario)
@@ -97,7 +97,7 @@ class ConcurrencyTests(AdapterTests):
     def test_two_event_loops(
         self, request: pytest.FixtureRequest, stage: Stage, scenario: str
     ) -> None:
-        """One app, built once, in one loop after the other."""
+        """One app, built once, in two consecutive loops."""
         self.expects(request, scenario, f"two_event_loops/{scenario}")
         app = self.app(stage, scenario)
         with self.adapter.instrument():

@@ -1,4 +1,4 @@
-"""What the package offers, and what installing it changes and gives back."""
+"""Tests of the public names, and of the changes by installing and uninstalling."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from lightspan_testing.adapter_suite.trees import calls_of
 from lightspan_testing.attempts import tree
 
 
-def _version_of(found: str | None) -> Callable[[str], str]:
+def _version_of(installed: str | None) -> Callable[[str], str]:
     def version(name: str) -> str:
-        if found is None:
+        if installed is None:
             raise importlib.metadata.PackageNotFoundError(name)
-        return found
+        return installed
 
     return version
 
 
-def _imported_again(module: ModuleType) -> ModuleType:
-    """The module's code run anew, beside the one that is imported."""
+def _reimported(module: ModuleType) -> ModuleType:
+    """Return a second instance of the module."""
     spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
     assert spec is not None
     assert spec.loader is not None
-    again = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(again)
-    return again
+    second = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(second)
+    return second
 
 
 class InstallTests(AdapterTests):
-    """Installed, the adapter changes what it must; uninstalled, nothing."""
+    """Installed, the adapter changes the framework; uninstalled, nothing is changed."""
 
     def test_public_names(self) -> None:
         names = list(self.adapter.__all__)
@@ -56,28 +56,29 @@ class InstallTests(AdapterTests):
     def test_a_framework_that_is_absent_too_old_or_too_new(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each is said at the import, with what to do; the floor is that of the package."""
+        """Each raises at import with a hint; the floor equals the package's requirement."""
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
         distribution = self.adapter.__name__.replace("_", "-")
         assert f"{framework}>={floor}" in (importlib.metadata.requires(distribution) or [])
-        for found, complaint in (
+        for installed, complaint in (
             (None, f"^{framework} is not installed in this environment: pip install"),
             ("0.0.1", f"^{framework} 0.0.1 is older than {floor}, which this needs: pip install"),
         ):
             with monkeypatch.context() as patch:
-                patch.setattr("lightspan.capture.adapter.version", _version_of(found))
+                patch.setattr("lightspan.capture.adapter.version", _version_of(installed))
                 with pytest.raises(ConfigError, match=complaint):
-                    _imported_again(self.adapter)
+                    _reimported(self.adapter)
         complaint = f"this {distribution} does not know {framework} .*: upgrade {distribution}, or"
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, f"{self.adapter.__name__}._hook", None)
             with pytest.raises(ImportError, match=complaint):
-                _imported_again(self.adapter)
-        assert _imported_again(self.adapter).__all__ == self.adapter.__all__
+                _reimported(self.adapter)
+        assert _reimported(self.adapter).__all__ == self.adapter.__all__
 
     def test_installed_twice(self, request: pytest.FixtureRequest, stage: Stage) -> None:
-        """Twice is once, and the inner block's end leaves the outer one installed."""
+        """Installing twice is a no-op, and the end of the inner block leaves the outer one
+        installed."""
         self.expects(request, "team")
         before = dict(self.patched())
         with self.adapter.instrument():
@@ -90,7 +91,7 @@ class InstallTests(AdapterTests):
         assert_unchanged(before, self.patched())
 
     def test_uninstalled(self, request: pytest.FixtureRequest, stage: Stage) -> None:
-        """The framework's attributes are what they were; calls are recorded without names."""
+        """The framework's attributes are restored; calls are recorded without names."""
         self.expects(request, "team")
         before = dict(self.patched())
         self.adapter.instrument()
@@ -105,27 +106,27 @@ class InstallTests(AdapterTests):
         check_calls(played, stage)
 
     def test_outside_a_scope(self, request: pytest.FixtureRequest, stage: Stage) -> None:
-        """Nothing is recorded, and the app gets what it would get without an adapter."""
+        """Nothing is recorded, and the app behaves as without an adapter."""
         self.expects(request, "team")
         app = self.app(stage, "team")
         played = stage.open(part_of(app, "team"), through_gateway=False)
         with self.adapter.instrument():
             run_sync(replace(app, run_sync=None), played)
-        assert len(stage.brain.of(played.tag)) == len(calls_of(app.tree))
+        assert len(stage.brain.calls_in(played.tag)) == len(calls_of(app.tree))
         stage.close(played)
         assert played.spans == []
 
     def test_the_entry_point(self, request: pytest.FixtureRequest, stage: Stage) -> None:
-        """What `opentelemetry-instrument` loads, and calls as it does."""
+        """The entry point loaded by `opentelemetry-instrument`."""
         self.expects(request, "team")
-        found = [
+        points = [
             point
             for point in importlib.metadata.entry_points(group="opentelemetry_instrumentor")
             if point.value.partition(":")[0].partition(".")[0] == self.adapter.__name__
         ]
-        assert len(found) == 1
+        assert len(points) == 1
         before = dict(self.patched())
-        instrumentor = found[0].load()()
+        instrumentor = points[0].load()()
         instrumentor.instrument(skip_dep_check=True)
         try:
             assert changed(before, self.patched())
@@ -137,7 +138,7 @@ class InstallTests(AdapterTests):
     def test_started_by_opentelemetry(
         self, request: pytest.FixtureRequest, stage: Stage, production: str, tmp_path: Path
     ) -> None:
-        """`opentelemetry-instrument python app.py` records an app without a line of ours."""
+        """`opentelemetry-instrument python app.py` records an app without code of lightspan."""
         pytest.importorskip("opentelemetry.distro")
         self.expects(request, "single")
         assert "lightspan" not in self.program
@@ -150,7 +151,7 @@ class InstallTests(AdapterTests):
     def test_opentelemetrys_provider_is_the_apps(
         self, request: pytest.FixtureRequest, stage: Stage
     ) -> None:
-        """None is set or asked for: an app may set its own at any time."""
+        """No provider is set or requested: an app may set its own at any time."""
         from opentelemetry import trace
 
         self.expects(request, "team")

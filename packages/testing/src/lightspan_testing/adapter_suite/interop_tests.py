@@ -1,4 +1,4 @@
-"""In company: frames around the framework, other instrumentations, apps built before."""
+"""Tests with frames around the framework, other instrumentations, and apps built before."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from lightspan_testing.adapter_suite.scenarios import Model
 from lightspan_testing.adapter_suite.trees import inside
 
 
-class CompanyTests(AdapterTests):
-    """Neither doubles nor loses a call."""
+class InteropTests(AdapterTests):
+    """No call is doubled or lost."""
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_inside_another_frame(
         self, request: pytest.FixtureRequest, stage: Stage, scenario: str
     ) -> None:
-        """Paths concatenate: the frames that are pushed around the framework come first."""
+        """Paths concatenate: frames pushed around the framework come first."""
         from lightspan import agent
 
         self.expects(request, scenario, "inside_another_frame")
@@ -48,7 +48,7 @@ class CompanyTests(AdapterTests):
     def test_openinference_beside_it(
         self, request: pytest.FixtureRequest, stage: Stage, scenario: str
     ) -> None:
-        """Another instrumentation before or after ours: neither doubles nor loses a call."""
+        """Another instrumentation, installed before or after ours."""
         self.expects(request, scenario, "openinference")
         self.check_beside(stage, scenario, self.openinference)
 
@@ -69,16 +69,16 @@ class CompanyTests(AdapterTests):
     def test_built_at_import(
         self, request: pytest.FixtureRequest, stage: Stage, telemetry: str
     ) -> None:
-        """Apps and clients built at import, `instrument()` after; telemetry on and off."""
+        """Apps and clients are built at import, before `instrument()`; telemetry on and off."""
         scenarios = ["team", "agent_as_tool"]
         self.expects(request, *scenarios, "built_at_import", f"telemetry_{telemetry}")
         apps = {name: self.build(name, Model(base_url=stage.url)) for name in scenarios}
-        # twice each: an app is not used up by its first attempt
+        # twice each: an app must survive its first attempt
         played = [
             (name, stage.open(part_of(apps[name], name), through_gateway=True))
             for name in [*scenarios, *scenarios]
         ]
-        told = {
+        message = {
             "file": sys.modules[type(self).__module__].__file__,
             "suite": type(self).__qualname__,
             "url": stage.url,
@@ -88,7 +88,7 @@ class CompanyTests(AdapterTests):
         environment = self.loud_environment if telemetry == "on" else self.silent_environment
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", CHILD],
-            input=json.dumps(told),
+            input=json.dumps(message),
             env={**os.environ, **environment, **NO_WAY_OUT},
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""Another process, which builds apps before the adapter is installed."""
+"""A child process that builds apps before the adapter is installed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NO_WAY_OUT: Final = {
     ),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
 }
-"""Another process, whose connections nobody watches, finds no other machine."""
+"""Proxy settings that keep a child process from reaching other machines."""
 
 CHILD: Final = "from lightspan_testing.adapter_suite.process import child; child()"
 
 
 def scope_as_json(played: Played) -> dict[str, str | None]:
-    """What the other process is told of an attempt."""
+    """Return the fields of an attempt for the child process."""
     scope = played.scope
     return {
         "text": played.text,
@@ -41,21 +41,21 @@ def scope_as_json(played: Played) -> dict[str, str | None]:
 
 
 def child() -> None:
-    """Another process: build the apps, then instrument, then run the attempts."""
-    told = json.load(sys.stdin)
-    spec = importlib.util.spec_from_file_location("adapter_under_test", told["file"])
+    """Build the apps, then instrument, then run the attempts (in the child process)."""
+    message = json.load(sys.stdin)
+    spec = importlib.util.spec_from_file_location("adapter_under_test", message["file"])
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    suite = getattr(module, told["suite"])()
-    model = Model(base_url=told["url"])
-    apps = {name: suite.build(name, model) for name in {name for name, _ in told["attempts"]}}
+    suite = getattr(module, message["suite"])()
+    model = Model(base_url=message["url"])
+    apps = {name: suite.build(name, model) for name in {name for name, _ in message["attempts"]}}
     suite.adapter.instrument()
 
     async def attempts() -> None:
-        for name, fields in told["attempts"]:
+        for name, fields in message["attempts"]:
             text = fields.pop("text")
             scope = AttemptContext(**fields, routing=POLICY, root_span_id=ROOT_ID)
             with open_scope(scope):
@@ -65,4 +65,4 @@ def child() -> None:
         await sdk_instrumentation.aclose()
 
     asyncio.run(attempts())
-    suite.check_telemetry(told["telemetry"])
+    suite.check_telemetry(message["telemetry"])

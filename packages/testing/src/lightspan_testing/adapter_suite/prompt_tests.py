@@ -1,4 +1,4 @@
-"""The instructions of an agent are found and replaced; nothing else of any request changes."""
+"""Tests that an agent's instructions are discovered and replaced, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from lightspan_testing.attempts import path_of
 from lightspan_testing.scripted import Request
 
 FINELY = "Write finely."
-"""What a candidate adds, and the writer does then."""
+"""Addition to the instructions, to which the writer's script reacts."""
 
 
 class PromptTests(AdapterTests):
-    """An app that nobody edits learns the instructions of its `writer`."""
+    """The instructions of `writer` are learned in an unchanged app."""
 
     @pytest.mark.parametrize("mode", MODES)
     def test_instructions(self, request: pytest.FixtureRequest, stage: Stage, mode: str) -> None:
-        """Found in what it sends, and other ones sent: its answers change, and the requests of
-        `checker` are what they were."""
+        """The writer's instructions are discovered in its requests and replaced; the requests of
+        `checker` stay unchanged."""
         self.expects(request, "team", f"team/{mode}", f"team/{mode}/app", mode)
         name = self.app(stage, "team", mode).names.get("writer", "writer")
         with self.adapter.instrument():
             plain = self._played(stage, mode, None)
             surveyed = self._played(stage, mode, Instructions(surveyed=[name]))
-            found = survey([_episode(surveyed)], [name])
-            [component] = found.components.values()
+            discovered = survey([_episode(surveyed)], [name])
+            [component] = discovered.components.values()
             template = PromptTemplate(component.template)
             better = template.rewritten(f"{template.text} {FINELY}").template
-            told = found.told(dict.fromkeys(found.components, better))
-            sent = self._played(stage, mode, told)
-        assert list(found.components) == [name]
+            instructions = discovered.instructions(dict.fromkeys(discovered.components, better))
+            sent = self._played(stage, mode, instructions)
+        assert list(discovered.components) == [name]
         assert agent_name(component.agent) == name
-        asked = [_by_agent(stage, attempt) for attempt in (plain, surveyed, sent)]
-        writers, checkers = zip(*asked, strict=True)
+        requests = [_by_agent(stage, attempt) for attempt in (plain, surveyed, sent)]
+        writers, checkers = zip(*requests, strict=True)
         assert writers[0] == writers[1]
         assert len(writers[0]) == len(writers[2]) > 0
         for before, after in zip(writers[0], writers[2], strict=True):
@@ -60,26 +60,26 @@ class PromptTests(AdapterTests):
                 json.dumps(one.text)[1:-1], json.dumps(other.text)[1:-1], 1
             )
         assert checkers[0] == checkers[1] != []
-        # which may have the writer's answer in them
+        # the checker's requests may contain the writer's answer
         assert [text.replace("A fine draft", "A draft") for text in checkers[2]] == checkers[0]
         for span in sent.llm_spans:
             is_writer = agent_name(path_of(span)) == name
-            said = str(span.attributes[c.OUTPUT_MESSAGES])
-            assert ("A fine draft" in said) is is_writer
+            answer = str(span.attributes[c.OUTPUT_MESSAGES])
+            assert ("A fine draft" in answer) is is_writer
             assert (span.attributes.get(c.PROMPT_APPLIED) is True) is is_writer
             assert (c.PROMPT_ORIGINAL in span.attributes) is is_writer
 
     def test_instructions_in_production(
         self, request: pytest.FixtureRequest, stage: Stage, tmp_path: Path
     ) -> None:
-        """`lightspan.apply_prompts` sends what was learned where nothing is recorded."""
+        """`lightspan.apply_prompts` sends learned prompts where nothing is recorded."""
         self.expects(request, "team", "team/async", "team/async/app", "async")
         name = self.app(stage, "team").names.get("writer", "writer")
         with self.adapter.instrument():
             surveyed = self._played(stage, "async", Instructions(surveyed=[name]))
-            found = survey([_episode(surveyed)], [name])
-            [before] = [component.template for component in found.components.values()]
-            prompts = {name: found.learned(name, f"{before} {FINELY}")}
+            discovered = survey([_episode(surveyed)], [name])
+            [before] = [component.template for component in discovered.components.values()]
+            prompts = {name: discovered.learned(name, f"{before} {FINELY}")}
             (tmp_path / "prompts.json").write_bytes(msgspec.json.encode(prompts))
             app = self.app(stage, "team")
             with apply_prompts(tmp_path):
@@ -91,13 +91,13 @@ class PromptTests(AdapterTests):
         assert [text.replace("A fine draft", "A draft") for text in checkers] == plain_checkers
 
     def _played(self, stage: Stage, mode: str, instructions: Instructions | None) -> Played:
-        app = self.app(stage, "team", mode)  # whose client is closed when it has run
+        app = self.app(stage, "team", mode)  # its client is closed after the run
         played = stage.open(_part_of(app), through_gateway=False, instructions=instructions)
         return play_opened(stage, app, played, "team", mode)
 
 
 def _part_of(app: App) -> Part:
-    """What the agents say; the writer something else where it is told to write finely."""
+    """Return the agents' script; the writer answers differently to the additional instruction."""
     part = part_of(app, "team")
     return Part(
         {**part.says, "fine writer": ["A fine draft of {task}."]},
@@ -106,14 +106,14 @@ def _part_of(app: App) -> Part:
 
 
 def _by_agent(stage: Stage, played: Played) -> tuple[list[str], list[str]]:
-    """The bodies of the writer's requests and of the checker's."""
+    """Return the bodies of the writer's requests and of the checker's."""
     writers: list[str] = []
     checkers: list[str] = []
     requests: list[Request] = stage.requests_of(played.tag)
-    for request, asked in zip(requests, stage.brain.of(played.tag), strict=True):
+    for request, call in zip(requests, stage.brain.calls_in(played.tag), strict=True):
         assert request.headers["authorization"] == "Bearer key"
         body = json.dumps(request.body).replace(played.tag, "TASK")
-        (checkers if asked.agent == "checker" else writers).append(body)
+        (checkers if call.agent == "checker" else writers).append(body)
     return writers, checkers
 
 

@@ -1,4 +1,4 @@
-"""How an app is played: one attempt, from its beginning to whatever end it has."""
+"""Running an app for one attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightspan_testing.attempts import ROOT_ID, Recorded
 
 
 def in_trace(trace_id: int) -> AbstractContextManager[Any]:
-    """A trace of the app's own is under way."""
+    """Make a trace of the app's own current."""
     from opentelemetry import trace
 
     context = trace.SpanContext(trace_id, 1, is_remote=True)
@@ -29,18 +29,18 @@ def in_trace(trace_id: int) -> AbstractContextManager[Any]:
 
 
 def part_of(app: App, scenario: str) -> Part:
-    """What the agents say in an attempt of this app."""
+    """Return the script of the agents in an attempt of this app."""
     return Part({**SCENARIOS[scenario].says, **app.says}, app.marks)
 
 
 def play(stage: Stage, app: App, scenario: str, mode: str, *, through_gateway: bool) -> Played:
-    """Run one attempt to its end, whatever end the scenario has."""
+    """Run one attempt to its end."""
     played = stage.open(part_of(app, scenario), through_gateway=through_gateway)
     return play_opened(stage, app, played, scenario, mode)
 
 
 def play_opened(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> Played:
-    """The same of an attempt that is open."""
+    """Run an open attempt to its end."""
     with open_scope(played.scope):
         _run(stage, app, played, scenario, mode)
     sdk_instrumentation.close()
@@ -52,38 +52,38 @@ def play_opened(stage: Stage, app: App, played: Played, scenario: str, mode: str
 def play_outside(
     stage: Stage, app: App, scenario: str, mode: str, part: Part | None = None
 ) -> Played:
-    """Run the app once outside every scope, as in production.
+    """Run the app once outside of every scope, as in production.
 
     Args:
-        part: what the agents say; None for what the scenario has.
+        part: script of the agents; None for the scenario's.
     """
     played = stage.open(part or part_of(app, scenario), through_gateway=False)
     _run(stage, app, played, scenario, mode)
     return played
 
 
-def inside_root(found: Recorded, played: Played) -> Played:
-    """What production recorded, without the span of the attempt itself."""
-    roots = [span for span in found.spans if span.parent_id is None]
-    assert [root.kind for root in roots] == [SpanKind.CHAIN], found.tree()
+def inside_root(recorded: Recorded, played: Played) -> Played:
+    """Return an attempt recorded in production without the span of the attempt itself."""
+    roots = [span for span in recorded.spans if span.parent_id is None]
+    assert [root.kind for root in roots] == [SpanKind.CHAIN], recorded.tree()
     [root] = roots
-    around = [root, *(span for span in found.spans if span.kind is SpanKind.OPERATION)]
+    enclosing = [root, *(span for span in recorded.spans if span.kind is SpanKind.OPERATION)]
     scope = AttemptContext(
-        rollout_id=found.rollout.rollout_id,
-        attempt_id=found.attempt.attempt_id,
+        rollout_id=recorded.rollout.rollout_id,
+        attempt_id=recorded.attempt.attempt_id,
         trace_id=root.trace_id,
         root_span_id=ROOT_ID,
     )
     spans = [
-        span.replace(parent_id=ROOT_ID) if span.parent_id == around[-1].span_id else span
-        for span in found.spans
-        if span not in around
+        span.replace(parent_id=ROOT_ID) if span.parent_id == enclosing[-1].span_id else span
+        for span in recorded.spans
+        if span not in enclosing
     ]
     return Played(tag=played.tag, scope=scope, spans=spans)
 
 
 def _run(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> None:
-    """Run the app, and see it end as the scenario has it."""
+    """Run the app and check that it ends as the scenario declares."""
     is_cancelled = SCENARIOS[scenario].cancelled
     expected: Any = nullcontext()
     if is_cancelled or app.raises is not None:
@@ -99,13 +99,13 @@ async def _attempt(stage: Stage, app: App, played: Played, *, is_cancelled: bool
     task = asyncio.ensure_future(_awaited(app.run(played.text)))
     try:
         if is_cancelled:
-            while not stage.brain.of(played.tag) and not task.done():  # noqa: ASYNC110
+            while not stage.brain.calls_in(played.tag) and not task.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.05)
             task.cancel()
         await task
     finally:
-        await asyncio.sleep(0.02)  # what was cancelled gets a turn to say so
+        await asyncio.sleep(0.02)  # let cancelled tasks record their end
         await close_clients([app], played)
 
 
@@ -114,7 +114,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 def run_sync(app: App, played: Played) -> Any:
-    """The app's synchronous way."""
+    """Run the app synchronously."""
     if app.run_sync is not None:
         return app.run_sync(played.text)
 
@@ -128,7 +128,7 @@ def run_sync(app: App, played: Played) -> Any:
 
 
 async def close_clients(apps: Sequence[App], played: Played) -> None:
-    """Leave no connection of this loop open."""
+    """Close the connections of this loop."""
     await sdk_instrumentation.aclose()
     for app in apps:
         if app.close is not None and not played.through_gateway:
@@ -136,14 +136,14 @@ async def close_clients(apps: Sequence[App], played: Played) -> None:
 
 
 def _settle(stage: Stage, played: Played) -> None:
-    """The gateway writes of a call that the app left when it has noticed it."""
+    """Wait until the gateway has recorded abandoned calls."""
     if not played.through_gateway:
         return
     name, until = played.scope.attempt_id, time.monotonic() + 5
-    asked = len(stage.brain.of(played.tag))
+    calls = len(stage.brain.calls_in(played.tag))
     while time.monotonic() < until:
         spans = stage.wait(stage.store.spans([name]))[name]
-        if len({span.attributes[c.CALL_ID] for span in spans}) >= min(asked, 1) and all(
+        if len({span.attributes[c.CALL_ID] for span in spans}) >= min(calls, 1) and all(
             request.request_id in {*stage.engine.finished, *stage.engine.cancelled}
             for request in stage.engine.requests
         ):

@@ -1,4 +1,4 @@
-"""The table: what each scenario is, and what an app of a framework says of it."""
+"""The table of scenarios, and the description of a framework's app."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ ROUTES: Final = ("app", "gateway")
 CONCURRENT: Final = 32
 
 
-# --- what the suite gives -------------------------------------------------------------------
+# --- arguments of a subclass ----------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """How the app's own model client is to be made."""
+    """Settings of the app's own model client."""
 
     base_url: str
     api_key: str = "key"
     name: str = "m"
     stream: bool = False
-    """Whether the app's model calls are to be streamed."""
+    """Whether to stream model calls."""
     max_retries: int = 0
     timeout_s: float = 30.0
 
 
 def instructions(name: str) -> str:
-    """The system message of an agent."""
+    """Return the system message of an agent."""
     return f"You are {name}."
 
 
@@ -52,11 +52,12 @@ def broken(what: str) -> str:
 
 
 BYPASSED: Final = "Done by other means."
-"""What a model client says that does not use the OpenAI SDK."""
+"""Answer of a model client that does not use the OpenAI SDK."""
 
 
 def bypassed() -> str:
-    """What such a client says; as it does, it asks who acts in every way that is no model call."""
+    """Return such a client's answer, after using the agent context in ways that are no model
+    call."""
     emit_message("I look for means")
     with operation("find means"):
         current_attempt_id()
@@ -64,26 +65,26 @@ def bypassed() -> str:
 
 
 def by_other_means(scenario: str, model: Model) -> Callable[[Any], str]:
-    """How such a client answers a prompt in one of the scenarios of `OTHER_MEANS`."""
+    """Return such a client's answer function for a scenario of `OTHER_MEANS`."""
 
     def answer(prompt: Any) -> str:
         for _ in range(SCENARIOS[scenario].asks_first):
             with suppress(openai.OpenAIError):
-                return _asked(model, str(prompt))
+                return _call_sdk(model, str(prompt))
         return bypassed()
 
     return answer
 
 
-def _asked(model: Model, prompt: str) -> str:
+def _call_sdk(model: Model, prompt: str) -> str:
     messages: Any = [{"role": "user", "content": prompt}]
     with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
         create = client.chat.completions.create
         if not model.stream:
             return create(model=model.name, messages=messages).choices[0].message.content or ""
         chunks = create(model=model.name, messages=messages, stream=True)
-        said = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
-        return "".join(said)
+        parts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+        return "".join(parts)
 
 
 OTHER_MEANS: Final = {
@@ -106,29 +107,29 @@ OTHER_MEANS: Final = {
           chat @writer
     """,
 }
-"""Scenario with a client of the user's own → what is recorded."""
+"""Scenario with a custom client → expected tree."""
 
 LOOK: Final = Turn(calls=[("look", '{"what": "seven"}')])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One row of the table."""
+    """A row of the table."""
 
     says: Says
-    """What each agent says, unless the app brings its own."""
+    """Script of each agent, unless the app has its own."""
     about: str
     ordered: bool = True
-    """False: what happens at once may be recorded in any order."""
+    """Whether the order of spans is fixed; False if some are concurrent."""
     modes: Sequence[str] = MODES
     max_retries: int = 0
     timeout_s: float = 30.0
     cancelled: bool = False
-    """The app is cancelled while its first model call is under way."""
+    """Whether the app is cancelled during its first model call."""
     bypassing: bool = False
-    """The app's model client answers by other means than the OpenAI SDK."""
+    """Whether the app's model client bypasses the OpenAI SDK."""
     asks_first: int = 0
-    """How often the client, one of the user's own, asks the OpenAI SDK as long as that fails."""
+    """Maximum calls of the OpenAI SDK by a custom client while they fail."""
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -247,54 +248,54 @@ IN_PRODUCTION: Final = (
     "model_error",
     "cancelled",
 )
-"""The scenarios that are played outside every scope, too."""
+"""Scenarios that also run outside of every scope."""
 CONNECTED: Final = ("single", "team", "nested", "parallel", "agent_as_tool")
-"""The scenarios that are played through a server of the trained policies."""
+"""Scenarios that also run through a server of the trained policies."""
 SEVERAL_RUNS: Final[Mapping[str, Collection[str]]] = {
     "openai_agents": ("team", "nested", "parallel"),
 }
-"""Framework → scenarios that it has no word for: the app runs one agent after the other. In
-production such an app says itself what belongs together."""
+"""Framework → scenarios for which it has no construct: the app runs one agent after the other, and
+groups them itself in production."""
 
 
-# --- what a subclass gives ------------------------------------------------------------------
+# --- results of a subclass ------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
     """An app that plays one scenario, built but not yet run."""
 
     run: Callable[[str], Awaitable[Any]]
-    """Runs it once on a text, which must reach every prompt. May be called again and again."""
+    """Run the app once on a text, which must reach every prompt. May be called repeatedly."""
     tree: str
-    """What is recorded: a line per span, indented by depth, in the order of their start.
+    """The expected tree: a line per span, indented by depth, in order of start.
 
-    `invoke_agent NAME @PATH`, `execute_tool NAME @PATH` and `chat @PATH`, followed by ` error` or
-    ` unset` if that is the status. Example:
+    `invoke_agent NAME @PATH`, `execute_tool NAME @PATH` and `chat @PATH`, followed by the status
+    `error` or `unset`. Example:
 
         invoke_agent writer @writer
           chat @writer
     """
     target: Any = None
-    """What the adapter's `agents()` takes."""
+    """Argument of the adapter's `agents()`."""
     run_sync: Callable[[str], Any] | None = None
-    """The framework's synchronous way; None for `asyncio.run` around `run`."""
+    """The framework's synchronous call; None for `asyncio.run` around `run`."""
     says: Says = field(default_factory=dict)
-    """Agent → turns that differ from the scenario's, such as other names of tools."""
+    """Agent → turns that differ from the scenario's, such as other tool names."""
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Text in a prompt → who asks, for prompts of the framework's own (managers, selectors)."""
+    """Text in a prompt → agent, for the framework's own prompts (managers, selectors)."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Who asks → the innermost name of its path, where they differ."""
+    """Agent in the prompt → innermost name of its path, where they differ."""
     raises: type[BaseException] | tuple[type[BaseException], ...] | None = None
-    """What `run` raises (cancellation aside)."""
+    """Exceptions that `run` raises, apart from cancellation."""
     close: Callable[[], Awaitable[Any]] | None = None
-    """Closes its client; called in the loop that `run` ran in, if the client was used."""
+    """Close its client; called in the loop of `run` if the client was used."""
     concurrent: bool = True
-    """Whether one app may run several attempts at once; otherwise each gets one of its own."""
+    """Whether one app may run several attempts concurrently; otherwise each gets its own."""
     complete: bool = True
-    """Whether `agents()` can know that there are no others."""
+    """Whether `agents()` can determine that its list is complete."""
 
 
 class Impossible(Exception):
-    """`build` raises it for a scenario that its framework cannot express."""
+    """Raised by `build` for a scenario that its framework cannot express."""
 
 
 IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {
@@ -305,4 +306,4 @@ IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {
     "openai_agents": {},
     "crewai": {"handoff": "CrewAI has none: an agent delegates, and gets the answer back"},
 }
-"""Framework → scenario, or scenario/mode, or test → why it cannot be."""
+"""Framework → scenario, scenario/mode, or test → reason why it is impossible."""

@@ -1,4 +1,4 @@
-"""Outside every scope, as in production: recorded, and answered by a server of trained policies."""
+"""Tests outside of every scope: recording in production, and a server of trained policies."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from lightspan_testing.attempts import read_recorded, tree
 
 
 def _recorders() -> int:
-    """How many attempts are in memory."""
+    """Return the number of attempts in memory."""
     gc.collect()
     return sum(isinstance(one, Recorder) for one in gc.get_objects())
 
 
 class ServiceTests(AdapterTests):
-    """An app that nobody trains: recorded where a store is named, routed where it connects."""
+    """An app that is not trained: recorded if a store is configured, routed if connected."""
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", IN_PRODUCTION)
@@ -67,20 +67,20 @@ class ServiceTests(AdapterTests):
         scenario: str,
         mode: str,
     ) -> None:
-        """Outside every scope the app is one attempt of its own, with the same tree inside it."""
+        """Outside of every scope the app is one attempt with the same tree."""
         if mode not in SCENARIOS[scenario].modes:
             pytest.skip(f"{scenario} has no {mode} form")
         self.expects(request, scenario, f"{scenario}/{mode}", f"{scenario}/{mode}/app", mode)
         app = self.together(self.app(stage, scenario, mode), scenario)
         with self.adapter.instrument():
             played = play_outside(stage, app, scenario, mode)
-        [found] = read_recorded(production)
-        self.check(inside_root(found, played), scenario, app, stage)
+        [stored] = read_recorded(production)
+        self.check(inside_root(stored, played), scenario, app, stage)
         ended = SCENARIOS[scenario].cancelled or app.raises is not None
-        assert found.attempt.status == ("failed" if ended else "succeeded")
-        assert (found.attempt.capture_errors, found.rollout.run_id) == ([], "support")
-        assert played.tag in json.dumps(found.rollout.task)
-        assert all(span.resource == {"service.name": "support"} for span in found.spans)
+        assert stored.attempt.status == ("failed" if ended else "succeeded")
+        assert (stored.attempt.capture_errors, stored.rollout.run_id) == ([], "support")
+        assert played.tag in json.dumps(stored.rollout.task)
+        assert all(span.resource == {"service.name": "support"} for span in stored.spans)
 
     def test_production_at_once(
         self,
@@ -89,12 +89,12 @@ class ServiceTests(AdapterTests):
         production: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Many in one event loop, each an attempt; half of them are kept whole, the rest not."""
+        """Concurrent attempts in one event loop, half of them sampled."""
         self.expects(request, "team", "team/async", "async", "32_at_once")
         monkeypatch.setenv("LIGHTSPAN_SAMPLE", "0.5")
         apps = [self.together(app, "team") for app in self.apps_of(stage, "team", "async")]
         played = [stage.open(part_of(app, "team"), through_gateway=False) for app in apps]
-        # the app's own traces: what they say of the share decides
+        # the app's trace ids determine the sampling
         step = 2**64 // CONCURRENT
         traces = [(number + 1) << 64 | number * step for number in range(CONCURRENT)]
 
@@ -110,25 +110,26 @@ class ServiceTests(AdapterTests):
 
         with self.adapter.instrument():
             asyncio.run(all_of_them())
-        kept = {
+        sampled_attempts = {
             f"{trace_id:032x}": attempt
             for attempt, trace_id in zip(played, traces, strict=True)
             if sampled(f"{trace_id:032x}", 0.5)
         }
-        assert list(kept.values()) == played[: CONCURRENT // 2]
+        assert list(sampled_attempts.values()) == played[: CONCURRENT // 2]
         for attempt in played:
-            assert len(stage.brain.of(attempt.tag)) == len(calls_of(apps[0].tree))
+            assert len(stage.brain.calls_in(attempt.tag)) == len(calls_of(apps[0].tree))
         recorded = read_recorded(production)
-        assert len(recorded) == len(kept)
-        for found in recorded:
-            attempt = kept.pop(found.spans[0].trace_id)
-            assert set(re.findall(r"task-\d+", json.dumps(found.rollout.task))) == {attempt.tag}
-            self.check(inside_root(found, attempt), "team", apps[0], stage)
+        assert len(recorded) == len(sampled_attempts)
+        for stored in recorded:
+            attempt = sampled_attempts.pop(stored.spans[0].trace_id)
+            assert set(re.findall(r"task-\d+", json.dumps(stored.rollout.task))) == {attempt.tag}
+            self.check(inside_root(stored, attempt), "team", apps[0], stage)
 
     def test_an_error_of_ours_leaves_no_attempt_open(
         self, stage: Stage, production: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What the adapter opened and then cannot follow ends at once, as damaged."""
+        """An attempt that the adapter opened but failed to follow ends at once, with a capture
+        error."""
 
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("a bug of ours")
@@ -137,13 +138,15 @@ class ServiceTests(AdapterTests):
         monkeypatch.setattr(owner, name, fail)
         with self.adapter.instrument():
             play_outside(stage, self.app(stage, "single"), "single", "async")
-            for _ in range(1_000):  # the journal writes from time to time
-                found = read_recorded(production)
-                if found and all(one.attempt.status.final for one in found):
+            for _ in range(1_000):  # the store writer is asynchronous
+                attempts = read_recorded(production)
+                if attempts and all(one.attempt.status.final for one in attempts):
                     break
                 time.sleep(0.01)
-        assert all(one.attempt.status.final for one in found)
-        assert any("a bug of ours" in line for one in found for line in one.attempt.capture_errors)
+        assert all(one.attempt.status.final for one in attempts)
+        assert any(
+            "a bug of ours" in line for one in attempts for line in one.attempt.capture_errors
+        )
 
     @pytest.mark.parametrize("mode", ["async", "stream"])
     @pytest.mark.parametrize("scenario", ["model_error", "cancelled"])
@@ -155,8 +158,8 @@ class ServiceTests(AdapterTests):
         scenario: str,
         mode: str,
     ) -> None:
-        """Of attempts that are over the process keeps nothing, however they ended, in rollouts and
-        in production."""
+        """The process releases finished attempts, however they ended, in rollouts and in
+        production."""
         self.expects(request, scenario, f"{scenario}/{mode}", mode)
 
         def attempts() -> None:
@@ -165,13 +168,13 @@ class ServiceTests(AdapterTests):
                 play_outside(stage, self.app(stage, scenario, mode), scenario, mode)
             assert record.flush()
 
-        logging.disable()  # pytest keeps the errors that are logged
+        logging.disable()  # pytest keeps logged exceptions
         try:
             with self.adapter.instrument():
                 attempts()
-                before = _recorders()  # a loop or thread of the framework's may keep its first one
+                before = _recorders()  # a loop or thread of the framework may keep the first one
                 attempts()
-                for _ in range(1_000):  # the journal's thread lets go of what it wrote last
+                for _ in range(1_000):  # the store writer releases its last batch asynchronously
                     if (after := _recorders()) <= before:
                         break
                     time.sleep(0.01)
@@ -182,7 +185,7 @@ class ServiceTests(AdapterTests):
     def test_production_without_telemetry(
         self, request: pytest.FixtureRequest, stage: Stage, production: str, tmp_path: Path
     ) -> None:
-        """Attempts and what is in them have the same names where all telemetry is switched off."""
+        """Names are the same with all telemetry disabled."""
         self.expects(request, "single", "telemetry_off")
         name = self.adapter.__name__
         script = tmp_path / "app.py"
@@ -195,25 +198,25 @@ class ServiceTests(AdapterTests):
     def test_connected(
         self, request: pytest.FixtureRequest, stage: Stage, scenario: str, mode: str
     ) -> None:
-        """Outside every scope, with `lightspan.connect`: each agent's calls reach its policy."""
+        """Outside of every scope, with `lightspan.connect`, each agent's calls reach its policy."""
         self.expects(request, scenario, f"{scenario}/{mode}", mode)
         self._connected(stage, self.app(stage, scenario, mode), scenario, mode)
 
     def test_connected_and_recorded(
         self, request: pytest.FixtureRequest, stage: Stage, production: str
     ) -> None:
-        """Both at once: each agent's calls reach its policy, and the store has the attempt."""
+        """With both, each agent's calls reach its policy, and the store has the attempt."""
         self.expects(request, "team", "team/async", "async")
         app = self.together(self.app(stage, "team"), "team")
         played = self._connected(stage, app, "team", "async")
-        [found] = read_recorded(production)
-        recorded = inside_root(found, played)
+        [stored] = read_recorded(production)
+        recorded = inside_root(stored, played)
         expected = textwrap.dedent(app.tree).strip("\n").splitlines()
-        assert tree(recorded.spans) == expected, found.tree()
+        assert tree(recorded.spans) == expected, stored.tree()
         check_names(recorded, app)
 
     def _connected(self, stage: Stage, app: App, scenario: str, mode: str) -> Played:
-        """Run the app through a server, and check who was answered by which policy."""
+        """Run the app through a server, and check the policy of each agent."""
         before = len(stage.answered)
         paths = calls_of(app.tree)
         with (
@@ -225,12 +228,12 @@ class ServiceTests(AdapterTests):
             sdk_instrumentation.close()
         assert served.usage.failed == 0
         assert served.usage.summary() == {path: {path: n} for path, n in Counter(paths).items()}
-        for asked, policy in stage.answered[before:]:
-            assert app.names.get(asked, asked) == agent_name(policy)
+        for agent, policy in stage.answered[before:]:
+            assert app.names.get(agent, agent) == agent_name(policy)
         return played
 
     def together(self, app: App, scenario: str) -> App:
-        """An app whose runs are one attempt."""
+        """Return an app whose runs form one attempt."""
         if scenario not in SEVERAL_RUNS.get(self.framework, ()):
             return app
 

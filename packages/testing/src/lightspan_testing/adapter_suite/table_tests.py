@@ -1,4 +1,4 @@
-"""Every scenario, in every mode, on every route."""
+"""Tests of every scenario in every mode on every route."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TableTests(AdapterTests):
 
     @pytest.mark.parametrize("scenario", SCENARIOS)
     def test_agents(self, request: pytest.FixtureRequest, stage: Stage, scenario: str) -> None:
-        """`agents()` knows every agent that calls a model, without running the app."""
+        """`agents()` lists every agent that calls a model, without running the app."""
         self.expects(request, scenario, "agents", f"agents/{scenario}")
         app = self.app(stage, scenario)
         paths, complete = self.adapter.agents(app.target)

@@ -1,4 +1,4 @@
-"""The trees that an app is expected to record."""
+"""Expected span trees as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightspan.schema import semconv as c
 
 
 def ordered(lines: Sequence[str], is_ordered: bool) -> list[str]:
-    """The expected lines, siblings sorted as `tree` sorts what has no order."""
+    """Return the expected lines, with unordered siblings sorted as by `tree`."""
     blocks: list[list[str]] = []
     margin = min((_indent(line) for line in lines), default=0)
     for line in lines:
@@ -31,17 +31,17 @@ def _indent(line: str) -> int:
 
 
 def without_call_status(lines: Sequence[str]) -> list[str]:
-    """A tree whose model calls say nothing of how they ended."""
+    """Return a tree without the status of model calls."""
     return [re.sub(r"^( *chat @\S+).*", r"\1", line) for line in lines]
 
 
 def inside(outer: str, lines: str) -> str:
-    """The expected tree, all of it inside an agent `outer`."""
+    """Return the expected tree inside an agent `outer`."""
     moved = re.sub(rf"@{c.UNNAMED_AGENT}\b", f"@{outer}", textwrap.dedent(lines).strip("\n"))
     moved = re.sub(rf"@(?!{outer}( |$))", f"@{outer}/", moved, flags=re.MULTILINE)
     return f"invoke_agent {outer} @{outer}\n{textwrap.indent(moved, '  ')}"
 
 
 def calls_of(lines: str) -> list[str]:
-    """The path of every model call of an expected tree."""
+    """Return the path of every model call of an expected tree."""
     return re.findall(r"^ *chat @(\S+)", lines, re.MULTILINE)

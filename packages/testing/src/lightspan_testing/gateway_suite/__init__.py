@@ -1,15 +1,15 @@
-"""What a gateway must do, as a table in which no cell is left out.
+"""Conformance tests of the gateway as complete tables.
 
-{unstreamed, streamed} × {text, one tool call, parallel tool calls, malformed tool call} × {n = 1,
-n = 3} × {finished, stopped, length, cancelled, retried}: asked by the official client over HTTP.
-The same for text completions, with {a text, several texts, token ids} as the prompt.
-Subclass `GatewaySuite` and say which store records:
+{unstreamed, streamed} × {text, one tool call, parallel tool calls, malformed tool call} × {n = 1, n
+= 3} × {finished, stopped, length, cancelled, retried}, called by the official client over HTTP. The
+same for text completions, with {a text, several texts, token ids} as the prompt. Subclass
+`GatewaySuite` with a fixture for the store:
 
     class TestTable(GatewaySuite):
         @pytest.fixture
         async def store(self): ...
 
-The cells are in `cells`; `rig` has the gateway and its client, for a gateway's own tests too.
+`cases` has the cells; `harness` has the gateway and its client, also for other tests of a gateway.
 """
 
 from __future__ import annotations
@@ -51,8 +51,23 @@ from lightspan_testing.scripted_engine import Gate, Say, logprob_of
 from lightspan_testing.wait import until
 
 
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _reach(gates: Sequence[Gate]) -> None:
+    for gate in gates:
+        await gate.reached.wait()
+
+
+def _open(gates: Sequence[Gate]) -> None:
+    for gate in gates:
+        gate.open()
+
+
 class GatewaySuite:
-    """See the module. Needs a fixture `store`: an open, empty store."""
+    """See the module's docstring. Needs a fixture `store`: an open, empty store."""
 
     @pytest.mark.parametrize("cell", CELLS, ids=str)
     async def test_table(self, store: Store, cell: Cell) -> None:
@@ -72,12 +87,10 @@ class GatewaySuite:
     async def _cancelled(
         self, rig: Rig, cell: Cell, gates: Sequence[Gate]
     ) -> tuple[Reading, CallOutcome]:
-        """The client leaves in mid-generation and comes again later."""
+        """Cancel the call in mid-generation and repeat it."""
         task = asyncio.create_task(rig.ask(**cell.body()))
-        for gate in gates:
-            await gate.reached.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await _reach(gates)
+        await _cancel(task)
         await until(lambda: len(rig.engine.cancelled) == cell.n)
         await rig.session().calls["call-a"].wait_done()
         [span] = await rig.spans()
@@ -85,12 +98,11 @@ class GatewaySuite:
         assert (span.sequence_start, span.sequence_end) == (1, 2)
         partial = [cell.ids(rig, index)[:HELD] for index in range(cell.n)]
         records = await rig.records()
-        kept = partial if cell.stream else []
-        assert [record.response_ids for record in records] == kept
+        stored = partial if cell.stream else []
+        assert [record.response_ids for record in records] == stored
         assert {record.outcome for record in records} <= {CallOutcome.CANCELLED}
         assert {record.finish_reason for record in records} <= {FinishReason.CANCELLED}
-        for gate in gates:
-            gate.open()
+        _open(gates)
         reading = await rig.ask(**cell.body())
         prompt, again = rig.prompt(), rig.engine.requests[cell.n :]
         starts = [[*prompt, *ids] if cell.stream else prompt for ids in partial]
@@ -100,15 +112,13 @@ class GatewaySuite:
     async def _retried(
         self, rig: Rig, cell: Cell, gates: Sequence[Gate]
     ) -> tuple[Reading, CallOutcome]:
-        """The same call three times: twice at once, and once more when it is finished."""
+        """Make the same call three times: twice at once, and again after its end."""
         first = asyncio.create_task(rig.ask(**cell.body()))
-        for gate in gates:
-            await gate.reached.wait()
+        await _reach(gates)
         second = asyncio.create_task(rig.ask(**cell.body()))
         [call] = rig.session().calls.values()
         await until(lambda: call._clients == 2)
-        for gate in gates:
-            gate.open()
+        _open(gates)
         readings = [await first, await second, await rig.ask(**cell.body())]
         assert len(rig.engine.requests) == cell.n
         assert readings[0] == readings[1] == readings[2]
@@ -119,11 +129,11 @@ class GatewaySuite:
         assert reading.prompt_ids == rig.prompt()
         sampled = sum(len(cell.ids(rig, index)) for index in range(cell.n))
         assert reading.usage == (len(rig.prompt()), sampled)
-        call_ids = [name for got in reading.choices.values() for name in got.call_ids]
+        call_ids = [name for content in reading.choices.values() for name in content.call_ids]
         assert len(set(call_ids)) == len(call_ids)
-        for got in reading.choices.values():
-            assert len(got.call_ids) == len(got.calls)
-            got.call_ids = []
+        for content in reading.choices.values():
+            assert len(content.call_ids) == len(content.calls)
+            content.call_ids = []
         expected = {index: cell.expected(rig, index) for index in range(cell.n)}
         assert reading.choices == expected
 
@@ -134,11 +144,11 @@ class GatewaySuite:
         assert (span.trace_id, span.parent_id, span.name) == (TRACE, PARENT, "chat m")
         assert (span.status, span.status_message, span.late) == (SpanStatus.OK, "", False)
         finish = "length" if cell.ending == "length" else "stop"
-        known = span.attributes
-        assert (known[c.AGENT_PATH], known[c.AGENT_NAME]) == ("team/writer", "writer")
-        assert (known[c.CALL_ID], known[c.CALL_OUTCOME]) == ("call-a", outcome)
-        assert (known[c.SELECTED], known[c.POLICY]) == (True, "policy")
-        assert known[c.FINISH_REASONS] == [finish] * cell.n
+        attributes = span.attributes
+        assert (attributes[c.AGENT_PATH], attributes[c.AGENT_NAME]) == ("team/writer", "writer")
+        assert (attributes[c.CALL_ID], attributes[c.CALL_OUTCOME]) == ("call-a", outcome)
+        assert (attributes[c.SELECTED], attributes[c.POLICY]) == (True, "policy")
+        assert attributes[c.FINISH_REASONS] == [finish] * cell.n
         records = await rig.records()
         assert [record.choice for record in records] == list(range(cell.n))
         for record in records:
@@ -161,15 +171,12 @@ class GatewaySuite:
         async with make_rig(store, script) as rig:
             if cell.ending in HELD_ENDINGS:
                 first = asyncio.create_task(rig.ask_text(**cell.body()))
-                for gate in gates:
-                    await gate.reached.wait()
+                await _reach(gates)
                 if cell.ending == "cancelled":
-                    first.cancel()
-                    await asyncio.gather(first, return_exceptions=True)
+                    await _cancel(first)
                     await until(lambda: len(rig.engine.cancelled) == count)
                     await rig.session().calls["call-a"].wait_done()
-                for gate in gates:
-                    gate.open()
+                _open(gates)
             reading = await rig.ask_text(**cell.body())
             if cell.ending == "retried":
                 assert await first == reading
@@ -178,9 +185,12 @@ class GatewaySuite:
                 assert len(rig.engine.requests) == count
             expected = {index: cell.expected(rig, index) for index in range(count)}
             assert reading.choices == expected
-            sampled = sum(len(got.token_ids) for got in expected.values())
-            asked = sum(map(len, cell.prompts[:: cell.n]))
-            assert (reading.usage, reading.content_of) == ((asked, sampled), "text_completion")
+            sampled = sum(len(content.token_ids) for content in expected.values())
+            prompt_tokens = sum(map(len, cell.prompts[:: cell.n]))
+            assert (reading.usage, reading.content_of) == (
+                (prompt_tokens, sampled),
+                "text_completion",
+            )
             await self._check_texts(rig, cell, expected)
 
     async def _check_texts(
@@ -189,23 +199,23 @@ class GatewaySuite:
         resampled = cell.ending == "cancelled" and not cell.stream
         outcome = CallOutcome.RESAMPLED if resampled else CallOutcome.OK
         [span] = await rig.spans()
-        known = span.attributes
-        assert (span.name, known[c.OPERATION_NAME]) == ("text_completion m", "text_completion")
-        assert (known[c.AGENT_PATH], known[c.CALL_OUTCOME]) == ("team/writer", outcome)
+        attributes = span.attributes
+        assert (span.name, attributes[c.OPERATION_NAME]) == ("text_completion m", "text_completion")
+        assert (attributes[c.AGENT_PATH], attributes[c.CALL_OUTCOME]) == ("team/writer", outcome)
         records = await rig.records()
         assert [record.choice for record in records] == list(range(len(cell.prompts)))
         for record in records:
-            got = expected[record.choice]
-            assert record.prompt_ids == got.prompt_ids
-            assert (record.response_ids, record.logprobs) == (got.token_ids, got.logprobs)
-            assert (record.finish_reason, record.outcome) == (got.reason, outcome)
+            content = expected[record.choice]
+            assert record.prompt_ids == content.prompt_ids
+            assert (record.response_ids, record.logprobs) == (content.token_ids, content.logprobs)
+            assert (record.finish_reason, record.outcome) == (content.reason, outcome)
 
-    # --- a gateway that starts again ------------------------------------------------------
+    # --- restarts -------------------------------------------------------------------------
     @pytest.mark.parametrize("stream", [False, True])
     async def test_a_finished_call_is_replayed_after_a_restart(
         self, store: Store, stream: bool
     ) -> None:
-        """The answer was recorded and may not have arrived: the retry samples nothing."""
+        """The recorded answer may not have arrived, so the retry gets it without sampling."""
         async with make_rig(store, [SHAPES["one call"](0).text]) as rig:
             body = Cell(stream, "one call", 1, "finished").body()
             first = await rig.ask(**body)
@@ -225,15 +235,12 @@ class GatewaySuite:
 
         async with make_rig(store, script) as rig:
             task = asyncio.create_task(rig.ask(stream=True, n=n))
-            for gate in gates:
-                await gate.reached.wait()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await _reach(gates)
+            await _cancel(task)
             await rig.restart()
-            for gate in gates:
-                gate.open()
+            _open(gates)
             reading = await rig.ask(stream=True, n=n)
-            texts = {index: got.content for index, got in reading.choices.items()}
+            texts = {index: content.content for index, content in reading.choices.items()}
             assert texts == {index: f"The answer is {index}." for index in range(n)}
             records = await rig.records()
             assert [record.response_ids for record in records] == [
@@ -250,8 +257,7 @@ class GatewaySuite:
         async with make_rig(store, [Say(text="one", gates={2: gate}), "two"]) as rig:
             task = asyncio.create_task(rig.ask())
             await gate.reached.wait()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await _cancel(task)
             await rig.restart()
             assert (await rig.ask()).choices[0].content == "two"
             [record] = await rig.records()

@@ -1,4 +1,4 @@
-"""The cells of the tables: what is asked, what is said, and what a client is to get."""
+"""Cells of the gateway's tables: requests, scripted answers and expected results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan_testing.scripted_engine import Gate, Say, logprob_of
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one choice says, and what a client is to make of it."""
+    """Scripted text of a choice, and the expected message."""
 
     text: str
     content: str | None
@@ -50,14 +50,24 @@ SHAPES: Final[Mapping[str, Callable[[int], Shape]]] = {
     ),
 }
 LENGTH: Final = 8
-"""`max_tokens` of the cells whose length is over."""
+"""`max_tokens` of the cells that end by length."""
 HELD: Final = 3
-"""Tokens that are sampled before a cell's generation is held."""
+"""Tokens sampled before a cell's generation is held."""
+
+
+def _expected_ids(rig: Rig, text: str, ending: str) -> list[int]:
+    ids = rig.engine.ids(text)
+    if ending == "length":
+        return ids[:LENGTH]
+    if ending == "stopped":
+        lengths = range(1, len(ids) + 1)
+        return ids[: next(k for k in lengths if "STOP" in rig.tokenizer.decode(ids[:k]))]
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the table."""
+    """A cell of the chat table."""
 
     stream: bool
     shape: str
@@ -68,16 +78,16 @@ class Cell:
         form = "streamed" if self.stream else "unstreamed"
         return f"{form}-{self.shape}-n{self.n}-{self.ending}".replace(" ", "_")
 
-    def said(self, index: int) -> Shape:
+    def shape_of(self, index: int) -> Shape:
         return SHAPES[self.shape](index)
 
     def text(self, index: int) -> str:
-        """What the engine is scripted to say."""
-        text = self.said(index).text
+        """Return the engine's scripted text."""
+        text = self.shape_of(index).text
         return f"{text} STOP and more" if self.ending == "stopped" else text
 
     def body(self) -> dict[str, Any]:
-        """The request."""
+        """Return the request."""
         body: dict[str, Any] = {
             "n": self.n,
             "tools": TOOLS,
@@ -93,23 +103,17 @@ class Cell:
         return body
 
     def ids(self, rig: Rig, index: int) -> list[int]:
-        """The token ids that the answer consists of."""
-        ids = rig.engine.ids(self.text(index))
-        if self.ending == "length":
-            return ids[:LENGTH]
-        if self.ending == "stopped":
-            lengths = range(1, len(ids) + 1)
-            return ids[: next(k for k in lengths if "STOP" in rig.tokenizer.decode(ids[:k]))]
-        return ids
+        """Return the expected token ids."""
+        return _expected_ids(rig, self.text(index), self.ending)
 
     def expected(self, rig: Rig, index: int) -> Answered:
-        """What a client is to get for a choice, but for the ids of its tool calls."""
-        said, ids = self.said(index), self.ids(rig, index)
-        answered = Answered(said.content, list(said.calls), [], said.reason)
+        """Return the expected choice, without the ids of its tool calls."""
+        shape, ids = self.shape_of(index), self.ids(rig, index)
+        answered = Answered(shape.content, list(shape.calls), [], shape.reason)
         if self.ending == "length":
             answered = Answered(rig.tokenizer.decode(ids), [], [], "length")
-        elif self.ending == "stopped" and not said.calls:
-            answered.content = f"{said.content} "
+        elif self.ending == "stopped" and not shape.calls:
+            answered.content = f"{shape.content} "
         answered.token_ids, answered.logprobs = ids, [logprob_of(token) for token in ids]
         return answered
 
@@ -132,7 +136,7 @@ TEXT_PROMPTS: Final[Mapping[str, Sequence[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextCell:
-    """One cell of the text completions' table."""
+    """A cell of the table of text completions."""
 
     stream: bool
     prompt: str
@@ -146,16 +150,16 @@ class TextCell:
 
     @property
     def prompts(self) -> list[list[int]]:
-        """The prompt ids of each choice."""
+        """Return the prompt ids of each choice."""
         texts = TEXT_PROMPTS[self.prompt]
         return [shared_tokenizer().encode(text) for text in texts for _ in range(self.n)]
 
     def text(self, index: int) -> str:
-        """What the engine is scripted to say."""
+        """Return the engine's scripted text."""
         return f" tool_call {index} 12 + 7" + (" STOP more" if self.ending == "stopped" else "")
 
     def body(self) -> dict[str, Any]:
-        """The request."""
+        """Return the request."""
         texts = list(TEXT_PROMPTS[self.prompt])
         prompts: Any = {"text": texts[0], "texts": texts, "ids": self.prompts[0]}
         body: dict[str, Any] = {
@@ -172,13 +176,8 @@ class TextCell:
         return body
 
     def expected(self, rig: Rig, index: int) -> Answered:
-        """What a client is to get for a choice."""
-        ids = rig.engine.ids(self.text(index))
-        if self.ending == "length":
-            ids = ids[:LENGTH]
-        if self.ending == "stopped":
-            lengths = range(1, len(ids) + 1)
-            ids = ids[: next(k for k in lengths if "STOP" in rig.tokenizer.decode(ids[:k]))]
+        """Return the expected choice."""
+        ids = _expected_ids(rig, self.text(index), self.ending)
         return Answered(
             content=rig.tokenizer.decode(ids).partition("STOP")[0],
             reason="length" if self.ending == "length" else "stop",
@@ -199,13 +198,13 @@ TEXT_CELLS: Final = [
 ]
 
 
-# --- answers that wait in their middle ------------------------------------------------------
+# --- held answers ---------------------------------------------------------------------------
 HELD_ENDINGS: Final = ("cancelled", "retried")
-"""They need an answer that waits in its middle."""
+"""Endings that need a held answer."""
 
 
 def gated(cell: Cell | TextCell, count: int) -> tuple[Callable[[Any], Say], list[Gate]]:
-    """What the engine says in a cell, and the gate in the middle of each choice."""
+    """Return the engine's script for a cell, and the gate in each choice."""
     gates = [Gate() for _ in range(count)]
     if cell.ending not in HELD_ENDINGS:
         for gate in gates:

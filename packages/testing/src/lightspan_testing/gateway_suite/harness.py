@@ -1,4 +1,4 @@
-"""A gateway with a scripted engine, and one attempt that may call it."""
+"""A gateway with a scripted engine, and an attempt that may call it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PARENT: Final = "00000000000000aa"
 
 @dataclass(slots=True)
 class Answered:
-    """What a client got for one choice."""
+    """Content of one choice."""
 
     content: str | None = None
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -50,12 +50,12 @@ class Answered:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
-    """Of a text completion."""
+    """Prompt ids of a text completion."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a client got."""
+    """Content of an answer."""
 
     response_id: str = ""
     content_of: str = ""
@@ -69,7 +69,7 @@ class Reading:
 
 
 class Rig:
-    """A gateway with a scripted engine, and one attempt that may call it."""
+    """A gateway with a scripted engine, and an attempt that may call it."""
 
     def __init__(
         self, store: Store, engine: ScriptedEngine, tokenizer: TransformersTokenizer
@@ -81,12 +81,12 @@ class Rig:
         self.attempt = Attempt(attempt_id="", rollout_id="", number=0, epoch=0)
 
     async def start(self, routing: Routing | None = None, mode: Mode = Mode.VAL) -> None:
-        """Listen, and claim an attempt."""
+        """Start the gateway and claim an attempt."""
         await self.gateway.start()
         self.attempt = await self.claim(routing or Routing(default=POLICY), mode)
 
     async def claim(self, routing: Routing, mode: Mode = Mode.VAL) -> Attempt:
-        """An attempt of a fresh rollout."""
+        """Claim an attempt of a new rollout."""
         resources = await self.store.put_resources({"routing": routing})
         name = f"ro-{id(routing)}-{len(await self.store.rollouts())}"
         rollout = Rollout(rollout_id=name, task={}, task_id="t", resources_id=resources, mode=mode)
@@ -95,14 +95,14 @@ class Rig:
         return claim.attempt
 
     async def restart(self) -> None:
-        """A new gateway on the same store and engine, which remembers nothing."""
+        """Restart the gateway on the same store and engine, without memory."""
         await self.gateway.close()
         self.gateway = Gateway(self.store, self.engine)
         await self.gateway.start()
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-        """The official client, as the shim would make it."""
+        """Yield the official client, configured like the SDK patch configures it."""
         defaults = {
             "api_key": self.attempt.call_token,
             "base_url": f"{self.gateway.url}/v1",
@@ -112,7 +112,7 @@ class Rig:
             yield client
 
     def headers(self, call_id: str, agent: str = "team/writer") -> dict[str, str]:
-        """What the shim sends."""
+        """Return the headers that the SDK patch sends."""
         return {
             c.HEADER_CALL_ID: call_id,
             c.HEADER_ATTEMPT: self.attempt.attempt_id,
@@ -122,7 +122,7 @@ class Rig:
         }
 
     async def ask(self, call_id: str = "call-a", **body: Any) -> Reading:
-        """Ask, and read all of the answer."""
+        """Make a call and read the whole answer."""
         request = {
             "model": "m",
             "messages": MESSAGES,
@@ -137,7 +137,7 @@ class Rig:
             return _read(answer)
 
     async def ask_text(self, call_id: str = "call-a", **body: Any) -> Reading:
-        """Ask for a text completion, and read all of the answer."""
+        """Make a text completion and read the whole answer."""
         request = {"model": "m", "extra_headers": self.headers(call_id), **body}
         async with self.client() as client:
             answer = await client.completions.create(**request)
@@ -147,22 +147,22 @@ class Rig:
                 return _read_texts([chunk async for chunk in answer])
 
     async def records(self) -> list[TokenRecord]:
-        """The attempt's token records."""
+        """Return the attempt's token records."""
         attempt_id = self.attempt.attempt_id
         return (await self.store.token_records([attempt_id]))[attempt_id]
 
     async def spans(self) -> list[Span]:
-        """The attempt's spans."""
+        """Return the attempt's spans."""
         attempt_id = self.attempt.attempt_id
         return (await self.store.spans([attempt_id]))[attempt_id]
 
     def session(self) -> CallerSession:
-        """The only session of the gateway."""
+        """Return the only session of the gateway."""
         [session] = self.gateway.access.sessions()
         return session
 
     def prompt(self, tools: Sequence[Any] | None = TOOLS) -> list[int]:
-        """The ids of the prompt."""
+        """Return the ids of the prompt."""
         return self.tokenizer.render(MESSAGES, tools)
 
 
@@ -175,7 +175,7 @@ async def make_rig(
     mode: Mode = Mode.VAL,
     **options: Any,
 ) -> AsyncIterator[Rig]:
-    """A started rig."""
+    """Yield a started rig."""
     tokenizer = shared_tokenizer()
     rig = Rig(store, ScriptedEngine(tokenizer, script, **options), tokenizer)
     await rig.start(routing, mode)
@@ -187,26 +187,26 @@ async def make_rig(
 
 @functools.cache
 def shared_tokenizer() -> TransformersTokenizer:
-    """Made once: it is only read."""
+    """Return a shared tokenizer, which is only read."""
     return tiny_chat_tokenizer()
 
 
 def rules(**targets: Target) -> Routing:
-    """A routing table by agent name."""
+    """Build a routing table by agent name."""
     return Routing(rules=[Rule(pattern, target) for pattern, target in targets.items()])
 
 
-# --- what a client got ----------------------------------------------------------------------
+# --- reading answers ------------------------------------------------------------------------
 def _read(answer: Any) -> Reading:
     reading = Reading(answer.id, usage=(answer.usage.prompt_tokens, answer.usage.completion_tokens))
     reading.prompt_ids = answer.model_extra.get("prompt_token_ids", [])
     for choice in answer.choices:
-        got = reading.choice(choice.index)
-        got.content, got.reason = choice.message.content, choice.finish_reason
+        content = reading.choice(choice.index)
+        content.content, content.reason = choice.message.content, choice.finish_reason
         for call in choice.message.tool_calls or ():
-            got.calls.append((call.function.name, call.function.arguments))
-            got.call_ids.append(call.id)
-        _read_tokens(got, choice)
+            content.calls.append((call.function.name, call.function.arguments))
+            content.call_ids.append(call.id)
+        _read_tokens(content, choice)
     return reading
 
 
@@ -218,36 +218,36 @@ async def _read_stream(stream: Any) -> Reading:
         if chunk.usage is not None:
             reading.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
         for choice in chunk.choices:
-            got = reading.choice(choice.index)
+            content = reading.choice(choice.index)
             if choice.delta.content:
-                got.content = (got.content or "") + choice.delta.content
+                content.content = (content.content or "") + choice.delta.content
             for call in choice.delta.tool_calls or ():
-                got.calls.append((call.function.name, call.function.arguments))
-                got.call_ids.append(call.id)
-            got.reason = choice.finish_reason or got.reason
-            _read_tokens(got, choice)
+                content.calls.append((call.function.name, call.function.arguments))
+                content.call_ids.append(call.id)
+            content.reason = choice.finish_reason or content.reason
+            _read_tokens(content, choice)
     return reading
 
 
 def _read_texts(parts: Sequence[Any]) -> Reading:
-    """Of a text completion, or of its chunks."""
+    """Read a text completion, or its chunks."""
     reading = Reading(content_of=parts[0].object)
     for part in parts:
         reading.response_id = part.id
         if part.usage is not None:
             reading.usage = (part.usage.prompt_tokens, part.usage.completion_tokens)
         for choice in part.choices:
-            got = reading.choice(choice.index)
-            got.content = (got.content or "") + choice.text
-            got.reason = choice.finish_reason or got.reason
-            got.token_ids += choice.model_extra.get("token_ids", [])
-            got.prompt_ids += choice.model_extra.get("prompt_token_ids", [])
+            content = reading.choice(choice.index)
+            content.content = (content.content or "") + choice.text
+            content.reason = choice.finish_reason or content.reason
+            content.token_ids += choice.model_extra.get("token_ids", [])
+            content.prompt_ids += choice.model_extra.get("prompt_token_ids", [])
             if choice.logprobs is not None:
-                got.logprobs += choice.logprobs.token_logprobs
+                content.logprobs += choice.logprobs.token_logprobs
     return reading
 
 
-def _read_tokens(got: Answered, choice: Any) -> None:
-    got.token_ids += choice.model_extra.get("token_ids", [])
+def _read_tokens(content: Answered, choice: Any) -> None:
+    content.token_ids += choice.model_extra.get("token_ids", [])
     if choice.logprobs is not None:
-        got.logprobs += [token.logprob for token in choice.logprobs.content]
+        content.logprobs += [token.logprob for token in choice.logprobs.content]

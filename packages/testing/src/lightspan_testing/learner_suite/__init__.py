@@ -1,15 +1,15 @@
-"""What every learner must do: subclass `LearnerSuite` and say how a learner is made.
+"""Conformance tests of learners: subclass `LearnerSuite` and implement `make_learner`.
 
     class TestMyLearner(LearnerSuite):
         def make_learner(self, models, **options):
             return MyLearner(models, **options)
 
-Gradients are judged by what an update does: the suite compares the published weights with a plain
-reference loop that takes the same step. Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`),
-torch and transformers. No test looks at a clock.
+Gradients are tested by their updates: the published weights are compared with a plain reference
+loop that takes the same step. Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`), torch and
+transformers. No test depends on time.
 
-A module per subject (`score_tests`, `loss_tests`, `update_tests`, `state_tests`, `value_tests` for
-critics), `reference` and `rows` for what they compare and learn from, `base` for what they share.
+One module per subject (`score_tests`, `loss_tests`, `update_tests`, `state_tests`, `value_tests`
+for critics), `reference` for the expected results, `rows` for the data, `base` for common parts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lightspan_testing.learner_suite.value_tests import ValueTests
 
 
 class LearnerSuite(ScoreTests, LossTests, UpdateTests, StateTests, ValueTests):
-    """The protocol of `lightspan.protocols.learner.Learner`, stated once. See the module."""
+    """Tests of the protocol `lightspan.protocols.learner.Learner`. See the module's docstring."""
 
 
 __all__ = [

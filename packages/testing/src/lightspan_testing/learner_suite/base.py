@@ -1,4 +1,4 @@
-"""What the tests of a learner share: how one is made, a small model, and the losses."""
+"""Common parts of a learner's tests: its factory, a small model, and the losses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.errors import (
-    UnsupportedError,
-)
+from lightspan.errors import UnsupportedError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Learner, Optimizer, PolicyLoss
 from lightspan_testing.tiny import tiny_model
@@ -37,14 +35,14 @@ class LearnerTests:
     """A part of `LearnerSuite`."""
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> Learner:
-        """A learner of these folders.
+        """Return a learner of these folders.
 
         Args:
-            options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` where its
-                capabilities say `values`.
+            options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` if its
+                capabilities have `values`.
 
         Raises:
-            UnsupportedError: an option that its capabilities do not declare.
+            UnsupportedError: an option is not in its capabilities.
         """
         raise NotImplementedError
 
@@ -61,8 +59,8 @@ class LearnerTests:
         return load_model(folder)
 
     def lacks(self, folder: Path, **options: Any) -> bool:
-        """Whether a learner does not declare what these options ask; then it has to refuse them by
-        name."""
+        """Return whether a learner does not support these options, and check that it refuses them
+        by name."""
         declared = self.make_learner({"writer": folder}).capabilities
         lora = options.get("lora")
         lacking = declared.unsupported(options.get("optimizer") or Optimizer(), [lora])
@@ -73,7 +71,8 @@ class LearnerTests:
         return True
 
     def refuses(self, learner: Learner, rows: Sequence[Row], loss: PolicyLoss) -> bool:
-        """Whether the learner does not declare the loss; then it has to refuse it by name."""
+        """Return whether the learner does not support the loss, and check that it refuses it by
+        name."""
         if not learner.capabilities.refusals(loss):
             return False
         match = "importance" if loss.form in learner.capabilities.loss_forms else loss.form

@@ -1,4 +1,4 @@
-"""Each loss is that of the reference, on rows at some distance from the model."""
+"""Tests of losses against the reference, on rows at some distance from the model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from lightspan.errors import (
-    ConfigError,
-    DataError,
-)
+from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.rows import Response
 from lightspan.protocols.learner import Loss, PolicyLoss, SFTLoss
 from lightspan_testing.learner_suite.base import (
@@ -59,7 +56,7 @@ class LossTests(LearnerTests):
         ],
     )
     async def test_a_step_is_the_reference_s(self, folder: Path, model: Any, loss: Loss) -> None:
-        """Two steps, so that the weights differ from the starting ones that the KL refers to."""
+        """Two steps, so that the weights differ from the initial ones to which the KL refers."""
         learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE)
         base, start = load_model(folder), await published(learner)
         optimizer = reference_optimizer(model, SGD_LIKE)
@@ -86,7 +83,7 @@ class LossTests(LearnerTests):
     async def test_rows_that_begin_alike_stay_exact(
         self, folder: Path, model: Any, loss: Loss, budget: int
     ) -> None:
-        """Each with its own advantages, ratios and temperatures, however they are computed."""
+        """Each row keeps its own advantages, ratios and temperatures."""
         learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE, token_budget=budget)
         rows = make_branching_rows(model)
         for row, score in zip(rows, learner.score(rows), strict=True):
@@ -109,8 +106,8 @@ class LossTests(LearnerTests):
     async def test_every_form_is_the_reference_s(
         self, folder: Path, model: Any, loss: PolicyLoss, budget: int
     ) -> None:
-        """Off-policy, of rows that hold several calls and begin alike, however they are computed.
-        The second step is from weights that are not the starting ones."""
+        """Off-policy, on rows of several calls with common prefixes. The second step starts from
+        changed weights."""
         learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE, token_budget=budget)
         if self.refuses(learner, make_call_rows(model), loss):
             return
@@ -148,7 +145,7 @@ class LossTests(LearnerTests):
     async def test_a_call_is_a_sequence_whatever_else_is_in_its_row(
         self, folder: Path, model: Any, loss: PolicyLoss
     ) -> None:
-        """A row for each call, in place of merged rows, changes nothing."""
+        """Splitting merged rows into one row per call changes nothing."""
         merged = make_call_rows(model)
         split = split_rows(merged)
         assert len(split) > 2 * len(merged)

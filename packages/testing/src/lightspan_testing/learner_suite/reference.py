@@ -1,4 +1,4 @@
-"""What a learner is compared with: losses as formulas read, a plain step, what came of it."""
+"""Expected results of a learner: losses by their formulas, a plain step, published weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightspan.errors import (
-    NotFoundError,
-)
+from lightspan.errors import NotFoundError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.engine import (
     ChatTokenizer,
@@ -33,17 +31,20 @@ def reference_loss(
     base: Any = None,
     old: Sequence[Sequence[float]] | None = None,
 ) -> Tensor:
-    """Σ weight · loss, token by token, as the formulas read (`lightspan_torch.learner.losses`)."""
+    """Return Σ weight · loss, token by token, by the formulas of
+    `lightspan_torch.learner.losses`."""
     total = torch.zeros(())
     for number, row in enumerate(rows):
         logits = model(torch.tensor([row.ids])).logits[0]
-        others = base(torch.tensor([row.ids])).logits[0].detach() if base is not None else None
+        base_logits = base(torch.tensor([row.ids])).logits[0].detach() if base is not None else None
         distributions = {
             place: (logits[place - 1] / row.temperatures[place]).log_softmax(-1)
             for place, trained in enumerate(row.mask)
             if trained
         }
-        logprobs = {place: found[row.ids[place]] for place, found in distributions.items()}
+        logprobs = {
+            place: distribution[row.ids[place]] for place, distribution in distributions.items()
+        }
         before = row.logprobs if old is None else old[number]
         for place, distribution in distributions.items():
             logprob = logprobs[place]
@@ -55,9 +56,9 @@ def reference_loss(
                 places = [place] if loss.importance_level == "token" else _call(row, place)
                 weight = math.exp(sum(before[at] - row.logprobs[at] for at in places))
                 value = value * min(weight, loss.importance_cap)
-            if others is not None:
+            if base_logits is not None:
                 temperature = row.temperatures[place]
-                reference = (others[place - 1] / temperature).log_softmax(-1)[row.ids[place]]
+                reference = (base_logits[place - 1] / temperature).log_softmax(-1)[row.ids[place]]
                 value = value + loss.kl * _kl(logprob - reference, loss.kl_estimator)
             entropy = -(distribution.exp() * distribution).sum()
             total = total + row.weights[place] * (value - loss.entropy * entropy)
@@ -65,7 +66,7 @@ def reference_loss(
 
 
 def _call(row: Row, place: int) -> list[int]:
-    """The places of the call that a token is of."""
+    """Return the positions of the call that contains a token."""
     for start, length in row.responses:
         if start <= place < start + length:
             return list(range(start, start + length))
@@ -84,7 +85,7 @@ def _of_form(
         places = _call(row, place)
         mean = sum((logprobs[at] - before[at] for at in places), torch.zeros(())) / len(places)
         if loss.importance_cap is not None and loss.importance_level == "token":
-            # tokens of a call weigh differently: the paper's GSPO-token is the definition
+            # tokens of a call have different weights: use the paper's definition of GSPO-token
             mean = mean.detach() + logprobs[place] - logprobs[place].detach()
         return _clipped(mean.exp(), advantage, loss)
     ratio = (logprobs[place] - before[place]).exp()
@@ -111,7 +112,7 @@ def _kl(x: Tensor, estimator: str) -> Tensor:
 
 
 def reference_optimizer(model: Any, settings: Optimizer) -> torch.optim.Optimizer:
-    """AdamW as torch has it, with these settings."""
+    """Return torch's AdamW with these settings."""
     return torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0
     )
@@ -120,7 +121,7 @@ def reference_optimizer(model: Any, settings: Optimizer) -> torch.optim.Optimize
 def take_step(
     optimizer: torch.optim.Optimizer, model: Any, total: Tensor, limit: float | None = None
 ) -> float:
-    """Take the step, with a gradient of norm `limit` at most; what the norm was."""
+    """Take a step with a gradient norm of at most `limit`; return the norm before clipping."""
     optimizer.zero_grad()
     total.backward()  # type: ignore[no-untyped-call]
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
@@ -132,7 +133,7 @@ def take_step(
 
 
 class WeightSink(TokenEngine):
-    """Stands for an engine: keeps what is published."""
+    """An engine that stores published weights."""
 
     def __init__(self) -> None:
         self.weights: dict[str, dict[str, Tensor]] = {}
@@ -171,14 +172,14 @@ class WeightSink(TokenEngine):
 
 
 async def published(learner: Learner, policy: str = "writer") -> dict[str, Tensor]:
-    """The policy's weights as an engine gets them."""
+    """Return the policy's weights as published."""
     sink = WeightSink()
     await learner.publish(sink, {policy: 1})
     return sink.weights[policy]
 
 
 def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """Euclidean distance between two sets of weights."""
+    """Return the Euclidean distance between two sets of weights."""
     assert set(first) == set(second)
     return math.sqrt(sum(float((first[n] - second[n]).square().sum()) for n in first))
 
@@ -186,15 +187,15 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
 def moved_scores(
     scores: Sequence[Sequence[float]], rows: Sequence[Row], rng: random.Random
 ) -> list[list[float]]:
-    """Earlier scores than these: each call's tokens moved, by as much wherever the call is."""
-    by: dict[tuple[int, ...], list[float]] = {}
+    """Return perturbed scores, with equal perturbations for equal calls in any row."""
+    changes: dict[tuple[int, ...], list[float]] = {}
     moved = [list(row) for row in scores]
     for row, values in zip(rows, moved, strict=True):
         for start, length in row.responses:
             key = *row.ids[: start + length], round(1e9 * row.advantages[start])
-            if key not in by:
-                together = rng.uniform(-0.2, 0.2)
-                by[key] = [together + rng.uniform(-0.2, 0.2) for _ in range(length)]
-            for place, change in enumerate(by[key], start):
+            if key not in changes:
+                common = rng.uniform(-0.2, 0.2)
+                changes[key] = [common + rng.uniform(-0.2, 0.2) for _ in range(length)]
+            for place, change in enumerate(changes[key], start):
                 values[place] += change
     return moved

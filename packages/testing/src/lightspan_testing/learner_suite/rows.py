@@ -1,4 +1,4 @@
-"""Rows to learn from, made at random, whose recorded log-probabilities differ from the model's."""
+"""Random rows whose recorded log-probabilities differ from the model's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ VOCABULARY = 405
 def make_rows(
     model: Any, count: int = 12, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
 ) -> list[Row]:
-    """Random rows of several turns whose recorded log-probs give ratios of about 0.5 to 2."""
+    """Build random rows of several turns whose recorded log-probabilities give ratios of about 0.5
+    to 2."""
     rng = random.Random(seed)
     rows = []
     for number in range(count):
@@ -46,12 +47,13 @@ def make_rows(
 def make_branching_rows(
     model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7, long: int = 0
 ) -> list[Row]:
-    """Random rows that begin alike, as those of a group do: answers to one prompt, histories that
-    branch at several depths, a row inside another, and equal rows with other advantages. Trained
-    tokens lie in the common parts too. Ratios and temperatures are those of `make_rows`.
+    """Build random rows with common prefixes, like those of a group: answers to one prompt,
+    histories that branch at several depths, a row inside another, and equal rows with different
+    advantages. Prefixes contain trained tokens too. Ratios and temperatures are those of
+    `make_rows`.
 
     Args:
-        long: tokens of a further history, which four rows leave at several depths; 0 for none.
+        long: tokens of a further history, from which four rows branch off; 0 for none.
     """
     rng = random.Random(seed)
 
@@ -74,10 +76,10 @@ def make_branching_rows(
 def make_call_rows(
     model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
 ) -> list[Row]:
-    """Random rows of several calls each, as exact prefix merging makes them, some of which begin
-    alike: an answer that two rows share, a call that follows another without a token between, a
-    long one, equal rows with other advantages. Each call has its advantage, weight, temperature,
-    and its own distance from the model, of which its tokens' stray by `off_policy`."""
+    """Build rows of several calls each, as exact prefix merging makes them, some with common
+    prefixes: an answer shared by two rows, a call directly after another, a long one, equal rows
+    with different advantages. Each call has its own advantage, weight, temperature and distance
+    from the model; its tokens deviate from that by up to `off_policy`."""
     rng = random.Random(seed)
 
     def some(count: int) -> list[int]:
@@ -97,13 +99,13 @@ def make_call_rows(
     ]
     rows = [_call_row(chain, rng, f"ro-{n}", policy) for n, chain in enumerate(chains)]
     recorded = [_recorded(model, row, rng, off_policy) for row in rows]
-    return [_apart(row, rng, off_policy) for row in recorded]
+    return [_shift_calls(row, rng, off_policy) for row in recorded]
 
 
 def _call_row(
     chain: Sequence[tuple[list[int], list[int]]], rng: random.Random, rollout_id: str, policy: str
 ) -> Row:
-    """A row of calls, each (what is new in its prompt, its answer)."""
+    """Build a row of calls, each given by its new prompt tokens and its answer."""
     ids: list[int] = []
     values: dict[str, list[Any]] = {
         name: [] for name in ("mask", "advantages", "weights", "temperatures")
@@ -113,10 +115,10 @@ def _call_row(
         responses.append(Response(len(ids) + len(new), len(answer)))
         ids = [*ids, *new, *answer]
         sampled = True, rng.uniform(-2, 2), rng.uniform(0.01, 0.1), rng.choice([0.5, 0.7, 1.0, 1.5])
-        for (name, found), none, own in zip(
+        for (name, column), none, own in zip(
             values.items(), (False, 0.0, 0.0, 1.0), sampled, strict=True
         ):
-            values[name] = [*found, *[none] * len(new), *[own] * len(answer)]
+            values[name] = [*column, *[none] * len(new), *[own] * len(answer)]
     return Row(
         rollout_id=rollout_id,
         policy=policy,
@@ -128,24 +130,27 @@ def _call_row(
     )
 
 
-def _apart(row: Row, rng: random.Random, off_policy: float) -> Row:
-    """The row with each call's log-probs moved together."""
+def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
+    """Return the row with each call's log-probabilities shifted by one amount."""
     logprobs = list(row.logprobs)
     for start, length in row.responses:
-        by = rng.uniform(-off_policy, off_policy) / 2
+        shift = rng.uniform(-off_policy, off_policy) / 2
         for place in range(start, start + length):
-            logprobs[place] += by
+            logprobs[place] += shift
     return replace(row, logprobs=logprobs)
 
 
 def split_rows(rows: Sequence[Row]) -> list[Row]:
-    """The same calls, a row for each."""
+    """Return the same calls in a row each."""
     return [
-        _only(row, number) for row in rows for number in range(len(row.responses)) if any(row.mask)
+        _single_call(row, number)
+        for row in rows
+        for number in range(len(row.responses))
+        if any(row.mask)
     ]
 
 
-def _only(row: Row, number: int) -> Row:
+def _single_call(row: Row, number: int) -> Row:
     start, length = row.responses[number]
     end = start + length
     mask = [place >= start for place in range(end)]
@@ -163,7 +168,7 @@ def _only(row: Row, number: int) -> Row:
 
 
 def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str) -> Row:
-    """A row of these ids, about half of them trained, with no log-probabilities yet."""
+    """Build a row of these ids, about half of them trained, without log-probabilities."""
     mask = [place > 0 and rng.random() < 0.5 for place in range(len(ids))]
     mask[-1] = True
     return Row(
@@ -180,7 +185,7 @@ def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str)
 
 
 def _recorded(model: Any, row: Row, rng: random.Random, off_policy: float) -> Row:
-    """The row with log-probs of a behaviour policy at some distance from the model."""
+    """Return the row with log-probabilities at some distance from the model."""
     with torch.no_grad():
         own = token_logprobs(model, row).tolist()
     return replace(
@@ -193,8 +198,9 @@ def _recorded(model: Any, row: Row, rng: random.Random, off_policy: float) -> Ro
 
 
 def token_logprobs(model: Any, row: Row) -> Tensor:
-    """[len(ids)] log-probability of each token given those before it; 0 for the first."""
+    """Return the [len(ids)] log-probability of each token given the previous ones; 0 for the
+    first."""
     logits = model(torch.tensor([row.ids])).logits[0, :-1]
     scaled = logits / torch.tensor(row.temperatures)[1:, None]
-    found = scaled.log_softmax(-1).gather(1, torch.tensor(row.ids)[1:, None])[:, 0]
-    return torch.cat([torch.zeros(1), found])
+    logprobs = scaled.log_softmax(-1).gather(1, torch.tensor(row.ids)[1:, None])[:, 0]
+    return torch.cat([torch.zeros(1), logprobs])

@@ -1,4 +1,4 @@
-"""What a learner says of rows that it does not learn from."""
+"""Tests of log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.errors import (
-    DataError,
-)
+from lightspan.errors import DataError
 from lightspan.lightning.rows import Constraint
 from lightspan.protocols.learner import Learner
-from lightspan_testing.learner_suite.base import (
-    LearnerTests,
-)
-from lightspan_testing.learner_suite.rows import (
-    make_rows,
-    random_row,
-    token_logprobs,
-)
+from lightspan_testing.learner_suite.base import LearnerTests
+from lightspan_testing.learner_suite.rows import make_rows, random_row, token_logprobs
 from lightspan_torch.engine.tokenizer import load_tokenizer
 
 
@@ -56,7 +48,7 @@ class ScoreTests(LearnerTests):
         assert learner.score([]) == []
 
     def test_score_under_a_grammar(self, folder: Path, model: Any) -> None:
-        """Over the tokens that may come alone: an a, and a digit."""
+        """Log-probabilities are over the allowed tokens: an a, then a digit."""
         learner = self.make_learner({"writer": folder})
         if not learner.capabilities.trainable_grammar:
             pytest.skip("this learner does not train calls under a grammar")

@@ -1,4 +1,4 @@
-"""What outlives an update: checkpoints, adapters, what is published and exported."""
+"""Tests of checkpoints, adapters, published and exported weights."""
 
 from __future__ import annotations
 
@@ -8,24 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.errors import (
-    CheckpointError,
-    NotFoundError,
-)
+from lightspan.errors import CheckpointError, NotFoundError
 from lightspan.protocols.learner import LoRA, Optimizer
-from lightspan_testing.learner_suite.base import (
-    BOTH_CLIPS,
-    LearnerTests,
-)
-from lightspan_testing.learner_suite.reference import (
-    WeightSink,
-    distance,
-    published,
-)
-from lightspan_testing.learner_suite.rows import (
-    make_rows,
-    token_logprobs,
-)
+from lightspan_testing.learner_suite.base import BOTH_CLIPS, LearnerTests
+from lightspan_testing.learner_suite.reference import WeightSink, distance, published
+from lightspan_testing.learner_suite.rows import make_rows, token_logprobs
 from lightspan_torch.engine.weights import load_model
 
 
@@ -56,7 +43,7 @@ class StateTests(LearnerTests):
         for batch in batches[:2]:
             first.update(batch, BOTH_CLIPS)
         first.save(tmp_path / "checkpoint")
-        torch.rand(7)  # the global generator is nobody's
+        torch.rand(7)  # learners must not depend on the global generator
         second = self.make_learner({"writer": folder}, **{**options, "seed": 99 if not lora else 0})
         second.load(tmp_path / "checkpoint")
         assert second.weight_hash("writer") == first.weight_hash("writer")
@@ -110,11 +97,11 @@ class StateTests(LearnerTests):
         learner = self.make_learner({"writer": folder})
         rows = make_rows(model)
         weights = await published(learner)
-        kept = {name: tensor.clone() for name, tensor in weights.items()}
+        copies = {name: tensor.clone() for name, tensor in weights.items()}
         assert set(weights) == set(model.state_dict())
         learner.update(rows, BOTH_CLIPS)
-        assert distance(weights, kept) == 0
-        assert distance(await published(learner), kept) > 0
+        assert distance(weights, copies) == 0
+        assert distance(await published(learner), copies) > 0
         with pytest.raises(NotFoundError, match="critic"):
             await learner.publish(WeightSink(), {"critic": 1})
 

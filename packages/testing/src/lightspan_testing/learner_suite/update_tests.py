@@ -1,4 +1,4 @@
-"""What an update does beside its loss: bounds, order, bad input, policies, counters."""
+"""Tests of updates apart from losses: bounds, order, bad input, policies, counters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightspan.errors import (
-    DataError,
-    NotFoundError,
-)
+from lightspan.errors import DataError, NotFoundError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Optimizer, PolicyLoss, SFTLoss
-from lightspan_testing.learner_suite.base import (
-    BOTH_CLIPS,
-    SGD_LIKE,
-    LearnerTests,
-)
+from lightspan_testing.learner_suite.base import BOTH_CLIPS, SGD_LIKE, LearnerTests
 from lightspan_testing.learner_suite.reference import (
     distance,
     published,
@@ -29,9 +22,7 @@ from lightspan_testing.learner_suite.reference import (
     reference_optimizer,
     take_step,
 )
-from lightspan_testing.learner_suite.rows import (
-    make_rows,
-)
+from lightspan_testing.learner_suite.rows import make_rows
 from lightspan_torch.engine.weights import load_model
 
 
@@ -39,7 +30,7 @@ class UpdateTests(LearnerTests):
     """Updates."""
 
     async def test_the_gradient_s_norm_is_bounded(self, folder: Path, model: Any) -> None:
-        """The first gradient is much larger than the second: unbounded, it would outweigh it."""
+        """The first gradient is much larger than the second: unbounded, it would dominate."""
         bounded = msgspec.structs.replace(SGD_LIKE, max_grad_norm=0.01)
         learner = self.make_learner({"writer": folder}, optimizer=bounded)
         other, start = load_model(folder), await published(learner)
@@ -89,7 +80,7 @@ class UpdateTests(LearnerTests):
         assert twice["grad_norm"] == pytest.approx(2 * once["grad_norm"], rel=1e-5)
 
     def test_untrained_tokens_do_not_matter(self, folder: Path, model: Any) -> None:
-        """Their advantages, weights and log-probs are not read."""
+        """Their advantages, weights and log-probabilities are ignored."""
         rows = make_rows(model)
         noisy = [
             replace(

@@ -1,4 +1,4 @@
-"""What every learner with a critic must do; skipped by those without."""
+"""Tests of learners with a critic; skipped by others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightspan_testing.learner_suite.base import LearnerTests
 LOSS = PolicyLoss()
 MOVING = Optimizer(learning_rate=1e-3)
 RESTING = Optimizer(learning_rate=1e-9)
-"""Hardly moves the trunk."""
+"""Hardly changes the trunk."""
 VOCABULARY = 405
 
 
@@ -32,7 +32,7 @@ def make_row(
     number: int = 0,
     policy: str = "writer",
 ) -> Row:
-    """A row of these calls, with a small advantage at each of their tokens."""
+    """Build a row of these calls with an advantage of .5 at each of their tokens."""
     mask = [False] * len(tokens)
     for call in calls:
         mask[call.start : call.start + call.length] = [True] * call.length
@@ -55,11 +55,11 @@ def make_row(
 def make_call_rows(
     seed: int = 0, *, count: int = 10, long: int = 0, policy: str = "writer"
 ) -> list[Row]:
-    """Rows of one to four calls with random targets. They begin alike in pairs, some calls directly
-    follow the one before, and one row has no call.
+    """Build rows of one to four calls with random targets. Pairs have a common prefix, some calls
+    directly follow the previous one, and one row has no call.
 
     Args:
-        long: tokens of a history that further rows share.
+        long: length of a prefix that further rows share, in tokens.
     """
     rng = random.Random(seed)
     shared = [_ids(rng, rng.randint(3, 20)) for _ in range((count + 1) // 2)]
@@ -80,7 +80,7 @@ def make_call_rows(
 
 
 def make_prompt_rows(prompts: Sequence[Sequence[int]], seed: int, noise: float = 0.0) -> list[Row]:
-    """Four rows of each prompt, whose target is 1 for every other prompt, else 0."""
+    """Build four rows per prompt, with target 1 for every other prompt, else 0."""
     rng = random.Random(seed)
     rows: list[Row] = []
     for number, prompt in enumerate(prompts):
@@ -93,7 +93,7 @@ def make_prompt_rows(prompts: Sequence[Sequence[int]], seed: int, noise: float =
 
 
 def without_targets(rows: Sequence[Row]) -> list[Row]:
-    """The rows, as those of a learner without a critic."""
+    """Return the rows without value targets, for a learner without a critic."""
     return [replace(row, value_targets=()) for row in rows]
 
 
@@ -109,7 +109,7 @@ class ValueTests(LearnerTests):
     """Values, and updates with a critic."""
 
     def make_critic(self, models: Mapping[str, Any], **options: Any) -> Learner:
-        """A learner with a critic; skips the test where there is none."""
+        """Return a learner with a critic; skip the test if it has none."""
         if not self.make_learner(models).capabilities.values:
             pytest.skip("this learner has no critic")
         return self.make_learner(models, **{"critic": Critic(), **options})
@@ -119,17 +119,17 @@ class ValueTests(LearnerTests):
     def test_a_value_is_that_of_the_prompt(
         self, folder: Path, budget: int, lora: LoRA | None
     ) -> None:
-        """Of a prompt in a row of its own, whatever the row, the tree, the pass and what was
-        sampled; and of all of it, the last token too."""
+        """A value depends on the whole prompt including its last token, and on nothing else:
+        neither row, tree, pass nor sampled tokens."""
         learner = self.make_critic(
             {"writer": folder}, token_budget=budget, lora=lora, optimizer=MOVING
         )
         rows = make_call_rows(long=90)
         for _ in range(2):
             learner.update(rows, LOSS)
-        found = learner.values(rows)
-        assert [len(values) for values in found] == [len(row.responses) for row in rows]
-        for row, values in zip(rows, found, strict=True):
+        results = learner.values(rows)
+        assert [len(values) for values in results] == [len(row.responses) for row in rows]
+        for row, values in zip(rows, results, strict=True):
             for call, value in zip(row.responses, values, strict=True):
                 prompt = row.ids[: call.start]
                 other = make_row([*prompt, 17, 18, 19], [Response(len(prompt), 3)])
@@ -142,8 +142,8 @@ class ValueTests(LearnerTests):
         rows = [*make_call_rows(long=40), *make_call_rows(1, policy="checker")]
         learner.update(rows, LOSS)
         scores, values = learner.score_and_values(rows)
-        for found, expected in ((scores, learner.score(rows)), (values, learner.values(rows))):
-            assert found == [pytest.approx(row, abs=1e-5) for row in expected]
+        for results, expected in ((scores, learner.score(rows)), (values, learner.values(rows))):
+            assert results == [pytest.approx(row, abs=1e-5) for row in expected]
         assert learner.score_and_values([]) == ([], [])
         assert learner.values([]) == []
 
@@ -155,7 +155,7 @@ class ValueTests(LearnerTests):
         assert set(_flat(learner.values(rows))) == {0.0}
 
     def test_constant_targets(self, folder: Path) -> None:
-        """Such as those of a task that always succeeds; first after another regime."""
+        """Targets of a task that always succeeds, after different ones."""
         learner = self.make_critic({"writer": folder}, critic=Critic(batches=2))
         learner.update(make_call_rows(), LOSS)
         for seed in range(25):
@@ -172,7 +172,7 @@ class ValueTests(LearnerTests):
 
     @pytest.mark.parametrize("scale", [1.0, 1000.0])
     def test_targets_that_depend_on_the_prompt(self, folder: Path, scale: float) -> None:
-        """Of any size and offset; judged before each fit, on fresh answers."""
+        """Targets of any size and offset, measured before each fit on new answers."""
         learner = self.make_critic({"writer": folder}, optimizer=RESTING)
         rng = random.Random(3)
         prompts = [_ids(rng, rng.randint(4, 12)) for _ in range(8)]
@@ -211,7 +211,7 @@ class ValueTests(LearnerTests):
 
     @pytest.mark.parametrize("lora", [None, LoRA(rank=4, dropout=0.2)], ids=["full", "lora"])
     def test_the_policy_does_not_notice_its_critic(self, folder: Path, lora: LoRA | None) -> None:
-        """Bit for bit."""
+        """Equal to the last bit."""
         options = {"optimizer": MOVING, "lora": lora}
         watched = self.make_critic({"writer": folder}, **options)
         alone = self.make_learner({"writer": folder}, **options)
@@ -251,23 +251,23 @@ class ValueTests(LearnerTests):
 
     def test_values_do_not_depend_on_order(self, folder: Path) -> None:
         rows = make_call_rows(long=60)
-        found = []
+        results = []
         for budget, order in ((100_000, 1), (64, -1)):
             learner = self.make_critic(
                 {"writer": folder}, token_budget=budget, optimizer=Optimizer(learning_rate=1e-5)
             )
             for _ in range(2):
                 learner.update(rows[::order], LOSS)
-            found.append(learner.values(rows))
-        assert found[0] == [pytest.approx(row, abs=1e-3) for row in found[1]]
+            results.append(learner.values(rows))
+        assert results[0] == [pytest.approx(row, abs=1e-3) for row in results[1]]
 
     @pytest.mark.parametrize("lora", [None, LoRA(rank=4, dropout=0.2)], ids=["full", "lora"])
     @pytest.mark.parametrize("updates", [2, 9])
     def test_a_critic_resumes_exactly(
         self, folder: Path, tmp_path: Path, lora: LoRA | None, updates: int
     ) -> None:
-        """Bit for bit, with less and with more updates than are kept; from a learner that had
-        learned something else meanwhile."""
+        """Equal to the last bit, with fewer and with more updates than are stored, in a learner
+        that was trained on something else before."""
         options = {"optimizer": MOVING, "lora": lora, "critic": Critic(batches=4)}
         batches = [make_call_rows(seed) for seed in range(updates + 2)]
         whole = self.make_critic({"writer": folder}, **options)
@@ -286,7 +286,7 @@ class ValueTests(LearnerTests):
         assert suffixes <= {".safetensors", ".json"}
 
     def test_a_checkpoint_without_a_critic_loads(self, folder: Path, tmp_path: Path) -> None:
-        """The critic then starts anew."""
+        """The critic then starts from zero."""
         plain = self.make_learner({"writer": folder})
         rows = make_call_rows()
         plain.update(without_targets(rows), LOSS)
@@ -334,6 +334,3 @@ class ValueTests(LearnerTests):
         for ask in (learner.values, learner.score_and_values):
             with pytest.raises(DataError, match="ro-3"):
                 ask([promptless])
-
-
-__all__ = ["ValueTests", "make_call_rows", "make_prompt_rows", "make_row", "without_targets"]

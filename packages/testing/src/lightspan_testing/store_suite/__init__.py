@@ -1,16 +1,16 @@
-"""What every store must do: subclass `StoreSuite` and say how a store is made.
+"""Conformance tests of stores: subclass `StoreSuite` and implement `make_store`.
 
     class TestMyStore(StoreSuite):
         def make_store(self, name, clock):
             return MyStore(f"my-host/{name}", clock=clock)
 
-Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. A test is skipped only where
-the store's capabilities say that it does not apply. No test looks at a clock but the injected one.
+Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. Tests are skipped only where
+the store's capabilities exclude them. The injected clock is the only one used.
 
-A module per subject (`move_tests`, `queue_tests`, `lease_tests`, `watch_tests`, `span_tests`,
-`call_tests`, `resource_tests`, `retry_tests`, `number_tests`, `prune_tests`, `load_tests`,
-`life_tests`), `model_tests` for random operations, and `base` for what they share; a
-store's own tests may use that, too.
+One module per subject (`state_machine_tests`, `queue_tests`, `lease_tests`, `watch_tests`,
+`span_tests`, `call_tests`, `resource_tests`, `retry_tests`, `numeric_tests`, `prune_tests`,
+`load_tests`, `lifecycle_tests`), `model_tests` for random operations, and `base` for common parts,
+also for a store's own tests.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from lightspan_testing.store_suite.base import (
 )
 from lightspan_testing.store_suite.call_tests import CallTests
 from lightspan_testing.store_suite.lease_tests import LeaseTests
-from lightspan_testing.store_suite.lifecycle_tests import LifeTests
+from lightspan_testing.store_suite.lifecycle_tests import LifecycleTests
 from lightspan_testing.store_suite.load_tests import LoadTests
 from lightspan_testing.store_suite.model_tests import ModelTests
-from lightspan_testing.store_suite.numeric_tests import NumberTests
+from lightspan_testing.store_suite.numeric_tests import NumericTests
 from lightspan_testing.store_suite.prune_tests import PruneTests
 from lightspan_testing.store_suite.queue_tests import QueueTests
 from lightspan_testing.store_suite.resource_tests import ResourceTests
 from lightspan_testing.store_suite.retry_tests import RetryTests
 from lightspan_testing.store_suite.span_tests import SpanTests
-from lightspan_testing.store_suite.state_machine_tests import MoveTests
+from lightspan_testing.store_suite.state_machine_tests import StateMachineTests
 from lightspan_testing.store_suite.watch_tests import WatchTests
 
 
 class StoreSuite(
-    MoveTests,
+    StateMachineTests,
     QueueTests,
     LeaseTests,
     WatchTests,
@@ -56,13 +56,13 @@ class StoreSuite(
     CallTests,
     ResourceTests,
     RetryTests,
-    NumberTests,
+    NumericTests,
     PruneTests,
     LoadTests,
-    LifeTests,
+    LifecycleTests,
     ModelTests,
 ):
-    """The protocol of `lightspan.stores.protocol.Store`, stated once. See the module."""
+    """Tests of the protocol `lightspan.stores.protocol.Store`. See the module's docstring."""
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A store under test, and what its tests hand it."""
+"""Fixtures and builders for the tests of a store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEASE_S = 60.0
 
 
 class Clock:
-    """A store's clock that moves when told."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -45,18 +45,18 @@ class Clock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Advance the clock."""
         self.now += seconds
 
 
 def make_rollout(name: str = "ro-1", **fields: Any) -> Rollout:
-    """A rollout with everything that a test does not care about."""
-    given_fields = {"task": {"question": name}, "task_id": "task", **fields}
-    return Rollout(rollout_id=name, **given_fields)
+    """Build a rollout with default fields."""
+    defaults = {"task": {"question": name}, "task_id": "task", **fields}
+    return Rollout(rollout_id=name, **defaults)
 
 
 def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> Claim:
-    """A rollout that nobody asked for, and its attempt, which runs already."""
+    """Build a rollout of production with its running attempt."""
     attempt = Attempt(
         attempt_id=f"at-{name}",
         rollout_id=name,
@@ -71,7 +71,7 @@ def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> 
 
 
 def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
-    """A span of the attempt."""
+    """Build a span of the attempt."""
     defaults: dict[str, Any] = {
         "span_id": f"{number:016x}",
         "trace_id": "a" * 32,
@@ -83,7 +83,7 @@ def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
 
 
 def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> TokenRecord:
-    """A token record of the attempt."""
+    """Build a token record of the attempt."""
     defaults: dict[str, Any] = {
         "attempt_id": attempt.attempt_id,
         "call_id": call_id,
@@ -98,20 +98,20 @@ def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> Tok
 
 
 def make_peer(name: str, **fields: Any) -> Peer:
-    """A peer with everything that a test does not care about."""
-    known = {
+    """Build a peer with default fields."""
+    defaults = {
         "role": PeerRole.RUNNER,
         "app": "my_app:answer",
         "protocol": PROTOCOL_VERSION,
         "lightspan": "0.1.0",
     }
-    return Peer(peer_id=name, **{**known, **fields})
+    return Peer(peer_id=name, **{**defaults, **fields})
 
 
 def make_call(
     attempt: Attempt, number: int = 1, *, epoch: int | None = None, choices: int = 1
 ) -> StoredCall:
-    """A model call of the attempt with a token record per choice."""
+    """Build a model call of the attempt with a token record per choice."""
     call_id = f"call-{number}"
     span = make_span(
         attempt, 0xCA11_0000 + number, kind=SpanKind.LLM, attributes={CALL_ID: call_id}
@@ -124,7 +124,7 @@ def make_call(
 
 
 def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> StoredCall:
-    """One try of a call: the first was cancelled after two tokens, say, and the last finished."""
+    """Build one try of a call, such as a cancelled first one or a finished last one."""
     call = make_call(attempt)
     attributes = {**call.span.attributes, CALL_OUTCOME: outcome.value}
     span = call.span.replace(attributes=attributes, sequence_end=sequence_end)
@@ -138,19 +138,19 @@ def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> Store
 def make_report(
     attempt: Attempt, status: AttemptStatus = AttemptStatus.SUCCEEDED, **fields: Any
 ) -> Report:
-    """A report that ends the attempt."""
+    """Build a report that ends the attempt."""
     return Report(
         **{"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "status": status, **fields}
     )
 
 
 def ref(attempt: Attempt) -> AttemptRef:
-    """How the attempt's runner refers to it."""
+    """Return the runner's reference to the attempt."""
     return AttemptRef(attempt.attempt_id, attempt.epoch)
 
 
 async def claim_one(store: Store, run_id: str | None = None) -> Attempt:
-    """The attempt of the oldest queued rollout."""
+    """Claim the oldest queued rollout and return its attempt."""
     [claim] = await store.claim("runner", 1, LEASE_S, run_id)
     return claim.attempt
 
@@ -162,23 +162,23 @@ async def start(store: Store, name: str = "ro-1", **fields: Any) -> Attempt:
 
 
 async def status_of(store: Store, name: str = "ro-1") -> RolloutStatus:
-    """The rollout's status."""
+    """Return the rollout's status."""
     return (await state_of(store, name)).status
 
 
 async def state_of(store: Store, name: str = "ro-1") -> RolloutState:
-    """The rollout's state."""
+    """Return the rollout's state."""
     [state] = await store.rollouts([name])
     return state
 
 
 class StoreTests:
-    """What the tests of every subject start from."""
+    """Common base of the tests."""
 
     _numbers: ClassVar[itertools.count[int]] = itertools.count()
 
     def make_store(self, name: str, clock: Clock) -> Store:
-        """A store, not opened. Where stores are durable one name means one content."""
+        """Return an unopened store. Durable stores of one name share their content."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -190,7 +190,7 @@ class StoreTests:
         return self.new_name()
 
     def new_name(self) -> str:
-        """A name that no other store of this session has."""
+        """Return a name that no other store of this session has."""
         return f"store-{next(self._numbers)}"
 
     @pytest.fixture
@@ -200,7 +200,7 @@ class StoreTests:
 
     @pytest.fixture
     async def stores(self, name: str, clock: Clock) -> AsyncIterator[list[Store]]:
-        """Two open stores on one content."""
+        """Two open stores with the same content."""
         first, second = self.make_store(name, clock), self.make_store(name, clock)
         if not first.capabilities.multi_process:
             pytest.skip("not shared between processes")

@@ -1,4 +1,4 @@
-"""Model calls: their token records, the tries of one call, and its outcome."""
+"""Tests of model calls: token records, tries, and outcomes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lightspan_testing.store_suite.base import (
 
 
 class CallTests(StoreTests):
-    """Calls are kept whole with their tokens; a later try replaces one that failed."""
+    """Calls are stored whole with their tokens; a later try replaces a failed one."""
 
     async def test_token_records_are_bit_exact(self, store: Store) -> None:
         attempt = await start(store)
@@ -53,10 +53,10 @@ class CallTests(StoreTests):
         )
         call = StoredCall(span=make_span(attempt), records=[record, empty], epoch=attempt.epoch)
         assert await store.add_calls([call]) == [False]
-        found = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
-        assert found == [empty, record]
-        assert found[1].logprob_data == record.logprob_data
-        assert found[1].versions == [(3, 999), (4, 1)]
+        records = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
+        assert records == [empty, record]
+        assert records[1].logprob_data == record.logprob_data
+        assert records[1].versions == [(3, 999), (4, 1)]
 
     async def test_records_by_sequence_call_and_choice(self, store: Store) -> None:
         attempt = await start(store)
@@ -65,19 +65,19 @@ class CallTests(StoreTests):
             record = make_record(attempt, call_id, choice=choice, sequence_start=sequence)
             span = make_span(attempt, number)
             await store.add_calls([StoredCall(span=span, records=[record], epoch=attempt.epoch)])
-        found = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
-        assert [(r.sequence_start, r.call_id, r.choice) for r in found] == sorted(keys)
+        records = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
+        assert [(r.sequence_start, r.call_id, r.choice) for r in records] == sorted(keys)
 
     async def test_what_is_late_keeps_no_call_out(self, store: Store) -> None:
-        """A call's span id is no secret: who may send spans could have taken it before."""
+        """Span ids of calls are not secret: another sender may have used one before."""
         attempt = await start(store)
         call = make_call(attempt)
-        taken = call.span.replace(name="something else", late=True)
-        assert await store.add_spans(ref(attempt), [taken]) == 1
+        squatter = call.span.replace(name="something else", late=True)
+        assert await store.add_spans(ref(attempt), [squatter]) == 1
         assert await store.add_calls([call]) == [False]
         assert (await store.spans([attempt.attempt_id]))[attempt.attempt_id] == [call.span]
-        found = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
-        assert found == call.records
+        records = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
+        assert records == call.records
 
     async def test_adding_a_call_twice(self, store: Store) -> None:
         attempt = await start(store)
@@ -101,9 +101,9 @@ class CallTests(StoreTests):
         await store.report([make_report(second)])
         calls = [make_call(first), make_call(second), make_call(first, 2, epoch=99)]
         assert await store.add_calls(calls) == [False, True, True]
-        found = await store.token_records([first.attempt_id, second.attempt_id])
-        assert [record.late for record in found[first.attempt_id]] == [False, True]
-        assert [record.late for record in found[second.attempt_id]] == [True]
+        by_attempt = await store.token_records([first.attempt_id, second.attempt_id])
+        assert [record.late for record in by_attempt[first.attempt_id]] == [False, True]
+        assert [record.late for record in by_attempt[second.attempt_id]] == [True]
 
     async def test_calls_that_cannot_be_kept(self, store: Store) -> None:
         attempt = await start(store)
@@ -122,17 +122,17 @@ class CallTests(StoreTests):
     async def test_a_later_try_replaces_a_cancelled_or_failed_call(
         self, store: Store, before: CallOutcome
     ) -> None:
-        """The completion of a retry replaces what was recorded of the try before it."""
+        """The completion of a retry replaces the records of the previous try."""
         attempt = await start(store)
         first, last = make_try(attempt, before, 2), make_try(attempt, CallOutcome.OK, 4)
         other = make_call(attempt, 7)
         assert await store.add_calls([first, other]) == [False, False]
         assert await store.add_calls([first]) == [False]
-        assert await store.add_calls([last, first]) == [False, False]  # and the old one stays away
+        assert await store.add_calls([last, first]) == [False, False]  # the old one stays replaced
         again = make_try(attempt, CallOutcome.ERROR, 6)
         assert await store.add_calls([again]) == [False]
         spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-        assert spans == [last.span, other.span]  # in the place of the first
+        assert spans == [last.span, other.span]  # in the position of the first
         records = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
         assert records == [*last.records, *other.records]
 
@@ -145,7 +145,7 @@ class CallTests(StoreTests):
         assert (await store.spans([attempt.attempt_id]))[attempt.attempt_id] == [first.span]
 
     async def test_a_span_that_came_first_loses_no_tokens(self, store: Store) -> None:
-        """Spans come on two ways; a call whose span is there already still brings its tokens."""
+        """A call brings its tokens even if its span was stored before on another way."""
         attempt = await start(store)
         call = make_call(attempt)
         early = call.span.replace(name="as the app saw it")
@@ -177,12 +177,12 @@ class CallTests(StoreTests):
         spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
         assert [span.attributes.get(CALL_OUTCOME) for span in spans] == ["undelivered", None]
         await store.report([make_report(attempt)])
-        await store.mark_call(attempt.attempt_id, "call-1", CallOutcome.OK)  # its retry came
+        await store.mark_call(attempt.attempt_id, "call-1", CallOutcome.OK)  # after its retry
         records = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
         assert {record.outcome for record in records} == {ok}
 
     async def test_mark_call_without_records(self, store: Store) -> None:
-        """A frozen agent's call has a span and no tokens."""
+        """A call of a frozen agent has a span and no tokens."""
         attempt = await start(store)
         await store.add_calls([make_call(attempt, choices=0)])
         await store.mark_call(attempt.attempt_id, "call-1", CallOutcome.ERROR)

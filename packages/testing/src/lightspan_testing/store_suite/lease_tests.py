@@ -1,4 +1,4 @@
-"""Leases and reports: how attempts go on and how they end."""
+"""Tests of leases and reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lightspan_testing.store_suite.base import (
 
 
 class LeaseTests(StoreTests):
-    """Attempts are kept by heartbeats, lost without them, and ended by one report."""
+    """Heartbeats extend leases; expired attempts are lost; one report ends an attempt."""
 
     async def test_a_heartbeat_keeps_the_lease(self, store: Store, clock: Clock) -> None:
         attempt = await start(store)
@@ -38,8 +38,8 @@ class LeaseTests(StoreTests):
             clock.advance(LEASE_S - 1)
             assert await store.heartbeat([ref(attempt)], LEASE_S) == []
             assert await store.expire() == 0
-        found = await store.attempt(attempt.attempt_id)
-        assert found.lease_until == clock.now + LEASE_S
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert attempt_after.lease_until == clock.now + LEASE_S
 
     async def test_a_lease_that_runs_out_is_lost(self, store: Store, clock: Clock) -> None:
         attempt = await start(store)
@@ -48,22 +48,28 @@ class LeaseTests(StoreTests):
         clock.advance(0.5)
         assert await store.expire() == 1
         assert await store.expire() == 0
-        found = await store.attempt(attempt.attempt_id)
-        assert (found.status, found.outcome) == (AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
-        assert "runner" in found.message
-        assert found.ended_at == clock.now
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert (attempt_after.status, attempt_after.outcome) == (
+            AttemptStatus.LOST,
+            Outcome.INFRASTRUCTURE,
+        )
+        assert "runner" in attempt_after.message
+        assert attempt_after.ended_at == clock.now
         assert await status_of(store) is RolloutStatus.QUEUED
 
     async def test_a_late_heartbeat_keeps_what_nobody_found_lost(
         self, store: Store, clock: Clock
     ) -> None:
-        """A runner that was stopped for longer than its lease renews it before it claims."""
+        """A runner that was suspended for longer than its lease renews it before it claims."""
         attempt = await start(store)
         clock.advance(LEASE_S * 2)
         assert await store.heartbeat([ref(attempt)], LEASE_S) == []
         assert await store.claim("runner", 1, LEASE_S) == []
-        found = await store.attempt(attempt.attempt_id)
-        assert (found.status, found.lease_until) == (AttemptStatus.RUNNING, clock.now + LEASE_S)
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert (attempt_after.status, attempt_after.lease_until) == (
+            AttemptStatus.RUNNING,
+            clock.now + LEASE_S,
+        )
 
     async def test_claim_loses_expired_leases_first(self, store: Store, clock: Clock) -> None:
         first = await start(store)
@@ -94,14 +100,14 @@ class LeaseTests(StoreTests):
         await store.cancel(["ro-1"])
         wrong_epoch = AttemptRef(attempts[2].attempt_id, attempts[2].epoch + 1)
         unknown = AttemptRef("at-nobody", 1)
-        asked = [ref(attempts[0]), ref(attempts[1]), wrong_epoch, unknown, ref(attempts[3])]
-        assert await store.heartbeat(asked, 2 * LEASE_S) == asked[:4]
+        refs = [ref(attempts[0]), ref(attempts[1]), wrong_epoch, unknown, ref(attempts[3])]
+        assert await store.heartbeat(refs, 2 * LEASE_S) == refs[:4]
         clock.advance(LEASE_S)
         assert await store.expire() == 1
         assert await store.heartbeat([], LEASE_S) == []
 
     async def test_what_is_to_be_run_alone(self, store: Store, clock: Clock) -> None:
-        """It comes first, for a runner that has nothing else, and with nothing else."""
+        """Such a rollout is claimed first, by a runner without other work, and without others."""
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
         claims = await store.claim("runner", 4, LEASE_S)
         assert [claim.alone for claim in claims] == [False] * 4
@@ -115,20 +121,20 @@ class LeaseTests(StoreTests):
             await store.enqueue([make_rollout(f"after-{name}")])
             [alone] = await store.claim("runner", 9, LEASE_S)
             assert (alone.rollout.rollout_id, alone.alone) == (name, True)
-        # the next attempt is like any other, unless that is said again
+        # the next attempt may run with others, unless requested again
         await store.report([make_report(alone.attempt, AttemptStatus.LOST)])
         again, *_ = await store.claim("runner", 9, LEASE_S)
         assert (again.rollout.rollout_id, again.alone) == ("ro-2", False)
 
     async def test_bad_neighbours_time_and_again(self, store: Store) -> None:
-        """They make no one lose a try: whoever had three is run alone."""
+        """They cost no try; after three of them the rollout is run alone."""
         await store.enqueue([make_rollout()])
-        seen = []
+        alone_flags = []
         for _ in range(4):
             [claim] = await store.claim("runner", 1, LEASE_S)
-            seen.append(claim.alone)
+            alone_flags.append(claim.alone)
             await store.report([make_report(claim.attempt, AttemptStatus.LOST, counts=False)])
-        assert seen == [False, False, False, True]
+        assert alone_flags == [False, False, False, True]
         assert (await state_of(store)).infrastructure_tries == 0
 
     async def test_a_lost_epoch_changes_nothing(self, store: Store, clock: Clock) -> None:
@@ -159,10 +165,13 @@ class LeaseTests(StoreTests):
             capture_errors=["lost a span", UNICODE, NUL],
         )
         assert await store.report([report]) == [True]
-        found = await store.attempt(attempt.attempt_id)
-        assert found.reward == report.reward
-        assert (found.outcome, found.message) == (report.outcome, report.message)
-        assert (found.capture_errors, found.ended_at) == (report.capture_errors, clock.now)
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert attempt_after.reward == report.reward
+        assert (attempt_after.outcome, attempt_after.message) == (report.outcome, report.message)
+        assert (attempt_after.capture_errors, attempt_after.ended_at) == (
+            report.capture_errors,
+            clock.now,
+        )
         state = await state_of(store)
         assert (state.status, state.finished_at) == (RolloutStatus.FAILED, clock.now)
 
@@ -173,16 +182,16 @@ class LeaseTests(StoreTests):
         assert (await store.attempt(attempt.attempt_id)).reward == reward
 
     async def test_report_twice(self, store: Store) -> None:
-        """Equal: in force, nothing happens. Different: refused, nothing happens."""
+        """An equal report succeeds without effect; a different one is refused without effect."""
         attempt = await start(store)
         report = make_report(attempt, reward=Reward(1.0), capture_errors=["a"])
         assert await store.report([report, report]) == [True, True]
-        known = await store.attempt(attempt.attempt_id), await store.watch()
+        before = await store.attempt(attempt.attempt_id), await store.watch()
         assert await store.report([report]) == [True]
         same: dict[str, Any] = {"reward": Reward(1.0), "capture_errors": ["a"]}
         for other in ({"reward": Reward(0.0)}, {"message": "x"}, {"capture_errors": ["b"]}):
             assert await store.report([make_report(attempt, **{**same, **other})]) == [False]
-        assert (await store.attempt(attempt.attempt_id), await store.watch()) == known
+        assert (await store.attempt(attempt.attempt_id), await store.watch()) == before
 
     async def test_report_under_a_wrong_epoch(self, store: Store) -> None:
         attempt = await start(store)
@@ -217,8 +226,8 @@ class LeaseTests(StoreTests):
         for claim in await store.claim("runner", 2, LEASE_S):
             await store.report([make_report(claim.attempt, AttemptStatus.LOST)])
         await store.claim("runner", 2, LEASE_S)
-        found = await store.attempts(["a", "nobody", "b"])
-        assert [(a.rollout_id, a.number) for a in found] == [
+        attempts = await store.attempts(["a", "nobody", "b"])
+        assert [(a.rollout_id, a.number) for a in attempts] == [
             ("a", 1),
             ("a", 2),
             ("b", 1),
@@ -232,11 +241,11 @@ class LeaseTests(StoreTests):
         attempt = await start(store)
         await store.mark_damaged(attempt.attempt_id, "first")
         await store.report([make_report(attempt, capture_errors=["second", "first"])])
-        await store.mark_damaged(attempt.attempt_id, UNICODE)  # sealed: still allowed
+        await store.mark_damaged(attempt.attempt_id, UNICODE)  # allowed for a sealed attempt
         await store.mark_damaged(attempt.attempt_id, UNICODE)
-        found = await store.attempt(attempt.attempt_id)
-        assert found.capture_errors == ["first", "second", UNICODE]
-        assert found.status is AttemptStatus.SUCCEEDED
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert attempt_after.capture_errors == ["first", "second", UNICODE]
+        assert attempt_after.status is AttemptStatus.SUCCEEDED
         assert await store.report([make_report(attempt, capture_errors=["second", "first"])]) == [
             True
         ]

@@ -1,4 +1,4 @@
-"""A store that is opened, closed, opened again and shared."""
+"""Tests of opening, closing, reopening and sharing a store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lightspan_testing.store_suite.base import (
 
 
 async def _dump(store: Store, attempts: Sequence[Attempt]) -> list[Any]:
-    """Everything that a store says."""
+    """Return the whole content of a store."""
     ids = [attempt.attempt_id for attempt in attempts]
     states = await store.rollouts()
     return [
@@ -45,8 +45,8 @@ async def _dump(store: Store, attempts: Sequence[Attempt]) -> list[Any]:
     ]
 
 
-class LifeTests(StoreTests):
-    """A closed store says so; a durable one comes back as it was."""
+class LifecycleTests(StoreTests):
+    """A closed store raises; a durable one is unchanged after reopening."""
 
     async def test_a_closed_store_says_so(self, name: str, clock: Clock) -> None:
         store = self.make_store(name, clock)

@@ -1,4 +1,4 @@
-"""Size and concurrency."""
+"""Tests of size and concurrency."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightspan_testing.store_suite.base import (
 
 
 class LoadTests(StoreTests):
-    """Thousands of rollouts, megabytes in one, many clients at once."""
+    """Thousands of rollouts, megabytes in one, many concurrent clients."""
 
     async def test_batches_of_a_thousand(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(1000)])
@@ -55,7 +55,7 @@ class LoadTests(StoreTests):
         assert len((await state_of(store)).rollout.task) == 2_000_000
 
     async def test_200_mixed_operations_at_once(self, store: Store) -> None:
-        """Whatever is mixed, each rollout is claimed once and ends once, each call is kept."""
+        """Under any mix each rollout is claimed once and ends once, and each call is stored."""
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(100)])
 
         async def run_one() -> Claim:
@@ -84,18 +84,18 @@ class LoadTests(StoreTests):
         assert len({claim.rollout.rollout_id for claim in claims}) == 100
         assert await store.count() == {RolloutStatus.SUCCEEDED: 100}
         ids = [claim.attempt.attempt_id for claim in claims]
-        for found in (await store.token_records(ids)).values():
-            assert [record.late for record in found] == [False]
+        for records in (await store.token_records(ids)).values():
+            assert [record.late for record in records] == [False]
         assert [len(spans) for spans in (await store.spans(ids)).values()] == [2] * 100
 
     async def test_many_clients_one_rollout_after_the_other(self, store: Store) -> None:
-        """Whoever claims it: each rollout is claimed once and its report is in force."""
+        """Each rollout is claimed once, by any client, and its report takes effect."""
         names = [f"ro-{i}" for i in range(320)]
-        left = iter(names)
+        remaining = iter(names)
         claimed: list[str] = []
 
         async def work() -> None:
-            for name in left:
+            for name in remaining:
                 await store.enqueue([make_rollout(name)])
                 [claim] = await store.claim("runner", 1, LEASE_S)
                 assert await store.report([make_report(claim.attempt)]) == [True]

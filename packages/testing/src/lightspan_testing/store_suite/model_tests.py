@@ -1,4 +1,4 @@
-"""Random operations against a model."""
+"""Tests of random operations against a model."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def _rollout_named(name: str) -> Rollout:
 
 
 class _Driver:
-    """Applies operations to a store. Answers name attempts by what two stores have in common."""
+    """Applies operations to a store, naming attempts by their index."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.claimed: list[Attempt] = []
         self._latest: tuple[Any, ...] | None = None
-        """The claim that was asked for last, and under which id."""
+        """Arguments and request id of the last claim."""
 
     async def apply(self, operation: tuple[Any, ...]) -> Any:
         kind, *arguments = operation
@@ -99,21 +99,21 @@ class _Driver:
 
     async def _claim(self, slots: int, run_id: str | None, idle: bool) -> list[Any]:
         self._latest = (slots, run_id, idle, new_id("claim"))
-        return await self._ask_latest()
+        return await self._claim_latest()
 
     async def _again(self) -> list[Any] | None:
-        """As who got no answer."""
-        return None if self._latest is None else await self._ask_latest()
+        """Repeat the last claim, as a client without a response does."""
+        return None if self._latest is None else await self._claim_latest()
 
-    async def _ask_latest(self) -> list[Any]:
+    async def _claim_latest(self) -> list[Any]:
         assert self._latest is not None
         slots, run_id, idle, request_id = self._latest
         claims = await self.store.claim(
             "runner", slots, LEASE_S, run_id, idle, request_id=request_id
         )
-        known = {attempt.attempt_id for attempt in self.claimed}
-        made = [claim.attempt for claim in claims if claim.attempt.attempt_id not in known]
-        self.claimed += made
+        ids = {attempt.attempt_id for attempt in self.claimed}
+        new = [claim.attempt for claim in claims if claim.attempt.attempt_id not in ids]
+        self.claimed += new
         return [(claim.rollout, self._plain(claim.attempt), claim.alone) for claim in claims]
 
     async def _report(
@@ -148,7 +148,7 @@ class _Driver:
     async def _mark(self, attempt: Attempt, number: int, outcome: CallOutcome) -> None:
         await self.store.mark_call(attempt.attempt_id, f"call-{number}", outcome)
 
-    async def _damage(self, attempt: Attempt, reason: str) -> None:
+    async def _capture_errors(self, attempt: Attempt, reason: str) -> None:
         await self.store.mark_damaged(attempt.attempt_id, reason)
 
     async def _watch(self, cursor: int, run_id: str | None) -> Any:
@@ -156,7 +156,7 @@ class _Driver:
         return changes.cursor, [self._plain(state) for state in changes.rollouts]
 
     async def dump(self) -> list[Any]:
-        """All that the store says, without the ids and tokens that it made up."""
+        """Return the content of the store without generated ids and tokens."""
         states = await self.store.rollouts()
         attempts = await self.store.attempts([state.rollout.rollout_id for state in states])
         ids = [attempt.attempt_id for attempt in self.claimed]
@@ -189,20 +189,20 @@ _LOST_TOGETHER: Final = [
     ("advance", LEASE_S),
     ("again",),
 ]
-"""Two leases that run out at one moment, of rollouts that were claimed in the other order."""
+"""Two leases that expire at the same time, of rollouts claimed in the opposite order."""
 
 
 class _Model:
-    """The state machine again, as simply as it can be said; shares nothing with the stores."""
+    """A minimal model of the state machine, independent of the stores."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.rollouts: dict[str, list[Any]] = {}
-        """Name: status, counted losses, uncounted losses, attempt that runs, to be run alone."""
+        """Name: status, counted losses, uncounted losses, running attempt, to be run alone."""
         self.attempts: list[list[Any]] = []
         """Rollout, lease end, status."""
         self.latest: tuple[list[Any], range] | None = None
-        """What the latest claim asked for, and the attempts that it began."""
+        """Arguments of the latest claim, and the attempts that it started."""
 
     def statuses(self) -> dict[str, tuple[RolloutStatus, int]]:
         return {name: (state[0], state[1]) for name, state in self.rollouts.items()}
@@ -222,7 +222,7 @@ class _Model:
         elif kind == "report" and arguments[0] < len(self.attempts) and arguments[4] == 0:
             self._end(*arguments[:4])
         elif kind == "heartbeat":
-            self._beat([n for n in arguments[0] if n < len(self.attempts)])
+            self._renew([n for n in arguments[0] if n < len(self.attempts)])
         elif kind == "expire":
             self._expire()
         elif kind == "cancel" and all(name in self.rollouts for name in arguments[0]):
@@ -231,14 +231,14 @@ class _Model:
     def _again(self) -> None:
         if self.latest is None:
             return
-        asked, begun = self.latest
-        if begun:
-            self._beat(list(begun))
+        arguments, attempts = self.latest
+        if attempts:
+            self._renew(list(attempts))
         else:
-            self._claim(*asked)
+            self._claim(*arguments)
 
     def _claim(self, slots: int, run_id: str | None, idle: bool) -> None:
-        before, asked = len(self.attempts), [slots, run_id, idle]
+        before, arguments = len(self.attempts), [slots, run_id, idle]
         queued = {
             name: state
             for name, state in self.rollouts.items()
@@ -251,9 +251,9 @@ class _Model:
                 slots -= 1
                 state[0], state[3] = RolloutStatus.RUNNING, len(self.attempts)
                 self.attempts.append([name, self.now + LEASE_S, AttemptStatus.RUNNING])
-        self.latest = asked, range(before, len(self.attempts))
+        self.latest = arguments, range(before, len(self.attempts))
 
-    def _beat(self, numbers: list[int]) -> None:
+    def _renew(self, numbers: list[int]) -> None:
         for number in numbers:
             if self.attempts[number][2] is AttemptStatus.RUNNING:
                 self.attempts[number][1] = self.now + LEASE_S
@@ -278,11 +278,11 @@ class _Model:
         self.attempts[number][2] = status
         state = self.rollouts[name]
         if status is AttemptStatus.LOST:
-            asked, counts = counts, counts or state[2] >= MAX_UNCOUNTED_LOSSES
+            requested, counts = counts, counts or state[2] >= MAX_UNCOUNTED_LOSSES
             state[1 if counts else 2] += 1
-            state[4] = alone or (not asked and state[2] >= MAX_BAD_NEIGHBOURS)
-            left = state[1] < _rollout_named(name).max_infrastructure_tries
-            state[0] = RolloutStatus.QUEUED if left else RolloutStatus.LOST
+            state[4] = alone or (not requested and state[2] >= MAX_BAD_NEIGHBOURS)
+            has_tries = state[1] < _rollout_named(name).max_infrastructure_tries
+            state[0] = RolloutStatus.QUEUED if has_tries else RolloutStatus.LOST
         elif status is AttemptStatus.TIMEOUT:
             state[0] = RolloutStatus.FAILED
         else:
@@ -290,10 +290,10 @@ class _Model:
 
 
 class ModelTests(StoreTests):
-    """Whatever is done: a tiny model and the memory store would answer the same."""
+    """Random operations have the results of a minimal model and of the memory store."""
 
     def test_random_operations_against_a_model(self) -> None:
-        """Any sequence of operations: the answers are a tiny model's and the memory store's."""
+        """Any sequence of operations has the model's and the memory store's results."""
 
         @settings(
             max_examples=60,

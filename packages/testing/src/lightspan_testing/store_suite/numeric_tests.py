@@ -1,4 +1,4 @@
-"""Numbers that no store can keep or count with."""
+"""Tests of numbers that stores refuse."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _NO_SECONDS = [math.nan, math.inf, -math.inf, -1.0, 1e300]
 _TOO_LARGE = 2**63
 
 
-class NumberTests(StoreTests):
-    """They are refused by name, and nothing is written; the store is not called damaged."""
+class NumericTests(StoreTests):
+    """They are refused by name without writing anything, and the store is not reported as
+    damaged."""
 
     @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2 * LARGEST])
     async def test_a_reward_that_is_no_number(self, store: Store, number: float) -> None:
-        """NaN would never equal the same report, asked again, and infinity is nothing to learn
-        from; a batch with one is refused as a whole."""
+        """NaN would not equal the same report when retried; a batch that contains one is refused
+        whole."""
         attempt = await start(store, "ro-1")
         other = await start(store, "ro-2")
         for reward in (Reward(number), Reward(0.5, {"reward": 0.5, "style": number})):

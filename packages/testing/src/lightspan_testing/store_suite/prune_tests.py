@@ -1,4 +1,4 @@
-"""What a store forgets when it is told to, and what it keeps."""
+"""Tests of pruning."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DAY_S = 86_400.0
 
 
 class PruneTests(StoreTests):
-    """What ended long ago goes with all that belongs to it, and nothing else."""
+    """Rollouts that ended long ago are deleted with everything that belongs to them."""
 
     async def test_what_ended_long_ago_is_forgotten(self, store: Store, clock: Clock) -> None:
         lost = await start(store)
@@ -51,10 +51,10 @@ class PruneTests(StoreTests):
         ids = [state.rollout.rollout_id for state in await store.rollouts()]
         assert ids == ["ro-recent", "ro-running"]
         assert await store.count() == {RolloutStatus.SUCCEEDED: 1, RolloutStatus.RUNNING: 1}
-        gone = [lost.attempt_id, retried.attempt_id]
+        deleted = [lost.attempt_id, retried.attempt_id]
         assert await store.attempts(["ro-1", "ro-cancelled"]) == []
-        assert await store.spans(gone) == {attempt_id: [] for attempt_id in gone}
-        assert await store.token_records(gone) == {attempt_id: [] for attempt_id in gone}
+        assert await store.spans(deleted) == {attempt_id: [] for attempt_id in deleted}
+        assert await store.token_records(deleted) == {attempt_id: [] for attempt_id in deleted}
         assert await store.claim_of_token(retried.call_token) is None
         for ask in (
             store.rollouts(["ro-1"]),
@@ -72,12 +72,12 @@ class PruneTests(StoreTests):
         attempt = await claim_one(store)
         clock.advance(30 * _DAY_S)
         await store.enqueue([make_rollout("ro-new")])
-        await store.report([make_report(attempt)])  # late, and so it has ended just now
+        await store.report([make_report(attempt)])  # late, so it ended just now
         assert await store.prune(_DAY_S) == 0
         assert len(await store.rollouts()) == 4
 
     async def test_a_cursor_misses_nothing(self, store: Store, clock: Clock) -> None:
-        """What came last and what moved last stay, so that no number is given twice."""
+        """The last created and the last changed rollouts stay, so that no number is reused."""
         first = await start(store, "ro-1")
         await store.enqueue([make_rollout("ro-2"), make_rollout("ro-3")])
         await store.cancel(["ro-2", "ro-3"])
@@ -110,7 +110,7 @@ class PruneTests(StoreTests):
         assert [state.rollout.rollout_id for state in await store.rollouts()] == names[-1:]
 
     async def test_leases_and_queues_go_on(self, store: Store, clock: Clock) -> None:
-        """What was forgotten is in none of them any more."""
+        """Deleted rollouts are in neither leases nor queues."""
         old = await start(store, "ro-old")
         await store.enqueue([make_rollout("ro-cancelled")])
         await store.cancel(["ro-cancelled"])
@@ -125,11 +125,11 @@ class PruneTests(StoreTests):
         assert (await claim_one(store)).number == 1
 
     @pytest.mark.parametrize(
-        ("seconds", "limit", "said"),
+        ("seconds", "limit", "message"),
         [(math.nan, 1, "older_than_s="), (-1.0, 1, "older_than_s="), (1.0, 0, "limit=0")],
     )
     async def test_what_is_no_age(
-        self, store: Store, seconds: float, limit: int, said: str
+        self, store: Store, seconds: float, limit: int, message: str
     ) -> None:
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             await store.prune(seconds, limit)

@@ -1,4 +1,4 @@
-"""Rollouts that are enqueued, read, claimed and cancelled."""
+"""Tests of enqueuing, reading, claiming and cancelling rollouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lightspan_testing.store_suite.base import (
 
 
 class QueueTests(StoreTests):
-    """Rollouts are queued once, read by every filter, and claimed oldest first."""
+    """Rollouts are enqueued once, read by every filter, and claimed oldest first."""
 
     async def test_enqueued_rollouts_are_read_back(self, store: Store, clock: Clock) -> None:
         rollout = make_rollout(
@@ -108,8 +108,8 @@ class QueueTests(StoreTests):
         for run, mode, step in itertools.product(
             (None, "a", "b", "c"), (None, Mode.TRAIN, Mode.VAL, Mode.DEV), (None, 0, 1, 2)
         ):
-            found = await store.rollouts(run_id=run, mode=mode, step=step)
-            assert [state.rollout for state in found] == [
+            states = await store.rollouts(run_id=run, mode=mode, step=step)
+            assert [state.rollout for state in states] == [
                 rollout
                 for rollout in rollouts
                 if run in (None, rollout.run_id)
@@ -207,7 +207,7 @@ class QueueTests(StoreTests):
         claim = make_production(run_id="support")
         await store.start([claim, claim])
         await store.start([claim])  # a repetition
-        clock.advance(1e9)  # no lease runs out
+        clock.advance(1e9)  # no lease expires
         assert await store.expire() == 0
         assert await store.claim("runner", 10, LEASE_S) == []
         assert await store.claim("runner", 10, LEASE_S, run_id="support") == []
@@ -218,7 +218,7 @@ class QueueTests(StoreTests):
         assert await store.report([make_report(claim.attempt)]) == [True]
         [state] = await store.rollouts(["ro-1"])
         assert (state.status, state.finished_at) == (RolloutStatus.SUCCEEDED, clock.now)
-        await store.start([claim])  # of what has ended, too
+        await store.start([claim])  # also after the end
         assert (await store.attempt("at-ro-1")).status is AttemptStatus.SUCCEEDED
         assert await store.add_spans(ref(claim.attempt), [make_span(claim.attempt, 1)]) == 1
         assert await store.claim("runner", 10, LEASE_S) == []
@@ -246,15 +246,15 @@ class QueueTests(StoreTests):
         claims = await store.claim("runner", 3, LEASE_S)
         tokens = {claim.attempt.call_token for claim in claims}
         assert len(tokens) == 3
-        assert all(len(token) >= 22 for token in tokens)  # 128 bits and more
+        assert all(len(token) >= 22 for token in tokens)  # at least 128 bits
         for claim in claims:
             assert await store.claim_of_token(claim.attempt.call_token) == claim
         for wrong in ("", "wrong", claims[0].attempt.call_token[:-1], UNICODE, "\udc80"):
             assert await store.claim_of_token(wrong) is None
         await store.report([make_report(claims[0].attempt)])
-        found = await store.claim_of_token(claims[0].attempt.call_token)
-        assert found is not None
-        assert found.attempt.sealed
+        claim_after = await store.claim_of_token(claims[0].attempt.call_token)
+        assert claim_after is not None
+        assert claim_after.attempt.sealed
 
     # --- cancel ---------------------------------------------------------------------------
     async def test_cancel(self, store: Store, clock: Clock) -> None:

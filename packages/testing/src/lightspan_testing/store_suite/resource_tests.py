@@ -1,4 +1,4 @@
-"""Resources, policies' versions, and the peers that work with a store."""
+"""Tests of resources, policy versions and peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightspan_testing.store_suite.base import UNICODE, Clock, StoreTests, make_
 
 
 class ResourceTests(StoreTests):
-    """What a rollout refers to is found by its name; no version is given twice."""
+    """Resources are found by id; no version is allotted twice."""
 
     async def test_resources(self, store: Store) -> None:
         resources: NamedResources = {
@@ -56,7 +56,8 @@ class ResourceTests(StoreTests):
 
     # --- who works with it ----------------------------------------------------------------
     async def test_peers(self, store: Store, clock: Clock) -> None:
-        """The latest word of each, with its age by the store's clock; forgotten after a day."""
+        """The latest announcement of each peer, with its age by the store's clock; deleted after a
+        day."""
         assert await store.peers() == []
         await store.announce(make_peer("runner-2"))
         clock.advance(3)

@@ -1,4 +1,4 @@
-"""Writes that are made again, because nobody knows whether they were done."""
+"""Tests of repeated writes with idempotency keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lightspan_testing.store_suite.base import (
 
 
 class RetryTests(StoreTests):
-    """Whoever got no answer asks again: nothing is done twice, and nothing is stranded."""
+    """A client without a response repeats the request: nothing is done twice or lost."""
 
     # --- claims ---------------------------------------------------------------------------
     @pytest.mark.parametrize("slots", [1, 3, 300])
@@ -41,17 +41,17 @@ class RetryTests(StoreTests):
         request_id = new_id("claim")
         claims = await store.claim("runner", slots, LEASE_S, request_id=request_id)
         assert len(claims) == slots
-        known = await store.watch()
+        before = await store.watch()
         for _ in range(2):
             again = await store.claim("runner", slots, LEASE_S, request_id=request_id)
             assert again == claims
-        assert await store.watch() == known
+        assert await store.watch() == before
         others = await store.claim("runner", slots + 5, LEASE_S, request_id=new_id("claim"))
         assert len(others) == 5
         assert await store.claim("runner", 9, LEASE_S, request_id=new_id("claim")) == []
 
     async def test_a_claim_of_less_than_asked_for_is_the_same(self, store: Store) -> None:
-        """What was queued meanwhile is for the next claim."""
+        """Rollouts queued meanwhile are left to the next claim."""
         await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
         request_id = new_id("claim")
         claims = await store.claim("runner", 5, LEASE_S, request_id=request_id)
@@ -63,7 +63,8 @@ class RetryTests(StoreTests):
     async def test_a_claim_asked_again_for_another_number(
         self, store: Store, slots: int, later: int
     ) -> None:
-        """It is all that was given: what was left out would be stranded, and more a new claim."""
+        """The repetition returns the original claim: omitted rollouts would be stranded, others
+        would be a new claim."""
         await store.enqueue([make_rollout(f"ro-{i:02}") for i in range(slots + 9)])
         request_id = new_id("claim")
         claims = await store.claim("runner", slots, LEASE_S, request_id=request_id)
@@ -89,7 +90,7 @@ class RetryTests(StoreTests):
         assert await store.attempt(claim.attempt.attempt_id) == claim.attempt
 
     async def test_a_claim_asked_again_after_its_lease(self, store: Store, clock: Clock) -> None:
-        """It is lost, and its rollouts are for whoever asks anew: no id claims twice."""
+        """It is lost, and its rollouts are for new claims: no id claims twice."""
         await store.enqueue([make_rollout()])
         request_id = new_id("claim")
         [lost] = await store.claim("runner", 1, LEASE_S, request_id=request_id)
@@ -106,11 +107,11 @@ class RetryTests(StoreTests):
         claims = await store.claim("runner", 200, LEASE_S, request_id=request_id)
         await store.report([make_report(claims[0].attempt), make_report(claims[150].attempt)])
         await store.cancel(["ro-1"])
-        left = [claims[2], *claims[3:150], *claims[151:]]
-        assert await store.claim("runner", 200, LEASE_S, request_id=request_id) == left
+        remaining = [claims[2], *claims[3:150], *claims[151:]]
+        assert await store.claim("runner", 200, LEASE_S, request_id=request_id) == remaining
 
     async def test_an_id_of_another_runner(self, store: Store) -> None:
-        """It gets nothing of what the other was given, nor anything else."""
+        """A request id returns nothing to another runner."""
         await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
         request_id = new_id("claim")
         claims = await store.claim("runner", 1, LEASE_S, request_id=request_id)
@@ -127,9 +128,9 @@ class RetryTests(StoreTests):
             claims = await store.claim("runner", 2, LEASE_S, request_id=request_id)
             return [claim.rollout.rollout_id for claim in claims]
 
-        asked = await asyncio.gather(*(claim(request_id) for request_id in ids * 3))
-        assert asked[:3] == asked[3:6] == asked[6:]
-        assert sorted(name for names in asked[:3] for name in names) == [
+        names_per_claim = await asyncio.gather(*(claim(request_id) for request_id in ids * 3))
+        assert names_per_claim[:3] == names_per_claim[3:6] == names_per_claim[6:]
+        assert sorted(name for names in names_per_claim[:3] for name in names) == [
             f"ro-{i}" for i in range(6)
         ]
 
@@ -143,7 +144,7 @@ class RetryTests(StoreTests):
         assert await store.claim("runner", 2, LEASE_S, request_id=request_id) == claims
 
     async def test_an_attempts_id_does_not_tell_its_claims(self, store: Store) -> None:
-        """Apps know the one, and must not be able to ask for the other."""
+        """Apps know attempt ids, and must not be able to derive the claim's id."""
         await store.enqueue([make_rollout()])
         request_id = new_id("claim")
         [claim] = await store.claim("runner", 1, LEASE_S, request_id=request_id)
@@ -173,7 +174,8 @@ class RetryTests(StoreTests):
         assert [one.version for one in await store.policy_versions("sql")] == [1, 2, 3]
 
     async def test_every_write_can_be_repeated(self, store: Store) -> None:
-        """At once, and after all that came later: each answers as at first, and changes nothing."""
+        """Immediately and after all later writes, each returns its first result and changes
+        nothing."""
         done: list[tuple[Callable[[], Awaitable[Any]], Any]] = []
 
         async def write(operation: Callable[[], Awaitable[Any]], *, later: bool = True) -> Any:
@@ -207,13 +209,13 @@ class RetryTests(StoreTests):
         scored = make_report(first, reward=Reward(0.5))
         await write(lambda: store.report([scored]))
         await write(lambda: store.report([make_report(production.attempt)]))
-        before = await self._told(store, [first.attempt_id, second.attempt_id])
+        before = await self._content(store, [first.attempt_id, second.attempt_id])
         for operation, answer in done:
             assert await operation() == answer
-        assert await self._told(store, [first.attempt_id, second.attempt_id]) == before
+        assert await self._content(store, [first.attempt_id, second.attempt_id]) == before
 
     async def test_a_repeated_end_counts_what_was_left(self, store: Store, clock: Clock) -> None:
-        """`cancel` and `expire` change nothing more, and say so."""
+        """`cancel` and `expire` change nothing more and return 0."""
         await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
         await store.claim("runner", 1, LEASE_S)
         assert [await store.cancel(["ro-2"]) for _ in range(2)] == [1, 0]
@@ -223,7 +225,7 @@ class RetryTests(StoreTests):
             await store.withdraw("runner-1")
         assert (await store.attempts(["ro-1"]))[0].status is AttemptStatus.LOST
 
-    async def _told(self, store: Store, attempt_ids: list[str]) -> list[Any]:
+    async def _content(self, store: Store, attempt_ids: list[str]) -> list[Any]:
         states = await store.rollouts()
         return [
             states,

@@ -1,4 +1,4 @@
-"""Spans: kept whole, once, in order, and marked if they come late."""
+"""Tests of spans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lightspan_testing.store_suite.base import (
 
 
 class SpanTests(StoreTests):
-    """Spans are kept once, as they came, and marked where they came late."""
+    """Spans are stored once, whole and in order, and marked if late."""
 
     async def test_spans_come_back_whole_and_in_order(self, store: Store) -> None:
         attempt = await start(store)
@@ -68,8 +68,8 @@ class SpanTests(StoreTests):
         assert await store.add_spans(ref(attempt), [span, span]) == 0
         await store.report([make_report(attempt)])
         assert await store.add_spans(ref(attempt), [span, make_span(attempt, 1)]) == 1
-        found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-        assert [(one.span_id, one.late) for one in found] == [
+        spans_after = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+        assert [(one.span_id, one.late) for one in spans_after] == [
             (span.span_id, False),
             (make_span(attempt, 1).span_id, True),
         ]
@@ -78,7 +78,7 @@ class SpanTests(StoreTests):
         attempt = await start(store)
         report, spans = make_report(attempt), [make_span(attempt, number) for number in range(3)]
         assert await store.finish(report, spans)
-        assert await store.finish(report, spans)  # as by whoever got no answer
+        assert await store.finish(report, spans)  # repeated, as by a client without a response
         assert await store.spans([attempt.attempt_id]) == {attempt.attempt_id: spans}
         ended = await store.attempt(attempt.attempt_id)
         assert (ended.status, ended.capture_errors) == (report.status, [])
@@ -115,17 +115,17 @@ class SpanTests(StoreTests):
         assert await store.add_spans(ref(attempt), [make_span(attempt, 3)]) == 0
         await store.report([make_report(attempt)])
         assert await store.add_spans(ref(attempt), [make_span(attempt, 4)]) == 1
-        found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-        assert [span.late for span in found] == [True, True, False, True]
+        spans_after = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+        assert [span.late for span in spans_after] == [True, True, False, True]
 
     async def test_spans_of_several_attempts(self, store: Store) -> None:
         await store.enqueue([make_rollout("a"), make_rollout("b")])
         first, second = [c.attempt for c in await store.claim("runner", 2, LEASE_S)]
         for attempt in (first, second):  # span ids are unique within an attempt only
             await store.add_spans(ref(attempt), [make_span(attempt)])
-        asked = [second.attempt_id, "at-nobody", first.attempt_id, second.attempt_id]
-        found = await store.spans(asked)
-        assert found == {
+        ids = [second.attempt_id, "at-nobody", first.attempt_id, second.attempt_id]
+        by_attempt = await store.spans(ids)
+        assert by_attempt == {
             second.attempt_id: [make_span(second)],
             "at-nobody": [],
             first.attempt_id: [make_span(first)],

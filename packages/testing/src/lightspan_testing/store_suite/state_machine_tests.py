@@ -1,4 +1,4 @@
-"""The state machine: what each action does to a rollout and its attempts."""
+"""Tests of the state machine: the effect of each action on a rollout and its attempts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lightspan_testing.store_suite.base import (
 
 
 async def bring_attempt_to(store: Store, status: AttemptStatus) -> Attempt:
-    """An attempt of `ro-1` in this status, as the store has it."""
+    """Bring an attempt of `ro-1` to this status and return it as stored."""
     attempt = await start(store)
     if status is AttemptStatus.CANCELLED:
         await store.cancel(["ro-1"])
@@ -35,7 +35,7 @@ async def bring_attempt_to(store: Store, status: AttemptStatus) -> Attempt:
 
 
 async def bring_rollout_to(store: Store, status: RolloutStatus) -> Attempt:
-    """`ro-1` in this status, having had an attempt, which is returned."""
+    """Bring `ro-1` to this status and return its attempt."""
     attempt = await start(store, max_infrastructure_tries=2)
     match status:
         case RolloutStatus.RUNNING:
@@ -91,18 +91,19 @@ MOVES: dict[tuple[RolloutStatus, str], RolloutStatus] = {
     (RolloutStatus.RUNNING, "cancelled"): RolloutStatus.CANCELLED,
     (RolloutStatus.RUNNING, "cancel"): RolloutStatus.CANCELLED,
 }
-"""What each action does to a rollout; every pair that is not here leaves it as it is."""
+"""New status by status and action; other pairs leave the status unchanged."""
 
 
-class MoveTests(StoreTests):
-    """Every pair of a status and an action, and how often a lost attempt is tried again."""
+class StateMachineTests(StoreTests):
+    """Every pair of a status and an action, and the retries of lost attempts."""
 
     @pytest.mark.parametrize("after", AttemptStatus)
     @pytest.mark.parametrize("before", AttemptStatus)
     async def test_attempt_moves(
         self, store: Store, before: AttemptStatus, after: AttemptStatus
     ) -> None:
-        """Every pair: running ends once, a final status never changes, running is no report."""
+        """A running attempt ends once, a final status never changes, and `running` is not
+        reported."""
         attempt = await bring_attempt_to(store, before)
         report = make_report(attempt, after, message="second")
         if not after.final:
@@ -110,23 +111,22 @@ class MoveTests(StoreTests):
                 await store.report([report])
         else:
             assert await store.report([report]) == [not before.final]
-        found = await store.attempt(attempt.attempt_id)
-        assert found.status is (after if not before.final and after.final else before)
-        assert found == attempt or found.message == "second"
+        after_action = await store.attempt(attempt.attempt_id)
+        assert after_action.status is (after if not before.final and after.final else before)
+        assert after_action == attempt or after_action.message == "second"
 
     @pytest.mark.parametrize("action", ACTIONS)
     @pytest.mark.parametrize("before", RolloutStatus)
     async def test_rollout_moves(
         self, store: Store, clock: Clock, before: RolloutStatus, action: str
     ) -> None:
-        """Every pair of status and action."""
         attempt = await bring_rollout_to(store, before)
         assert await status_of(store) is before
-        known = await state_of(store)
+        before_action = await state_of(store)
         await ACTIONS[action](store, clock, attempt)
-        found = await state_of(store)
-        assert found.status is MOVES.get((before, action), before)
-        assert found == known or found.status is not before
+        after_action = await state_of(store)
+        assert after_action.status is MOVES.get((before, action), before)
+        assert after_action == before_action or after_action.status is not before
 
     @pytest.mark.parametrize("ending", ["lost", "expire"])
     async def test_the_last_try_ends_lost(self, store: Store, clock: Clock, ending: str) -> None:
@@ -156,7 +156,7 @@ class MoveTests(StoreTests):
         assert [attempt.epoch for attempt in attempts] == sorted({a.epoch for a in attempts})
 
     async def test_uncounted_losses_use_up_no_try_but_end(self, store: Store) -> None:
-        """A neighbour of a dead process is free, but not for ever."""
+        """The neighbour of a dead process is not charged, but not indefinitely."""
         await store.enqueue([make_rollout(max_infrastructure_tries=2)])
         for expected in [0] * MAX_UNCOUNTED_LOSSES + [1, 2]:
             attempt = await claim_one(store)

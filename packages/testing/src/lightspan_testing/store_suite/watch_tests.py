@@ -1,4 +1,4 @@
-"""Watching what changes."""
+"""Tests of watching."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lightspan_testing.store_suite.base import (
 
 
 class WatchTests(StoreTests):
-    """A cursor sees every change once."""
+    """A cursor yields every change once."""
 
     async def test_watch_from_every_cursor(self, store: Store) -> None:
-        """Whatever the cursor, the answer is what changed after it, once each, oldest first."""
+        """From any cursor, the changes after it are returned, once each, oldest first."""
         await store.enqueue([make_rollout(f"ro-{i}", run_id="ab"[i % 2]) for i in range(4)])
         first = await claim_one(store)
         second = await claim_one(store)
@@ -37,12 +37,12 @@ class WatchTests(StoreTests):
         assert changes == sorted(set(changes))
         assert everything.cursor == changes[-1]
         for cursor in range(everything.cursor + 2):
-            found = await store.watch(cursor)
-            assert found.rollouts == [s for s in everything.rollouts if s.change > cursor]
-            assert found.cursor == max(cursor, everything.cursor)
+            later = await store.watch(cursor)
+            assert later.rollouts == [s for s in everything.rollouts if s.change > cursor]
+            assert later.cursor == max(cursor, everything.cursor)
             of_run = await store.watch(cursor, run_id="b")
-            assert of_run.rollouts == [s for s in found.rollouts if s.rollout.run_id == "b"]
-            assert cursor <= of_run.cursor <= found.cursor
+            assert of_run.rollouts == [s for s in later.rollouts if s.rollout.run_id == "b"]
+            assert cursor <= of_run.cursor <= later.cursor
         assert await store.rollouts() == sorted(
             everything.rollouts, key=lambda state: state.rollout.rollout_id
         )
@@ -59,7 +59,7 @@ class WatchTests(StoreTests):
         assert [state.rollout.rollout_id for state in changes.rollouts] == ["ro-1"]
 
     async def test_watch_sees_every_ending(self, store: Store) -> None:
-        """A watcher that only ever follows its cursor sees every rollout end."""
+        """A watcher that follows its cursor sees every rollout end."""
         names = {f"ro-{i}" for i in range(40)}
 
         async def work() -> None:

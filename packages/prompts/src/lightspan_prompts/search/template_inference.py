@@ -1,4 +1,4 @@
-"""What the texts of one agent have in common: a template, and placeholders where they differ."""
+"""Inference of a prompt template from several rendered prompts of one agent."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from itertools import combinations, pairwise
 from typing import Final, NamedTuple
 
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.template_variables import variable_parts
+from lightspan_prompts.search.template_variables import variable_parts
 
-SHORTEST: Final = 8
-"""Characters, blanks apart, of a text between two placeholders: a shorter one, such as a word that
-all happen to have, belongs to them."""
-SHORTEST_EDGE: Final = 4
-"""The same of the text before the first and behind the last one."""
-CHANCE: Final = 48
-"""So many characters, over the number of texts, are common by chance: few texts must have more in
-common."""
-LEAST: Final = 12
-"""Characters that texts which differ must have in common at all."""
-COMPARED: Final = 12
-"""Texts that are compared with each other."""
+MIN_LITERAL_LENGTH: Final = 8
+"""Minimum characters, without whitespace, of a literal between two placeholders. A shorter one,
+such as a word that all texts share by chance, becomes part of them."""
+MIN_EDGE_LENGTH: Final = 4
+"""The same for the literals before the first and after the last placeholder."""
+CHANCE_OVERLAP: Final = 48
+"""Characters, divided by the number of texts, that texts share by chance: few texts must have more
+in common."""
+MIN_OVERLAP: Final = 12
+"""Minimum characters that different texts must have in common."""
+MAX_COMPARED: Final = 12
+"""Maximum number of texts compared pairwise."""
 
 _TOKEN: Final = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 class SeveralPrompts(Exception):
-    """The texts are not of one prompt; says why."""
+    """The texts come from several prompts; the message is the reason."""
 
 
 class _Hole(NamedTuple):
@@ -38,47 +38,54 @@ class _Hole(NamedTuple):
 
 
 _Token = str | _Hole
-_PART: Final = _Hole("part")
+_PLACEHOLDER: Final = _Hole("part")
 
 
-def template_of(texts: Sequence[str]) -> PromptTemplate:
-    """The template of which every one of these texts is, each in one way.
+def infer_template(texts: Sequence[str]) -> PromptTemplate:
+    """Infer a template that matches every text unambiguously.
 
     Args:
-        texts: at least one; those that are equal count as often as they come.
+        texts: at least one; duplicates count as often as they occur.
 
     Raises:
         SeveralPrompts: they have too little in common.
     """
     distinct = list(dict.fromkeys(texts))
-    needed = max(SHORTEST, CHANCE // len(distinct)) if len(distinct) > 1 else SHORTEST
+    needed = (
+        max(MIN_LITERAL_LENGTH, CHANCE_OVERLAP // len(distinct))
+        if len(distinct) > 1
+        else MIN_LITERAL_LENGTH
+    )
     tokens = _tokens(distinct[0])
     for text in distinct[1:]:
         tokens = _common(tokens, _tokens(text))
     tokens = _without_short(tokens, needed)
     _check(tokens, texts)
-    # what stands twice in a text does not say which of them is meant
+    # A literal that occurs twice in a text makes the match ambiguous: drop the shortest until all
+    # texts match.
     while True:
         template = _template(tokens)
         if all(template.match(text) is not None for text in distinct):
             return template
         inner = _inner_texts(tokens)
         if not inner:
-            raise SeveralPrompts("nothing but their beginning and end is the same")
-        shortest = min(inner, key=lambda place: len(_said(tokens[place[0] : place[1]])))
-        tokens = _merged([*tokens[: shortest[0]], _PART, *tokens[shortest[1] :]])
+            raise SeveralPrompts("the texts have only their beginning and end in common")
+        shortest = min(inner, key=lambda place: len(_literal(tokens[place[0] : place[1]])))
+        tokens = _merged([*tokens[: shortest[0]], _PLACEHOLDER, *tokens[shortest[1] :]])
 
 
 def _check(tokens: Sequence[_Token], texts: Sequence[str]) -> None:
     distinct = set(texts)
-    common = len(_said(tokens))
-    if common == 0 or (len(distinct) > 1 and common < LEAST):
+    common = len(_literal(tokens))
+    if common == 0 or (len(distinct) > 1 and common < MIN_OVERLAP):
         raise SeveralPrompts(f"its {len(distinct)} texts have nothing in common")
     if len(distinct) == 1:
         return
-    some = [_tokens(text) for text in texts[:COMPARED]]
-    both = (_without_short(_common(one, two), CHANCE // 2) for one, two in combinations(some, 2))
-    pairs = sorted(len(_said(tokens)) for tokens in both)
+    some = [_tokens(text) for text in texts[:MAX_COMPARED]]
+    both = (
+        _without_short(_common(one, two), CHANCE_OVERLAP // 2) for one, two in combinations(some, 2)
+    )
+    pairs = sorted(len(_literal(tokens)) for tokens in both)
     usual = pairs[len(pairs) * 3 // 4]
     if 2 * common < usual:
         raise SeveralPrompts(
@@ -87,8 +94,8 @@ def _check(tokens: Sequence[_Token], texts: Sequence[str]) -> None:
         )
 
 
-def _said(tokens: Sequence[_Token]) -> str:
-    """What is written there, blanks apart."""
+def _literal(tokens: Sequence[_Token]) -> str:
+    """Return the literals without whitespace at the ends of tokens."""
     return "".join(token.strip() for token in tokens if isinstance(token, str))
 
 
@@ -102,7 +109,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _merged(tokens: Sequence[_Token]) -> list[_Token]:
-    """The same with one placeholder where several stand side by side, or blanks alone between."""
+    """Merge adjacent placeholders, and those with only whitespace between them."""
     merged: list[_Token] = []
     for token in tokens:
         if isinstance(token, _Hole):
@@ -111,13 +118,13 @@ def _merged(tokens: Sequence[_Token]) -> list[_Token]:
                 at -= 1
             if at and isinstance(merged[at - 1], _Hole):
                 del merged[at - 1 :]
-                token = _PART
+                token = _PLACEHOLDER
         merged.append(token)
     return merged
 
 
 def _common(one: Sequence[_Token], two: Sequence[_Token]) -> list[_Token]:
-    """The tokens that both have, in order, and placeholders where one has others."""
+    """Return the common tokens in order, with placeholders where the texts differ."""
     begin = 0
     while begin < min(len(one), len(two)) and one[begin] == two[begin]:
         begin += 1
@@ -127,35 +134,35 @@ def _common(one: Sequence[_Token], two: Sequence[_Token]) -> list[_Token]:
     middle, other = one[begin : len(one) - end], two[begin : len(two) - end]
     common: list[_Token] = []
     at_one = at_two = 0
-    # words that stand everywhere are no place to begin at, in a long text
+    # In a long text, SequenceMatcher ignores words that occur everywhere.
     for block in SequenceMatcher(None, middle, other).get_matching_blocks():
         if (block.a, block.b) != (at_one, at_two):
-            common.append(_PART)
+            common.append(_PLACEHOLDER)
         common += middle[block.a : block.a + block.size]
         at_one, at_two = block.a + block.size, block.b + block.size
     return _merged([*one[:begin], *common, *one[len(one) - end :]])
 
 
 def _without_short(tokens: Sequence[_Token], needed: int) -> list[_Token]:
-    """The same without the texts that are too short to say where a placeholder ends."""
-    kept: list[_Token] = list(tokens)
+    """Drop literals that are too short to delimit a placeholder."""
+    result: list[_Token] = list(tokens)
     holes = [place for place, token in enumerate(tokens) if isinstance(token, _Hole)]
     if not holes:
-        return kept
+        return result
     for begin, end in reversed(_inner_texts(tokens)):
-        if len(_said(tokens[begin:end])) < needed:
-            kept[begin - 1 : end + 1] = [_PART]
-    first = next(place for place, token in enumerate(kept) if isinstance(token, _Hole))
-    if len(_said(kept[:first])) < SHORTEST_EDGE:
-        kept[: first + 1] = [_PART] if first else [kept[0]]
-    last = max(place for place, token in enumerate(kept) if isinstance(token, _Hole))
-    if len(_said(kept[last + 1 :])) < SHORTEST_EDGE and last + 1 < len(kept):
-        kept[last:] = [_PART]
-    return kept
+        if len(_literal(tokens[begin:end])) < needed:
+            result[begin - 1 : end + 1] = [_PLACEHOLDER]
+    first = next(place for place, token in enumerate(result) if isinstance(token, _Hole))
+    if len(_literal(result[:first])) < MIN_EDGE_LENGTH:
+        result[: first + 1] = [_PLACEHOLDER] if first else [result[0]]
+    last = max(place for place, token in enumerate(result) if isinstance(token, _Hole))
+    if len(_literal(result[last + 1 :])) < MIN_EDGE_LENGTH and last + 1 < len(result):
+        result[last:] = [_PLACEHOLDER]
+    return result
 
 
 def _inner_texts(tokens: Sequence[_Token]) -> list[tuple[int, int]]:
-    """Begin and end of each text between two placeholders."""
+    """Return begin and end of each literal between two placeholders."""
     holes = [place for place, token in enumerate(tokens) if isinstance(token, _Hole)]
     return [(one + 1, two) for one, two in pairwise(holes) if one + 1 < two]
 
@@ -169,7 +176,7 @@ def _template(tokens: Sequence[_Token]) -> PromptTemplate:
             continue
         number += 1
         name = f"{token.kind}_{number}"
-        while f"{{{name}}}" in literal:  # the text's own, which nobody fills
+        while f"{{{name}}}" in literal:  # the text has this placeholder itself, which nothing fills
             name += "_"
         parts.append(f"{{{name}}}")
     return PromptTemplate("".join(parts))

@@ -1,4 +1,4 @@
-"""What texts of one agent have in common: the template is exact, or there is none."""
+"""Tests of template inference: the template matches exactly, or none is returned."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from hypothesis import given, strategies as st
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.system_prompts import Rewrite
-from lightspan.schema.template_inference import SeveralPrompts, template_of
-from lightspan.schema.template_variables import variable_parts
-from packages.core.tests.schema.prompt_kinds import KINDS
+from lightspan_prompts.search.template_inference import SeveralPrompts, infer_template
+from lightspan_prompts.search.template_variables import variable_parts
+from packages.prompts.tests.prompt_kinds import KINDS
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind(name: str) -> None:
-    """Found in 16 calls, of texts that were not seen too: what varies is kept, the rest is free."""
+    """The template from 16 calls also matches other texts: variable parts are kept, the rest is
+    free."""
     kind = KINDS[name]
-    template = template_of([kind.text(n) for n in range(16)])
+    template = infer_template([kind.text(n) for n in range(16)])
     assert [part for part in kind.free if part not in template.text] == []
     given_as, fields = template.text, template.fields
     candidate = template.rewritten(f"ANEW {' '.join(fields)} {given_as} {{of_its_own}}")
@@ -35,7 +36,7 @@ def test_every_kind(name: str) -> None:
         assert [part for part in kind.kept(n) if part not in sent.removesuffix(text)] == [] or (
             not fields
         )
-        # what must be kept stands in no candidate's free text
+        # protected parts are in no candidate's free text
         assert [part for part in kind.kept(n) if part in given_as] == []
     if fields:
         with pytest.raises(ConfigError, match="the text has no"):
@@ -44,7 +45,7 @@ def test_every_kind(name: str) -> None:
 
 @lru_cache
 def found(name: str) -> PromptTemplate:
-    return template_of([KINDS[name].text(n) for n in range(8)])
+    return infer_template([KINDS[name].text(n) for n in range(8)])
 
 
 WORDS = st.sampled_from(["alpha ", "beta\n", "gamma, ", "{x}", "{{", "}", "2026-11-24 ", "é", "’ "])
@@ -54,14 +55,14 @@ PIECES = st.lists(WORDS, max_size=12).map("".join)
 @given(st.lists(PIECES, min_size=1, max_size=5))
 def test_any_texts_are_reproduced_exactly_or_have_no_template(texts: list[str]) -> None:
     try:
-        template = template_of(texts)
+        template = infer_template(texts)
     except SeveralPrompts:
         return
     for text in texts:
         values = template.match(text)
         assert values is not None
         assert template.format(**values) == text
-        # the identity is none by chance: every text keeps what it shows
+        # the match is not by chance: every text is reproduced
         same = template.rewritten(template.text)
         assert same.format(**values) == text
 
@@ -70,7 +71,7 @@ def test_any_texts_are_reproduced_exactly_or_have_no_template(texts: list[str]) 
 def test_values_between_long_texts_are_found(literal: str, values: list[str]) -> None:
     around = ("Here begins what is always said: ", f" <and it ends here> {literal}")
     texts = [f"{around[0]}{value}{around[1]}" for value in values]
-    template = template_of(texts)
+    template = infer_template(texts)
     assert all(template.format(**(template.match(text) or {})) == text for text in texts)
 
 
@@ -79,7 +80,7 @@ def test_values_between_long_texts_are_found(literal: str, values: list[str]) ->
     st.lists(st.sampled_from(["a", "b", "ab", "{p}", "{q}"]), max_size=5),
 )
 def test_a_match_is_the_only_one(text: str, parts: list[str]) -> None:
-    """Against all ways to fill a small template in."""
+    """Compared with all ways to fill in a small template."""
     template = PromptTemplate("".join(dict.fromkeys(parts)) if len(set(parts)) < 5 else "{p}a{q}")
     names = template.placeholders
     every = [text[i:j] for i in range(len(text) + 1) for j in range(i, len(text) + 1)]
@@ -109,41 +110,40 @@ def test_two_prompts_are_not_taken_for_one() -> None:
     two = "Decide who is to answer next: a name from the list, and nothing else."
     for texts in ([one, two] * 3, [one] * 9 + [two] * 3, [one, two]):
         with pytest.raises(SeveralPrompts):
-            template_of(texts)
+            infer_template(texts)
     common = "You are the agent of the desk. You are polite, brief, and you never lie. "
-    assert template_of([f"{common}{one}", f"{common}{two}"]).text.startswith(common)
+    assert infer_template([f"{common}{one}", f"{common}{two}"]).text.startswith(common)
 
 
 def test_what_was_retrieved_does_not_make_two_prompts() -> None:
-    told = "Answer from the context alone, in one sentence.\n\nContext: "
-    texts = [f"{told}{KINDS['langgraph retrieval'].kept(n)[0]} {n}" for n in range(8)]
-    assert template_of(texts).text == f"{told}{{part_1}}"
+    prefix = "Answer from the context alone, in one sentence.\n\nContext: "
+    texts = [f"{prefix}{KINDS['langgraph retrieval'].kept(n)[0]} {n}" for n in range(8)]
+    assert infer_template(texts).text == f"{prefix}{{part_1}}"
 
 
 def test_what_all_have_by_chance_belongs_to_the_placeholder() -> None:
-    """The fewer texts, the more must be common."""
+    """Fewer texts need more in common."""
     texts = [f"Use the notes.\nNotes: {word} information {word}" for word in ("cats", "dogs")]
-    assert template_of(texts).text == "Use the notes.\nNotes: {part_1}"
+    assert infer_template(texts).text == "Use the notes.\nNotes: {part_1}"
 
 
 def test_a_text_that_looks_like_a_placeholder_is_none() -> None:
-    template = template_of([f"Say {{part_1}} to {who}, always and in full." for who in "ab"])
+    template = infer_template([f"Say {{part_1}} to {who}, always and in full." for who in "ab"])
     assert template.fields == ("{part_1_}",)
     assert template.match("Say {part_1} to c, always and in full.") == {"part_1_": "c"}
 
 
 def test_a_key_that_the_record_does_not_have_is_a_placeholder() -> None:
-    """A span says `<key>` where one stood; the app goes on sending it."""
-    template = template_of(["Use the key <key> for it, and tell nobody."])
+    """Spans contain `<key>` for a redacted key, which the app still sends."""
+    template = infer_template(["Use the key <key> for it, and tell nobody."])
     assert template.match("Use the key sk-1234 for it, and tell nobody.") == {"id_1": "sk-1234"}
 
 
 def test_long_texts_take_no_time_to_speak_of() -> None:
-    """A hundred thousand characters that almost match, and that a pattern would try again and
-    again."""
+    """A hundred thousand characters that almost match, for which a pattern might backtrack."""
     template = PromptTemplate(" ab ".join(f"{{p{n}}}" for n in range(20)) + " end")
     assert template.match("ab " * 40_000) is None
     assert variable_parts('{"a ' * 20_000) == []
-    told = "Answer from the context alone, and cite every part of it that you use. "
-    texts = [told + KINDS["langgraph retrieval"].kept(n)[0] * 5 for n in range(6)]
-    assert template_of(texts).text == f"{told}{{part_1}}"
+    prefix = "Answer from the context alone, and cite every part of it that you use. "
+    texts = [prefix + KINDS["langgraph retrieval"].kept(n)[0] * 5 for n in range(6)]
+    assert infer_template(texts).text == f"{prefix}{{part_1}}"

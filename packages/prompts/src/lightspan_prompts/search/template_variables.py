@@ -1,5 +1,7 @@
-"""What of a text is filled in by a program, as far as one text alone shows it: dates, ids, paths,
-blocks of tools and of formats. Whoever writes that text anew has to keep them as they are."""
+"""Detection of program-generated parts in a single prompt text.
+
+Dates, ids, paths and blocks of tools and formats must survive a rewrite of the prompt.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _KINDS: Final = {
     "format": (
         r"```[^\n]*\n.*?\n[ \t]*```",
         rf"<(?P<tag>{_TAG})\b[^<>]*>.*?</(?P=tag)>",
-        # what a program reads back, or was told of tools: lines with labels
+        # labelled lines, which a program parses or which describe tools
         rf"(?m:^[ \t]*{_LABEL}[ \t]*:[^\n]*(?:\n\s*{_LABEL}[ \t]*:[^\n]*)+)",
     ),
     "date": (
@@ -48,11 +50,11 @@ _KINDS: Final = {
         r"<key>",
     ),
 }
-"""Kind → how it looks. The first one that is found at a place counts."""
+"""Kind → patterns. The first match at a position counts."""
 
 
 class Part(NamedTuple):
-    """A part of a text that is filled in."""
+    """A generated part of a text."""
 
     begin: int
     end: int
@@ -67,18 +69,18 @@ _PATTERNS: Final = [
 ]
 _OPENS: Final = re.compile(r"\{\s*[\"']|\[\s*[{\"']")
 _MAX_BLOCK_LENGTH: Final = 50_000
-"""Characters in which the end of a JSON value is looked for."""
+"""Maximum characters searched for the end of a JSON value."""
 _MAX_UNCLOSED: Final = 20
-"""Values without an end, after which no further one is looked for."""
+"""Maximum unclosed values before the search ends."""
 
 
 def variable_parts(text: str) -> list[Part]:
-    """Those of a text, in order; none within another."""
+    """Return the generated parts of a text in order, without nested ones."""
     parts: list[Part] = []
     for part in [*_json_parts(text), *_matches(text)]:
         if all(part.end <= other.begin or other.end <= part.begin for other in parts):
             parts.append(part)
-        elif part.kind == "format":  # around others
+        elif part.kind == "format":  # encloses others
             inside = [p for p in parts if part.begin <= p.begin and p.end <= part.end]
             crossing = [p for p in parts if p.begin < part.end and part.begin < p.end]
             if inside == crossing:
@@ -88,26 +90,26 @@ def variable_parts(text: str) -> list[Part]:
 
 def _matches(text: str) -> Iterator[Part]:
     for kind, pattern in _PATTERNS:
-        for found in pattern.finditer(text):
-            yield Part(found.start(), found.end(), kind)
+        for match in pattern.finditer(text):
+            yield Part(match.start(), match.end(), kind)
 
 
 def _json_parts(text: str) -> Iterator[Part]:
-    """JSON values, whole or only shaped like one: `{"answer": "<one word>", …}`."""
+    """Yield JSON values, valid or only similar: `{"answer": "<one word>", …}`."""
     end, unclosed = 0, 0
-    for found in _OPENS.finditer(text):
-        if found.start() < end or unclosed == _MAX_UNCLOSED:
+    for match in _OPENS.finditer(text):
+        if match.start() < end or unclosed == _MAX_UNCLOSED:
             continue
-        close = _closing(text, found.start())
+        close = _closing(text, match.start())
         if close is None:
             unclosed += 1
         else:
             end = close
-            yield Part(found.start(), end, "format")
+            yield Part(match.start(), end, "format")
 
 
 def _closing(text: str, begin: int) -> int | None:
-    """Where the value that begins there ends: behind its last bracket."""
+    """Return the position after the closing bracket of the value at `begin`."""
     depth, quoted, escaped = 0, False, False
     for at in range(begin, min(len(text), begin + _MAX_BLOCK_LENGTH)):
         char = text[at]
