@@ -13,16 +13,10 @@ import pytest
 
 from lightspan import AIR, LightningRL, Trainer
 from lightspan.errors import ConfigError
-from lightspan.lightning import (
-    History,
-    ToolError,
-    ToolSuccess,
-    Trace,
-    ValidArguments,
-    discounted,
-    terminal,
-)
+from lightspan.lightning.air import ToolError, ToolSuccess, ValidArguments
+from lightspan.lightning.credit import discounted, terminal
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.history import History, Trace
 from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes

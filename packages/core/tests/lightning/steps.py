@@ -9,18 +9,15 @@ from lightspan import AIR
 from lightspan.lightning import (
     Batch,
     BatchConfig,
-    Credit,
-    History,
     Selection,
-    ToolSuccess,
-    Trace,
     build_batch,
     build_episode,
     classify_calls,
-    discounted,
-    shape,
 )
+from lightspan.lightning.air import ToolSuccess, shape
+from lightspan.lightning.credit import Credit, discounted
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.history import History, Trace
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import Span, SpanKind, SpanStatus

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.errors import ConfigError, RewardError
-from lightspan.lightning import (
+from lightspan.lightning.advantages import (
     ESTIMATORS,
     Explanation,
     Observation,

@@ -13,24 +13,20 @@ from hypothesis import given, strategies as st
 from lightspan import AIR, LightningRL
 from lightspan.algorithms.metrics import batch_metrics, saw_nothing
 from lightspan.errors import ConfigError
-from lightspan.lightning import (
-    BatchConfig,
-    History,
+from lightspan.lightning import BatchConfig, build_batch, build_episode, classify_calls
+from lightspan.lightning.advantages import grpo
+from lightspan.lightning.air import (
     ToolError,
     ToolSuccess,
     ValidArguments,
-    build_batch,
-    build_episode,
-    classify_calls,
-    discounted,
-    grpo,
+    check_air,
     potential_rewards,
     shape,
-    terminal,
+    turn_positions,
 )
-from lightspan.lightning.air import check_air, turn_positions
-from lightspan.lightning.credit import rewards_after
+from lightspan.lightning.credit import discounted, rewards_after, terminal
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.history import History
 from lightspan.lightning.transitions import turn_depths
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome

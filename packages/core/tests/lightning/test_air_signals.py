@@ -11,18 +11,11 @@ from hypothesis import given, settings, strategies as st
 
 from lightspan import AIR
 from lightspan.errors import ConfigError
-from lightspan.lightning import (
-    History,
-    ToolError,
-    ToolSuccess,
-    Trace,
-    ValidArguments,
-    build_episode,
-    classify_calls,
-    discounted,
-    shape,
-)
+from lightspan.lightning import build_episode, classify_calls
+from lightspan.lightning.air import ToolError, ToolSuccess, ValidArguments, shape
+from lightspan.lightning.credit import discounted
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.history import History, Trace
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import SpanKind, SpanStatus

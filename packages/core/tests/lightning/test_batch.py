@@ -10,14 +10,13 @@ from lightspan.lightning import (
     BatchConfig,
     Rejection,
     Selection,
-    ZeroReason,
     build_batch,
     build_episode,
     classify_calls,
-    discounted,
-    needs_resampling,
-    split_minibatches,
 )
+from lightspan.lightning.advantages import ZeroReason, needs_resampling
+from lightspan.lightning.batch import split_minibatches
+from lightspan.lightning.credit import discounted
 from lightspan.lightning.returns import group_rewards
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome

@@ -5,21 +5,18 @@ import math
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.lightning import (
+from lightspan.lightning import Selection, build_episode, classify_calls, trained_transitions
+from lightspan.lightning.credit import (
     Discounted,
-    Selection,
     Terminal,
     assign,
-    build_episode,
-    classify_calls,
     discounted,
-    interval_depths,
     parse_credit,
     terminal,
-    trained_transitions,
-    turn_depths,
+    unused_step_rewards,
 )
-from lightspan.lightning.credit import unused_step_rewards
+from lightspan.lightning.transitions import turn_depths
+from lightspan.lightning.turns import interval_depths
 from lightspan.schema import semconv as c
 from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.strategies import (

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from lightspan.errors import DataError
-from lightspan.lightning import build_episode, build_tree, walk
+from lightspan.lightning import build_episode
+from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.reward import Reward

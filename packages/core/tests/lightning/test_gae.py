@@ -13,17 +13,18 @@ from lightspan.lightning import (
     build_episode,
     build_rows,
     classify_calls,
-    discounted,
+    trained_transitions,
+)
+from lightspan.lightning.credit import discounted, terminal
+from lightspan.lightning.gae import (
     explained_variance,
     gae,
     interval_successors,
     successors,
-    terminal,
-    trained_transitions,
-    turn_depths,
     values_by_call,
     warmup_lambda,
 )
+from lightspan.lightning.transitions import turn_depths
 from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from packages.core.tests.lightning.enumerated import Process, bias, scaled

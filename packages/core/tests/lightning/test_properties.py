@@ -6,21 +6,19 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lightspan.lightning import (
-    AIR,
     BatchConfig,
-    CallStatus,
     Rejection,
     Selection,
-    ToolError,
     build_batch,
     build_episode,
     classify_calls,
-    discounted,
-    split_minibatches,
-    terminal,
     trained_transitions,
-    walk,
 )
+from lightspan.lightning.air import AIR, ToolError
+from lightspan.lightning.batch import split_minibatches
+from lightspan.lightning.credit import discounted, terminal
+from lightspan.lightning.selection import CallStatus
+from lightspan.lightning.span_tree import walk
 from lightspan_testing.strategies import attempts
 
 odd = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -40,7 +38,7 @@ def facts(episode):
         episode.unattached,
         sorted(episode.notes),
         episode.parallel,
-        [(depth, node.span.span_id) for depth, node in walk(episode.tree.roots)],
+        [(depth, node.span.span_id) for depth, node in walk(episode.tree)],
         episode.orphans,
     )
 
@@ -93,7 +91,7 @@ def test_the_order_of_arrival_is_of_no_account(recorded, random):
 @given(attempts())
 def test_the_tree_holds_every_span_once(recorded):
     episode = build_episode(*recorded)
-    seen = [node.span.span_id for _, node in walk(episode.tree.roots)]
+    seen = [node.span.span_id for _, node in walk(episode.tree)]
     assert sorted(seen) == sorted({span.span_id for span in episode.spans})
 
 

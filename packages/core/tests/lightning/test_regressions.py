@@ -17,21 +17,18 @@ import pytest
 import lightspan.lightning
 from lightspan.lightning import (
     BatchConfig,
-    CallStatus,
     Rejection,
     Selection,
-    ZeroReason,
     build_batch,
     build_episode,
     build_rows,
-    build_tree,
     classify_calls,
-    dr_grpo,
-    grpo,
-    split_minibatches,
     trained_transitions,
-    walk,
 )
+from lightspan.lightning.advantages import ZeroReason, dr_grpo, grpo
+from lightspan.lightning.batch import split_minibatches
+from lightspan.lightning.selection import CallStatus
+from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.reward import parse_reward
@@ -226,7 +223,7 @@ def test_8_depth_ten_thousand_works():
     """RecursionError on a chain 1,200 deep."""
     episode = build([make_record("c0")], chain(10_000))
     assert classify_calls(episode, ALL).counts() == {"trained": 1}
-    depths = [depth for depth, _ in walk(episode.tree.roots)]
+    depths = [depth for depth, _ in walk(episode.tree)]
     assert depths == list(range(10_001))
     assert episode.orphans == 0
 

@@ -8,14 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.lightning import (
-    Rejection,
-    Transition,
-    build_rows,
-    merge,
-    usable_transitions,
-)
-from lightspan.lightning.rows import _OpenRows
+from lightspan.lightning import Rejection, Transition, build_rows
+from lightspan.lightning.rows import _OpenRows, merge, usable_transitions
 from lightspan.schema.token_records import Sampling, pack_floats, pack_ids
 from lightspan_testing.strategies import make_record
 

@@ -6,15 +6,8 @@ import msgspec
 import pytest
 
 from lightspan.errors import ConfigError, UnknownAgentError
-from lightspan.lightning import (
-    CallStatus,
-    Rejection,
-    Selection,
-    build_episode,
-    check_agents,
-    classify_calls,
-    parse_optimize,
-)
+from lightspan.lightning import Rejection, Selection, build_episode, classify_calls
+from lightspan.lightning.selection import CallStatus, check_agents, parse_optimize
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import AttemptStatus, Mode, Outcome

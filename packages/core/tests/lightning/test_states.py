@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.lightning import BatchConfig, Selection, anchor, build_batch, classify_calls
+from lightspan.lightning import BatchConfig, Selection, build_batch, classify_calls
+from lightspan.lightning.credit import anchor
 from lightspan.lightning.episode import Call, build_episode
 from lightspan.lightning.states import State, key_name, key_of, observation, state_of
 from lightspan.schema import genai_messages, semconv as c

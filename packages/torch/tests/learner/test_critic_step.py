@@ -9,17 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightspan.lightning import (
-    Selection,
-    build_rows,
-    classify_calls,
-    discounted,
-    explained_variance,
-    gae,
-    trained_transitions,
-    values_by_call,
-    warmup_lambda,
-)
+from lightspan.lightning import Selection, build_rows, classify_calls, trained_transitions
+from lightspan.lightning.credit import discounted
+from lightspan.lightning.gae import explained_variance, gae, values_by_call, warmup_lambda
 from lightspan.protocols.learner import Critic, Optimizer, PolicyLoss
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.learner.torch import TorchLearner
