@@ -40,7 +40,7 @@ from packages.core.tests.lightning.steps import raises, see, shaping
         ({"signals": max}, r"signals=<built-in function max> must be a sequence: write signals=\("),
         ({"signals": ToolError()}, r"signals=ToolError\(.*\) must be a sequence"),
         ({"signals": (ToolSuccess,)}, r"the signal ToolSuccess is a class: write ToolSuccess\(\)"),
-        ({"signals": ("tool_success",)}, "'tool_success' is no signal"),
+        ({"signals": ("tool_success",)}, "'tool_success' is not a signal"),
         ({"signals": (ToolError(), ToolError())}, "two signals are named 'tool_error'"),
     ],
 )
@@ -92,8 +92,8 @@ class Own:
     ("options", "message"),
     [
         ({"air": True, "credit": "terminal"}, 'air= with credit="terminal" would change nothing'),
-        ({"air": True, "credit": Own()}, "which the credit rule own does not tell"),
-        ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not tell"),
+        ({"air": True, "credit": Own()}, "which the credit rule own does not define"),
+        ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not define"),
         ({"air": "tool_success"}, "air='tool_success': use True, or lightspan.AIR"),
         (
             {"air": True, "credit": "terminal", "gamma": 0.5},
@@ -171,7 +171,7 @@ def test_a_run_without_tools_is_told_once(
 ) -> None:
     trainer = Trainer(rl(air=True), steps=2, folder=tmp_path / "run", reporter=lines)
     trainer.fit(apps.spell, ask(4))
-    assert sum("air= saw nothing in this step" in text for text in lines.texts) == 1
+    assert sum("air= had no effect in this step" in text for text in lines.texts) == 1
 
 
 def test_tools_of_a_real_agent_are_placed_by_their_ids(

@@ -16,7 +16,7 @@ from lightspan.algorithms.metrics import (
     approximate_kl,
     merge_updates,
     rollout_metrics,
-    why_nothing,
+    why_no_rows,
 )
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.advantages import Explanation, ZeroReason
@@ -28,6 +28,7 @@ from lightspan.protocols.learner import LearnerCapabilities, Loss
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
 from lightspan.schema.token_records import TokenRecord
+from packages.core.tests.lightning.steps import weight_mass
 
 MODEL = "a/model"
 
@@ -144,7 +145,7 @@ FLAT, VARIES, UNSCORED = (1.0, 1.0), (0.0, 1.0), (None, 1.0)
             [FLAT, FLAT, VARIES, FLAT, FLAT, FLAT, VARIES],
             [3, 2, 2],
             [
-                "after 2 rounds of resampling 2 of 3 groups vary: the step learns from those",
+                "after 2 rounds of resampling 2 of 3 groups vary: the step trains on those",
             ],
         ),
     ],
@@ -175,7 +176,7 @@ async def test_replaced_groups_leave_the_step() -> None:
     assert batch.rollouts == ("g1-0", "g1-1", "g3-0", "g3-1", "g5-0", "g5-1")
     assert batch.counters["groups"] == 3
     assert batch.counters["groups:identical"] == 1
-    assert batch.weight_mass() == pytest.approx(4 / 6)
+    assert weight_mass(batch) == pytest.approx(4 / 6)
     alone = LightningRL(MODEL, group_size=2, tasks_per_step=3)
     kept = [episode for episode in episodes if episode.group_id in ("g1", "g3", "g5")]
     same = alone.build(kept, {"policy": 1})
@@ -216,7 +217,7 @@ async def test_a_step_without_variance_explains_its_transitions_too() -> None:
     assert sorted(world.explained) == [
         (f"at-g{group}-{member}", "call", 0) for group in (0, 1) for member in (0, 1)
     ]
-    assert {(why.advantage, why.zero) for why in world.explained.values()} == {
+    assert {(why.advantage, why.zero_reason) for why in world.explained.values()} == {
         (0.0, ZeroReason.IDENTICAL)
     }
 
@@ -400,11 +401,11 @@ def test_alarms(learned: Mapping[str, float], count: int, text: str) -> None:
 def test_reason_for_an_empty_batch() -> None:
     algorithm = LightningRL(MODEL, optimize="writer")
     flat = algorithm.build([_episode("g", 0, 1.0), _episode("g", 1, 1.0)])
-    assert why_nothing(flat) == "no group varied: nothing to learn from in this step"
+    assert why_no_rows(flat) == "no group varied: nothing to learn from in this step"
     unscored = algorithm.build([_episode("g", 0, None), _episode("g", 1, None)])
-    assert why_nothing(unscored) == "no call could be trained in this step (2 rejected:unscored)"
+    assert why_no_rows(unscored) == "no call could be trained in this step (2 rejected:unscored)"
     other = LightningRL(MODEL, optimize="reviewer").build([_episode("g", 0, 1.0)])
-    assert why_nothing(other) == "no call could be trained in this step (1 frozen)"
+    assert why_no_rows(other) == "no call could be trained in this step (1 frozen)"
 
 
 # --- checks -------------------------------------------------------------------------------------

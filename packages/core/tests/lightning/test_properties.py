@@ -35,11 +35,8 @@ def facts(episode):
         episode.late,
         episode.reward,
         episode.reward_source,
-        episode.unattached,
         sorted(episode.notes),
-        episode.parallel,
         [(depth, node.span.span_id) for depth, node in walk(episode.tree)],
-        episode.orphans,
     )
 
 
@@ -53,9 +50,9 @@ def test_every_call_is_in_exactly_one_class(recorded, routing, steps):
     assert len({call.key for call in calls}) == len(calls)
     for entry in coverage.entries:
         selected = routing.target(entry.call.agent_path).selected
-        assert (entry.verdict is CallStatus.FROZEN) is not selected
-        assert (entry.rejection is not None) is (entry.verdict is CallStatus.REJECTED)
-        assert bool(entry.reason) is (entry.verdict is not CallStatus.TRAINED)
+        assert (entry.status is CallStatus.FROZEN) is not selected
+        assert (entry.rejection is not None) is (entry.status is CallStatus.REJECTED)
+        assert bool(entry.reason) is (entry.status is not CallStatus.TRAINED)
     trained, frozen, rejected = coverage.trained, coverage.frozen, coverage.rejected
     assert len(trained) + len(frozen) + len(rejected) == len(calls)
     assert sum(coverage.counts().values()) == len(calls)

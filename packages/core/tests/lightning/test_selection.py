@@ -38,13 +38,13 @@ def only(episode, **options):
 
 def test_a_selected_call_with_its_tokens_is_trained():
     entry = only(build([make_record("c1")]))
-    assert (entry.verdict, entry.policy, entry.rejection) == (CallStatus.TRAINED, "policy", None)
+    assert (entry.status, entry.policy, entry.rejection) == (CallStatus.TRAINED, "policy", None)
     assert entry.reason == ""
 
 
 def test_a_call_of_another_agent_is_frozen():
     entry = only(build([make_record("c1", agent_path="team/checker")]))
-    assert (entry.verdict, entry.policy, entry.rejection) == (CallStatus.FROZEN, "", None)
+    assert (entry.status, entry.policy, entry.rejection) == (CallStatus.FROZEN, "", None)
     assert entry.reason == "agent team/checker is not selected"
 
 
@@ -72,7 +72,7 @@ def test_a_call_of_another_agent_is_frozen():
 def test_what_cannot_be_trained_is_rejected_with_its_reason(fields, expected):
     entry = only(build([make_record("c1", **fields)]))
     assert entry.rejection is expected
-    assert entry.verdict is (CallStatus.TRAINED if expected is None else CallStatus.REJECTED)
+    assert entry.status is (CallStatus.TRAINED if expected is None else CallStatus.REJECTED)
     assert bool(entry.reason) is (expected is not None)
 
 
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_an_episode_rejects_every_selected_call(fields, expec
     records = [make_record("c1"), make_record("c2", agent_path="checker", sequence=(3, 4))]
     selected, other = classify_calls(build(records, **fields), WRITER).entries
     assert selected.rejection is expected
-    assert other.verdict is CallStatus.FROZEN
+    assert other.status is CallStatus.FROZEN
 
 
 def test_what_is_wrong_with_the_call_is_said_rather_than_that_there_is_no_reward():
@@ -158,14 +158,14 @@ def test_what_is_wrong_with_the_call_is_said_rather_than_that_there_is_no_reward
 
 def test_a_dry_run_says_what_would_be_trained():
     episode = build([make_record("c1")], mode=Mode.DEV)
-    assert only(episode, modes=(Mode.TRAIN, Mode.DEV)).verdict is CallStatus.TRAINED
+    assert only(episode, modes=(Mode.TRAIN, Mode.DEV)).status is CallStatus.TRAINED
 
 
 def test_rewards_on_calls_score_an_episode_where_the_credit_rule_pays_for_them():
     spans = [make_reward_span("r", 0.5, {c.REWARD_CALL_ID: "c1"})]
     episode = build([make_record("c1")], spans, reward=None)
     assert only(episode).rejection is Rejection.UNSCORED
-    assert only(episode, step_rewards=True).verdict is CallStatus.TRAINED
+    assert only(episode, step_rewards=True).status is CallStatus.TRAINED
 
 
 def test_late_calls_are_covered_too():
@@ -257,7 +257,7 @@ def test_an_endpoint_may_be_frozen_to():
 def test_a_name_that_matches_nothing_is_an_error_with_the_candidates():
     chosen = Selection.of(["write_query"])
     with pytest.raises(UnknownAgentError) as caught:
-        chosen.check(["agent/writequery", "agent/check", "app"])
+        check_agents(chosen.routing, ["agent/writequery", "agent/check", "app"])
     assert str(caught.value) == (
         "no agent matches 'write_query'. Did you mean 'agent/writequery' or 'writequery'? "
         "Agents: 'agent/check', 'agent/writequery', 'app'"
@@ -267,7 +267,7 @@ def test_a_name_that_matches_nothing_is_an_error_with_the_candidates():
 def test_a_frozen_name_that_matches_nothing_is_an_error_too():
     chosen = Selection.of("writer", {"chekcer": "base"})
     with pytest.raises(UnknownAgentError, match=r"'chekcer'\. Did you mean 'checker'"):
-        chosen.check(["writer", "checker"])
+        check_agents(chosen.routing, ["writer", "checker"])
 
 
 def test_without_any_agent_the_error_says_so():
@@ -282,13 +282,14 @@ def test_a_forgotten_adapter_is_what_a_name_is_missing_for():
     with pytest.raises(UnknownAgentError) as caught:
         check_agents(WRITER, ["app"])
     assert str(caught.value) == (
-        "no agent matches 'writer'. Agents: 'app', as calls are called that nobody names. Install "
+        "no agent matches 'writer'. Agents: 'app', the name of calls without an agent. Install "
         "the adapter of the app's framework and call its instrument() in the app's module, such as "
-        'lightspan_langgraph.instrument(); or say `with lightspan.agent("name"):` around the call'
+        'lightspan_langgraph.instrument(); or put `with lightspan.agent("name"):` around the call'
     )
     with pytest.raises(UnknownAgentError, match=r"Agents: 'app', 'checker'$"):
         check_agents(WRITER, ["app", "checker"])
 
 
 def test_names_that_exist_pass():
-    Selection.of({"writer": "a", "team/**": "b"}).check(["x/writer", "team/a/b"])
+    routing = Selection.of({"writer": "a", "team/**": "b"}).routing
+    check_agents(routing, ["x/writer", "team/a/b"])

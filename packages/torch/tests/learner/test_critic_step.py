@@ -47,9 +47,8 @@ def step(
     lam = warmup_lambda(CRITIC.lam, fits=number, warmup=CRITIC.warmup, explained=explained)
     advantages = {}
     for episode, coverage in zip(episodes, coverages, strict=True):
-        calls = [entry.call for entry in coverage.selected]
         rollout = episode.rollout_id
-        advantages[rollout] = gae(calls, to_go[rollout], values[rollout], lam=lam)
+        advantages[rollout] = gae(coverage.turns, to_go[rollout], values[rollout], lam=lam)
     built = build_rows(
         transitions,
         advantages=[advantages[rollout][call] for rollout, call in keys],

@@ -54,8 +54,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoRAWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """Policy as low-rank matrices on top of frozen weights, which add `scale · B(A x)` to the output
-    of each layer."""
+    """Policy as low-rank matrices on frozen weights, which add `scale · B(A x)` to each layer's
+    output."""
 
     rank: int
     scale: float
