@@ -173,7 +173,7 @@ def test_the_algorithm_chooses_where_nothing_was_given(folder: Path) -> None:
     ]
     adapters = LightningRL(folder, optimize={"a": Policy(lora=LoRA())})
     assert adapters.optimizer == Optimizer(learning_rate=1e-3)
-    assert LightningRL(folder, lora=LoRA()).describe_choices() == adapters.choices()
+    assert LightningRL(folder, lora=LoRA()).describe_choices() == adapters.describe_choices()
 
 
 def test_what_is_given_stands_and_nothing_is_said(folder: Path) -> None:

@@ -47,7 +47,9 @@ def test_its_learning_rate_is_the_one_that_was_measured(folder: Path) -> None:
     """4e-4 is what every example's figures were measured with; the recipes leave it out."""
     algorithm = LightningRL(folder)
     assert algorithm.optimizer.learning_rate == 4e-4
-    assert algorithm.choices()[0].startswith("learning rate 4e-4: full weights of 0.76 M param")
+    assert algorithm.describe_choices()[0].startswith(
+        "learning rate 4e-4: full weights of 0.76 M param"
+    )
     assert LightningRL(folder, **RECIPE.settings).optimizer == algorithm.optimizer
 
 

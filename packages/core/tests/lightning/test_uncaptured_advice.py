@@ -36,7 +36,7 @@ SEEN = (
         ),
         (
             GROQ._replace(url="https://api.anthropic.com/v1/messages"),
-            'name its model "openai/llama-3", with api_base= of an endpoint that speaks OpenAI\'s '
+            'name its model "openai/llama-3", with api_base= of an endpoint with OpenAI\'s '
             f"API{SEEN}",
         ),
         (PLAIN, 'use the OpenAI SDK in its place, with base_url="http://host:1/v1"'),

@@ -84,55 +84,45 @@ class TrainerContext(Protocol):
     @property
     def engine(self) -> TokenEngine:
         """The engine. Raises `ConfigError` if the algorithm has no policies."""
-        ...
 
     @property
     def learner(self) -> Learner:
         """The learner. Raises `ConfigError` if the algorithm has no policies."""
-        ...
 
     @property
     def path(self) -> Path:
         """The run's folder. An algorithm's files in its `journal` survive a resume from any
         checkpoint."""
-        ...
 
     @property
     def tasks(self) -> Sequence[Json]:
         """All training tasks."""
-        ...
 
     @property
     def step(self) -> int:
         """The current optimiser iteration, 1 first."""
-        ...
 
     @property
     def last_step(self) -> int:
         """The last planned iteration; a run may end earlier."""
-        ...
 
     @property
     def rng(self) -> random.Random:
         """Seeded random generator; its state is part of the checkpoint."""
-        ...
 
     @property
     def versions(self) -> dict[str, int]:
         """Policy → version that the engine serves."""
-        ...
 
     @property
     def in_flight(self) -> Mapping[str, int]:
         """Submitted groups that were not taken, in order → publications since submission."""
-        ...
 
     def next_tasks(self, count: int) -> list[Json]:
         """Return the next training tasks, in shuffled epochs.
 
         After a resume, the tasks of groups that were interrupted before `take` come first.
         """
-        ...
 
     async def rollouts(
         self,
@@ -150,7 +140,6 @@ class TrainerContext(Protocol):
             resources: resources that extend or override the algorithm's (`Algorithm.resources`),
                 for all tasks or one mapping per task, so that candidates run in parallel.
         """
-        ...
 
     async def submit(
         self,
@@ -168,7 +157,6 @@ class TrainerContext(Protocol):
         Args:
             resources: see `rollouts`.
         """
-        ...
 
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
         """Wait for `count` submitted groups, including those of `first`, and return their episodes.
@@ -178,27 +166,21 @@ class TrainerContext(Protocol):
         Raises:
             ConfigError: fewer groups are in flight, or one of `first` is not.
         """
-        ...
 
     async def learn(self, function: Callable[[], Any]) -> Any:
         """Run a function of the learner in its thread, so that it does not block the event loop."""
-        ...
 
     async def publish(self) -> None:
         """Publish the learner's weights to the engine as new versions."""
-        ...
 
     def note(self, text: str) -> None:
         """Print a message in the run's output."""
-        ...
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         """Record the advantage and weight of each transition of this step for `inspect`."""
-        ...
 
     def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
         """Record why calls of this step cannot be computed under their grammar, for `inspect`."""
-        ...
 
 
 @runtime_checkable
@@ -300,7 +282,6 @@ class Algorithm(Protocol):
         Without any (something else than weights is learned), there is neither engine nor learner,
         and every call goes where the app points it.
         """
-        ...
 
     def resources(self) -> Resources:
         """Return the current resources of apps by name; the trainer adds `routing`."""
@@ -312,11 +293,9 @@ class Algorithm(Protocol):
 
     def routing(self) -> Routing:
         """Return the destinations of agents' calls."""
-        ...
 
     async def run_step(self, trainer: TrainerContext) -> Metrics:
         """Run one iteration (rollouts, update, publish), and return its metrics."""
-        ...
 
     def state(self) -> dict[str, Json]:
         """Return the state for a checkpoint, without the learner's, as JSON."""

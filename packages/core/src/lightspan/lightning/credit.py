@@ -68,11 +68,9 @@ class Credit(Protocol):
     @property
     def step_rewards(self) -> bool:
         """Whether rewards on calls count. If so, they suffice to score an episode."""
-        ...
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
         """Return the credit of each selected call of a scored episode."""
-        ...
 
 
 def baseline_of(credit: Credit) -> Baseline:

@@ -334,8 +334,8 @@ def _check_name(policy: str) -> None:
     if is_folder and policy.isprintable() and len(policy.encode()) <= MAX_NAME_LENGTH:
         return
     raise ConfigError(
-        f"optimize: the policy {policy[:MAX_NAME_LENGTH]!r} cannot be the name of the folder of its "
-        f"model: use at most {MAX_NAME_LENGTH} bytes of printable text without `/` and `\\`"
+        f"optimize: the policy {policy[:MAX_NAME_LENGTH]!r} cannot be the name of the folder of "
+        f"its model: use at most {MAX_NAME_LENGTH} bytes of printable text without `/` and `\\`"
     )
 
 

@@ -114,7 +114,6 @@ class ChatTokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]:
         """Ids that end a turn."""
-        ...
 
     @property
     def context_length(self) -> int: ...
@@ -122,7 +121,6 @@ class ChatTokenizer(Protocol):
     @property
     def tool_parser(self) -> ToolParserName:
         """Parser of this model's tool calls."""
-        ...
 
     def render(
         self,
@@ -142,7 +140,6 @@ class ChatTokenizer(Protocol):
             ModelError: there is no chat template, or it refuses these messages.
             ContextOverflowError: as `encode`.
         """
-        ...
 
     def encode(self, text: str, *, most: int | None = None) -> list[int]:
         """Return the ids of the whole text.
@@ -154,13 +151,11 @@ class ChatTokenizer(Protocol):
             ContextOverflowError: the text has far more ids than `most`. Implementations define how
                 many more, and may return the ids instead.
         """
-        ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_text(self, token_id: int) -> str:
         """Return one token as text, for `logprobs.content[].token`."""
-        ...
 
 
 @runtime_checkable
@@ -177,15 +172,12 @@ class TokenEngine(Protocol):
 
     async def close(self) -> None:
         """Cancel all requests and free the models. Idempotent."""
-        ...
 
     def policies(self) -> dict[str, int]:
         """Return policy → version being served."""
-        ...
 
     def tokenizer(self, policy: str) -> ChatTokenizer:
         """Return a policy's tokenizer. Raises `NotFoundError` for an unknown policy."""
-        ...
 
     def check_grammar(self, policy: str, grammar: str) -> None:
         """Compile a grammar before the calls that use it.
@@ -207,7 +199,6 @@ class TokenEngine(Protocol):
         Raises (while iterating):
             ContextOverflowError, EngineClosedError, NotFoundError, UnsupportedError
         """
-        ...
 
     async def update(
         self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
@@ -221,7 +212,6 @@ class TokenEngine(Protocol):
             weights: name → tensor for all weights, with LoRA merged; or `LoRAWeights` for a policy
                 of `capabilities.lora`, which affect no other policy.
         """
-        ...
 
     def usage(self) -> dict[str, float]:
         """Return counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's threads).
@@ -229,7 +219,6 @@ class TokenEngine(Protocol):
         Raises:
             EngineError: the engine has died, so that every request would fail and the run ends.
         """
-        ...
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,7 +277,6 @@ class EngineSpec(Protocol):
             ConfigError: a setting is not supported.
             ModelError: a model cannot be loaded.
         """
-        ...
 
     def describe(self, folder: Path) -> str:
         """Return a line to print while the engine starts; empty for none.
@@ -296,16 +284,13 @@ class EngineSpec(Protocol):
         Args:
             folder: the run's folder.
         """
-        ...
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
         """Return the policies of each copy of weights in the engine."""
-        ...
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
         """Return part → bytes of one copy of a model: "engine weights" and, if known, "key-value
         cache"; empty for an engine on other machines."""
-        ...
 
 
 def _model_name(model: Any) -> str | None:
@@ -327,7 +312,6 @@ class ProbedEngine(Protocol):
         Raises:
             EngineError, NotFoundError
         """
-        ...
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,7 +345,6 @@ class ChatEngine(Protocol):
 
     async def close(self) -> None:
         """Cancel all requests. Idempotent."""
-        ...
 
     async def chat(self, body: Mapping[str, Any]) -> ChatAnswer:
         """Make a call without streaming. A refusal is an answer too.
@@ -370,7 +353,6 @@ class ChatEngine(Protocol):
             EngineError: the server cannot be reached, or the connection broke.
             EngineClosedError: the engine is not started, or closed.
         """
-        ...
 
     def stream(self, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
         """Make a streamed call; yield server-sent event payloads (without `data: ` and `[DONE]`).
@@ -380,4 +362,3 @@ class ChatEngine(Protocol):
             EngineError: the server cannot be reached, or the connection broke.
             EngineClosedError: the engine is not started, or closed.
         """
-        ...

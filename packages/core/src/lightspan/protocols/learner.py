@@ -343,7 +343,6 @@ class Learner(Protocol):
         Raises:
             DataError: a row is invalid, or its tokens do not follow their grammar.
         """
-        ...
 
     def values(self, rows: Sequence[Row]) -> list[list[float]]:
         """Return, per row, the value of each of its calls (`Row.responses`), with the current
@@ -388,7 +387,6 @@ class Learner(Protocol):
                 without `Row.responses`.
             UnsupportedError: the `capabilities` do not include the loss.
         """
-        ...
 
     async def publish(self, engine: TokenEngine, versions: Mapping[str, int]) -> None:
         """Publish the weights of each policy to the engine.
@@ -396,12 +394,10 @@ class Learner(Protocol):
         Args:
             versions: policy → its new version.
         """
-        ...
 
     def save(self, folder: Path) -> None:
         """Write the complete state: weights, optimiser, step counts, random state, critic. No
         pickle."""
-        ...
 
     def load(self, folder: Path) -> None:
         """Restore the state of `save`. A critic missing there starts anew.
@@ -409,24 +405,19 @@ class Learner(Protocol):
         Raises:
             CheckpointError: the checkpoint cannot be read, or has other policies or settings.
         """
-        ...
 
     def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
         """Write model and tokenizer as a folder for `AutoModelForCausalLM`; with LoRA the adapter
         alone, in PEFT's format, or with `merge` the merged model."""
-        ...
 
     def weight_hash(self, policy: str) -> str:
         """Return the SHA-256 of the policy's weights."""
-        ...
 
     def usage(self) -> dict[str, float]:
         """Return counters: `cpu_s` (CPU-seconds of the learner), `tokens`, `updates`."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the learner's entry in `config.json`."""
-        ...
 
 
 class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -451,7 +442,6 @@ class LearnerSpec(Protocol):
 
     def check(self, device: str) -> None:
         """Raise `ConfigError` if the learner cannot use the trainer's device."""
-        ...
 
     def build(self, request: LearnerRequest) -> Learner:
         """Build the learner.
@@ -460,7 +450,6 @@ class LearnerSpec(Protocol):
             ConfigError: a setting is not supported.
             ModelError: a model cannot be loaded.
         """
-        ...
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
         """Return part → bytes of the learner.
@@ -471,7 +460,6 @@ class LearnerSpec(Protocol):
             device: the trainer's device.
             reference: whether the loss has a KL term.
         """
-        ...
 
     def describe(self, device: str) -> str:
         """Return a line to print while the learner is built; empty for none.
@@ -479,4 +467,3 @@ class LearnerSpec(Protocol):
         Args:
             device: the trainer's device.
         """
-        ...
