@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from lightspan.lightning.batch import Batch
 from lightspan.lightning.gae import explained_variance, warmup_lambda
 from lightspan.protocols.learner import Critic
 from lightspan.schema.records import Json
-from lightspan.schema.validation import is_number
 
 
-@dataclass(slots=True)
-class CriticWarmup:
+class CriticWarmup(msgspec.Struct):
     """State of a run's critic."""
 
     fits: int = 0
@@ -43,16 +42,6 @@ class CriticWarmup:
 
     def as_json(self) -> dict[str, Json]:
         return {"fits": self.fits, "explained": self.explained}
-
-    @classmethod
-    def from_json(cls, state: object) -> CriticWarmup:
-        """Return the state of `as_json`; the initial one for any other value."""
-        if not isinstance(state, Mapping):
-            return cls()
-        fits, explained = state.get("fits"), state.get("explained")
-        return cls(
-            int(fits) if is_number(fits) else 0, float(explained) if is_number(explained) else None
-        )
 
 
 def _explained(batch: Batch) -> float | None:

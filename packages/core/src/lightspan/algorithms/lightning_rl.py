@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -40,9 +40,9 @@ from lightspan.algorithms.protocol import (
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning.advantages import (
     BATCH_ESTIMATORS,
+    ESTIMATORS,
     Estimator,
     Unit,
-    check_estimator,
     groups_without_variance,
 )
 from lightspan.lightning.air import AIR, bonuses
@@ -74,7 +74,13 @@ from lightspan.protocols.learner import (
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import Routing, agent_name
 from lightspan.schema.token_records import Sampling
-from lightspan.schema.validation import MAX_SEED, check_kind, check_number, check_whole, is_number
+from lightspan.schema.validation import (
+    MAX_SEED,
+    check_choice,
+    check_kind,
+    check_number,
+    check_whole,
+)
 
 DEFAULT_POLICY = "policy"
 PROBE_ROWS: Final = 4
@@ -160,7 +166,7 @@ class LightningSettings:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
         check_whole("seed", self.seed, 0, MAX_SEED)
-        check_estimator(self.estimator)
+        check_choice("estimator", self.estimator, ESTIMATORS)
         if self.group_size == 1 and self.estimator not in BATCH_ESTIMATORS:
             raise ConfigError(
                 f"estimator={self.estimator!r} compares the rollouts of a task: group_size=1 "
@@ -175,24 +181,20 @@ class LightningSettings:
                 f"overlong= penalises answers of more than {self.overlong.free} tokens, and "
                 f"max_tokens={self.max_tokens} allows none: lower Overlong.max_tokens"
             )
-        if not is_number(self.temperature) or self.temperature <= 0:
-            raise ConfigError(f"temperature={self.temperature!r} must be above 0 for training")
-        if self.failure_reward is not None and not is_number(self.failure_reward):
-            raise ConfigError(f"failure_reward={self.failure_reward!r} must be finite, or None")
+        check_number("temperature", self.temperature, above=0)
+        if self.failure_reward is not None:
+            check_number("failure_reward", self.failure_reward)
         if self.resample and (self.group_size == 1 or self.estimator in BATCH_ESTIMATORS):
             raise ConfigError(
                 f"resample={self.resample} replaces groups whose returns are all the same, but "
                 f"estimator={self.estimator!r} with group_size={self.group_size} learns from those "
                 "too: use resample=0"
             )
-        self._check_overlap()
         check_lora(self.lora)
         check_kind("loss", self.loss, PolicyLoss)
         check_kind("optimizer", self.optimizer, Optimizer)
         if self.optimizer is not None and self.learning_rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
-
-    def _check_overlap(self) -> None:
         if self.max_staleness is not None and self.max_staleness < self.overlap:
             raise ConfigError(
                 f"overlap={self.overlap} trains groups that are up to as many versions old, and "
@@ -353,7 +355,14 @@ class LightningRL(LightningSettings, Algorithm):
                 f"LightningRL(temperature={self.temperature:g}): the engine samples at "
                 f"temperatures from {low:g} to {high:g}: use one of these, or another engine"
             )
-        self._supported = _supported_by_both(engine, learner)
+        # rejections that do not apply: engine and learner both declare support (design law 11)
+        declared = {
+            Rejection.TRUNCATED_SAMPLING: (
+                engine.trainable_truncation and learner.trainable_truncation
+            ),
+            Rejection.CONSTRAINED: engine.trainable_grammar and learner.trainable_grammar,
+        }
+        self._supported = frozenset(each for each, by_both in declared.items() if by_both)
 
     def policies(self) -> dict[str, PolicySpec]:
         return dict(self._specs)
@@ -374,7 +383,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     def load_state(self, state: dict[str, Json]) -> None:
         self._was_scored = True  # earlier steps had rewards
-        self._critic_warmup = CriticWarmup.from_json(state.get("critic"))
+        self._critic_warmup = msgspec.convert(state.get("critic") or {}, CriticWarmup)
         constants = state.get("token_constants")
         if self._fixes_constants and isinstance(constants, Mapping):
             self._batch_config = replace(self._batch_config, token_constant=dict(constants))
@@ -569,7 +578,9 @@ class LightningRL(LightningSettings, Algorithm):
         trainer.explain({key: why for part in parts for key, why in part.explanations.items()})
         parts = [part for part in parts if part.rows]
         # before the first update, while the learner still has the weights of the rollouts
-        old = [await self._old_logprobs(trainer, part) for part in parts]
+        old: list[Any] = [None] * len(parts)
+        if self.loss.importance_cap is not None:
+            old = [await trainer.learn(partial(trainer.learner.score, p.rows)) for p in parts]
         probe = _probe([row for part in parts for row in part.rows], seed)
         before = await trainer.learn(partial(trainer.learner.score, probe))
         results = []
@@ -586,12 +597,6 @@ class LightningRL(LightningSettings, Algorithm):
             merged["lambda"] = self._critic_warmup.lambda_(self.critic)
             merged |= self._critic_warmup.update(batch, merged)
         return {f"learner/{key}": value for key, value in merged.items()}
-
-    async def _old_logprobs(self, trainer: TrainerContext, part: Batch) -> list[list[float]] | None:
-        if self.loss.importance_cap is None:
-            return None
-        scores: list[list[float]] = await trainer.learn(partial(trainer.learner.score, part.rows))
-        return scores
 
     # --- set-up ---------------------------------------------------------------------------
     @cached_property
@@ -681,15 +686,3 @@ def _air(air: AIR | bool | None) -> AIR | None:
     if air is None or isinstance(air, AIR):
         return air
     raise ConfigError(f"air={air!r}: use True, or lightspan.AIR(signals=…, scale=…, mode=…)")
-
-
-def _supported_by_both(
-    engine: EngineCapabilities, learner: LearnerCapabilities
-) -> frozenset[Rejection]:
-    """Return the rejections that do not apply, because engine and learner both declare support
-    (design law 11)."""
-    supported = {
-        Rejection.TRUNCATED_SAMPLING: engine.trainable_truncation and learner.trainable_truncation,
-        Rejection.CONSTRAINED: engine.trainable_grammar and learner.trainable_grammar,
-    }
-    return frozenset(rejection for rejection, by_both in supported.items() if by_both)

@@ -38,7 +38,8 @@ from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
-from lightspan.errors import ConfigError, RewardError
+from lightspan.errors import RewardError
+from lightspan.schema.validation import check_choice
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "ppo"]
 ESTIMATORS: Final[tuple[Estimator, ...]] = get_args(Estimator)
@@ -225,7 +226,7 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
     Raises:
         ConfigError: the estimator is unknown.
     """
-    check_estimator(estimator)
+    check_choice("estimator", estimator, ESTIMATORS)
     if estimator == "reinforce++_baseline":
         return _apply(observations, lambda o: o.agent, _centre_by_group)
     rules = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "reinforce++": grpo, "ppo": ppo}
@@ -235,12 +236,6 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
         lambda o: ("" if of_batch else o.group_id, o.agent),
         lambda population: rule([o.value for o in population]),
     )
-
-
-def check_estimator(estimator: str) -> None:
-    """Raise `ConfigError` unless the name is one of `ESTIMATORS`."""
-    if estimator not in ESTIMATORS:
-        raise ConfigError(f"estimator={estimator!r}: use one of {', '.join(ESTIMATORS)}")
 
 
 def _apply(

@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -62,7 +62,7 @@ from lightspan.lightning.turns import Turns
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import CALL_OPEN, PYTHON_TAG
 from lightspan.schema.records import Json
-from lightspan.schema.validation import is_number
+from lightspan.schema.validation import check_choice, check_number
 
 AIRMode = Literal["potential", "bonus"]
 
@@ -136,8 +136,7 @@ class ToolError(_ToolSignal, frozen=True, kw_only=True, tag="tool_error"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.result not in ("any", "json"):
-            raise ConfigError(f"ToolError: result={self.result!r}: use 'any' or 'json'")
+        check_choice("ToolError: result", self.result, ("any", "json"))
 
     def value(self, tool: ToolCall, *, succeeded: bool) -> float | None:
         if succeeded and self.result == "json":
@@ -242,12 +241,8 @@ class AIR:
                 "comma, also for one signal"
             )
         object.__setattr__(self, "signals", tuple(self.signals))
-        if self.mode not in ("potential", "bonus"):
-            raise ConfigError(f"AIR: mode={self.mode!r}: use 'potential' or 'bonus'")
-        if not is_number(self.scale) or self.scale <= 0:
-            raise ConfigError(
-                f"AIR: scale={self.scale!r} must be above 0 and finite: a number such as 0.3"
-            )
+        check_choice("AIR: mode", self.mode, get_args(AIRMode))
+        check_number("AIR: scale", self.scale, above=0)
         if not self.signals:
             raise ConfigError("AIR: signals is empty: name at least one, such as ToolSuccess()")
         for signal in self.signals:

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -245,40 +245,22 @@ class _Others:
         for call in calls:
             credits[group_of(call)][call.rollout_id].append(call.credit)
         self._group_of = group_of
-        self._sums = {group: _Sums.of(by_rollout) for group, by_rollout in credits.items()}
+        self._sums = {
+            group: {rollout: (math.fsum(values), len(values)) for rollout, values in own.items()}
+            for group, own in credits.items()
+        }
+
+    def _of(self, call: CallCredit) -> list[tuple[float, int]]:
+        """Return (sum, number of calls) of each other rollout."""
+        sums = self._sums.get(self._group_of(call), {})
+        return [each for rollout, each in sums.items() if rollout != call.rollout_id]
 
     def sum(self, call: CallCredit) -> tuple[float, int]:
         """Return (sum, number of calls)."""
-        sums = self._sums.get(self._group_of(call))
-        if sums is None:
-            return 0.0, 0
-        own, count = sums.own.get(call.rollout_id, (0.0, 0))
-        count = sums.calls - count
-        # subtracting from a rounded total would leave a remainder where no other call exists
-        totals = [total for total, _ in sums.own.values()]
-        return (math.fsum([*totals, -own]) if count else 0.0), count
+        others = self._of(call)
+        return math.fsum(total for total, _ in others), sum(count for _, count in others)
 
     def mean(self, call: CallCredit) -> float:
         """Return the mean over other rollouts of the mean of their calls; 0 without another."""
-        sums = self._sums[self._group_of(call)]
-        others = len(sums.own) - (call.rollout_id in sums.own)
-        if not others:
-            return 0.0
-        own = sums.means.get(call.rollout_id, 0.0)
-        return math.fsum([*sums.means.values(), -own]) / others
-
-
-class _Sums(NamedTuple):
-    """Credits of a group's calls."""
-
-    own: Mapping[str, tuple[float, int]]
-    """Rollout → (sum, number) of its calls."""
-    means: Mapping[str, float]
-    """Rollout → mean of its calls."""
-    calls: int
-
-    @classmethod
-    def of(cls, by_rollout: Mapping[str, Sequence[float]]) -> _Sums:
-        own = {name: (math.fsum(values), len(values)) for name, values in by_rollout.items()}
-        means = {name: total / count for name, (total, count) in own.items()}
-        return cls(own, means, sum(count for _, count in own.values()))
+        means = [total / count for total, count in self._of(call)]
+        return math.fsum(means) / len(means) if means else 0.0

@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -48,7 +48,6 @@ from lightspan.lightning.advantages import (
     Explanation,
     Observation,
     Unit,
-    check_estimator,
     groups_without_variance,
     normalise,
 )
@@ -70,7 +69,7 @@ from lightspan.lightning.credit import (
     terminal,
     unused_step_rewards,
 )
-from lightspan.lightning.episode import Call, CallKey, Episode
+from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.gae import gae
 from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
 from lightspan.lightning.returns import return_of
@@ -79,6 +78,7 @@ from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.states import key_of, state_of
 from lightspan.lightning.transitions import Transition, TransitionKey, trained_transitions
 from lightspan.schema.records import Mode
+from lightspan.schema.validation import check_choice, check_number
 
 Weight = Literal["rollout", "transition", "token"]
 WEIGHTS: Final[tuple[Weight, ...]] = get_args(Weight)
@@ -104,17 +104,15 @@ class BatchConfig:
     keep_zero_advantages: bool = False
 
     def __post_init__(self) -> None:
-        check_estimator(self.estimator)
-        if self.unit not in UNITS:
-            raise ConfigError(f"unit={self.unit!r}: use one of {', '.join(UNITS)}")
-        if self.weight not in WEIGHTS:
-            raise ConfigError(f"weight={self.weight!r}: use one of {', '.join(WEIGHTS)}")
+        check_choice("estimator", self.estimator, ESTIMATORS)
+        check_choice("unit", self.unit, UNITS)
+        check_choice("weight", self.weight, WEIGHTS)
         if self.token_constant is not None and self.weight != "token":
             raise ConfigError(f"token_constant applies only to weight='token', not {self.weight!r}")
-        constants = self.token_constant if self.token_constant is not None else {}
-        values = constants.values() if isinstance(constants, Mapping) else [constants]
-        if not all(0 < value < math.inf for value in values):
-            raise ConfigError(f"token_constant={self.token_constant!r} must be above 0")
+        constants = self.token_constant
+        for value in constants.values() if isinstance(constants, Mapping) else (constants,):
+            if value is not None:
+                check_number("token_constant", value, above=0)
         check_air(self.air, self.credit)
         _check_baseline(self.estimator, self.credit)
 
@@ -221,29 +219,22 @@ def prepare_batch(
     return BatchBuilder(config, episodes, checked, members, counters)
 
 
+@dataclass(frozen=True, slots=True)
 class BatchBuilder:
     """The scored rollouts of a step, each call with its credit.
 
     With a critic: compute values of `rows`, and pass them to `finish`.
     """
 
-    def __init__(
-        self,
-        config: BatchConfig,
-        episodes: Sequence[Episode],
-        coverages: Sequence[Coverage],
-        members: Sequence[_Member],
-        counters: Counter[str],
-    ) -> None:
-        self._config = config
-        self._episodes = episodes
-        self._coverages = coverages
-        self._members = members
-        self._counters = counters
+    config: BatchConfig
+    episodes: Sequence[Episode]
+    coverages: Sequence[Coverage]
+    members: Sequence[_Member]
+    counters: Mapping[str, int]
 
     def rows(self) -> list[Row]:
         """Return rows of every usable transition, whatever its advantage will be."""
-        return [row for member in self._members for row in build_rows(member.transitions).rows]
+        return [row for member in self.members for row in build_rows(member.transitions).rows]
 
     def finish(
         self,
@@ -267,7 +258,7 @@ class BatchBuilder:
             ConfigError: values without a critic's rule, or such a rule without values.
             DataError: values that do not belong to these calls.
         """
-        config, members, counters = self._config, self._members, Counter(self._counters)
+        config, members, counters = self.config, self.members, Counter(self.counters)
         if (values is None) == (baseline_of(config.credit) == "critic"):
             raise ConfigError(
                 f"credit {config.credit.name} {'needs' if values is None else 'takes no'} values "
@@ -281,7 +272,7 @@ class BatchBuilder:
         )
         explanations = _explain(members, statistics, comparisons, config)
         rows = _rows(members, explanations, config, counters)
-        _count(counters, self._episodes, members, config, self._coverages)
+        _count(counters, self.episodes, members, config, self.coverages)
         counters.update(transitions=len(explanations), rows=len(rows))
         counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
         air, overlong = config.air, config.overlong
@@ -290,7 +281,7 @@ class BatchBuilder:
             rows=rows,
             rollouts=tuple(member.episode.rollout_id for member in members),
             explanations=explanations,
-            coverages=tuple(self._coverages),
+            coverages=tuple(self.coverages),
             counters=dict(counters),
             air={} if air is None else shaping_metrics([member.shaping for member in members]),
             overlong={} if overlong is None else overlong_metrics(overlong, penalties),
@@ -386,16 +377,6 @@ def _is_stale(
     return False
 
 
-class _Selected(NamedTuple):
-    """A selected call."""
-
-    call: Call
-    turn: int
-    credit: float
-    key: Hashable
-    """Key of its state."""
-
-
 class _Member(NamedTuple):
     """A rollout that counts."""
 
@@ -403,8 +384,8 @@ class _Member(NamedTuple):
     coverage: Coverage
     transitions: list[Transition]
     """The usable transitions, with their credit."""
-    selected: dict[CallKey, _Selected]
-    """Every selected call with a credit, trained or not."""
+    credits: dict[CallKey, float]
+    """Credit of every selected call, trained or not."""
     units: tuple[str, ...]
     """Units of its observations: agent paths, or an empty text for the rollout."""
     value: float
@@ -426,23 +407,12 @@ def _member(
         for key, credit in rule(episode, coverage).items()
     }
     usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
-    state_key = getattr(rule, "key", None)
-    selected = {
-        call.key: _Selected(
-            call,
-            turn,
-            credits[call.key],
-            key_of(state_key, state_of(call, episode.task_id, turn)) if state_key else None,
-        )
-        for call, turn in coverage.turns
-        if call.key in credits
-    }
     agents = tuple(dict.fromkeys(call.agent_path for call in coverage.turns.calls))
     member = _Member(
         episode,
         coverage,
         [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in usable],
-        selected,
+        credits,
         agents if config.unit == "agent" else ("",),
         return_of(episode, coverage, shaping.total),
         shaping,
@@ -477,25 +447,29 @@ def _comparisons(
 ) -> dict[TransitionKey, Comparison]:
     """Return baseline and scale of each selected call."""
     has_potential = config.air is not None and config.air.mode == "potential"
+    state_key = getattr(config.credit, "key", None)
     keys, calls = [], []
     for member in members:
         episode = member.episode
         group = "" if config.estimator in BATCH_ESTIMATORS else episode.group_id
-        for key, selected in member.selected.items():
-            unit = _unit(selected.call.agent_path, config)
-            keys.append((episode.attempt_id, *key))
+        for call, turn in member.coverage.turns:
+            if call.key not in member.credits:
+                continue
+            unit = _unit(call.agent_path, config)
+            state = state_of(call, episode.task_id, turn) if state_key else None
+            keys.append((episode.attempt_id, *call.key))
             calls.append(
                 CallCredit(
                     rollout_id=episode.rollout_id,
                     population=(group, unit),
-                    agent_path=selected.call.agent_path,
-                    turn=selected.turn,
-                    credit=selected.credit,
-                    shaping=member.shaping.credits.get(key, 0.0) if has_potential else 0.0,
-                    penalty=member.penalties.get(key, 0.0),
+                    agent_path=call.agent_path,
+                    turn=turn,
+                    credit=member.credits[call.key],
+                    shaping=member.shaping.credits.get(call.key, 0.0) if has_potential else 0.0,
+                    penalty=member.penalties.get(call.key, 0.0),
                     value=member.value,
                     statistics=statistics[episode.rollout_id, unit],
-                    key=selected.key,
+                    key=key_of(state_key, state) if state_key and state else None,
                 )
             )
     return dict(zip(keys, _compare(calls, config), strict=True))
@@ -517,19 +491,19 @@ def _critic_comparisons(
     gamma = getattr(config.credit, "gamma", 1.0)
     comparisons = {}
     for member in members:
-        episode = member.episode
-        to_go = {key: selected.credit for key, selected in member.selected.items()}
+        episode, to_go, turns = member.episode, member.credits, member.coverage.turns
         expected = values.get(episode.rollout_id, {})
-        advantages = gae(member.coverage.turns, to_go, expected, gamma=gamma, lam=lam)
-        for key, advantage in advantages.items():
-            unit = _unit(member.selected[key].call.agent_path, config)
-            comparisons[episode.attempt_id, *key] = Comparison(
-                baseline=to_go[key] - advantage,
-                scale=statistics[episode.rollout_id, unit].scale,
-                others=0,
-                against="rollouts",
-                expected=expected[key],
-            )
+        advantages = gae(turns, to_go, expected, gamma=gamma, lam=lam)
+        for call in turns.calls:
+            if call.key in advantages:
+                unit = _unit(call.agent_path, config)
+                comparisons[episode.attempt_id, *call.key] = Comparison(
+                    baseline=to_go[call.key] - advantages[call.key],
+                    scale=statistics[episode.rollout_id, unit].scale,
+                    others=0,
+                    against="rollouts",
+                    expected=expected[call.key],
+                )
     missing = [t.key for member in members for t in member.transitions if t.key not in comparisons]
     if missing:
         raise DataError(f"values of a critic: call {missing[0]} has none, and each needs one")

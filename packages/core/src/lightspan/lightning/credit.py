@@ -51,7 +51,7 @@ from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.states import StateKey, check_key, key_name, observation
 from lightspan.lightning.turns import Turns
-from lightspan.schema.validation import is_number
+from lightspan.schema.validation import check_number
 
 DEFAULT_GAMMA: Final = 1.0
 """Discount per turn."""
@@ -116,8 +116,7 @@ class RewardToGo(msgspec.Struct, frozen=True):
     baseline: ClassVar[Baseline]
 
     def __post_init__(self) -> None:
-        if not is_number(self.gamma) or not 0 < self.gamma <= 1:
-            raise ConfigError(f"credit: gamma must be above 0 and at most 1, not {self.gamma!r}")
+        check_number("credit: gamma", self.gamma, above=0, high=1)
 
     @property
     def name(self) -> str:
@@ -162,8 +161,7 @@ class Anchor(RewardToGo, frozen=True):
     def __post_init__(self) -> None:
         RewardToGo.__post_init__(self)
         check_key(self.key)
-        if not is_number(self.prior) or self.prior < 0:
-            raise ConfigError(f"credit: prior={self.prior!r} must be 0 or more")
+        check_number("credit: prior", self.prior, low=0)
 
     @property
     def name(self) -> str:
@@ -200,8 +198,7 @@ class GiGPO(RewardToGo, frozen=True):
     def __post_init__(self) -> None:
         RewardToGo.__post_init__(self)
         check_key(self.key)
-        if not is_number(self.omega) or self.omega < 0:
-            raise ConfigError(f"credit: omega={self.omega!r} must be 0 or more")
+        check_number("credit: omega", self.omega, low=0)
 
     @property
     def name(self) -> str:

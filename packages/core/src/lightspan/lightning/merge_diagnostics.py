@@ -259,12 +259,23 @@ def _break(
     where: Where = "prompt" if place < len(previous.prompt_ids) else "response"
     if place == len(got):
         where = "shorter"
-    texts = _Texts(expected, got, place, lambda ids: decode(previous.policy, ids))
+    start = max(0, place - LEAD)
+
+    def text(ids: Sequence[int], count: int) -> str:
+        """Return the text around the difference, up to `count` tokens after its beginning."""
+        return decode(previous.policy, ids[start : place + count])
+
+    def token(ids: Sequence[int]) -> str:
+        return decode(previous.policy, ids[place : place + 1])
+
+    # whether both texts are the same up to the end of both differing tokens
+    length = max(len(text(ids, 1)) for ids in (expected, got))
+    left, right = (text(ids, WINDOW)[:length] for ids in (expected, got))
     cause, detail = Cause.RETOKENISATION, "the same text has other tokens than were sampled"
-    if not texts.agree():
-        changed = _changed(before, after)
-        cause = Cause.OTHER if changed else Cause.TEMPLATE
-        detail = changed or _RENDERED[where]
+    if where == "shorter" or left != right or len(left) != length:
+        change = _change(before, after)
+        cause = Cause.OTHER if change else Cause.TEMPLATE
+        detail = change or _RENDERED[where]
     return Break(
         previous=previous.key,
         following=following.key,
@@ -275,9 +286,9 @@ def _break(
         where=where,
         expected=expected[place],
         got=got[place] if place < len(got) else None,
-        expected_text=texts.token(expected),
-        got_text=texts.token(got),
-        before=texts.lead,
+        expected_text=token(expected),
+        got_text=token(got),
+        before=text(expected, 0),
     )
 
 
@@ -288,38 +299,7 @@ _RENDERED: Final[Mapping[Where, str]] = {
 }
 
 
-class _Texts:
-    """Texts of two sequences around the first differing token."""
-
-    def __init__(
-        self,
-        expected: Sequence[int],
-        got: Sequence[int],
-        place: int,
-        decode: Callable[[Sequence[int]], str],
-    ) -> None:
-        self._start, self._place = max(0, place - LEAD), place
-        self._expected, self._got = expected, got
-        self._decode = decode
-        self.lead = decode(expected[self._start : place])
-
-    def agree(self) -> bool:
-        """Return whether both texts are the same up to the end of both differing tokens."""
-        if self._place >= len(self._got):
-            return False
-        through = max(len(self._slice(ids, 1)) for ids in (self._expected, self._got))
-        left, right = (self._slice(ids, WINDOW)[:through] for ids in (self._expected, self._got))
-        return left == right and len(left) == through
-
-    def token(self, ids: Sequence[int]) -> str:
-        """Return the differing token's text; empty without one."""
-        return self._decode(ids[self._place : self._place + 1])
-
-    def _slice(self, ids: Sequence[int], count: int) -> str:
-        return self._decode(ids[self._start : self._place + count])
-
-
-def _changed(before: CallMessages, after: CallMessages) -> str:
+def _change(before: CallMessages, after: CallMessages) -> str:
     """Return the app's change between the calls in words; empty if it repeated everything."""
     if before.tools != after.tools:
         return "the app changed the tools"

@@ -121,10 +121,6 @@ class Coverage:
         return [entry.call for entry in self.entries if entry.status is CallStatus.TRAINED]
 
     @property
-    def frozen(self) -> list[Call]:
-        return [entry.call for entry in self.entries if entry.status is CallStatus.FROZEN]
-
-    @property
     def rejected(self) -> list[CallCoverage]:
         return [entry for entry in self.entries if entry.status is CallStatus.REJECTED]
 
@@ -401,11 +397,6 @@ def check_agents(routing: Routing, paths: Iterable[str]) -> None:
         raise UnknownAgentError(unknown_agents(unmatched, agents))
 
 
-def unknown_agents(patterns: Iterable[str], paths: Sequence[str]) -> str:
-    """Return the error message for patterns that match none of these paths."""
-    return " ".join(_unknown(pattern, paths) for pattern in patterns)
-
-
 _UNNAMED: Final = (
     ", the name of calls without an agent. Install the adapter of the app's framework and call "
     "its instrument() in the app's module, such as lightspan_langgraph.instrument(); or put `with "
@@ -413,10 +404,14 @@ _UNNAMED: Final = (
 )
 
 
-def _unknown(pattern: str, paths: Sequence[str]) -> str:
+def unknown_agents(patterns: Iterable[str], paths: Sequence[str]) -> str:
+    """Return the error message for patterns that match none of these paths."""
     names = sorted({path.rpartition("/")[2] for path in paths} | set(paths))
-    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-    guess = f" Did you mean {' or '.join(repr(name) for name in sorted(close))}?" if close else ""
     agents = ", ".join(repr(path) for path in paths) or "none was seen"
     unnamed = _UNNAMED if list(paths) == [UNNAMED_AGENT] else ""
-    return f"no agent matches {pattern!r}.{guess} Agents: {agents}{unnamed}"
+    messages = []
+    for pattern in patterns:
+        close = sorted(difflib.get_close_matches(pattern, names, n=3, cutoff=0.5))
+        guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        messages.append(f"no agent matches {pattern!r}.{guess} Agents: {agents}{unnamed}")
+    return " ".join(messages)
