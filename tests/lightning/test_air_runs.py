@@ -30,12 +30,12 @@ from packages.core.tests.lightning.steps import raises, see, shaping
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "prize"}, "mode='prize': use 'potential' or 'bonus'"),
-        ({"scale": 0}, "scale=0 must be above 0"),
-        ({"scale": math.inf}, "scale=inf must be above 0 and finite"),
-        ({"scale": -0.3}, "scale=-0.3 must be above 0"),
-        ({"scale": math.nan}, "scale=nan must be above 0 and finite"),
-        ({"scale": "a"}, "scale='a' must be above 0 and finite: a number such as 0.3"),
+        ({"mode": "prize"}, "mode='prize': use one of 'potential', 'bonus'"),
+        ({"scale": 0}, "scale=0 must be a finite number above 0"),
+        ({"scale": math.inf}, "scale=inf must be a finite number above 0"),
+        ({"scale": -0.3}, "scale=-0.3 must be a finite number above 0"),
+        ({"scale": math.nan}, "scale=nan must be a finite number above 0"),
+        ({"scale": "a"}, "scale='a' must be a finite number above 0"),
         ({"signals": ()}, "signals is empty"),
         ({"signals": max}, r"signals=<built-in function max> must be a sequence: write signals=\("),
         ({"signals": ToolError()}, r"signals=ToolError\(.*\) must be a sequence"),
@@ -52,7 +52,7 @@ def test_impossible_settings(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("signal", "options", "message"),
     [
-        (ToolError, {"result": "xml"}, "ToolError: result='xml': use 'any' or 'json'"),
+        (ToolError, {"result": "xml"}, "ToolError: result='xml': use one of 'any', 'json'"),
         (ToolError, {"tools": ""}, "ToolError: tools='': use one glob on the names of tools"),
         (ToolSuccess, {"tools": 5}, "ToolSuccess: tools=5: use one glob on the names of tools"),
     ],

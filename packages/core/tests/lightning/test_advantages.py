@@ -16,11 +16,20 @@ from lightspan.lightning.advantages import (
     groups_without_variance,
     grpo,
     normalise,
-    reinforce_pp_baseline,
     rloo,
 )
 
 rewards = st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12)
+
+
+def reinforce_pp_baseline(groups):
+    observed = [
+        Observation(f"r{n}-{m}", f"g{n}", value)
+        for n, group in enumerate(groups)
+        for m, value in enumerate(group)
+    ]
+    found = iter(normalise("reinforce++_baseline", observed))
+    return [[next(found) for _ in group] for group in groups]
 
 
 def of(statistics, values):
@@ -239,7 +248,7 @@ def test_agents_do_not_mix(estimator):
 
 
 def test_an_unknown_estimator_names_those_there_are():
-    with pytest.raises(ConfigError, match=r"estimator='gpro': use one of grpo, dr_grpo"):
+    with pytest.raises(ConfigError, match=r"estimator='gpro': use one of 'grpo', 'dr_grpo'"):
         normalise("gpro", [])
 
 

@@ -514,14 +514,14 @@ def test_a_batch_in_no_minibatches_is_an_error():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"estimator": "ppg"}, "estimator='ppg': use one of grpo"),
+        ({"estimator": "ppg"}, "estimator='ppg': use one of 'grpo'"),
         ({"estimator": "ppo"}, 'estimator="ppo" compares calls with a critic: use credit="crit'),
-        ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
-        ({"weight": "row"}, "weight='row': use one of rollout, transition, token"),
+        ({"unit": "turn"}, "unit='turn': use one of 'rollout', 'agent'"),
+        ({"weight": "row"}, "weight='row': use one of 'rollout', 'transition', 'token'"),
         ({"token_constant": 5.0}, "token_constant applies only to weight='token'"),
-        ({"weight": "token", "token_constant": 0.0}, "must be above 0"),
-        ({"weight": "token", "token_constant": math.nan}, "must be above 0"),
-        ({"weight": "token", "token_constant": {"policy": 0.0}}, "must be above 0"),
+        ({"weight": "token", "token_constant": 0.0}, "must be a finite number above 0"),
+        ({"weight": "token", "token_constant": math.nan}, "must be a finite number above 0"),
+        ({"weight": "token", "token_constant": {"policy": 0.0}}, "must be a finite number above 0"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_an_error(fields, message):

@@ -105,11 +105,6 @@ def test_where_it_failed_comes_before_that_it_has_no_tokens():
     assert only(build(spans=[span])).rejection is Rejection.ERROR
 
 
-def test_an_engine_without_exact_tokens_trains_nothing():
-    entry = only(build([make_record("c1")]), engine_exact=False)
-    assert entry.rejection is Rejection.INEXACT_ENGINE
-
-
 def test_truncation_and_grammars_are_trained_where_both_sides_declare_it():
     records = [
         make_record("p", sampling=Sampling(top_p=0.9)),
@@ -187,7 +182,7 @@ def test_the_three_classes_are_all_there_is():
     ]
     coverage = classify_calls(build(records), WRITER)
     assert [call.call_id for call in coverage.trained] == ["a"]
-    assert [call.call_id for call in coverage.frozen] == ["b"]
+    assert [e.call.call_id for e in coverage.entries if e.status is CallStatus.FROZEN] == ["b"]
     assert [entry.call.call_id for entry in coverage.rejected] == ["c"]
     assert coverage.counts() == {"trained": 1, "frozen": 1, "rejected:constrained": 1}
 

@@ -10,7 +10,6 @@ import msgspec
 from lightspan.lightning.batch import Batch
 from lightspan.lightning.gae import explained_variance, warmup_lambda
 from lightspan.protocols.learner import Critic
-from lightspan.schema.records import Json
 
 
 class CriticWarmup(msgspec.Struct):
@@ -39,9 +38,6 @@ class CriticWarmup(msgspec.Struct):
             return {}
         self.explained = explained
         return {"explained_variance": explained}
-
-    def as_json(self) -> dict[str, Json]:
-        return {"fits": self.fits, "explained": self.explained}
 
 
 def _explained(batch: Batch) -> float | None:

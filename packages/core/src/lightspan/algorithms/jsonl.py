@@ -39,13 +39,11 @@ def read_jsonl(path: Path, what: str, one: str) -> list[Json]:
                 f"{what}: {path}, line {number} is not JSON; each line must be one {one}: {error}"
             ) from error
     [only] = values if len(values) == 1 else [None]
-    if isinstance(only, list) and not (one == "chat" and _is_chat(only)):
+    if not isinstance(only, list):
+        return values
+    if one != "chat" or not all(isinstance(value, dict) and "role" in value for value in only):
         raise DataError(
             f"{what}: {path} is one list of {len(only)}: a file has a {one} on each line; "
             f"give the list itself, {what}=json.load(open({str(path)!r}))"
         )
     return values
-
-
-def _is_chat(values: list[Json]) -> bool:
-    return all(isinstance(value, dict) and "role" in value for value in values)

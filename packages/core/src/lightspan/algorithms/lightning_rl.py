@@ -376,7 +376,7 @@ class LightningRL(LightningSettings, Algorithm):
     def state(self) -> dict[str, Json]:
         state: dict[str, Json] = {}
         if self.critic is not None:
-            state["critic"] = self._critic_warmup.as_json()
+            state["critic"] = msgspec.to_builtins(self._critic_warmup)
         if self._fixes_constants:
             state["token_constants"] = dict(self._token_constants)
         return state
@@ -419,14 +419,11 @@ class LightningRL(LightningSettings, Algorithm):
             )
             return episodes
         episodes = await trainer.rollouts(self.plan(trainer), self.group_size)
-        missing = self._missing_groups(episodes)
         for _ in range(self.resample):
-            if not missing:
+            if not (missing := self._missing_groups(episodes)):
                 return episodes
-            tasks = self.plan(trainer, missing)
-            episodes += await trainer.rollouts(tasks, self.group_size)
-            missing = self._missing_groups(episodes)
-        if missing and self.resample:
+            episodes += await trainer.rollouts(self.plan(trainer, missing), self.group_size)
+        if self.resample and (missing := self._missing_groups(episodes)):
             trainer.note(
                 f"after {self.resample} rounds of resampling {self.tasks_per_step - missing} of "
                 f"{self.tasks_per_step} groups vary: the step trains on those"

@@ -127,30 +127,6 @@ def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
     return [missing if usable(value) is None else statistics for value in values]
 
 
-def reinforce_pp_baseline(groups: Sequence[Sequence[float | None]]) -> list[list[BaselineScale]]:
-    """Return each group's mean and the batch's standard deviation of differences from it (baseline
-    form of REINFORCE++).
-
-    Groups of one and groups of identical values count in the batch, as zeros.
-    """
-    centred = [dr_grpo(group) for group in groups]
-    differences = [
-        statistics.advantage(usable(value) or 0.0)
-        for of_group, group in zip(centred, groups, strict=True)
-        for statistics, value in zip(of_group, group, strict=True)
-        if statistics.zero_reason is not ZeroReason.UNSCORED
-    ]
-    squares = math.fsum(d * d for d in differences)
-    scale = math.sqrt(squares / (len(differences) - 1)) if squares else 1.0
-    return [
-        [
-            each if each.zero_reason else msgspec.structs.replace(each, scale=scale)
-            for each in of_group
-        ]
-        for of_group in centred
-    ]
-
-
 def usable(value: float | None) -> float | None:
     """Return the value as float64 (True is 1.0), None if it is unscored.
 
@@ -251,15 +227,20 @@ def _apply(
 
 
 def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
-    """Apply `reinforce_pp_baseline` to a batch whose groups may be interleaved."""
-    groups = places_by(batch, lambda o: o.group_id).values()
-    by_group = reinforce_pp_baseline([[batch[p].value for p in places] for places in groups])
-    statistics = {
-        place: each
-        for places, of_group in zip(groups, by_group, strict=True)
-        for place, each in zip(places, of_group, strict=True)
-    }
-    return [statistics[place] for place in range(len(batch))]
+    """Return each group's mean and the batch's standard deviation of differences from it (baseline
+    form of REINFORCE++).
+
+    Groups of one and groups of identical values count in the batch, as zeros.
+    """
+    centred = _apply(batch, lambda o: o.group_id, lambda group: dr_grpo([o.value for o in group]))
+    differences = [
+        statistics.advantage(usable(observation.value) or 0.0)
+        for statistics, observation in zip(centred, batch, strict=True)
+        if statistics.zero_reason is not ZeroReason.UNSCORED
+    ]
+    squares = math.fsum(d * d for d in differences)
+    scale = math.sqrt(squares / (len(differences) - 1)) if squares else 1.0
+    return [s if s.zero_reason else msgspec.structs.replace(s, scale=scale) for s in centred]
 
 
 def places_by(items: Sequence[T], key: Callable[[T], Hashable]) -> dict[Hashable, list[int]]:

@@ -38,22 +38,18 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from lightspan.errors import ConfigError
-from lightspan.lightning.credit import (
-    GAE,
-    Credit,
-    RewardToGo,
-    Terminal,
-    rewards_after,
-)
+from lightspan.lightning.credit import GAE, Credit, RewardToGo, Terminal, rewards_after
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.history import History, ToolCall, Trace, parts
 from lightspan.lightning.selection import Coverage
@@ -283,16 +279,11 @@ def check_air(air: AIR | None, credit: Credit) -> None:
     """Raise `ConfigError` if AIR has no effect, or is undefined, with this credit rule."""
     if air is None:
         return
-    if air.mode == "potential" and isinstance(credit, Terminal):
+    if air.mode == "potential" and isinstance(credit, Terminal | GAE):
         raise ConfigError(
-            'air= with credit="terminal" would change nothing: with the final reward on every '
-            "call, potentials cancel in the comparison of rollouts that start alike; leave credit "
-            'out (discounted), or use AIR(mode="bonus")'
-        )
-    if air.mode == "potential" and isinstance(credit, GAE):
-        raise ConfigError(
-            'air= with credit="critic" would change nothing: the critic learns to predict the '
-            'potentials; leave one of them out, or use AIR(mode="bonus")'
+            f'air= with credit="{credit.name.partition("(")[0]}" would change nothing: potentials '
+            "cancel where every call has the final reward, and a critic learns to predict them; "
+            'leave credit out (discounted), or use AIR(mode="bonus")'
         )
     if not isinstance(credit, Terminal | RewardToGo):
         raise ConfigError(
@@ -382,13 +373,9 @@ def _potentials(air: AIR, trace: Trace, turns: Turns) -> Shaping:
 def _means_before(observed: Iterable[Observed], positions: Sequence[int]) -> list[float]:
     """Return, per position (ascending), the mean of the values before it; 0 without any."""
     placed = sorted((each.after, each.value) for each in observed if each.after is not None)
-    means, total, count = [], 0.0, 0
-    for position in positions:
-        while count < len(placed) and placed[count][0] < position:
-            total += placed[count][1]
-            count += 1
-        means.append(total / count if count else 0.0)
-    return means
+    totals = [0.0, *accumulate(value for _, value in placed)]
+    counts = [bisect_left(placed, (position,)) for position in positions]
+    return [totals[count] / count if count else 0.0 for count in counts]
 
 
 def _bonuses(air: AIR, credit: Credit, trace: Trace, turns: Turns) -> Shaping:

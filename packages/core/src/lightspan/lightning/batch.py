@@ -237,10 +237,7 @@ class BatchBuilder:
         return [row for member in self.members for row in build_rows(member.transitions).rows]
 
     def finish(
-        self,
-        values: Mapping[str, Mapping[CallKey, float]] | None = None,
-        *,
-        lam: float = 1.0,
+        self, values: Mapping[str, Mapping[CallKey, float]] | None = None, *, lam: float = 1.0
     ) -> Batch:
         """Return the batch.
 
@@ -345,10 +342,7 @@ def _check(episodes: Sequence[Episode], coverages: Sequence[Coverage], config: B
 
 
 def _refusal(
-    episode: Episode,
-    coverage: Coverage,
-    config: BatchConfig,
-    versions: Mapping[str, int] | None,
+    episode: Episode, coverage: Coverage, config: BatchConfig, versions: Mapping[str, int] | None
 ) -> str | None:
     """Return why a rollout is excluded from the statistics, as a counter's name."""
     if episode.mode is not Mode.TRAIN:

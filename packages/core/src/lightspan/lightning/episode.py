@@ -107,18 +107,6 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         return "" if self.record is None else self.record.policy
 
     @property
-    def finish(self) -> str | None:
-        """The finish reason, None if it was not recorded."""
-        if self.record is not None:
-            return self.record.finish_reason
-        if self.span is None:
-            return None
-        reasons = self.span.attributes.get(semconv.FINISH_REASONS)
-        if not isinstance(reasons, list) or self.choice >= len(reasons):
-            return None
-        return str(reasons[self.choice]) or None
-
-    @property
     def refused(self) -> str | None:
         """Request field for which the gateway refused the call, empty if it is not about a field;
         None: the call was not refused."""
@@ -376,19 +364,11 @@ def _deduplicated(records: list[TokenRecord], notes: list[str]) -> list[TokenRec
         if earlier is not record and earlier != record:
             double.add(key)
             # the order of arrival is random, so the choice must not depend on it
-            by_key[key] = min(earlier, record, key=_record_order)
+            by_key[key] = min(
+                earlier, record, key=lambda r: (r.sequence_start, msgspec.msgpack.encode(r))
+            )
     notes += [f"call {call} choice {n} has two token records" for call, n in sorted(double)]
     return list(by_key.values()) if len(by_key) < len(records) else records
-
-
-def _record_order(record: TokenRecord) -> tuple[int, int, bytes, bytes, bytes]:
-    return (
-        record.sequence_start,
-        record.sequence_end,
-        record.prompt,
-        record.response,
-        msgspec.msgpack.encode(record),
-    )
 
 
 def _from_record(

@@ -18,7 +18,7 @@ here raises, whatever was recorded.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -89,7 +89,7 @@ class Trace:
     def __init__(self, episode: Episode) -> None:
         self.task_id = episode.task_id
         self.calls = [call for call in episode.calls if call.sequence_start is not None]
-        self.messages = {call.key: message for call, message in _messages(episode.calls)}
+        self.messages = _messages(episode.calls)
         self.tools = _place(episode, self.calls, self.messages)
 
     def history(self, turn: int, position: float) -> History:
@@ -111,17 +111,19 @@ def _by_place(placed: PlacedTool) -> tuple[int, int, str]:
 # --- answers of models ------------------------------------------------------------------------
 
 
-def _messages(calls: Sequence[Call]) -> Iterator[tuple[Call, Mapping[str, Any]]]:
-    """Yield the calls with a recorded answer, and its message."""
+def _messages(calls: Sequence[Call]) -> dict[CallKey, Mapping[str, Any]]:
+    """Return the recorded answers of calls."""
     by_span: dict[str, list[Any]] = {}  # the choices of a call share a span, decoded once
+    messages = {}
     for call in calls:
         if call.span is None:
             continue
-        answers = by_span.get(call.span.span_id)
-        if answers is None:
-            answers = by_span[call.span.span_id] = _output(call.span)
+        if call.span_id not in by_span:
+            by_span[call.span_id] = _output(call.span)
+        answers = by_span[call.span_id]
         if call.choice < len(answers) and isinstance(answers[call.choice], Mapping):
-            yield call, answers[call.choice]
+            messages[call.key] = answers[call.choice]
+    return messages
 
 
 def _output(span: Span) -> list[Any]:
@@ -263,21 +265,16 @@ def _clocks_agree(
 ) -> bool:
     """Return whether no recorded span shows that the clocks of gateway and app differ."""
     spans = {span.span_id: span for span in episode.spans}
+    gaps = []
     for call in calls.values():
         inner = call.span
         if inner is None or call.outcome is not CallOutcome.OK or not inner.start_ns:
             continue
         outer = spans.get(inner.parent_id or "")
-        if outer is None or not 0 < outer.start_ns <= outer.end_ns:
-            continue
-        if outer.start_ns - inner.start_ns > CLOCK_TOLERANCE_NS:
-            return False
-        if inner.end_ns - outer.end_ns > CLOCK_TOLERANCE_NS:
-            return False
+        if outer is not None and 0 < outer.start_ns <= outer.end_ns:
+            gaps += [outer.start_ns - inner.start_ns, inner.end_ns - outer.end_ns]
     for tool in tools:
         requester = calls.get(tool.call) if tool.call is not None else None
-        if requester is None or requester.span is None or not tool.span.start_ns:
-            continue
-        if requester.span.end_ns - tool.span.start_ns > CLOCK_TOLERANCE_NS:
-            return False
-    return True
+        if requester is not None and requester.span is not None and tool.span.start_ns:
+            gaps.append(requester.span.end_ns - tool.span.start_ns)
+    return max(gaps, default=0) <= CLOCK_TOLERANCE_NS

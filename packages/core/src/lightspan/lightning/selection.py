@@ -68,7 +68,6 @@ class Rejection(StrEnum):
     REFUSED = "refused", "the gateway refused the request"
     ERROR = "error", "the call failed"
     NO_TOKENS = "no_tokens", "no tokens: not trainable; the call did not go through the gateway"
-    INEXACT_ENGINE = "inexact_engine", "the engine does not give the token ids as it sampled them"
     OTHER_POLICY = "other_policy", "sampled by another policy than the one that the agent trains"
     EMPTY_RESPONSE = "empty_response", "no token was sampled"
     NO_LOGPROBS = "no_logprobs", "log-probabilities are missing or not finite"
@@ -166,7 +165,6 @@ def classify_calls(
     episode: Episode,
     routing: Routing,
     *,
-    engine_exact: bool = True,
     supported: Collection[Rejection] = (),
     modes: Collection[Mode] = (Mode.TRAIN,),
     max_length: int | None = None,
@@ -176,7 +174,6 @@ def classify_calls(
 
     Args:
         routing: the policy that each agent trains.
-        engine_exact: whether the engine declares exact token ids and log-probabilities.
         supported: `TRUNCATED_SAMPLING` and `CONSTRAINED`, if engine and learner both declare them.
         modes: modes whose rollouts may be trained. A dry run adds `Mode.DEV`. `Mode.PRODUCTION` is
             never trained.
@@ -185,7 +182,7 @@ def classify_calls(
     """
     whole = _episode_rejection(episode, modes)
     unscored = None if episode.scored(step_rewards) else Rejection.UNSCORED
-    check = _CallCheck(engine_exact, frozenset(supported), max_length)
+    check = _CallCheck(frozenset(supported), max_length)
 
     @cache  # matching patterns is the most expensive part, and an episode has few paths
     def policy_of(path: str) -> str | None:
@@ -230,7 +227,6 @@ _FROZEN: Final = CallStatus.FROZEN
 class _CallCheck(NamedTuple):
     """Check of a selected call by itself."""
 
-    exact: bool
     supported: frozenset[Rejection]
     max_length: int | None
 
@@ -243,8 +239,6 @@ class _CallCheck(NamedTuple):
             return Rejection.NO_TOKENS
         if record.finish_reason is _CANCELLED:
             return Rejection.CANCELLED
-        if not self.exact:
-            return Rejection.INEXACT_ENGINE
         if record.policy != policy:
             return Rejection.OTHER_POLICY
         # ids are packed, four bytes each; only those of trained calls are unpacked

@@ -235,12 +235,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def shares_model(self, policy: str) -> bool:
         """Return whether another policy with LoRA starts from the same model."""
-        model = self.models[policy]
-        name = _model_name(model)
-        others = [self.models[other] for other in self.lora if other != policy]
-        return any(
-            other is model or (name is not None and _model_name(other) == name) for other in others
-        )
+        identity = _identity(self.models[policy])
+        return any(_identity(self.models[o]) == identity for o in self.lora if o != policy)
 
     def copies(self) -> list[tuple[str, ...]]:
         """Return the policies of each copy of weights; policies with LoRA on one model share a
@@ -248,7 +244,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         groups: dict[tuple[bool, str], list[str]] = {}
         for policy, model in self.models.items():
             is_shared = policy in self.lora
-            name = (_model_name(model) or str(id(model))) if is_shared else policy
+            name = _identity(model) if is_shared else policy
             groups.setdefault((is_shared, name), []).append(policy)
         return [tuple(policies) for policies in groups.values()]
 
@@ -293,9 +289,9 @@ class EngineSpec(Protocol):
         cache"; empty for an engine on other machines."""
 
 
-def _model_name(model: Any) -> str | None:
-    """Return a model's name or path; None for a loaded model."""
-    return os.fspath(model) if isinstance(model, str | os.PathLike) else None
+def _identity(model: Any) -> str:
+    """Return the name or path of a model; the object's id for a loaded model."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else str(id(model))
 
 
 @runtime_checkable

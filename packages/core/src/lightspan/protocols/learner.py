@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runtime_checkable
 
@@ -283,14 +284,7 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         it."""
         if self.mixed_temperatures:
             return
-        temperatures = sorted(
-            {
-                at
-                for row in rows
-                for at, mask in zip(row.temperatures, row.mask, strict=True)
-                if mask
-            }
-        )
+        temperatures = sorted({t for row in rows for t in compress(row.temperatures, row.mask)})
         if len(temperatures) > 1:
             raise UnsupportedError(
                 f"the learner does not support tokens of different temperatures in one update "
