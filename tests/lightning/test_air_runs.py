@@ -94,7 +94,7 @@ class Own:
         ({"air": True, "credit": "terminal"}, 'air= with credit="terminal" would change nothing'),
         ({"air": True, "credit": Own()}, "which the credit rule own does not define"),
         ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not define"),
-        ({"air": "tool_success"}, "air='tool_success': use True, or lightspan.AIR"),
+        ({"air": "tool_success"}, "air='tool_success': use lightspan.AIR"),
         (
             {"air": True, "credit": "terminal", "gamma": 0.5},
             "gamma=0.5 applies only to credit='discounted'",

@@ -72,7 +72,6 @@ def test_a_transition_is_the_record_with_its_place():
     assert (found.prompt_ids, found.response_ids) == ([1, 2], [3, 4, 5])
     assert found.logprobs == [-0.5, -0.25, -1.0]
     assert found.versions == [7, 8, 8]
-    assert found.temperature == 0.7
     assert (found.tokens, found.length) == (3, 5)
 
 

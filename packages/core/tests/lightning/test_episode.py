@@ -100,15 +100,23 @@ def test_a_call_is_its_record_and_its_span():
     assert call.span_id == "span-c1"
     assert (call.sequence_start, call.sequence_end) == (5, 9)
     assert (call.outcome, call.route, call.policy) == (CallOutcome.OK, Route.POLICY, "policy")
-    assert (call.reward, call.rewards) == (None, ())
+    assert (call.finish, call.reward, call.rewards) == ("stop", None, ())
 
 
 def test_a_call_may_have_a_record_alone_or_a_span_alone():
-    alone = make_call_span("b", sequence=(3, 4))
+    alone = make_call_span("b", sequence=(3, 4), attributes={c.FINISH_REASONS: ["length"]})
     episode = build([alone], [make_record("a", sequence=(1, 2), span_id="s-a")])
     first, second = episode.calls
     assert (first.call_id, first.span, first.span_id, first.route) == ("a", None, "s-a", None)
     assert (second.call_id, second.record, second.policy) == ("b", None, "")
+    assert second.finish == "length"
+
+
+def test_the_finish_reason_is_that_of_the_choice():
+    (call,) = build([make_call_span("b", sequence=(3, 4))]).calls
+    assert call.finish is None
+    spans = [make_call_span("b", attributes={c.FINISH_REASONS: []})]
+    assert build(spans).calls[0].finish is None
 
 
 def test_choices_of_one_call_are_calls_of_one_id():

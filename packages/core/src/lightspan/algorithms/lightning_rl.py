@@ -673,13 +673,11 @@ def _credit(credit: str | Credit, gamma: float | None) -> Credit:
             f"gamma={gamma!r} applies only to credit="
             f"{' or '.join(repr(name) for name in CREDITS if name != 'terminal')}"
         )
-    rule_of_gamma: Credit = msgspec.structs.replace(rule, gamma=gamma)
-    return rule_of_gamma
+    return msgspec.structs.replace(rule, gamma=gamma)
 
 
 def _air(air: AIR | bool | None) -> AIR | None:
     if isinstance(air, bool):
         return AIR() if air else None
-    if air is None or isinstance(air, AIR):
-        return air
-    raise ConfigError(f"air={air!r}: use True, or lightspan.AIR(signals=…, scale=…, mode=…)")
+    check_kind("air", air, AIR)
+    return air

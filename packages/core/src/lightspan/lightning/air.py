@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from itertools import accumulate
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -146,9 +146,7 @@ class ValidArguments(msgspec.Struct, frozen=True, kw_only=True, tag="valid_argum
     """Signal: 1 for each model call whose tool calls all have a JSON object as arguments, 0 for
     each other one with tool calls, unparsable ones included. Calls without tools have no value."""
 
-    @property
-    def name(self) -> str:
-        return "valid_arguments"
+    name: ClassVar[str] = "valid_arguments"
 
     def observe(self, trace: Trace) -> list[Observed]:
         """Return the values of an attempt's model calls."""

@@ -91,15 +91,9 @@ def baseline_of(credit: Credit) -> Baseline:
 class Terminal(msgspec.Struct, frozen=True):
     """Final reward for every call."""
 
+    name: ClassVar[str] = "terminal"
     baseline: ClassVar[Baseline] = "rollout"
-
-    @property
-    def name(self) -> str:
-        return "terminal"
-
-    @property
-    def step_rewards(self) -> bool:
-        return False
+    step_rewards: ClassVar[bool] = False
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
         return dict.fromkeys(coverage.turns.by_key, final_reward(episode))
@@ -114,6 +108,7 @@ class RewardToGo(msgspec.Struct, frozen=True):
 
     gamma: float = DEFAULT_GAMMA
     baseline: ClassVar[Baseline]
+    step_rewards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("credit: gamma", self.gamma, above=0, high=1)
@@ -121,10 +116,6 @@ class RewardToGo(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return f"{type(self).__name__.lower()}({self.gamma:g})"
-
-    @property
-    def step_rewards(self) -> bool:
-        return True
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
         turns = coverage.turns

@@ -107,6 +107,18 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         return "" if self.record is None else self.record.policy
 
     @property
+    def finish(self) -> str | None:
+        """The finish reason, None if it was not recorded."""
+        if self.record is not None:
+            return self.record.finish_reason
+        if self.span is None:
+            return None
+        reasons = self.span.attributes.get(semconv.FINISH_REASONS)
+        if not isinstance(reasons, list) or self.choice >= len(reasons):
+            return None
+        return str(reasons[self.choice]) or None
+
+    @property
     def refused(self) -> str | None:
         """Request field for which the gateway refused the call, empty if it is not about a field;
         None: the call was not refused."""

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -96,16 +97,13 @@ class Trace:
         """Return the history of a turn that begins at a sequence number."""
         ended = [call for call in self.calls if (call.sequence_end or 0) < position]
         placed = [p for p in self.tools if p.after is not None and p.after < position]
+        by_place = attrgetter("after", "tool.span.start_ns", "tool.span.span_id")
         return History(
             task_id=self.task_id,
             turn=turn,
             calls=tuple(msgspec.structs.replace(call, rewards=()) for call in ended),
-            tools=tuple(each.tool for each in sorted(placed, key=_by_place)),
+            tools=tuple(each.tool for each in sorted(placed, key=by_place)),
         )
-
-
-def _by_place(placed: PlacedTool) -> tuple[int, int, str]:
-    return placed.after or 0, placed.tool.span.start_ns, placed.tool.span.span_id
 
 
 # --- answers of models ------------------------------------------------------------------------

@@ -342,11 +342,9 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
 
 def agents_of(episodes: Sequence[Episode]) -> set[str]:
     """Return the paths of all agents that acted or called a model."""
-    paths = {call.agent_path for episode in episodes for call in episode.calls}
-    for episode in episodes:
-        agents = (span for span in episode.spans if span.kind is SpanKind.AGENT)
-        paths |= {str(span.attributes[c.AGENT_PATH]) for span in agents}
-    return paths
+    agents = (s for e in episodes for s in e.spans if s.kind is SpanKind.AGENT)
+    callers = {call.agent_path for episode in episodes for call in episode.calls}
+    return callers | {str(span.attributes[c.AGENT_PATH]) for span in agents}
 
 
 def _why_unscored(episode: Episode) -> str:

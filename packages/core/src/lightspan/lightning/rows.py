@@ -211,7 +211,7 @@ def _row(
         row.weights[span] = [weight] * count
         row.logprobs[span] = t.logprobs
         row.versions[span] = t.versions
-        row.temperatures[span] = [t.temperature] * count
+        row.temperatures[span] = [t.record.sampling.temperature] * count
     return row
 
 

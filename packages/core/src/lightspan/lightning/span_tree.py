@@ -7,18 +7,17 @@ than Python's recursion limit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from lightspan.schema.spans import Span
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SpanNode:
     """A span with its children. Use `walk`, which does not recurse."""
 
-    __slots__ = ("children", "span")
-
-    def __init__(self, span: Span) -> None:
-        self.span = span
-        self.children: list[SpanNode] = []
+    span: Span
+    children: list[SpanNode] = field(default_factory=list)
 
 
 def build_tree(spans: Sequence[Span]) -> tuple[SpanNode, ...]:

@@ -70,15 +70,11 @@ def key_of(key: StateKey, state: State) -> Hashable:
     where = f"credit: key={key_name(key)} on task {state.task_id}, turn {state.turn}:"
     try:
         value = key(state)
+        hash(value)
     except Exception as error:
         raise ConfigError(
-            f"{where} {type(error).__name__}: {error}; return None for a state without a key"
-        ) from error
-    try:
-        hash(value)
-    except TypeError as error:
-        raise ConfigError(
-            f"{where} it returned {value!r}: return a text, a number or a tuple"
+            f"{where} {type(error).__name__}: {error}; return a text, a number or a tuple, or None "
+            "for a state without a key"
         ) from error
     return value
 

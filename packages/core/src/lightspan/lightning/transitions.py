@@ -59,10 +59,6 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
         return list(chain.from_iterable(repeat(version, count) for version, count in runs))
 
     @property
-    def temperature(self) -> float:
-        return self.record.sampling.temperature
-
-    @property
     def tokens(self) -> int:
         """T, the number of response tokens."""
         return len(self.record.response) // 4
