@@ -339,8 +339,10 @@ def bonuses(
 
 
 def turn_positions(turns: Turns) -> list[int]:
-    """[turns] Return the sequence number at which each turn begins, that of its first call; 0 for a
-    turn without calls through the gateway. They ascend."""
+    """Return, per turn, the sequence number of its first call; 0 without a call through the gateway.
+
+    They ascend.
+    """
     starts: dict[int, int] = {}
     for call, turn in turns:
         if call.sequence_start is not None:

@@ -105,7 +105,7 @@ class Comparison(NamedTuple):
 
 
 def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
-    """[calls] Return the estimator's baselines, plus the mean penalty of other rollouts' calls,
+    """Return, per call, the estimator's baseline plus the mean penalty of other rollouts' calls,
     because returns contain no penalties.
 
     Where the estimator's mean includes the rollout itself, the mean penalty does too, else a
@@ -127,13 +127,13 @@ def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compar
 
 
 def by_turn(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
-    """[calls] Return the mean of other rollouts' calls in the same turn."""
+    """Return, per call, the mean of other rollouts' calls in the same turn."""
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     return [_compare_turns(call, turns, rest, estimator) for call in calls]
 
 
 def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) -> list[Comparison]:
-    """[calls] Return the mean of other rollouts' calls in the same state, shrunk towards that of
+    """Return, per call, the mean of other rollouts' calls in the same state, shrunk towards that of
     their turn."""
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     states = _Others([call for call in calls if call.key is not None], _state)
@@ -153,7 +153,7 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
 
 
 def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
-    """[calls] Return AT-GRPO's baselines, as published."""
+    """Return, per call, AT-GRPO's baseline, as published."""
     comparisons: dict[int, Comparison] = {}
     for places in places_by(calls, _turn).values():
         mean, scale = _mean_and_spread([calls[place] for place in places])
@@ -165,7 +165,7 @@ def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
 
 
 def gigpo(calls: Sequence[CallCredit], estimator: Estimator, omega: float) -> list[Comparison]:
-    """[calls] Return GiGPO's baselines, as published."""
+    """Return, per call, GiGPO's baseline, as published."""
     terms: dict[int, tuple[CreditTerm]] = {}
     for places in places_by(calls, _state).values():
         mean, scale = _mean_and_spread([calls[place] for place in places])

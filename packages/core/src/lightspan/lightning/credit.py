@@ -210,8 +210,8 @@ class GAE(RewardToGo, frozen=True):
 
 
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
-    """[turns] Return the credit of each turn's calls without their own rewards: the rewards that
-    the turn shares, and the discounted rewards of later turns.
+    """Return, per turn, the credit of its calls without their own rewards: the rewards that the
+    turn shares, and the discounted rewards of later turns.
 
     Args:
         own: [turns] sum of the rewards on each turn's calls.

@@ -71,7 +71,7 @@ class Rejection(StrEnum):
     OTHER_POLICY = "other_policy", "sampled by another policy than the one that the agent trains"
     EMPTY_RESPONSE = "empty_response", "no token was sampled"
     NO_LOGPROBS = "no_logprobs", "log-probabilities are missing or not finite"
-    MALFORMED = "malformed", "the arrays of the token record do not fit together"
+    MALFORMED = "malformed", "the arrays of the token record differ in length"
     CONSTRAINED = "constrained", "sampled under a grammar or a forced tool choice"
     TEMPERATURE_ZERO = "temperature_zero", "decoded greedily, which has no policy gradient"
     TRUNCATED_SAMPLING = "truncated_sampling", "sampled under top-p or top-k"
@@ -83,7 +83,7 @@ class Rejection(StrEnum):
     )
     UNUSED = (
         "unused",
-        "no update learned from it: its step was interrupted and done again, or never came, "
+        "no update used it: its step was interrupted and repeated, or never came, "
         "the batch left it out, or its step searched for prompts",
     )
 
