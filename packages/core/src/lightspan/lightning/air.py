@@ -339,7 +339,7 @@ def bonuses(
 
 
 def turn_positions(turns: Turns) -> list[int]:
-    """Return, per turn, the sequence number of its first call; 0 without a call through the gateway.
+    """Return, per turn, the sequence number of its first call; 0 without a gateway call.
 
     They ascend.
     """

@@ -56,10 +56,7 @@ class Rejection(StrEnum):
 
     LATE = "late", "written after the attempt was sealed, or under a lost lease"
     MODE_NOT_TRAIN = "mode_not_train", "the rollout was not made for training"
-    UNFINISHED = (
-        "unfinished",
-        "the attempt did not end by itself: it runs, was lost or was cancelled",
-    )
+    UNFINISHED = "unfinished", "the attempt is still running, was lost or was cancelled"
     DAMAGED = "damaged", "the attempt has a capture error"
     STALE = "stale", "sampled by weights that are too old"
     CANCELLED = "cancelled", "the client left before the answer was complete"
