@@ -120,7 +120,7 @@ def test_the_run_knows_what_it_trained(judged: tuple[FitResult, list[Any]], tiny
     trained = [
         e.call.agent_path
         for e in classify_calls(episode, served.routing).entries
-        if e.verdict is CallStatus.TRAINED
+        if e.status is CallStatus.TRAINED
     ]
     assert trained == ["write_query"]
 

@@ -111,7 +111,7 @@ def test_every_group_is_trained_once_and_in_time(
 def test_an_engine_that_cannot_change_its_weights_under_calls_is_refused() -> None:
     engine = EngineCapabilities(exact_tokens=True, in_place_update=False)
     LightningRL("model").check(engine, LearnerCapabilities())
-    with pytest.raises(UnsupportedError, match="overlap=1: the engine cannot take new weights"):
+    with pytest.raises(UnsupportedError, match="overlap=1: the engine cannot update weights"):
         LightningRL("model", overlap=1).check(engine, LearnerCapabilities())
 
 

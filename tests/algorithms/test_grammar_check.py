@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightspan import LightningRL
-from lightspan.algorithms.grammar_check import without_mismatches
+from lightspan.algorithms.grammar_check import reject_mismatches
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
@@ -81,7 +81,7 @@ class World:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def keep_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
+    def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
         self.kept = dict(mismatches)
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
@@ -100,7 +100,7 @@ async def test_mismatches_are_rejected_with_their_reason(algorithm: LightningRL)
         make_record("other", grammar=GRAMMAR, sequence=(7, 8), policy="other"),
     )
     world: Any = World(mismatches={("at-1", "bad", 0): "token 3 is not allowed"})
-    [coverage] = await without_mismatches(world, algorithm.coverages([episode]))
+    [coverage] = await reject_mismatches(world, algorithm.coverages([episode]))
     assert world.asked == ["good", "bad"]
     assert [(e.call.call_id, e.rejection) for e in coverage.entries] == [
         ("free", None),
@@ -124,7 +124,7 @@ async def test_each_attempt_s_own_calls_are_rejected(algorithm: LightningRL) -> 
         for name in ("1", "2")
     ]
     world: Any = World(mismatches={("at-2", "c", 0): "why"})
-    coverages = await without_mismatches(world, algorithm.coverages(pair))
+    coverages = await reject_mismatches(world, algorithm.coverages(pair))
     assert [len(coverage.trained) for coverage in coverages] == [1, 0]
 
 
@@ -134,7 +134,7 @@ async def test_without_grammars_the_learner_is_not_asked() -> None:
         [episode_of(make_record("free"), make_record("bound", grammar=GRAMMAR, sequence=(3, 4)))]
     )
     world: Any = World()
-    assert await without_mismatches(world, coverages) == coverages
+    assert await reject_mismatches(world, coverages) == coverages
     assert [call.call_id for call in coverages[0].trained] == ["free"]
     assert world.asked == []
 

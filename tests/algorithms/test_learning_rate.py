@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan import LightningRL, LoRA, Optimizer, Policy, Trainer
-from lightspan.algorithms.learning_rate import choose_rate, default_rate, shown
+from lightspan.algorithms.learning_rate import choose_rate, default_rate, format_rate
 from lightspan.algorithms.protocol import PolicySpec
 from lightspan.errors import ModelError
 from lightspan_torch.engine.parameter_count import count_parameters
@@ -48,7 +48,12 @@ def test_a_larger_model_never_has_a_higher_rate(one: int, other: int) -> None:
 
 
 def test_a_rate_for_people() -> None:
-    assert [shown(rate) for rate in (4e-4, 1e-6, 2e-5, 1e-3)] == ["4e-4", "1e-6", "2e-5", "1e-3"]
+    assert [format_rate(rate) for rate in (4e-4, 1e-6, 2e-5, 1e-3)] == [
+        "4e-4",
+        "1e-6",
+        "2e-5",
+        "1e-3",
+    ]
 
 
 # --- of policies ----------------------------------------------------------------------------
@@ -78,7 +83,7 @@ def count(model: str) -> int:
         ),
         (
             PolicySpec(model="x", lora=LoRA()),
-            "learning rate 2e-5: LoRA of rank 16 of a large model, as its size is not known: "
+            "learning rate 2e-5: LoRA of rank 16 of a large model, because its size is unknown: "
             "nobody knows x (learning_rate= sets another)",
         ),
     ],
@@ -93,7 +98,7 @@ def test_different_policies_share_the_lowest() -> None:
     )
     assert found.value == 2e-4
     assert found.why == (
-        "the lowest of what its policies would have alone (a: 2e-4, LoRA of rank 16 on 135 M "
+        "the lowest of its policies' rates (a: 2e-4, LoRA of rank 16 on 135 M "
         "parameters; b: 4e-4, full weights of 0.76 M parameters)"
     )
 
@@ -205,6 +210,6 @@ def test_a_model_of_unknown_size_counts_as_a_large_one(monkeypatch: pytest.Monke
     assert algorithm.optimizer == Optimizer(learning_rate=1e-6)
     [text] = algorithm.describe_choices()
     assert text.startswith(
-        "learning rate 1e-6: full weights of a large model, as its size is not known: the hub "
+        "learning rate 1e-6: full weights of a large model, because its size is unknown: the hub "
         "cannot be asked about owner/model: "
     )

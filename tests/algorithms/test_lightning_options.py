@@ -78,7 +78,7 @@ def test_shared_is_the_only_policy() -> None:
         ({"tasks_per_step": 0}, "tasks_per_step=0 must be at least 1"),
         ({"minibatches": 0}, "minibatches=0 must be at least 1"),
         ({"group_size": 1}, "group_size=1 teaches nothing; use 2 or more"),
-        ({"group_size": 1, "estimator": "ppo?"}, "estimator='ppo\\?': use one of grpo, "),
+        ({"group_size": 1, "estimator": "ppo?"}, "estimator='ppo\\?': use one of 'grpo', "),
         ({"group_size": 2.5}, "group_size=2.5 must be a whole number of at least 1"),
         ({"tasks_per_step": 2.5}, "tasks_per_step=2.5 must be a whole number of at least 1"),
         ({"minibatches": 2.5}, "minibatches=2.5 must be a whole number of at least 1"),
@@ -109,10 +109,10 @@ def test_shared_is_the_only_policy() -> None:
         ({"optimize": {"a": Policy(lora=8)}}, r"lora=8: use LoRA\(rank=8\)"),  # type: ignore[arg-type]
         ({"loss": LoRA()}, r"loss=LoRA\(.*: use lightspan\.PolicyLoss\(…\)"),
         ({"optimizer": "adamw"}, r"optimizer='adamw': use lightspan\.Optimizer\(…\)"),
-        ({"temperature": 0.0}, "temperature=0.0: training needs a positive one"),
-        ({"temperature": float("nan")}, "temperature=nan: training needs a positive one"),
-        ({"failure_reward": float("inf")}, "failure_reward=inf must be finite, or None"),
-        ({"estimator": "ppg"}, "estimator='ppg': use one of grpo, dr_grpo, rloo, reinforce"),
+        ({"temperature": 0.0}, "temperature=0.0 must be a finite number above 0"),
+        ({"temperature": float("nan")}, "temperature=nan must be a finite number above 0"),
+        ({"failure_reward": float("inf")}, "failure_reward=inf must be a finite number"),
+        ({"estimator": "ppg"}, "estimator='ppg': use one of 'grpo', 'dr_grpo', 'rloo', 'reinforce"),
         (
             {"estimator": "ppo", "credit": "terminal"},
             'estimator="ppo" compares calls with a critic: use credit="critic", not terminal',
@@ -131,17 +131,20 @@ def test_shared_is_the_only_policy() -> None:
         ),
         (
             {"overlong": Overlong(max_tokens=512, buffer=100), "max_tokens": 412},
-            "takes nothing from answers of up to 412 tokens, and max_tokens=412 allows no longer",
+            "penalises answers of more than 412 tokens, and max_tokens=412 allows none",
         ),
         ({"overlong": 100}, r"overlong=100: use lightspan\.Overlong\(…\), or None"),
-        ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
+        ({"unit": "turn"}, "unit='turn': use one of 'rollout', 'agent'"),
         ({"token_constant": 8}, "token_constant applies only to weight='token', not 'rollout'"),
         ({"token_constant": 0, "weight": "token"}, "token_constant=0 must be a finite number abov"),
-        ({"weight": "row"}, "weight='row': use one of rollout, transition, token"),
+        ({"weight": "row"}, "weight='row': use one of 'rollout', 'transition', 'token'"),
         ({"credit": "shapley"}, "credit='shapley': use 'terminal', 'discounted', 'anchor', 'cri"),
         ({"gamma": 0.9}, "gamma=0.9 applies only to credit='discounted' or 'anchor' or 'critic'"),
         ({"credit": anchor(), "gamma": 0.9}, "gamma=0.9 applies only to credit='discounted' or"),
-        ({"credit": "discounted", "gamma": 1.5}, "gamma must be above 0 and at most 1, not 1.5"),
+        (
+            {"credit": "discounted", "gamma": 1.5},
+            "gamma=1.5 must be a finite number above 0 and at most 1",
+        ),
         ({"optimize": []}, "optimize names no agent"),
         ({"optimize": {"writer": "base"}}, "'base' means the starting weights; rename the policy"),
         ({"optimize": ["a"], "frozen": {"a": "base"}}, r"\['a'\] is in optimize and in frozen"),
@@ -169,7 +172,7 @@ def test_batch_statistics_allow_groups_of_one() -> None:
     assert LightningRL(MODEL, group_size=1, estimator="reinforce++").group_size == 1
 
 
-def test_the_config_names_what_later_versions_added() -> None:
+def test_the_config_has_the_loss() -> None:
     loss = PolicyLoss(form="gspo", importance_cap=2.0, importance_level="sequence")
     found: Any = LightningRL(MODEL, loss=loss, weight="token", token_constant=512.0).config()
     assert (found["loss"]["form"], found["loss"]["importance_level"]) == ("gspo", "sequence")
@@ -233,7 +236,7 @@ def test_a_temperature_that_the_engine_does_not_sample_at_is_refused() -> None:
     for temperature in (0.001, 2.5):
         with pytest.raises(
             UnsupportedError,
-            match=rf"LightningRL\(temperature={temperature}\): .* from 0\.01 to 2: take one",
+            match=rf"LightningRL\(temperature={temperature}\): .* from 0\.01 to 2: use one",
         ):
             LightningRL(MODEL, temperature=temperature).check(vllm, LearnerCapabilities())
 
@@ -314,5 +317,5 @@ def test_some_calls_under_a_grammar_are_rejected_and_the_others_trained() -> Non
 @pytest.mark.parametrize("options", [{"model": 5}, {"name": ""}, {"name": 7}, {"model": ""}])
 def test_a_policy_is_described_in_texts(options: Any) -> None:
     [(name, value)] = options.items()
-    with pytest.raises(ConfigError, match=f"Policy: {name}={value!r} must be a text"):
+    with pytest.raises(ConfigError, match=f"Policy: {name}={value!r} must be a non-empty text"):
         Policy(**options)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import lightspan
-from lightspan.algorithms.recorded_attempts import parse_time, settle_feedback
+from lightspan.algorithms.recorded_attempts import apply_feedback, parse_time
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
 from lightspan.lightning import build_episode
@@ -247,8 +247,8 @@ async def test_feedback_inside_an_event_loop(url: str) -> None:
 
 def test_settled_feedback_leaves_everything_else(url: str) -> None:
     spans = [call(1), call(2)]
-    assert settle_feedback(spans) == spans
-    assert settle_feedback([]) == []
+    assert apply_feedback(spans) == spans
+    assert apply_feedback([]) == []
 
 
 def test_feedback_on_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def test_chats_of_a_file(tiny: Path, tmp_path: Path, updates: list[list[Row]]) -
     ("text", "message"),
     [
         (None, r"^demonstrations: .*chats.jsonl cannot be read: No such file or directory$"),
-        ("{}\n{", r"chats.jsonl, line 2 is not JSON, of which each line must be one chat: "),
+        ("{}\n{", r"chats.jsonl, line 2 is not JSON; each line must be one chat: "),
         (json.dumps(CHATS), r"chats.jsonl is one list of 2: a file has a chat on each line; give"),
         ("\n", r"there is no demonstration to imitate"),
     ],

@@ -54,7 +54,7 @@ def test_a_file_from_import_to_training(
     assert main(["inspect", url, attempt_id]) == 0
     shown = capsys.readouterr().out
     assert f"{call_id}/0 writer: rejected" in shown
-    assert "its spans were sent by OpenTelemetry: no tokens are known of its calls" in shown
+    assert "its spans were sent by OpenTelemetry: the tokens of its calls are unknown" in shown
     assert main(["feedback", attempt_id, "0.9", "--store", url]) == 0
 
     chats = tmp_path / "chats.jsonl"

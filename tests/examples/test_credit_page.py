@@ -50,7 +50,7 @@ def test_it_shows_what_inspect_says() -> None:
         baseline=0.5,
         scale=spread([1.0, 1.0, 0.0, 0.0]) * 4 / 3,
         size=4,
-        zero=None,
+        zero_reason=None,
         turn=1,
         others=3,
         against="in its turn",

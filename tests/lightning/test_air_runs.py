@@ -13,16 +13,10 @@ import pytest
 
 from lightspan import AIR, LightningRL, Trainer
 from lightspan.errors import ConfigError
-from lightspan.lightning import (
-    History,
-    ToolError,
-    ToolSuccess,
-    Trace,
-    ValidArguments,
-    discounted,
-    terminal,
-)
+from lightspan.lightning.air import ToolError, ToolSuccess, ValidArguments
+from lightspan.lightning.credit import discounted, terminal
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.history import History, Trace
 from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
@@ -36,17 +30,17 @@ from packages.core.tests.lightning.steps import raises, see, shaping
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "prize"}, "mode='prize': use 'potential' or 'bonus'"),
-        ({"scale": 0}, "scale=0 must be above 0"),
-        ({"scale": math.inf}, "scale=inf must be above 0 and finite"),
-        ({"scale": -0.3}, "scale=-0.3 must be above 0"),
-        ({"scale": math.nan}, "scale=nan must be above 0 and finite"),
-        ({"scale": "a"}, "scale='a' must be above 0 and finite: a number such as 0.3"),
+        ({"mode": "prize"}, "mode='prize': use one of 'potential', 'bonus'"),
+        ({"scale": 0}, "scale=0 must be a finite number above 0"),
+        ({"scale": math.inf}, "scale=inf must be a finite number above 0"),
+        ({"scale": -0.3}, "scale=-0.3 must be a finite number above 0"),
+        ({"scale": math.nan}, "scale=nan must be a finite number above 0"),
+        ({"scale": "a"}, "scale='a' must be a finite number above 0"),
         ({"signals": ()}, "signals is empty"),
         ({"signals": max}, r"signals=<built-in function max> must be a sequence: write signals=\("),
         ({"signals": ToolError()}, r"signals=ToolError\(.*\) must be a sequence"),
         ({"signals": (ToolSuccess,)}, r"the signal ToolSuccess is a class: write ToolSuccess\(\)"),
-        ({"signals": ("tool_success",)}, "'tool_success' is no signal"),
+        ({"signals": ("tool_success",)}, "'tool_success' is not a signal"),
         ({"signals": (ToolError(), ToolError())}, "two signals are named 'tool_error'"),
     ],
 )
@@ -58,7 +52,7 @@ def test_impossible_settings(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("signal", "options", "message"),
     [
-        (ToolError, {"result": "xml"}, "ToolError: result='xml': use 'any' or 'json'"),
+        (ToolError, {"result": "xml"}, "ToolError: result='xml': use one of 'any', 'json'"),
         (ToolError, {"tools": ""}, "ToolError: tools='': use one glob on the names of tools"),
         (ToolSuccess, {"tools": 5}, "ToolSuccess: tools=5: use one glob on the names of tools"),
     ],
@@ -98,9 +92,9 @@ class Own:
     ("options", "message"),
     [
         ({"air": True, "credit": "terminal"}, 'air= with credit="terminal" would change nothing'),
-        ({"air": True, "credit": Own()}, "which the credit rule own does not tell"),
-        ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not tell"),
-        ({"air": "tool_success"}, "air='tool_success': use True, or lightspan.AIR"),
+        ({"air": True, "credit": Own()}, "which the credit rule own does not define"),
+        ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not define"),
+        ({"air": "tool_success"}, "air='tool_success': use lightspan.AIR"),
         (
             {"air": True, "credit": "terminal", "gamma": 0.5},
             "gamma=0.5 applies only to credit='discounted'",
@@ -177,7 +171,7 @@ def test_a_run_without_tools_is_told_once(
 ) -> None:
     trainer = Trainer(rl(air=True), steps=2, folder=tmp_path / "run", reporter=lines)
     trainer.fit(apps.spell, ask(4))
-    assert sum("air= saw nothing in this step" in text for text in lines.texts) == 1
+    assert sum("air= had no effect in this step" in text for text in lines.texts) == 1
 
 
 def test_tools_of_a_real_agent_are_placed_by_their_ids(

@@ -191,7 +191,7 @@ def test_a_template_that_drops_earlier_thinking() -> None:
     found = chat.read()
     [broken] = found.breaks
     assert (broken.cause, broken.where) == (Cause.TEMPLATE, "response")
-    assert broken.detail == "the template renders the answer otherwise than it was sampled"
+    assert broken.detail == "the template renders the answer differently from the sampled text"
     assert broken.place == len(chat.transitions[0].prompt_ids)
     assert (broken.expected_text, broken.got_text) == ("<", "SELECT")
     assert broken.before == "start|>assistant\n"[-len(broken.before) :]
@@ -209,7 +209,7 @@ def test_a_template_that_rewrites_an_earlier_turn() -> None:
     broken = chat.read().breaks[-1]
     assert (broken.cause, broken.where) == (Cause.TEMPLATE, "prompt")
     assert broken.detail == (
-        "the template renders earlier messages otherwise once the conversation goes on"
+        "the template renders earlier messages differently once the conversation goes on"
     )
 
 
@@ -279,7 +279,7 @@ def test_the_same_text_in_other_tokens() -> None:
     chat.call([user("a"), bot("SELECT"), user("b")], "x")
     [broken] = chat.read().breaks
     assert (broken.cause, broken.where) == (Cause.RETOKENISATION, "response")
-    assert broken.detail == "the same text, cut into other tokens than were sampled"
+    assert broken.detail == "the same text has other tokens than were sampled"
     assert broken.place == len(chat.transitions[0].prompt_ids)
     assert (broken.expected, broken.got) == (letters[0], whole[0])
     assert broken.expected_text == "S"

@@ -78,7 +78,7 @@ def test_what_no_update_consumed_is_not_called_trained(
     verdicts = Counter((line["verdict"], line["attempt_id"] in lost) for line in lines)
     assert verdicts == {("trained", False): 22, ("rejected", True): 2}
     [reason] = {line["reason"] for line in lines if line["verdict"] == "rejected"}
-    assert reason.startswith("no update learned from it: its step was interrupted")
+    assert reason.startswith("no update used it: its step was interrupted")
     assert "trained 22" in inspect_run(run)
 
 

@@ -203,7 +203,9 @@ def test_what_reads_production_reads_it(served: Served, url: str, tmp_path: Path
     lightspan.feedback(call_id, 1.0, store=url, comment="good")
     shown = inspect_store(url, attempt.attempt_id, query=Query())
     assert f"{call_id}/0 writer: rejected" in shown
-    assert "note: its spans were sent by OpenTelemetry: no tokens are known of its calls" in shown
+    assert (
+        "note: its spans were sent by OpenTelemetry: the tokens of its calls are unknown" in shown
+    )
     assert "look" in shown
     said = inspect_store(url, attempt.attempt_id, call_id, query=Query())
     assert said.endswith("--- user\nWhere?\n--- assistant\nHere.")

@@ -97,7 +97,7 @@ def test_malformed_line_of_a_file_is_named(apps: Any, rl: Make, tmp_path: Path) 
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"q": "a"}\n\n{"q": b}\n')
     with pytest.raises(
-        DataError, match=r"tasks.jsonl, line 3 is not JSON, of which each line must be one task: "
+        DataError, match=r"tasks.jsonl, line 3 is not JSON; each line must be one task: "
     ):
         Trainer(rl(), folder=tmp_path / "run").fit(apps.spell, path)
 

@@ -154,7 +154,7 @@ def test_a_transcript_has_the_work_and_no_reward() -> None:
         "Model call of the agent 'writer':\n"
         "  tool: 4\n"
         "  answer: 4 <key>\n"
-        "The tool add([2,2]) gave: 4\n"
+        "The tool add([2,2]) returned: 4\n"
         "The tool find failed: gone\n"
         "The app says: four is right"
     )

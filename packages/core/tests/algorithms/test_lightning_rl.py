@@ -16,18 +16,19 @@ from lightspan.algorithms.metrics import (
     approximate_kl,
     merge_updates,
     rollout_metrics,
-    why_nothing,
+    why_no_rows,
 )
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.advantages import Explanation, ZeroReason
 from lightspan.lightning.episode import Episode, build_episode
-from lightspan.lightning.rollout_checks import Health
+from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.protocols.learner import LearnerCapabilities, Loss
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
 from lightspan.schema.token_records import TokenRecord
+from packages.core.tests.lightning.steps import weight_mass
 
 MODEL = "a/model"
 
@@ -103,7 +104,7 @@ class Scripted:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def keep_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
+    def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
         self.kept = dict(mismatches)
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
@@ -144,7 +145,7 @@ FLAT, VARIES, UNSCORED = (1.0, 1.0), (0.0, 1.0), (None, 1.0)
             [FLAT, FLAT, VARIES, FLAT, FLAT, FLAT, VARIES],
             [3, 2, 2],
             [
-                "after 2 rounds of resampling 2 of 3 groups vary: the step learns from those",
+                "after 2 rounds of resampling 2 of 3 groups vary: the step trains on those",
             ],
         ),
     ],
@@ -175,7 +176,7 @@ async def test_replaced_groups_leave_the_step() -> None:
     assert batch.rollouts == ("g1-0", "g1-1", "g3-0", "g3-1", "g5-0", "g5-1")
     assert batch.counters["groups"] == 3
     assert batch.counters["groups:identical"] == 1
-    assert batch.weight_mass() == pytest.approx(4 / 6)
+    assert weight_mass(batch) == pytest.approx(4 / 6)
     alone = LightningRL(MODEL, group_size=2, tasks_per_step=3)
     kept = [episode for episode in episodes if episode.group_id in ("g1", "g3", "g5")]
     same = alone.build(kept, {"policy": 1})
@@ -216,7 +217,7 @@ async def test_a_step_without_variance_explains_its_transitions_too() -> None:
     assert sorted(world.explained) == [
         (f"at-g{group}-{member}", "call", 0) for group in (0, 1) for member in (0, 1)
     ]
-    assert {(why.advantage, why.zero) for why in world.explained.values()} == {
+    assert {(why.advantage, why.zero_reason) for why in world.explained.values()} == {
         (0.0, ZeroReason.IDENTICAL)
     }
 
@@ -400,33 +401,33 @@ def test_alarms(learned: Mapping[str, float], count: int, text: str) -> None:
 def test_reason_for_an_empty_batch() -> None:
     algorithm = LightningRL(MODEL, optimize="writer")
     flat = algorithm.build([_episode("g", 0, 1.0), _episode("g", 1, 1.0)])
-    assert why_nothing(flat) == "no group varied: nothing to learn from in this step"
+    assert why_no_rows(flat) == "no group varied: nothing to learn from in this step"
     unscored = algorithm.build([_episode("g", 0, None), _episode("g", 1, None)])
-    assert why_nothing(unscored) == "no call could be trained in this step (2 rejected:unscored)"
+    assert why_no_rows(unscored) == "no call could be trained in this step (2 rejected:unscored)"
     other = LightningRL(MODEL, optimize="reviewer").build([_episode("g", 0, 1.0)])
-    assert why_nothing(other) == "no call could be trained in this step (1 frozen)"
+    assert why_no_rows(other) == "no call could be trained in this step (1 frozen)"
 
 
-# --- health -------------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------
 
 
 def test_failures_are_told_above_five_per_cent() -> None:
     notes: list[str] = []
-    health = Health(LightningRL(MODEL).routing(), notes.append)
+    checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append)
     failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR, "message": "boom"}
     good = [_episode("g", member, 1.0) for member in range(19)]
-    health.look([*good, _episode("bad", 0, None, **failure)])
+    checks.check([*good, _episode("bad", 0, None, **failure)])
     assert notes == []
-    health.look([*good[:18], _episode("bad", 0, None, **failure)])
+    checks.check([*good[:18], _episode("bad", 0, None, **failure)])
     [note] = notes
     assert note == "5 % of the rollouts failed (mostly app_error; for example task bad: boom)"
 
 
 def test_lost_rollouts_are_told_apart() -> None:
     notes: list[str] = []
-    health = Health(LightningRL(MODEL).routing(), notes.append)
+    checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append)
     lost = {"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE, "message": "died"}
-    health.look([_episode("g", 0, None, **lost)])
+    checks.check([_episode("g", 0, None, **lost)])
     assert notes == [
         "100 % of the rollouts were lost (mostly infrastructure; for example task g: died)"
     ]
@@ -434,9 +435,9 @@ def test_lost_rollouts_are_told_apart() -> None:
 
 def test_unscored_tasks_are_named_once_and_then_counted() -> None:
     notes: list[str] = []
-    health = Health(LightningRL(MODEL).routing(), notes.append)
-    health.look([_episode(f"t{n}", 0, None) for n in range(7)])
-    health.look([_episode(f"t{n}", 1, None) for n in range(7)])
+    checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append)
+    checks.check([_episode(f"t{n}", 0, None) for n in range(7)])
+    checks.check([_episode(f"t{n}", 1, None) for n in range(7)])
     [note] = notes
     assert "t0 (the app returned None and emitted no reward)" in note
     assert "t4 (" in note
@@ -447,39 +448,39 @@ def test_unscored_tasks_are_named_once_and_then_counted() -> None:
 def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:
     """Not over one, and not over apps that failed before they called."""
     notes: list[str] = []
-    health = Health(LightningRL(MODEL).routing(), notes.append, agents=["writer"])
+    checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append, agents=["writer"])
     failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR, "message": "boom"}
     silent = [replace(_episode(f"t{n}", 0, 1.0), calls=[]) for n in range(4)]
     failed = [replace(_episode("bad", 0, None, **failure), calls=[])]
-    health.look(failed)
+    checks.check(failed)
     del notes[:]
-    health.look(silent[:1])
+    checks.check(silent[:1])
     assert [note[:44] for note in notes] == ["the app made no model call through the OpenA"]
-    health.look(silent[1:3])
+    checks.check(silent[1:3])
     with pytest.raises(UnsupportedError, match="no model call"):
-        health.look(silent[3:])
-    again = Health(LightningRL(MODEL).routing(), print, agents=["writer"])
-    again.look(silent[:1])
+        checks.check(silent[3:])
+    again = RolloutChecks(LightningRL(MODEL).routing(), print, agents=["writer"])
+    again.check(silent[:1])
     with pytest.raises(UnsupportedError, match="no model call"):
-        again.look(silent[:1])  # there are no more tasks
-    other = Health(LightningRL(MODEL).routing(), print, agents=["writer"])
-    other.look(silent[:1])
-    other.look([_episode("g", 0, 1.0)])
-    other.look(silent)
+        again.check(silent[:1])  # there are no more tasks
+    other = RolloutChecks(LightningRL(MODEL).routing(), print, agents=["writer"])
+    other.check(silent[:1])
+    other.check([_episode("g", 0, 1.0)])
+    other.check(silent)
 
 
 def test_what_is_no_reward_is_an_error() -> None:
     bad = {"status": AttemptStatus.FAILED, "outcome": Outcome.BAD_REWARD, "message": "a text"}
-    health = Health(LightningRL(MODEL).routing(), print)
+    checks = RolloutChecks(LightningRL(MODEL).routing(), print)
     with pytest.raises(RewardError, match="task g: a text"):
-        health.look([_episode("g", 0, None, **bad)])
+        checks.check([_episode("g", 0, None, **bad)])
 
 
 def test_agents_are_checked_after_training_rollouts_with_all_that_was_seen() -> None:
     routing = LightningRL(MODEL, optimize="reviewer").routing()
-    Health(routing, print, agents=["reviewer"]).look([_episode("g", 0, 1.0)])
+    RolloutChecks(routing, print, agents=["reviewer"]).check([_episode("g", 0, 1.0)])
     with pytest.raises(UnknownAgentError, match="no agent matches 'reviewer'"):
-        Health(routing, print).look([_episode("g", 0, 1.0)])
+        RolloutChecks(routing, print).check([_episode("g", 0, 1.0)])
 
 
 @pytest.mark.parametrize(
@@ -505,7 +506,7 @@ def test_without_any_model_call_that_is_what_is_said(failed: int, said: str) -> 
     failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR, "message": "boom"}
     episodes = [_episode("g", n, None, **(failure if n < failed else {})) for n in range(2)]
     episodes = [replace(episode, calls=(), spans=()) for episode in episodes]
-    health = Health(LightningRL(MODEL, optimize="planner").routing(), lambda text: None)
+    checks = RolloutChecks(LightningRL(MODEL, optimize="planner").routing(), lambda text: None)
     with pytest.raises(UnknownAgentError) as raised:
-        health.look(episodes)
+        checks.check(episodes)
     assert str(raised.value) == said

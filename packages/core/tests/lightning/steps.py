@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,18 +10,15 @@ from lightspan import AIR
 from lightspan.lightning import (
     Batch,
     BatchConfig,
-    Credit,
-    History,
     Selection,
-    ToolSuccess,
-    Trace,
     build_batch,
     build_episode,
     classify_calls,
-    discounted,
-    shape,
 )
+from lightspan.lightning.air import ToolSuccess, shape
+from lightspan.lightning.credit import Credit, discounted
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.history import History, Trace
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
@@ -97,7 +95,7 @@ def attempt(steps: str, reward: float | None = 1.0, name: str = "1", **facts: An
 
 
 def see(episode: Episode, signal: Any) -> list[float]:
-    return [seen.value for seen in signal.see(Trace(episode))]
+    return [each.value for each in signal.observe(Trace(episode))]
 
 
 def raises(history: History) -> float:
@@ -125,6 +123,12 @@ def batch(episodes: Sequence[Episode], **config: Any) -> Batch:
     return build_batch(
         episodes, [classify_calls(e, WRITER, step_rewards=steps) for e in episodes], chosen
     )
+
+
+def weight_mass(found: Batch, policy: str | None = None) -> float:
+    """The sum of all weights (of a policy)."""
+    rows = (row for row in found.rows if policy in (None, row.policy))
+    return math.fsum(weight for row in rows for weight in row.weights)
 
 
 def advantages(found: Batch) -> dict[tuple[str, str], float]:

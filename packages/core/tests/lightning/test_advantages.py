@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.errors import ConfigError, RewardError
-from lightspan.lightning import (
+from lightspan.lightning.advantages import (
     ESTIMATORS,
     Explanation,
     Observation,
@@ -15,19 +15,26 @@ from lightspan.lightning import (
     dr_grpo,
     groups_without_variance,
     grpo,
-    needs_resampling,
     normalise,
-    reinforce_pp,
-    reinforce_pp_baseline,
     rloo,
 )
 
 rewards = st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12)
 
 
-def of(norms, values):
+def reinforce_pp_baseline(groups):
+    observed = [
+        Observation(f"r{n}-{m}", f"g{n}", value)
+        for n, group in enumerate(groups)
+        for m, value in enumerate(group)
+    ]
+    found = iter(normalise("reinforce++_baseline", observed))
+    return [[next(found) for _ in group] for group in groups]
+
+
+def of(statistics, values):
     """The advantages of these values."""
-    return [n.advantage(0.0 if v is None else v) for n, v in zip(norms, values, strict=True)]
+    return [n.advantage(0.0 if v is None else v) for n, v in zip(statistics, values, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -49,13 +56,13 @@ def test_grpo_of_binary_rewards_in_groups_of_eight(solved, right, wrong):
 
 def test_grpo_uses_ddof_one():
     values = [0.0, 1.0, 2.0]
-    assert {norm.scale for norm in grpo(values)} == {1.0}
+    assert {each.scale for each in grpo(values)} == {1.0}
 
 
 @given(rewards)
 def test_grpo_is_the_textbook_formula(values):
     found = grpo(values)
-    if found[0].zero is None:
+    if found[0].zero_reason is None:
         mean, std = statistics.fmean(values), statistics.stdev(values)
         expected = [(value - mean) / std for value in values]
         assert of(found, values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
@@ -80,11 +87,6 @@ def test_grpo_times_its_scale_is_dr_grpo(values):
 
 
 @given(rewards)
-def test_reinforce_pp_over_one_group_is_grpo(values):
-    assert reinforce_pp(values) == grpo(values)
-
-
-@given(rewards)
 def test_reinforce_pp_baseline_over_one_group_is_grpo(values):
     (found,) = reinforce_pp_baseline([values])
     assert of(found, values) == pytest.approx(of(grpo(values), values), rel=1e-7, abs=1e-9)
@@ -93,17 +95,8 @@ def test_reinforce_pp_baseline_over_one_group_is_grpo(values):
 def test_reinforce_pp_has_the_statistics_of_the_batch():
     observed = [Observation(f"r{n}", f"g{n // 2}", v) for n, v in enumerate([1, 1, 0, 0])]
     found = normalise("reinforce++", observed)
-    assert {(n.baseline, n.size, n.zero) for n in found} == {(0.5, 4, None)}
+    assert {(n.baseline, n.size, n.zero_reason) for n in found} == {(0.5, 4, None)}
     assert found[0].advantage(1.0) == pytest.approx(0.5 / math.sqrt(1 / 3))
-
-
-def test_reinforce_pp_can_whiten_over_tokens_as_published():
-    values, tokens = [1.0, 0.0], [3, 1]
-    found = reinforce_pp(values, tokens)
-    spread = [1.0, 1.0, 1.0, 0.0]
-    assert found[0].baseline == statistics.fmean(spread)
-    assert found[0].scale == pytest.approx(statistics.stdev(spread))
-    assert reinforce_pp([1.0, None, 0.0], [3, 50, 1])[0] == found[0]
 
 
 def test_reinforce_pp_baseline_centres_by_group_and_scales_by_batch():
@@ -111,28 +104,28 @@ def test_reinforce_pp_baseline_centres_by_group_and_scales_by_batch():
     pair, same, one = reinforce_pp_baseline(groups)
     scale = math.sqrt((0.25 + 0.25) / 4)
     assert of(pair, groups[0]) == [pytest.approx(0.5 / scale), pytest.approx(-0.5 / scale)]
-    assert [norm.zero for norm in same] == [ZeroReason.IDENTICAL] * 2
-    assert [norm.zero for norm in one] == [ZeroReason.GROUP_OF_ONE]
+    assert [each.zero_reason for each in same] == [ZeroReason.IDENTICAL] * 2
+    assert [each.zero_reason for each in one] == [ZeroReason.GROUP_OF_ONE]
     assert of(same, groups[1]) + of(one, groups[2]) == [0.0, 0.0, 0.0]
 
 
 # --- edge cases -------------------------------------------------------------------------------
 
-SINGLE = [grpo, dr_grpo, rloo, reinforce_pp, lambda values: reinforce_pp_baseline([values])[0]]
+SINGLE = [grpo, dr_grpo, rloo, lambda values: reinforce_pp_baseline([values])[0]]
 
 
 @pytest.mark.parametrize("rule", SINGLE)
 def test_a_group_of_one_has_no_advantage(rule):
-    (norm,) = rule([1.0])
-    assert (norm.zero, norm.size, norm.advantage(1.0)) == (ZeroReason.GROUP_OF_ONE, 1, 0.0)
+    (each,) = rule([1.0])
+    assert (each.zero_reason, each.size, each.advantage(1.0)) == (ZeroReason.GROUP_OF_ONE, 1, 0.0)
 
 
 @pytest.mark.parametrize("rule", SINGLE)
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3.7, 1e9])
 def test_identical_rewards_have_no_advantage(rule, value):
-    norms = rule([value] * 7)
-    assert {norm.zero for norm in norms} == {ZeroReason.IDENTICAL}
-    assert of(norms, [value] * 7) == [0.0] * 7
+    statistics = rule([value] * 7)
+    assert {each.zero_reason for each in statistics} == {ZeroReason.IDENTICAL}
+    assert of(statistics, [value] * 7) == [0.0] * 7
 
 
 @pytest.mark.parametrize("rule", SINGLE)
@@ -146,14 +139,14 @@ def test_rounding_is_not_a_difference(rule):
 def test_a_small_difference_is_a_difference(rule):
     """Relative: a spread of 1e-7 around 0.5 counts in full, whatever the epsilon of others."""
     values = [0.5, 0.5 + 1e-7]
-    assert all(norm.zero is None for norm in rule(values))
+    assert all(each.zero_reason is None for each in rule(values))
     assert of(grpo(values), values) == pytest.approx([-0.7071, 0.7071], abs=1e-4)
 
 
 def test_the_tolerance_is_relative():
-    assert grpo([1e12, 1e12 + 1])[0].zero is ZeroReason.IDENTICAL
-    assert grpo([1e-6, 2e-6])[0].zero is None
-    assert grpo([0.0, 1e-15])[0].zero is ZeroReason.IDENTICAL
+    assert grpo([1e12, 1e12 + 1])[0].zero_reason is ZeroReason.IDENTICAL
+    assert grpo([1e-6, 2e-6])[0].zero_reason is None
+    assert grpo([0.0, 1e-15])[0].zero_reason is ZeroReason.IDENTICAL
 
 
 @pytest.mark.parametrize("rule", SINGLE)
@@ -162,14 +155,14 @@ def test_unscored_is_in_no_statistic(rule, missing):
     with_missing = rule([1.0, missing, 0.0, 0.5])
     without = rule([1.0, 0.0, 0.5])
     assert [with_missing[0], *with_missing[2:]] == without
-    assert with_missing[1].zero is ZeroReason.UNSCORED
+    assert with_missing[1].zero_reason is ZeroReason.UNSCORED
     assert with_missing[1].advantage(1.0) == 0.0
 
 
 @pytest.mark.parametrize("rule", SINGLE)
 def test_one_scored_among_unscored_is_a_group_of_one(rule):
-    norms = rule([None, 1.0, math.nan])
-    assert [norm.zero for norm in norms] == [
+    statistics = rule([None, 1.0, math.nan])
+    assert [each.zero_reason for each in statistics] == [
         ZeroReason.UNSCORED,
         ZeroReason.GROUP_OF_ONE,
         ZeroReason.UNSCORED,
@@ -178,7 +171,7 @@ def test_one_scored_among_unscored_is_a_group_of_one(rule):
 
 @pytest.mark.parametrize("rule", SINGLE)
 def test_all_unscored_and_none_at_all(rule):
-    assert [norm.zero for norm in rule([None, math.nan])] == [ZeroReason.UNSCORED] * 2
+    assert [each.zero_reason for each in rule([None, math.nan])] == [ZeroReason.UNSCORED] * 2
     assert rule([]) == []
 
 
@@ -226,7 +219,7 @@ def test_groups_do_not_mix_and_order_is_kept():
         Observation("r4", "b", 20.0),
     ]
     found = normalise("dr_grpo", observed)
-    assert [norm.baseline for norm in found] == [0.5, 15.0, 0.5, 15.0]
+    assert [each.baseline for each in found] == [0.5, 15.0, 0.5, 15.0]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -241,9 +234,9 @@ def test_the_agent_unit_with_one_agent_is_the_rollout_unit(estimator):
 def test_agents_do_not_mix(estimator):
     values = {"writer": [1.0, 0.0, 0.5], "critic": [7.0, 9.0, 8.5]}
     apart = [
-        norm
+        each
         for agent, numbers in values.items()
-        for norm in normalise(
+        for each in normalise(
             estimator, [Observation(f"r{n}", "g", v, agent) for n, v in enumerate(numbers)]
         )
     ]
@@ -255,11 +248,11 @@ def test_agents_do_not_mix(estimator):
 
 
 def test_an_unknown_estimator_names_those_there_are():
-    with pytest.raises(ConfigError, match=r"estimator='gpro': use one of grpo, dr_grpo"):
+    with pytest.raises(ConfigError, match=r"estimator='gpro': use one of 'grpo', 'dr_grpo'"):
         normalise("gpro", [])
 
 
-# --- dynamic sampling -------------------------------------------------------------------------
+# --- groups without variance ------------------------------------------------------------------
 
 GROUPS = {
     "mixed": [1.0, 0.0],
@@ -281,14 +274,6 @@ def test_groups_without_variance_are_found_with_the_reason():
     }
 
 
-def test_resampling_is_bounded_and_never_raises():
-    tries = {"solved": 3, "failed": 2}
-    again, exhausted = needs_resampling(GROUPS, tries, max_tries=3)
-    assert again == ["failed", "one", "none", "empty"]
-    assert exhausted == ["solved"]
-    assert needs_resampling(GROUPS, {}, max_tries=1).again == []
-
-
 # --- explanations -----------------------------------------------------------------------------
 
 
@@ -306,7 +291,7 @@ def explanation(**fields):
         "baseline": 0.125,
         "scale": math.sqrt(0.125),
         "size": 8,
-        "zero": None,
+        "zero_reason": None,
         "tokens": 3,
         "token_weight": 0.25,
         "share": 0.75,
@@ -317,7 +302,7 @@ def explanation(**fields):
 def test_an_explanation_reproduces_the_advantage_exactly():
     values = [1.0, *[0.0] * 7]
     assert explanation().advantage == of(grpo(values), values)[0]
-    assert explanation(zero=ZeroReason.IDENTICAL).advantage == 0.0
+    assert explanation(zero_reason=ZeroReason.IDENTICAL).advantage == 0.0
 
 
 def test_an_explanation_prints():
@@ -325,4 +310,4 @@ def test_an_explanation_prints():
         "advantage +2.47487 = (1 - 0.125) / 0.353553; grpo over 8 rollouts (group g, this one 1); "
         "credit 1 (terminal); share 75.0% of the rollout: 3 tokens of weight 0.25 (rollout)"
     )
-    assert "advantage +0 = identical;" in str(explanation(zero=ZeroReason.IDENTICAL))
+    assert "advantage +0 = identical;" in str(explanation(zero_reason=ZeroReason.IDENTICAL))

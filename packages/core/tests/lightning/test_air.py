@@ -11,27 +11,22 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan import AIR, LightningRL
-from lightspan.algorithms.metrics import batch_metrics, saw_nothing
+from lightspan.algorithms.metrics import batch_metrics, has_idle_air
 from lightspan.errors import ConfigError
-from lightspan.lightning import (
-    BatchConfig,
-    History,
+from lightspan.lightning import BatchConfig, build_batch, build_episode, classify_calls
+from lightspan.lightning.advantages import grpo
+from lightspan.lightning.air import (
     ToolError,
     ToolSuccess,
     ValidArguments,
-    build_batch,
-    build_episode,
-    classify_calls,
-    discounted,
-    grpo,
-    potential_rewards,
+    check_air,
     shape,
-    terminal,
+    turn_positions,
 )
-from lightspan.lightning.air import check_air, turn_positions
-from lightspan.lightning.credit import rewards_after
+from lightspan.lightning.credit import discounted, rewards_after, terminal
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.transitions import turn_depths
+from lightspan.lightning.history import History
+from lightspan.lightning.turns import Turns
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
@@ -62,6 +57,14 @@ def test_what_is_seen_of_frozen_agents_is_part_of_the_state() -> None:
 
 
 numbers = st.floats(-1, 1, allow_nan=False)
+
+
+def potential_rewards(potentials: Sequence[float], gamma: float) -> list[float]:
+    """[turns] F_t = gamma · Phi(s_(t+1)) - Phi(s_t), with 0 for the potential after the last."""
+    following = [*potentials[1:], 0.0]
+    return [gamma * then - now for now, then in zip(potentials, following, strict=True)]
+
+
 turns_of = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=16)
 gammas = st.floats(0.01, 1)
 
@@ -155,9 +158,9 @@ def test_parallel_calls_share_the_state_of_their_turn() -> None:
     calls = [call("a", 1, 2), call("b", 3, 8), call("d", 5, 6), call("e", 9, 10)]
     tools = [tool("t1", at(2) + 1, at(2) + 2, fails=True), tool("t2", at(3) + 1, at(4))]
     episode = built(calls, tools)
-    depths = turn_depths(episode.calls)
-    assert depths == [0, 1, 1, 2]
-    assert turn_positions(episode.calls, depths) == [1, 3, 9]
+    turns = Turns(episode.calls)
+    assert turns.depths == [0, 1, 1, 2]
+    assert turn_positions(turns) == [1, 3, 9]
     assert shaping(episode, AIR(scale=1)) == {"a": 0.0, "b": 0.0, "d": 0.0, "e": -0.5}
 
 
@@ -293,9 +296,9 @@ def test_measures_tell_shaping_apart_from_the_reward() -> None:
         "air/valid_arguments/seen": 0.0,
         "air/unplaced": 0.0,
     }
-    assert not saw_nothing(found)
-    assert saw_nothing(batch(group([("mm", 1.0), ("m", 0.0)]), air=AIR()))
-    assert not saw_nothing(batch(group()))
+    assert not has_idle_air(found)
+    assert has_idle_air(batch(group([("mm", 1.0), ("m", 0.0)]), air=AIR()))
+    assert not has_idle_air(batch(group()))
     assert not any(key.startswith("air") for key in batch_metrics(batch(group())))
 
 

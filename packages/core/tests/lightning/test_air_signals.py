@@ -11,18 +11,11 @@ from hypothesis import given, settings, strategies as st
 
 from lightspan import AIR
 from lightspan.errors import ConfigError
-from lightspan.lightning import (
-    History,
-    ToolError,
-    ToolSuccess,
-    Trace,
-    ValidArguments,
-    build_episode,
-    classify_calls,
-    discounted,
-    shape,
-)
+from lightspan.lightning import build_episode, classify_calls
+from lightspan.lightning.air import ToolError, ToolSuccess, ValidArguments, shape
+from lightspan.lightning.credit import discounted
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.history import History, Trace
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import SpanKind, SpanStatus
@@ -135,7 +128,7 @@ def test_each_choice_answers_for_itself() -> None:
     span = make_call_span("n", "writer", (1, 2), {c.OUTPUT_MESSAGES: dump([good, bad])})
     records = [make_record("n", choice=k, span_id="span-n") for k in range(2)]
     episode = build_episode(make_attempt(), make_rollout(), [span], records)
-    seen = ValidArguments().see(Trace(episode))
+    seen = ValidArguments().observe(Trace(episode))
     assert [(one.cause, one.value) for one in seen] == [(("n", 0), 1.0), (("n", 1), 0.0)]
 
 
@@ -250,7 +243,7 @@ def test_clocks_that_disagree_are_not_used() -> None:
     assert places(skewed) == {"t": (None, None)}
     coverage = classify_calls(skewed, WRITER, step_rewards=True)
     found = shape(AIR(), discounted(1), skewed, coverage)
-    assert (found.unplaced, dict(found.seen)) == (1, {"tool_success": [1.0]})
+    assert (found.unplaced, dict(found.observed)) == (1, {"tool_success": [1.0]})
 
 
 def test_a_tool_that_begins_before_it_was_asked_for_shows_other_clocks() -> None:

@@ -42,7 +42,7 @@ def credited(
     observations = [
         Observation(f"r{n}", group, value) for n, (group, value, _) in enumerate(rollouts)
     ]
-    norms = normalise(estimator, observations)
+    statistics = normalise(estimator, observations)
     return [
         CallCredit(
             rollout_id=f"r{n}",
@@ -51,7 +51,7 @@ def credited(
             turn=turn,
             credit=credit,
             value=value,
-            norm=norms[n],
+            statistics=statistics[n],
             key=key,
         )
         for n, (group, value, calls) in enumerate(rollouts)
@@ -61,7 +61,7 @@ def credited(
 
 def advantages(calls: Sequence[CallCredit], comparisons: Sequence[Comparison]) -> list[float]:
     return [
-        BaselineScale(found.baseline, found.scale, 0, found.zero).advantage(
+        BaselineScale(found.baseline, found.scale, 0, found.zero_reason).advantage(
             call.credit if found.compared is None else found.compared
         )
         + math.fsum(term.value for term in found.terms)
@@ -193,7 +193,7 @@ def test_with_equal_turns_it_is_terminal(
 def test_a_group_of_one_says_nothing() -> None:
     calls = credited(chains((1.0, 3)), "grpo")
     for rule in rules("grpo").values():
-        assert {found.zero for found in rule(calls)} == {ZeroReason.GROUP_OF_ONE}
+        assert {found.zero_reason for found in rule(calls)} == {ZeroReason.GROUP_OF_ONE}
         assert advantages(calls, rule(calls)) == [0.0] * 3
 
 
@@ -369,7 +369,10 @@ def on_process(
         ]
         calls = credited(rollouts, estimator)
         if not silenced:
-            calls = [replace(call, norm=replace(call.norm, zero=None)) for call in calls]
+            calls = [
+                replace(call, statistics=replace(call.statistics, zero_reason=None))
+                for call in calls
+            ]
         flat = iter(advantages(calls, rule(calls)))
         return [[next(flat) for _ in way.calls] for way in group]
 

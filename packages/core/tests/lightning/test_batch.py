@@ -10,14 +10,13 @@ from lightspan.lightning import (
     BatchConfig,
     Rejection,
     Selection,
-    ZeroReason,
     build_batch,
     build_episode,
     classify_calls,
-    discounted,
-    needs_resampling,
-    split_minibatches,
 )
+from lightspan.lightning.advantages import ZeroReason, groups_without_variance
+from lightspan.lightning.batch import split_minibatches
+from lightspan.lightning.credit import discounted
 from lightspan.lightning.returns import group_rewards
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
@@ -28,6 +27,7 @@ from lightspan_testing.strategies import (
     make_reward_span,
     make_rollout,
 )
+from packages.core.tests.lightning.steps import weight_mass
 
 ALL = Selection.of("*").routing
 
@@ -133,8 +133,8 @@ def test_an_agent_is_its_path():
         rollout("2", 0.0, (1,), agents=["x/a"]),
     ]
     batch = batch_of(episodes, unit="agent", estimator="dr_grpo")
-    assert batch.explanations["at-1", "1-c1", 0].zero is ZeroReason.GROUP_OF_ONE
-    assert batch.explanations["at-1", "1-c0", 0].zero is None
+    assert batch.explanations["at-1", "1-c1", 0].zero_reason is ZeroReason.GROUP_OF_ONE
+    assert batch.explanations["at-1", "1-c0", 0].zero_reason is None
 
 
 def test_the_agent_unit_with_one_agent_is_the_rollout_unit():
@@ -266,7 +266,7 @@ def test_a_coverage_made_for_another_credit_rule_is_an_error():
 
 def test_no_episodes_make_an_empty_batch():
     batch = build_batch([], [])
-    assert (batch.rows, batch.rollouts, batch.size, batch.weight_mass()) == ([], (), 0, 0.0)
+    assert (batch.rows, batch.rollouts, batch.size, weight_mass(batch)) == ([], (), 0, 0.0)
 
 
 # --- zero advantages --------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_group_of_one_identical_rewards_and_unscored_groups_have_no_rows_but_a
         "groups:identical": 1,
         "groups:unscored": 1,
     }
-    assert batch.explanations["at-2", "2-c0", 0].zero is ZeroReason.IDENTICAL
+    assert batch.explanations["at-2", "2-c0", 0].zero_reason is ZeroReason.IDENTICAL
 
 
 def test_rollouts_with_zero_advantage_can_be_kept_for_kl_and_entropy():
@@ -323,7 +323,7 @@ def test_with_weight_rollout_every_rollout_weighs_the_same():
     batch = batch_of([rollout("1", 1.0, (5, 2)), rollout("2", 0.0, (3,))])
     assert len(batch.rows) == 3
     assert mass(batch) == {"ro-1": pytest.approx(0.5), "ro-2": pytest.approx(0.5)}
-    assert batch.weight_mass() == pytest.approx(1.0)
+    assert weight_mass(batch) == pytest.approx(1.0)
     assert batch.explanations["at-1", "1-c0", 0].token_weight == 1 / (2 * 7)
     assert batch.explanations["at-1", "1-c0", 0].share == pytest.approx(5 / 7)
 
@@ -353,7 +353,7 @@ def test_with_weight_token_every_token_weighs_the_same():
     episodes = [rollout("1", 1.0, (5, 2)), rollout("2", 0.0, (3,))]
     batch = batch_of(episodes, weight="token")
     assert {why.token_weight for why in batch.explanations.values()} == {1 / 10}
-    assert batch.weight_mass() == pytest.approx(1.0)
+    assert weight_mass(batch) == pytest.approx(1.0)
     constant = batch_of(episodes, weight="token", token_constant=100)
     assert {why.token_weight for why in constant.explanations.values()} == {1 / 200}
 
@@ -372,8 +372,8 @@ def test_policies_are_weighted_apart():
     one = build_episode(make_attempt("1", 1.0), make_rollout("1"), [], [writer, planner])
     batch = batch_of([one, rollout("2", 0.0)], routing=routing)
     assert {row.policy for row in batch.rows} == {"policy", "plan"}
-    assert batch.weight_mass("policy") == pytest.approx(1.0)
-    assert batch.weight_mass("plan") == pytest.approx(0.5)
+    assert weight_mass(batch, "policy") == pytest.approx(1.0)
+    assert weight_mass(batch, "plan") == pytest.approx(0.5)
     assert batch.explanations["at-1", "w", 0].share == 1.0
     assert batch.usable_tokens == {"policy": 7, "plan": 2}
     constants = {"policy": 10.0}
@@ -487,8 +487,8 @@ def test_minibatches_are_whole_rollouts_and_nothing_is_dropped(k):
 def test_the_mean_of_the_minibatches_is_the_batch():
     batch = batch_of(many(), weight="token")
     parts = split_minibatches(batch, 4, seed=1)
-    weighted = math.fsum(part.weight_mass() * part.size / batch.size for part in parts)
-    assert weighted == pytest.approx(batch.weight_mass())
+    weighted = math.fsum(weight_mass(part) * part.size / batch.size for part in parts)
+    assert weighted == pytest.approx(weight_mass(batch))
 
 
 def test_minibatches_are_drawn_by_their_seed():
@@ -514,14 +514,14 @@ def test_a_batch_in_no_minibatches_is_an_error():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"estimator": "ppg"}, "estimator='ppg': use one of grpo"),
+        ({"estimator": "ppg"}, "estimator='ppg': use one of 'grpo'"),
         ({"estimator": "ppo"}, 'estimator="ppo" compares calls with a critic: use credit="crit'),
-        ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
-        ({"weight": "row"}, "weight='row': use one of rollout, transition, token"),
+        ({"unit": "turn"}, "unit='turn': use one of 'rollout', 'agent'"),
+        ({"weight": "row"}, "weight='row': use one of 'rollout', 'transition', 'token'"),
         ({"token_constant": 5.0}, "token_constant applies only to weight='token'"),
-        ({"weight": "token", "token_constant": 0.0}, "must be above 0"),
-        ({"weight": "token", "token_constant": math.nan}, "must be above 0"),
-        ({"weight": "token", "token_constant": {"policy": 0.0}}, "must be above 0"),
+        ({"weight": "token", "token_constant": 0.0}, "must be a finite number above 0"),
+        ({"weight": "token", "token_constant": math.nan}, "must be a finite number above 0"),
+        ({"weight": "token", "token_constant": {"policy": 0.0}}, "must be a finite number above 0"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_an_error(fields, message):
@@ -539,7 +539,7 @@ def test_rewards_by_group_feed_dynamic_sampling():
     ]
     rewards = returns(episodes)
     assert rewards == {"a": [1.0, 1.0], "b": [0.0, 1.0, None]}
-    assert needs_resampling(rewards, {}, max_tries=2).again == ["a"]
+    assert list(groups_without_variance(rewards)) == ["a"]
 
 
 def test_rewards_on_calls_count_for_dynamic_sampling_where_the_rule_pays_for_them():

@@ -5,23 +5,18 @@ import math
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.lightning import (
+from lightspan.lightning import Selection, build_episode, classify_calls, trained_transitions
+from lightspan.lightning.credit import (
     Discounted,
-    Selection,
     Terminal,
-    assign,
-    build_episode,
-    classify_calls,
     discounted,
-    interval_depths,
     parse_credit,
     terminal,
-    trained_transitions,
-    turn_depths,
+    unused_step_rewards,
 )
-from lightspan.lightning.credit import unused_step_rewards
+from lightspan.lightning.turns import Turns, interval_depths
 from lightspan.schema import semconv as c
-from lightspan.schema.token_records import FinishReason, Sampling
+from lightspan.schema.token_records import Sampling
 from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
@@ -65,20 +60,18 @@ def test_a_transition_is_the_record_with_its_place():
         versions=[(7, 1), (8, 2)],
         logprobs=[-0.5, -0.25, -1.0],
         sampling=Sampling(temperature=0.7),
-        finish_reason=FinishReason.TOOL_CALLS,
         agent_path="team/writer",
     )
     episode = build([record])
     (found,) = trained_transitions(episode, classify_calls(episode, WRITER))
     assert found.key == ("at-1", "c1", 0)
     assert found.call_key == ("c1", 0)
-    assert (found.call_id, found.choice, found.turn, found.reward) == ("c1", 0, 0, None)
+    assert (found.turn, found.reward) == (0, None)
     assert (found.rollout_id, found.task_id, found.group_id) == ("ro-1", "task-g", "g")
-    assert (found.agent_path, found.agent, found.policy) == ("team/writer", "writer", "policy")
+    assert (found.agent_path, found.policy) == ("team/writer", "policy")
     assert (found.prompt_ids, found.response_ids) == ([1, 2], [3, 4, 5])
     assert found.logprobs == [-0.5, -0.25, -1.0]
     assert found.versions == [7, 8, 8]
-    assert (found.temperature, found.finish_reason) == (0.7, FinishReason.TOOL_CALLS)
     assert (found.tokens, found.length) == (3, 5)
 
 
@@ -91,7 +84,7 @@ def test_only_trained_calls_are_transitions_but_rejected_ones_take_a_turn():
     ]
     episode = build(records)
     found = trained_transitions(episode, classify_calls(episode, WRITER))
-    assert [(t.call_id, t.turn) for t in found] == [("a", 0), ("b", 2)]
+    assert [(t.record.call_id, t.turn) for t in found] == [("a", 0), ("b", 2)]
 
 
 # --- turns ------------------------------------------------------------------------------------
@@ -118,7 +111,7 @@ def test_a_turn_is_the_longest_chain_of_calls_that_ended_before(intervals, depth
 def test_choices_of_one_call_share_a_turn():
     records = [make_record("a", choice=n, sequence=(1, 2)) for n in range(3)]
     records.append(make_record("b", sequence=(3, 4)))
-    assert turn_depths(build(records).calls) == [0, 0, 0, 1]
+    assert Turns(build(records).calls).depths == [0, 0, 0, 1]
 
 
 def test_a_call_without_sequence_has_no_successor():
@@ -130,8 +123,8 @@ def test_a_call_without_sequence_has_no_successor():
     ]
     calls = build(spans=spans).calls
     assert [call.call_id for call in calls] == ["a", "x", "b", "c"]
-    assert turn_depths(calls) == [0, 0, 1, 2]
-    assert turn_depths(build(spans=[make_call_span("x")]).calls) == [0]
+    assert Turns(calls).depths == [0, 0, 1, 2]
+    assert Turns(build(spans=[make_call_span("x")]).calls).depths == [0]
 
 
 # --- credit -----------------------------------------------------------------------------------
@@ -252,14 +245,6 @@ def test_ten_thousand_turns_do_not_underflow():
 def test_no_selected_call_no_credit():
     episode = build([make_record("x", agent_path="checker")])
     assert discounted(0.5)(episode, classify_calls(episode, WRITER, step_rewards=True)) == {}
-
-
-def test_assigning_sets_the_reward():
-    episode = build(CHAIN)
-    coverage = classify_calls(episode, WRITER)
-    found = trained_transitions(episode, coverage)
-    assert [t.reward for t in assign(found, terminal(episode, coverage))] == [1.0] * 3
-    assert [t.reward for t in found] == [None] * 3
 
 
 @pytest.mark.parametrize("gamma", [0, -0.5, 1.01, math.nan, math.inf])

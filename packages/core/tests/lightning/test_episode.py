@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from lightspan.errors import DataError
-from lightspan.lightning import build_episode, build_tree, walk
+from lightspan.lightning import build_episode
+from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.reward import Reward
@@ -46,7 +47,6 @@ def test_an_episode_states_the_facts_of_its_attempt():
     assert episode.capture_errors == ("lost a span",)
     assert episode.calls == ()
     assert episode.notes == ()
-    assert episode.orphans == 0
 
 
 def test_without_a_group_the_rollouts_of_a_task_are_one():
@@ -59,13 +59,12 @@ def test_an_attempt_of_another_rollout_is_an_error():
         build_episode(make_attempt(), make_rollout("2"), [], [])
 
 
-def test_what_belongs_to_another_attempt_is_ignored_and_counted():
+def test_what_belongs_to_another_attempt_is_ignored():
     episode = build(
         [make_call_span("theirs", attempt="2"), make_span("s1", SpanKind.AGENT, attempt_id="")],
         [make_record("theirs", attempt="2"), make_record("ours")],
     )
     assert ids(episode) == ["ours"]
-    assert episode.foreign == 2
     assert len(episode.spans) == 1
 
 
@@ -217,17 +216,6 @@ def test_calls_past_the_gateway_are_shown_by_start_time_and_have_no_sequence():
     episode = build(spans)
     assert ids(episode) == ["g1", "app-mid", "g2", "g3", "app-late", "app-untimed"]
     assert [call.sequence_start for call in episode.calls] == [1, None, 3, 5, None, None]
-
-
-def test_overlapping_calls_are_parallel():
-    sequences = {"a": (1, 2), "b": (3, 9), "c": (4, 5), "d": (6, 7), "e": (10, 11)}
-    records = [make_record(call, sequence=pair) for call, pair in sequences.items()]
-    assert build([], records).parallel == {"b", "c", "d"}
-
-
-def test_choices_of_one_call_are_not_parallel_to_each_other():
-    records = [make_record("c1", choice=n) for n in range(3)]
-    assert build([], records).parallel == frozenset()
 
 
 def test_the_sequence_of_a_span_serves_where_the_record_has_none():
@@ -449,7 +437,6 @@ def test_a_reward_on_something_that_is_no_call_enters_nothing():
     episode = build(spans, [make_record("c1")], reward=None)
     assert episode.reward is None
     assert episode.calls[0].reward is None
-    assert [reward.value for reward in episode.unattached] == [5.0]
     assert episode.notes == ("a reward was emitted on tool, which is no call: it is unused",)
 
 
@@ -485,8 +472,7 @@ def test_an_infrastructure_failure_is_never_scored(status, outcome):
 
 
 def names(spans):
-    tree = build_tree(spans)
-    return [(depth, node.span.span_id) for depth, node in walk(tree.roots)], tree.orphans
+    return [(depth, node.span.span_id) for depth, node in walk(build_tree(spans))]
 
 
 def test_the_tree_is_by_parent_ids_and_siblings_by_time():
@@ -497,7 +483,7 @@ def test_the_tree_is_by_parent_ids_and_siblings_by_time():
         make_span("root", SpanKind.OTHER, start_ns=1),
         make_span("a", SpanKind.AGENT, parent_id="root", start_ns=2),
     ]
-    assert names(spans) == ([(0, "root"), (1, "a"), (1, "b"), (2, "leaf")], 0)
+    assert names(spans) == [(0, "root"), (1, "a"), (1, "b"), (2, "leaf")]
 
 
 def test_siblings_with_a_sequence_keep_it_though_clocks_disagree():
@@ -506,13 +492,12 @@ def test_siblings_with_a_sequence_keep_it_though_clocks_disagree():
         make_span("tool", SpanKind.TOOL, start_ns=20),
         make_call_span("2", sequence=(3, 4), start_ns=10),
     ]
-    assert [name for _, name in names(spans)[0]] == ["span-1", "tool", "span-2"]
+    assert [name for _, name in names(spans)] == ["span-1", "tool", "span-2"]
 
 
-def test_orphans_become_roots_and_are_counted():
+def test_orphans_become_roots():
     spans = [make_span("a", parent_id="gone"), make_span("b", parent_id="a"), make_span("c")]
-    assert names(spans) == ([(0, "a"), (1, "b"), (0, "c")], 1)
-    assert build(spans).orphans == 1
+    assert names(spans) == [(0, "a"), (1, "b"), (0, "c")]
 
 
 def test_a_circle_of_parents_is_broken_at_its_earliest_span():
@@ -523,7 +508,6 @@ def test_a_circle_of_parents_is_broken_at_its_earliest_span():
         make_span("tail", parent_id="a", start_ns=0),
         make_span("self", parent_id="self", start_ns=5),
     ]
-    found, orphans = names(spans)
+    found = names(spans)
     assert sorted(name for _, name in found) == ["a", "b", "c", "self", "tail"]
     assert found[0] == (0, "b")
-    assert orphans == 2

@@ -13,17 +13,18 @@ from lightspan.lightning import (
     build_episode,
     build_rows,
     classify_calls,
-    discounted,
+    trained_transitions,
+)
+from lightspan.lightning.credit import discounted, terminal
+from lightspan.lightning.gae import (
     explained_variance,
     gae,
     interval_successors,
     successors,
-    terminal,
-    trained_transitions,
-    turn_depths,
     values_by_call,
     warmup_lambda,
 )
+from lightspan.lightning.turns import Turns
 from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from packages.core.tests.lightning.enumerated import Process, bias, scaled
@@ -47,7 +48,7 @@ def keyed(calls, numbers):
 
 
 def advantages(calls, to_go, values, **options):
-    found = gae(calls, keyed(calls, to_go), keyed(calls, values), **options)
+    found = gae(Turns(calls), keyed(calls, to_go), keyed(calls, values), **options)
     assert list(found) == [call.key for call in calls]
     return list(found.values())
 
@@ -72,7 +73,7 @@ lambdas = st.floats(0, 1)
 
 def reward_to_go(calls, rewards, gamma):
     """As `discounted` has it: a call's own reward, and those of later turns."""
-    turns = turn_depths(calls)
+    turns = Turns(calls).depths
     return [
         own
         + sum(
@@ -94,7 +95,7 @@ def test_in_a_chain_the_next_call_follows():
 def test_a_long_call_is_followed_by_the_join():
     """Y lies beside X1 and X2; by turn, X2 would follow it."""
     calls = calls_at((1, 2), (3, 5), (4, 8), (6, 7), (9, 10))
-    assert turn_depths(calls) == [0, 1, 1, 2, 3]
+    assert Turns(calls).depths == [0, 1, 1, 2, 3]
     assert successors(calls) == [[1, 2], [3], [4], [4], []]
 
 
@@ -123,7 +124,7 @@ def test_a_call_that_never_ended_is_not_its_own_successor():
 
 def test_nothing():
     assert successors([]) == []
-    assert gae([], {}, {}) == {}
+    assert gae(Turns([]), {}, {}) == {}
 
 
 @given(episodes(most=12))
@@ -215,7 +216,7 @@ def test_a_rejected_call_is_skipped_and_its_turn_and_reward_are_not():
     calls = calls_at((1, 2), (3, 4), (5, 6))
     to_go = [0.5 * 3.0 + 0.25, 3.0 + 0.5, 1.0]  # 3 on the middle one, 1 at the end, gamma .5
     values = {calls[0].key: 0.5, calls[2].key: 0.25}
-    found = gae(calls, keyed(calls, to_go), values, gamma=0.5, lam=0.5)
+    found = gae(Turns(calls), keyed(calls, to_go), values, gamma=0.5, lam=0.5)
     last = 1.0 - 0.25
     first = (1.75 - 0.25 * 1.0) + 0.25 * 0.25 - 0.5 + 0.5 * 0.25 * last
     assert found == EXACT({calls[0].key: first, calls[2].key: last})
@@ -224,11 +225,11 @@ def test_a_rejected_call_is_skipped_and_its_turn_and_reward_are_not():
 def test_what_is_missing_is_named():
     calls = calls_at((1, 2), (3, 4))
     with pytest.raises(DataError, match="c1"):
-        gae(calls, {("c0", 0): 1.0}, keyed(calls, [0.0, 0.0]))
+        gae(Turns(calls), {("c0", 0): 1.0}, keyed(calls, [0.0, 0.0]))
     with pytest.raises(DataError, match="other"):
-        gae(calls, keyed(calls, [1.0, 1.0]), {("other", 0): 0.0})
+        gae(Turns(calls), keyed(calls, [1.0, 1.0]), {("other", 0): 0.0})
     with pytest.raises(DataError, match="c0"):
-        gae(calls, keyed(calls, [1.0, 1.0]), keyed(calls, [math.nan, 0.0]))
+        gae(Turns(calls), keyed(calls, [1.0, 1.0]), keyed(calls, [math.nan, 0.0]))
 
 
 def test_values_find_their_calls():
@@ -269,7 +270,7 @@ def critic(process, lam, potential=None):
         for key, state in states.items() if potential else ():
             to_go[key] -= potential[state]
             values[key] -= potential[state]
-        return list(gae(calls, to_go, values, lam=lam).values())
+        return list(gae(Turns(calls), to_go, values, lam=lam).values())
 
     return lambda group: [advantages_of(trajectory) for trajectory in group]
 
@@ -286,7 +287,7 @@ def test_the_process_is_the_one_of_the_reference(phase):
     assert round(process.success, 2) == {"early": 0.27, "late": 0.73}[phase]
     for trajectory in process.trajectories:
         turns = [choice.turn for choice in trajectory.calls]
-        assert turn_depths(trajectory.as_calls()) == turns
+        assert Turns(trajectory.as_calls()).depths == turns
 
 
 @pytest.mark.parametrize("phase", ["early", "late"])

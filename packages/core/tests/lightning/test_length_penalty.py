@@ -10,19 +10,14 @@ from lightspan.errors import ConfigError
 from lightspan.lightning import (
     Batch,
     BatchConfig,
-    Credit,
     Episode,
-    GiGPO,
-    Overlong,
     Selection,
     build_batch,
     build_episode,
     classify_calls,
-    discounted,
-    overlong_metrics,
-    overlong_penalties,
-    terminal,
 )
+from lightspan.lightning.credit import Credit, GiGPO, discounted, terminal
+from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
 from lightspan_testing.strategies import make_attempt, make_call_span, make_record, make_rollout
 
 WRITER = Selection.of("writer").routing

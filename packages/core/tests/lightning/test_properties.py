@@ -6,21 +6,19 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lightspan.lightning import (
-    AIR,
     BatchConfig,
-    CallStatus,
     Rejection,
     Selection,
-    ToolError,
     build_batch,
     build_episode,
     classify_calls,
-    discounted,
-    split_minibatches,
-    terminal,
     trained_transitions,
-    walk,
 )
+from lightspan.lightning.air import AIR, ToolError
+from lightspan.lightning.batch import split_minibatches
+from lightspan.lightning.credit import discounted, terminal
+from lightspan.lightning.selection import CallStatus
+from lightspan.lightning.span_tree import walk
 from lightspan_testing.strategies import attempts
 
 odd = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -37,11 +35,8 @@ def facts(episode):
         episode.late,
         episode.reward,
         episode.reward_source,
-        episode.unattached,
         sorted(episode.notes),
-        episode.parallel,
-        [(depth, node.span.span_id) for depth, node in walk(episode.tree.roots)],
-        episode.orphans,
+        [(depth, node.span.span_id) for depth, node in walk(episode.tree)],
     )
 
 
@@ -55,10 +50,11 @@ def test_every_call_is_in_exactly_one_class(recorded, routing, steps):
     assert len({call.key for call in calls}) == len(calls)
     for entry in coverage.entries:
         selected = routing.target(entry.call.agent_path).selected
-        assert (entry.verdict is CallStatus.FROZEN) is not selected
-        assert (entry.rejection is not None) is (entry.verdict is CallStatus.REJECTED)
-        assert bool(entry.reason) is (entry.verdict is not CallStatus.TRAINED)
-    trained, frozen, rejected = coverage.trained, coverage.frozen, coverage.rejected
+        assert (entry.status is CallStatus.FROZEN) is not selected
+        assert (entry.rejection is not None) is (entry.status is CallStatus.REJECTED)
+        assert bool(entry.reason) is (entry.status is not CallStatus.TRAINED)
+    trained, rejected = coverage.trained, coverage.rejected
+    frozen = [entry for entry in coverage.entries if entry.status is CallStatus.FROZEN]
     assert len(trained) + len(frozen) + len(rejected) == len(calls)
     assert sum(coverage.counts().values()) == len(calls)
     late = {entry.call.key for entry in rejected if entry.rejection is Rejection.LATE}
@@ -93,7 +89,7 @@ def test_the_order_of_arrival_is_of_no_account(recorded, random):
 @given(attempts())
 def test_the_tree_holds_every_span_once(recorded):
     episode = build_episode(*recorded)
-    seen = [node.span.span_id for _, node in walk(episode.tree.roots)]
+    seen = [node.span.span_id for _, node in walk(episode.tree)]
     assert sorted(seen) == sorted({span.span_id for span in episode.spans})
 
 

@@ -8,14 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.lightning import (
-    Rejection,
-    Transition,
-    build_rows,
-    merge,
-    usable_transitions,
-)
-from lightspan.lightning.rows import _OpenRows
+from lightspan.lightning import Rejection, Transition, build_rows
+from lightspan.lightning.rows import _OpenRows, merge, usable_transitions
 from lightspan.schema.token_records import Sampling, pack_floats, pack_ids
 from lightspan_testing.strategies import make_record
 
@@ -296,7 +290,7 @@ def test_the_tree_holds_open_rows_and_nothing_else(sequences, random):
     order = list(range(len(packed)))
     random.shuffle(order)
     for number in order:
-        assert packed[tree.take_longest(packed[number])] == packed[number]
+        assert packed[tree.pop_longest(packed[number])] == packed[number]
         nodes, open_rows, stack = 0, 0, [tree.root]
         while stack:
             node = stack.pop()
@@ -339,7 +333,7 @@ def test_merging_reads_each_token_a_bounded_number_of_times(shape):
         tree = _OpenRows()
         Counted.read = 0
         for place, data in enumerate(prompts):
-            taken = tree.take_longest(Counted(data))
+            taken = tree.pop_longest(Counted(data))
             tree.add(Counted(data), place if taken is None else taken)
         return Counted.read / sum(map(len, prompts))
 

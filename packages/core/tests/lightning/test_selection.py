@@ -6,15 +6,8 @@ import msgspec
 import pytest
 
 from lightspan.errors import ConfigError, UnknownAgentError
-from lightspan.lightning import (
-    CallStatus,
-    Rejection,
-    Selection,
-    build_episode,
-    check_agents,
-    classify_calls,
-    parse_optimize,
-)
+from lightspan.lightning import Rejection, Selection, build_episode, classify_calls
+from lightspan.lightning.selection import CallStatus, check_agents, parse_optimize
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
@@ -45,13 +38,13 @@ def only(episode, **options):
 
 def test_a_selected_call_with_its_tokens_is_trained():
     entry = only(build([make_record("c1")]))
-    assert (entry.verdict, entry.policy, entry.rejection) == (CallStatus.TRAINED, "policy", None)
+    assert (entry.status, entry.policy, entry.rejection) == (CallStatus.TRAINED, "policy", None)
     assert entry.reason == ""
 
 
 def test_a_call_of_another_agent_is_frozen():
     entry = only(build([make_record("c1", agent_path="team/checker")]))
-    assert (entry.verdict, entry.policy, entry.rejection) == (CallStatus.FROZEN, "", None)
+    assert (entry.status, entry.policy, entry.rejection) == (CallStatus.FROZEN, "", None)
     assert entry.reason == "agent team/checker is not selected"
 
 
@@ -79,7 +72,7 @@ def test_a_call_of_another_agent_is_frozen():
 def test_what_cannot_be_trained_is_rejected_with_its_reason(fields, expected):
     entry = only(build([make_record("c1", **fields)]))
     assert entry.rejection is expected
-    assert entry.verdict is (CallStatus.TRAINED if expected is None else CallStatus.REJECTED)
+    assert entry.status is (CallStatus.TRAINED if expected is None else CallStatus.REJECTED)
     assert bool(entry.reason) is (expected is not None)
 
 
@@ -110,11 +103,6 @@ def test_a_selected_call_that_went_past_the_gateway_has_no_tokens():
 def test_where_it_failed_comes_before_that_it_has_no_tokens():
     span = make_call_span("c1", attributes={c.CALL_OUTCOME: "error"})
     assert only(build(spans=[span])).rejection is Rejection.ERROR
-
-
-def test_an_engine_without_exact_tokens_trains_nothing():
-    entry = only(build([make_record("c1")]), engine_exact=False)
-    assert entry.rejection is Rejection.INEXACT_ENGINE
 
 
 def test_truncation_and_grammars_are_trained_where_both_sides_declare_it():
@@ -155,7 +143,7 @@ def test_what_is_wrong_with_an_episode_rejects_every_selected_call(fields, expec
     records = [make_record("c1"), make_record("c2", agent_path="checker", sequence=(3, 4))]
     selected, other = classify_calls(build(records, **fields), WRITER).entries
     assert selected.rejection is expected
-    assert other.verdict is CallStatus.FROZEN
+    assert other.status is CallStatus.FROZEN
 
 
 def test_what_is_wrong_with_the_call_is_said_rather_than_that_there_is_no_reward():
@@ -165,14 +153,14 @@ def test_what_is_wrong_with_the_call_is_said_rather_than_that_there_is_no_reward
 
 def test_a_dry_run_says_what_would_be_trained():
     episode = build([make_record("c1")], mode=Mode.DEV)
-    assert only(episode, modes=(Mode.TRAIN, Mode.DEV)).verdict is CallStatus.TRAINED
+    assert only(episode, modes=(Mode.TRAIN, Mode.DEV)).status is CallStatus.TRAINED
 
 
 def test_rewards_on_calls_score_an_episode_where_the_credit_rule_pays_for_them():
     spans = [make_reward_span("r", 0.5, {c.REWARD_CALL_ID: "c1"})]
     episode = build([make_record("c1")], spans, reward=None)
     assert only(episode).rejection is Rejection.UNSCORED
-    assert only(episode, step_rewards=True).verdict is CallStatus.TRAINED
+    assert only(episode, step_rewards=True).status is CallStatus.TRAINED
 
 
 def test_late_calls_are_covered_too():
@@ -194,7 +182,7 @@ def test_the_three_classes_are_all_there_is():
     ]
     coverage = classify_calls(build(records), WRITER)
     assert [call.call_id for call in coverage.trained] == ["a"]
-    assert [call.call_id for call in coverage.frozen] == ["b"]
+    assert [e.call.call_id for e in coverage.entries if e.status is CallStatus.FROZEN] == ["b"]
     assert [entry.call.call_id for entry in coverage.rejected] == ["c"]
     assert coverage.counts() == {"trained": 1, "frozen": 1, "rejected:constrained": 1}
 
@@ -264,7 +252,7 @@ def test_an_endpoint_may_be_frozen_to():
 def test_a_name_that_matches_nothing_is_an_error_with_the_candidates():
     chosen = Selection.of(["write_query"])
     with pytest.raises(UnknownAgentError) as caught:
-        chosen.check(["agent/writequery", "agent/check", "app"])
+        check_agents(chosen.routing, ["agent/writequery", "agent/check", "app"])
     assert str(caught.value) == (
         "no agent matches 'write_query'. Did you mean 'agent/writequery' or 'writequery'? "
         "Agents: 'agent/check', 'agent/writequery', 'app'"
@@ -274,7 +262,7 @@ def test_a_name_that_matches_nothing_is_an_error_with_the_candidates():
 def test_a_frozen_name_that_matches_nothing_is_an_error_too():
     chosen = Selection.of("writer", {"chekcer": "base"})
     with pytest.raises(UnknownAgentError, match=r"'chekcer'\. Did you mean 'checker'"):
-        chosen.check(["writer", "checker"])
+        check_agents(chosen.routing, ["writer", "checker"])
 
 
 def test_without_any_agent_the_error_says_so():
@@ -289,13 +277,14 @@ def test_a_forgotten_adapter_is_what_a_name_is_missing_for():
     with pytest.raises(UnknownAgentError) as caught:
         check_agents(WRITER, ["app"])
     assert str(caught.value) == (
-        "no agent matches 'writer'. Agents: 'app', as calls are called that nobody names. Install "
+        "no agent matches 'writer'. Agents: 'app', the name of calls without an agent. Install "
         "the adapter of the app's framework and call its instrument() in the app's module, such as "
-        'lightspan_langgraph.instrument(); or say `with lightspan.agent("name"):` around the call'
+        'lightspan_langgraph.instrument(); or put `with lightspan.agent("name"):` around the call'
     )
     with pytest.raises(UnknownAgentError, match=r"Agents: 'app', 'checker'$"):
         check_agents(WRITER, ["app", "checker"])
 
 
 def test_names_that_exist_pass():
-    Selection.of({"writer": "a", "team/**": "b"}).check(["x/writer", "team/a/b"])
+    routing = Selection.of({"writer": "a", "team/**": "b"}).routing
+    check_agents(routing, ["x/writer", "team/a/b"])

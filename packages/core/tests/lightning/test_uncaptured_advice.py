@@ -8,7 +8,7 @@ import pytest
 
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rollout_checks import why_no_call
-from lightspan.lightning.uncaptured_advice import asked, fix_of
+from lightspan.lightning.uncaptured_advice import describe_request, fix_of
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import Request
 from lightspan.schema.spans import Span, SpanKind
@@ -17,7 +17,7 @@ from lightspan_testing.strategies import make_attempt, make_rollout
 PLAIN = Request("writer", "my_app", "mine", "http://host:1/v1/chat/completions")
 GROQ = Request("writer", "litellm", "llama-3", "https://api.groq.com/openai/v1/chat/completions")
 SEEN = (
-    " and its key as api_key=, and ask by Chat Completions: LiteLLM then uses the OpenAI SDK, "
+    " and its key as api_key=, and call Chat Completions: LiteLLM then uses the OpenAI SDK, "
     "which lightspan sees"
 )
 
@@ -36,7 +36,7 @@ SEEN = (
         ),
         (
             GROQ._replace(url="https://api.anthropic.com/v1/messages"),
-            'name its model "openai/llama-3", with api_base= of an endpoint that speaks OpenAI\'s '
+            'name its model "openai/llama-3", with api_base= of an endpoint with OpenAI\'s '
             f"API{SEEN}",
         ),
         (PLAIN, 'use the OpenAI SDK in its place, with base_url="http://host:1/v1"'),
@@ -46,7 +46,7 @@ SEEN = (
         ),
         (
             PLAIN._replace(url="http://host:1/v2/chat"),
-            "use the OpenAI SDK in its place, at an endpoint that speaks OpenAI's API",
+            "use the OpenAI SDK in its place, at an endpoint with OpenAI's API",
         ),
     ],
 )
@@ -55,9 +55,9 @@ def test_fixes(request_: Request, fix: str) -> None:
 
 
 def test_what_was_asked() -> None:
-    assert asked(GROQ) == "llama-3 at api.groq.com by litellm"
-    assert asked(PLAIN) == "mine at host:1 by my_app"
-    assert asked(PLAIN._replace(model="")) == "a model at host:1 by my_app"
+    assert describe_request(GROQ) == "llama-3 at api.groq.com by litellm"
+    assert describe_request(PLAIN) == "mine at host:1 by my_app"
+    assert describe_request(PLAIN._replace(model="")) == "a model at host:1 by my_app"
 
 
 def test_fit_names_what_was_asked_where_no_call_was_seen() -> None:

@@ -192,7 +192,6 @@ def test_a_reward_on_a_response_of_another_endpoint(client: openai.OpenAI, url: 
     episode = build_episode(found.attempt, found.rollout, found.spans, [])
     assert first.id != second.id
     assert [call.reward for call in episode.calls] == [None, 0.25]
-    assert episode.unattached == ()
 
 
 # --- never trained --------------------------------------------------------------------------

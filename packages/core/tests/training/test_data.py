@@ -87,7 +87,7 @@ def test_tables_and_lists_in_files_say_how_to_give_their_rows(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"tasks.json is one list of 2: a file has a task on each"):
         load_tasks(path, "train")
     path.write_text('[\n  {"q": "a"}\n]')
-    with pytest.raises(DataError, match=r"line 1 is not JSON, of which each line must be one task"):
+    with pytest.raises(DataError, match=r"line 1 is not JSON; each line must be one task"):
         load_tasks(path, "train")
     with pytest.raises(DataError, match=r"\(train given as text is the path of a .jsonl file\)$"):
         load_tasks("Why is the sky blue?", "train")

@@ -39,7 +39,7 @@ def _explanation(rollout: str) -> Explanation:
         baseline=0.25,
         scale=0.5,
         size=4,
-        zero=None,
+        zero_reason=None,
         tokens=3,
         token_weight=0.1,
         share=1.0,

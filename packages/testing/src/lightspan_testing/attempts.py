@@ -158,7 +158,7 @@ class Recorded:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        for depth, node in walk(build_tree(self.spans).roots):
+        for depth, node in walk(build_tree(self.spans)):
             span = node.span
             agent = f" @{span.attributes[c.AGENT_PATH]}" if span.kind is SpanKind.LLM else ""
             yield f"{'  ' * depth}{span.name}{agent}"

@@ -274,7 +274,7 @@ def _span_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Itera
 def _transition_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Row]:
     for entry in _entries(view, only, left_out):
         call, record = entry.call, entry.call.record
-        if entry.verdict is CallStatus.FROZEN:
+        if entry.status is CallStatus.FROZEN:
             left_out["calls of frozen agents"] += 1
         elif record is None:
             left_out["calls without token ids"] += 1
@@ -341,7 +341,7 @@ def _call_fields(entry: CallCoverage) -> Row:
         "agent": call.agent,
         "agent_path": call.agent_path,
         "policy": call.policy,
-        "verdict": str(entry.verdict),
+        "verdict": str(entry.status),
         "reason": entry.reason,
         "call_reward": call.reward,
     }

@@ -327,9 +327,9 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     yield from (f"  damaged: {reason}" for reason in episode.capture_errors)
     yield from (f"  note: {note}" for note in episode.notes)
     yield ""
-    verdicts = {entry.call.span_id: entry for entry in view.coverage.entries}
-    for depth, node in walk(episode.tree.roots):
-        yield "  " * depth + _span_line(node.span, verdicts.get(node.span.span_id))
+    entries = {entry.call.span_id: entry for entry in view.coverage.entries}
+    for depth, node in walk(episode.tree):
+        yield "  " * depth + _span_line(node.span, entries.get(node.span.span_id))
         yield from ("  " * (depth + 1) + line for line in _output_lines(node.span))
     yield ""
     yield f"coverage: {_counted(view.coverage.counts())}"
@@ -356,7 +356,7 @@ def _span_line(span: Span, entry: CallCoverage | None) -> str:
         if c.FEEDBACK_COMMENT in span.attributes:
             parts.append(repr(span.attributes[c.FEEDBACK_COMMENT]))
     if entry is not None:
-        parts.append(f"-> {entry.verdict}")
+        parts.append(f"-> {entry.status}")
     if span.status is SpanStatus.ERROR:
         parts.append(f"ERROR {span.status_message}")
     parts.append(f"({1000 * span.duration_s:.1f} ms)")
@@ -377,7 +377,7 @@ def _as_float(value: Any) -> float | None:
 def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     call = entry.call
     who = f"{call.call_id}/{call.choice} {call.agent_path}"
-    yield f"  {who}: {entry.verdict} {entry.reason}".rstrip()
+    yield f"  {who}: {entry.status} {entry.reason}".rstrip()
     yield from (
         f"    {key}: {asked!r} asked, {used!r} used"
         for key, (asked, used) in sorted(_overrides(call).items())
@@ -396,7 +396,7 @@ def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
 def _call_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     call = entry.call
     yield f"call {call.call_id}, choice {call.choice}, agent {call.agent_path}"
-    yield f"{entry.verdict} {entry.reason}".rstrip()
+    yield f"{entry.status} {entry.reason}".rstrip()
     if call.record is not None:
         record = call.record
         runs = ", ".join(f"{count} of version {version}" for version, count in record.versions)

@@ -9,17 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightspan.lightning import (
-    Selection,
-    build_rows,
-    classify_calls,
-    discounted,
-    explained_variance,
-    gae,
-    trained_transitions,
-    values_by_call,
-    warmup_lambda,
-)
+from lightspan.lightning import Selection, build_rows, classify_calls, trained_transitions
+from lightspan.lightning.credit import discounted
+from lightspan.lightning.gae import explained_variance, gae, values_by_call, warmup_lambda
 from lightspan.protocols.learner import Critic, Optimizer, PolicyLoss
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.learner.torch import TorchLearner
@@ -55,9 +47,8 @@ def step(
     lam = warmup_lambda(CRITIC.lam, fits=number, warmup=CRITIC.warmup, explained=explained)
     advantages = {}
     for episode, coverage in zip(episodes, coverages, strict=True):
-        calls = [entry.call for entry in coverage.selected]
         rollout = episode.rollout_id
-        advantages[rollout] = gae(calls, to_go[rollout], values[rollout], lam=lam)
+        advantages[rollout] = gae(coverage.turns, to_go[rollout], values[rollout], lam=lam)
     built = build_rows(
         transitions,
         advantages=[advantages[rollout][call] for rollout, call in keys],

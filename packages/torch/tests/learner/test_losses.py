@@ -243,7 +243,7 @@ def test_negative_log_likelihood() -> None:
         (
             PolicyLoss,
             {"importance_level": "sequence"},
-            "importance_level='sequence' applies only to the importance weight: give importance",
+            "importance_level='sequence' applies only to the importance weight: set importance",
         ),
         (PolicyLoss, {"kl": -0.1}, "kl=-0.1 must be a finite number at least 0"),
         (PolicyLoss, {"kl": "a"}, "kl='a' must be a finite number at least 0"),

@@ -1,4 +1,4 @@
-"""Overlap: groups of rollouts go on while weights update, and are trained before they are old."""
+"""Asynchronous rollouts: groups run while weights update, with bounded staleness."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ from lightspan.protocols.learner import LoRA
 
 
 async def next_episodes(
-    world: TrainerContext, overlap: int, per_step: int, group_size: int
+    trainer: TrainerContext, overlap: int, per_step: int, group_size: int
 ) -> tuple[list[Episode], Metrics]:
-    """Return the episodes of a step, and how old its groups were; new groups take their places.
+    """Return the episodes of a step with metrics of their age, and submit new groups.
 
-    At most `overlap + 1` steps' worth of groups are in flight. A group may be trained until
-    `overlap` publications have followed its submission. No step leaves more groups of a deadline
-    than the steps until then can train, and for the oldest of those it waits; beyond these, what
-    ended first comes first.
+    At most `overlap + 1` steps' worth of groups are in flight. The step waits for the oldest groups
+    that later steps could not train in time, and fills up with the groups that ended first.
 
     Args:
-        overlap: publications that may lie between the submission of a group and its training.
-        per_step: groups that a step trains.
+        overlap: maximum publications between the submission of a group and its training.
+        per_step: groups per step.
     """
-    remaining = (world.last_step - world.step + 1) * per_step
-    missing = min((overlap + 1) * per_step, remaining) - len(world.in_flight)
+    remaining = (trainer.last_step - trainer.step + 1) * per_step
+    missing = min((overlap + 1) * per_step, remaining) - len(trainer.in_flight)
     if missing > 0:
-        await world.submit(world.next_tasks(missing), group_size)
-    ages = dict(world.in_flight)
+        await trainer.submit(trainer.next_tasks(missing), group_size)
+    ages = dict(trainer.in_flight)
     due = due_groups([overlap - age for age in ages.values()], per_step)
-    episodes = await world.take(min(per_step, len(ages)), [*ages][:due])
-    behind = [ages[group] for group in dict.fromkeys(each.group_id for each in episodes)]
+    episodes = await trainer.take(min(per_step, len(ages)), [*ages][:due])
+    behind = [ages[group] for group in dict.fromkeys(e.group_id for e in episodes)]
     return episodes, {
         "overlap/behind": sum(behind) / len(behind) if behind else 0.0,
         "overlap/behind_max": max(behind, default=0),
@@ -44,39 +42,37 @@ async def next_episodes(
 def check_overlap(
     overlap: int, engine: EngineCapabilities, adapters: Sequence[LoRA | None]
 ) -> None:
-    """Raise `UnsupportedError` where calls and updates cannot go on at the same time.
+    """Raise `UnsupportedError` if calls and updates cannot run concurrently.
 
-    Dropout and sampling draw from one random state where engine and learner share a process. A
-    learner that winds it back, to draw the same dropout twice, would have answers sampled from
-    numbers that were used before.
+    In one process, dropout and sampling use the same random state. A learner that rewinds it, to
+    repeat a dropout mask, would make the engine sample from used random numbers.
     """
     if overlap and not engine.in_place_update:
         raise UnsupportedError(
-            f"overlap={overlap}: the engine cannot take new weights while calls are under way: use "
+            f"overlap={overlap}: the engine cannot update weights while calls are running: use "
             "overlap=0 or another engine"
         )
     if overlap and (dropping := [lora for lora in adapters if lora and lora.dropout]):
         raise UnsupportedError(
-            f"overlap={overlap} with LoRA(dropout={dropping[0].dropout:g}): what is dropped and "
-            "what is sampled would be drawn from one random state at the same time; use dropout=0 "
-            "or overlap=0"
+            f"overlap={overlap} with LoRA(dropout={dropping[0].dropout:g}): dropout and sampling "
+            "would use one random state at the same time; use dropout=0 or overlap=0"
         )
 
 
-def due_groups(left: Sequence[int], per_step: int) -> int:
-    """How many groups, the oldest first, this step has to train for all to be in time.
+def due_groups(steps_left: Sequence[int], per_step: int) -> int:
+    """Return how many groups, the oldest first, this step has to train so that all are in time.
 
     Args:
-        left: of each group, in order of age: steps after this one that may still train it, 0 if
-            this is the last; it never falls along the sequence.
-        per_step: groups that a step trains.
+        steps_left: per group, the number of steps after this one that may still train it, 0 if this
+            is the last one; ascending.
+        per_step: groups per step.
 
     Returns:
-        The largest excess, over n = 0, 1, …, of the groups that have at most n steps left over the
+        The largest excess, over n = 0, 1, …, of the groups with at most n steps left over the
         `n * per_step` that the n steps after this one can train; 0 if there is none.
     """
     until, due = 0, 0
-    for steps, groups in sorted(Counter(left).items()):
+    for steps, groups in sorted(Counter(steps_left).items()):
         until += groups
         due = max(due, until - max(0, steps) * per_step)
     return due

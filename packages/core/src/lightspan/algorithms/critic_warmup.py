@@ -1,38 +1,36 @@
-"""What an algorithm remembers of its critic: whether what it expects may be built on."""
+"""Critic warm-up: whether a critic's values are good enough for lambda below 1."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from lightspan.lightning.batch import Batch
 from lightspan.lightning.gae import explained_variance, warmup_lambda
 from lightspan.protocols.learner import Critic
-from lightspan.schema.records import Json
-from lightspan.schema.validation import is_number
 
 
-@dataclass(slots=True)
-class CriticWarmup:
-    """Of a run so far."""
+class CriticWarmup(msgspec.Struct):
+    """State of a run's critic."""
 
     fits: int = 0
-    """Iterations that the critic was fitted in."""
+    """Iterations in which the critic was fitted."""
     explained: float | None = None
-    """The variance that it explained of the last iteration's rewards-to-go, before it was fitted to
-    any of them; None: not known. Of several policies the least."""
+    """Variance of the last iteration's rewards-to-go that the critic explained before it was fitted
+    to them, the least of several policies; None if unknown."""
 
-    def lam(self, critic: Critic) -> float:
-        """lambda of the next iteration."""
+    def lambda_(self, critic: Critic) -> float:
+        """Return lambda for the next iteration."""
         return warmup_lambda(
             critic.lam, fits=self.fits, warmup=critic.warmup, explained=self.explained
         )
 
-    def learned(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Take what it had expected of an iteration's calls, if updates fitted it to them. Returns
-        what replaces of their metrics: the variance explained is that of the whole iteration."""
-        if "value_loss" not in metrics:
+    def update(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Update the state after an iteration. Returns the metrics to replace: the explained
+        variance of the whole iteration."""
+        if "value_loss" not in metrics:  # the critic was not fitted
             return {}
         self.fits += 1
         explained = _explained(batch)
@@ -41,37 +39,21 @@ class CriticWarmup:
         self.explained = explained
         return {"explained_variance": explained}
 
-    def as_json(self) -> dict[str, Json]:
-        """For a checkpoint."""
-        return {"fits": self.fits, "explained": self.explained}
-
-    @classmethod
-    def of(cls, state: object) -> CriticWarmup:
-        """What `as_json` gave; nothing is known of a run without it."""
-        if not isinstance(state, Mapping):
-            return cls()
-        fits, explained = state.get("fits"), state.get("explained")
-        return cls(
-            int(fits) if is_number(fits) else 0, float(explained) if is_number(explained) else None
-        )
-
 
 def _explained(batch: Batch) -> float | None:
-    """The variance of the rewards-to-go that was explained before any update; of several policies
-    the least.
+    """Return the explained variance of the rewards-to-go before any update, the least of several
+    policies.
 
-    What a learner says of each of several minibatches will not do: they are dealt by rollout, so
-    that from the second on it was fitted to others of the same groups.
+    The learner's metrics of minibatches do not serve: rollouts of one group are in several
+    minibatches, so from the second one on the critic was already fitted to the group.
     """
     expected = {
         (why.rollout_id, *call): why.expected for (_, *call), why in batch.explanations.items()
     }
-    targets: dict[str, list[float]] = defaultdict(list)
-    values: dict[str, list[float]] = defaultdict(list)
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in batch.rows:
         for key, target in zip(row.call_ids, row.value_targets, strict=True):
             if (value := expected[row.rollout_id, *key]) is not None:
-                targets[row.policy].append(target)
-                values[row.policy].append(value)
-    explained = [explained_variance(values[policy], targets[policy]) for policy in targets]
+                pairs[row.policy].append((value, target))
+    explained = [explained_variance(*zip(*each, strict=True)) for each in pairs.values()]
     return min((part for part in explained if part is not None), default=None)

@@ -1,4 +1,4 @@
-"""Replays: calls that the learner cannot compute under their grammar, before they become rows."""
+"""Grammar check: rejects calls that the learner cannot compute under their grammar."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.transitions import TransitionKey
 
 
-async def without_mismatches(
-    world: TrainerContext, coverages: Sequence[Coverage]
+async def reject_mismatches(
+    trainer: TrainerContext, coverages: Sequence[Coverage]
 ) -> list[Coverage]:
-    """The coverages, with trained calls whose tokens do not follow their grammar as the learner
-    compiles it rejected; why is kept, and told to the person who watches."""
+    """Return the coverages, with trained calls rejected whose tokens do not follow their grammar as
+    compiled by the learner. The reasons are recorded and reported."""
     records = [
         call.record
         for coverage in coverages
         for call in coverage.trained
         if call.record is not None and call.record.constrained
     ]
-    if not records:
-        return list(coverages)
-    mismatches: dict[TransitionKey, str] = await world.learn(
-        partial(world.learner.grammar_mismatches, records)
-    )
+    mismatches: dict[TransitionKey, str] = {}
+    if records:
+        mismatches = await trainer.learn(partial(trainer.learner.grammar_mismatches, records))
     if not mismatches:
         return list(coverages)
-    world.keep_mismatches(mismatches)
+    trainer.record_mismatches(mismatches)
     (attempt_id, call_id, _), reason = next(iter(mismatches.items()))
-    world.note(
+    trainer.note(
         f"{len(mismatches)} of {len(records)} calls under a grammar are not trained: "
         f"{Rejection.GRAMMAR_MISMATCH.text} (call {call_id} of attempt {attempt_id}: {reason})"
     )

@@ -1,4 +1,4 @@
-"""Files of JSON values, one a line: tasks, and chats to imitate."""
+"""JSONL files of tasks and chats."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from lightspan.schema.records import Json
 
 
 def read_jsonl(path: Path, what: str, one: str) -> list[Json]:
-    """The values of a file. A path that names none may be meant as such a value itself.
+    """Return the values of a file.
 
     Args:
-        what: the data's name in errors, such as `train`.
-        one: what a line holds, such as `task`.
+        what: name of the data in errors, such as `train`.
+        one: kind of a line in errors, such as `task`.
 
     Raises:
-        DataError: there is no such file, or a line of it is not JSON.
+        DataError: the file cannot be read, a line is not JSON, or the only line is a whole list.
     """
     try:
-        # split at newlines only: text in JSON may hold other characters that end lines
+        # split at \n only, because JSON texts may contain other line separators
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
+        # a text without suffix was perhaps not meant as a path
         advice = "" if path.suffix else f" ({what} given as text is the path of a .jsonl file)"
         raise DataError(f"{what}: {path} cannot be read: {error.strerror}{advice}") from error
     values: list[Json] = []
@@ -35,18 +36,14 @@ def read_jsonl(path: Path, what: str, one: str) -> list[Json]:
             values.append(msgspec.json.decode(line))
         except msgspec.DecodeError as error:
             raise DataError(
-                f"{what}: {path}, line {number} is not JSON, of which each line must be one {one}: "
-                f"{error}"
+                f"{what}: {path}, line {number} is not JSON; each line must be one {one}: {error}"
             ) from error
-    [alone] = values if len(values) == 1 else [None]
-    if isinstance(alone, list) and not (one == "chat" and _are_messages(alone)):
+    [only] = values if len(values) == 1 else [None]
+    if not isinstance(only, list):
+        return values
+    if one != "chat" or not all(isinstance(value, dict) and "role" in value for value in only):
         raise DataError(
-            f"{what}: {path} is one list of {len(alone)}: a file has a {one} on each line; "
+            f"{what}: {path} is one list of {len(only)}: a file has a {one} on each line; "
             f"give the list itself, {what}=json.load(open({str(path)!r}))"
         )
     return values
-
-
-def _are_messages(values: list[Json]) -> bool:
-    """Whether the list is one chat."""
-    return all(isinstance(each, dict) and "role" in each for each in values)

@@ -1,11 +1,11 @@
-"""The learning rate that reinforcement takes where none is given.
+"""Default learning rate of reinforcement learning.
 
     full weights    4e-4 · (0.8 M / parameters)^0.75, and 1e-6 at least
-    LoRA            20 times that of the full weights under it
+    LoRA            20 times the rate of full weights
     both            1e-3 at most, rounded to one digit
 
-It is AdamW's, for advantages of about one and rows whose weights sum to one. It goes through what
-is known to learn:
+It is meant for AdamW, advantages of about one and rows whose weights sum to one. It fits the rates
+that are known to learn:
 
 | weights | parameters | known to learn | chosen |
 |---|---|---|---|
@@ -19,7 +19,7 @@ Adapters need more than full weights: ten times as much for any size (Schulman e
 Without Regret"), 20 to 100 times in the documentation of Tinker. Their rank hardly matters, as long
 as alpha stays (32): the product of the adapters is divided by the rank.
 
-What was measured lies between 0.8 M and 135 M parameters; anything else is a power law through it.
+Measurements lie between 0.8 M and 135 M parameters; the rest is extrapolated by a power law.
 """
 
 from __future__ import annotations
@@ -32,57 +32,56 @@ from lightspan.errors import ModelError
 from lightspan.plugins import load_plugin
 
 SMALL: Final = 0.8e6
-"""Parameters of the small model."""
+"""Parameters of the examples' small model."""
 SMALL_RATE: Final = 4e-4
 EXPONENT: Final = 0.75
-LEAST: Final = 1e-6
-"""Of full weights."""
-MOST: Final = 1e-3
+MIN_RATE: Final = 1e-6
+"""Minimum for full weights."""
+MAX_RATE: Final = 1e-3
 LORA_FACTOR: Final = 20
 UNKNOWN: Final = 3_000_000_000
-"""What a model counts as whose size is not known: the least rate there is."""
+"""Parameters assumed for a model of unknown size; they give the minimum rate."""
 
 
 class Rate(NamedTuple):
-    """A learning rate, and why it is that."""
+    """Learning rate and the reason for it."""
 
     value: float
     why: str
 
     def __str__(self) -> str:
-        return f"learning rate {shown(self.value)}: {self.why} (learning_rate= sets another)"
+        return f"learning rate {format_rate(self.value)}: {self.why} (learning_rate= sets another)"
 
 
 def default_rate(parameters: int, *, lora: bool) -> float:
-    """The rate by the rule of this module.
+    """Return the rate by the rule of this module.
 
     Args:
-        parameters: of the whole model, those under adapters too.
+        parameters: number of parameters of the whole model, without adapters.
+        lora: whether adapters are trained.
     """
-    full = max(LEAST, SMALL_RATE * (SMALL / max(1, parameters)) ** EXPONENT)
-    return float(f"{min(MOST, full * (LORA_FACTOR if lora else 1)):.0e}")
+    full = max(MIN_RATE, SMALL_RATE * (SMALL / max(1, parameters)) ** EXPONENT)
+    return float(f"{min(MAX_RATE, full * (LORA_FACTOR if lora else 1)):.0e}")
 
 
 def choose_rate(
     policies: Mapping[str, PolicySpec], count: Callable[[str], int] | None = None
 ) -> Rate:
-    """The rate for these policies, which share an optimiser: of different ones the lowest, at which
-    none is spoiled.
+    """Return the rate for policies that share an optimiser: the lowest of theirs, which is stable
+    for all.
 
     Args:
-        count: the parameters of a model, `count_parameters` of a plugin if it is left out; raises
-            `ModelError` where they cannot be known.
+        count: function that counts the parameters of a model and raises `ModelError` if it cannot;
+            None for the plugins' `count_parameters`.
     """
     count = count or load_plugin("api", "count_parameters")
-    of_spec = {spec: _rate_of(spec, count) for spec in policies.values()}
-    least = min(of_spec.values())
-    if len(set(of_spec.values())) == 1:
-        return least
-    each = "; ".join(
-        f"{name}: {shown(of_spec[spec].value)}, {of_spec[spec].why}"
-        for name, spec in policies.items()
-    )
-    return Rate(least.value, f"the lowest of what its policies would have alone ({each})")
+    by_spec = {spec: _rate_of(spec, count) for spec in policies.values()}
+    lowest = min(by_spec.values())
+    if len(set(by_spec.values())) == 1:
+        return lowest
+    rates = {name: by_spec[spec] for name, spec in policies.items()}
+    each = "; ".join(f"{name}: {format_rate(r.value)}, {r.why}" for name, r in rates.items())
+    return Rate(lowest.value, f"the lowest of its policies' rates ({each})")
 
 
 def _rate_of(spec: PolicySpec, count: Callable[[str], int]) -> Rate:
@@ -91,17 +90,17 @@ def _rate_of(spec: PolicySpec, count: Callable[[str], int]) -> Rate:
         parameters = count(spec.model)
     except ModelError as error:
         rate = default_rate(UNKNOWN, lora=spec.lora is not None)
-        return Rate(rate, f"{kind} of a large model, as its size is not known: {error}")
+        return Rate(rate, f"{kind} of a large model, because its size is unknown: {error}")
     preposition = "of" if spec.lora is None else "on"
     why = f"{kind} {preposition} {_size(parameters)} parameters"
     return Rate(default_rate(parameters, lora=spec.lora is not None), why)
 
 
-def shown(rate: float) -> str:
-    """A rate for people.
+def format_rate(rate: float) -> str:
+    """Format a rate with one digit.
 
     Example:
-        >>> shown(0.0004)
+        >>> format_rate(0.0004)
         '4e-4'
     """
     digits, _, exponent = f"{rate:.0e}".partition("e")

@@ -1,4 +1,4 @@
-"""Metrics of one iteration, as numbers, and what of them a person has to hear, as text."""
+"""Metrics of one iteration, and alarms about them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lightspan.lightning.rollout_checks import app_failed
 from lightspan.lightning.rows import Row
 
 GAP_ALARM: Final = 0.05
-"""Mean difference of log-probabilities between engine and learner that is worth an alarm. Rounding
-alone stays well below; above, the two do not run the same model."""
+"""Mean difference of log-probabilities between engine and learner above which there is an alarm.
+Rounding alone stays well below; above, the two do not run the same model."""
 
 LOG_RATIO_LIMIT: Final = 20.0
-"""Differences of log-probabilities are clamped to ± this, as in the loss."""
+"""Differences of log-probabilities are clamped to ± this number, as in the loss."""
 
 _SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens", "value_calls")
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
-    """What the rollouts were like."""
+    """Return the metrics of the rollouts."""
     scored = [episode.reward for episode in episodes if episode.reward is not None]
     metrics: Metrics = {
         "rollouts": len(episodes),
@@ -40,18 +40,19 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
     calls: Counter[str] = Counter()
     rewards: dict[str, list[float]] = {}
     for episode in episodes:
-        of_episode = Counter(call.agent_path for call in episode.calls)
-        calls.update(of_episode)
-        for path in of_episode if episode.reward is not None else ():
-            rewards.setdefault(path, []).append(episode.reward or 0.0)
+        paths = Counter(call.agent_path for call in episode.calls)
+        calls.update(paths)
+        if episode.reward is not None:
+            for path in paths:
+                rewards.setdefault(path, []).append(episode.reward)
     metrics |= {f"agent/{path}/calls": count for path, count in sorted(calls.items())}
     means = {path: math.fsum(values) / len(values) for path, values in sorted(rewards.items())}
     return metrics | {f"agent/{path}/reward": mean for path, mean in means.items()}
 
 
 def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
-    """The standard error of the mean reward, over groups: rollouts of one task are alike, and the
-    next step has other tasks. None of a single group."""
+    """Return the standard error of the mean reward, clustered by group, since rollouts of one task
+    are correlated. Empty for a single group."""
     groups: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.reward is not None:
@@ -64,51 +65,50 @@ def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """What became of every rollout, group and call."""
-    counted = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
+    """Return the metrics of a batch: its rollouts, groups and calls."""
+    counters = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
     calls = {f"calls/{key}": float(value) for key, value in _coverage(batch).items()}
-    added = {f"air/{key}": value for key, value in batch.air.items()}
-    added |= {f"overlong/{key}": value for key, value in batch.overlong.items()}
-    return counted | calls | added
+    air = {f"air/{key}": value for key, value in batch.air.items()}
+    overlong = {f"overlong/{key}": value for key, value in batch.overlong.items()}
+    return counters | calls | air | overlong
 
 
 def _coverage(batch: Batch) -> Counter[str]:
-    """What became of the batch's calls → how many."""
+    """Return status of calls → number of calls."""
     calls: Counter[str] = Counter()
     for coverage in batch.coverages:
         calls.update(coverage.counts())
     return calls
 
 
-def saw_nothing(batch: Batch) -> bool:
-    """Whether AIR had nothing to go by: no signal saw anything in any scored rollout."""
-    seen = [value for key, value in batch.air.items() if key.endswith("/seen")]
-    return bool(seen) and not any(seen)
+def has_idle_air(batch: Batch) -> bool:
+    """Return whether no signal of AIR had a value in any scored rollout."""
+    counts = [value for key, value in batch.air.items() if key.endswith("/seen")]
+    return bool(counts) and not any(counts)
 
 
-def why_nothing(batch: Batch) -> str:
-    """Why a batch has no rows."""
+def why_no_rows(batch: Batch) -> str:
+    """Return why a batch has no rows."""
     if batch.counters.get("transitions"):
         return "no group varied: nothing to learn from in this step"
-    counted = ", ".join(f"{count} {what}" for what, count in _coverage(batch).most_common())
-    return f"no call could be trained in this step ({counted or 'there was none'})"
+    counts = ", ".join(f"{count} {status}" for status, count in _coverage(batch).most_common())
+    return f"no call could be trained in this step ({counts or 'there was none'})"
 
 
 def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
-    """The metrics of an iteration from those of its optimiser steps: maxima stay maxima, counts
-    are summed, the rest are means.
+    """Merge the metrics of optimiser steps: maxima of maxima, sums of counts, means of the rest.
 
-    The gap between engine and learner is that of the updates which saw tokens of the weights they
-    update: later minibatches differ from the engine because they have learned.
+    The gap between engine and learner includes only updates with tokens sampled by the weights that
+    they update: in later minibatches, the learner differs from the engine because of training.
     """
     merged: Metrics = {}
     for key in dict.fromkeys(key for result in results for key in result):
         prefix, _, name = key.rpartition("/")
-        having = [result for result in results if key in result]
+        used = [result for result in results if key in result]
         if name.startswith("logprob_gap"):
             fresh = f"{prefix}/fresh_tokens" if prefix else "fresh_tokens"
-            having = [result for result in having if result.get(fresh)] or having
-        values = [result[key] for result in having]
+            used = [result for result in used if result.get(fresh)] or used
+        values = [result[key] for result in used]
         if name.endswith("_max"):
             merged[key] = max(values)
         elif name in _SUMMED:
@@ -121,39 +121,39 @@ def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
 def approximate_kl(
     rows: Sequence[Row], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
 ) -> float:
-    """How far updates moved a policy: KL(before‖after) per trained token of the rows, by the
-    estimator k3 of their log-probabilities."""
-    moved = [
+    """Return KL(before‖after) per trained token of the rows, by the estimator k3 of their
+    log-probabilities."""
+    log_ratios = [
         max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, new - old))
         for row, olds, news in zip(rows, before, after, strict=True)
         for old, new, is_trained in zip(olds, news, row.mask, strict=True)
         if is_trained
     ]
-    return math.fsum(math.expm1(by) - by for by in moved) / len(moved) if moved else 0.0
+    return math.fsum(math.expm1(r) - r for r in log_ratios) / max(len(log_ratios), 1)
 
 
-def alarms(learned: Mapping[str, float]) -> list[str]:
-    """What is wrong with an update, for people."""
+def alarms(metrics: Mapping[str, float]) -> list[str]:
+    """Return the problems of an update in words."""
     notes = []
-    gap = learned.get("logprob_gap_mean", 0.0)
-    if learned.get("fresh_tokens") and not gap <= GAP_ALARM:  # NaN too
+    gap = metrics.get("logprob_gap_mean", 0.0)
+    if metrics.get("fresh_tokens") and not gap <= GAP_ALARM:  # NaN too
         notes.append(
             f"engine and learner disagree: log-probabilities of the same tokens differ by "
             f"{gap:.3g} on average (at most {GAP_ALARM} is rounding), so that the update is "
             "biased; compare their dtypes and attention implementations"
         )
-    skipped = learned.get("skipped", 0.0)
+    skipped = metrics.get("skipped", 0.0)
     if skipped:
         were = "update was" if skipped == 1 else "updates were"
         notes.append(
-            f"{skipped:.0f} {were} skipped, and changed no weights: {_why_skipped(learned)}"
+            f"{skipped:.0f} {were} skipped, and changed no weights: {_why_skipped(metrics)}"
         )
     return notes
 
 
-def _why_skipped(learned: Mapping[str, float]) -> str:
-    """Why updates were skipped: a mean over updates is not finite where one of them was not."""
-    values = {name: learned[name] for name in ("loss", "grad_norm") if name in learned}
+def _why_skipped(metrics: Mapping[str, float]) -> str:
+    """Return why updates were skipped. A mean over updates is not finite if one value was not."""
+    values = {name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}
     if len(values) == 2 and all(map(math.isfinite, values.values())):
         return "their rows had no token to train"
     shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())

@@ -1,8 +1,8 @@
-"""Algorithm: decides what to run and what to learn from it.
+"""Algorithm: the protocol of one training step.
 
-The trainer owns the world (store, gateway, engine, learner, runners, checkpoints); an algorithm
-owns one step. A user's own algorithm is a subclass of `Algorithm` with `policies`, `routing` and
-`run_step`, and works through `TrainerContext`: `examples/own_algorithm` is one in fifty lines.
+The trainer owns store, gateway, engine, learner, runners and checkpoints; an algorithm owns one
+step. A custom algorithm is a subclass of `Algorithm` with `policies`, `routing` and `run_step`,
+which uses a `TrainerContext`: `examples/own_algorithm` has one in fifty lines.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Metrics = dict[str, float]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent trains, where a name alone does not say it: `optimize={"planner": Policy(…)}`.
+    """Policy of an agent with its own model or LoRA: `optimize={"planner": Policy(…)}`.
 
-    Agents with equal `name` share weights; without a name, the agent's own is used.
+    Agents with equal `name` share weights; the default is the agent's name.
     """
 
     name: str | None = None
@@ -54,83 +54,75 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("name", "model"):
             value: Any = getattr(self, name)
             if value is not None and (not isinstance(value, str | PathLike) or not str(value)):
-                raise ConfigError(f"Policy: {name}={value!r} must be a text that is not empty")
+                raise ConfigError(f"Policy: {name}={value!r} must be a non-empty text")
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy to train: its starting weights and how it is parametrised."""
+    """Starting weights and parametrisation of a policy."""
 
     model: str
     lora: LoRA | None = None
 
 
 class Reflections(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search would ask a reflection model."""
+    """Forecast of a search's questions to a reflection model."""
 
     model: str
     most: int
-    """Questions, at most."""
+    """Maximum number of questions."""
     tokens_in: float
-    """Of a question, about: a token is taken for four characters."""
+    """Estimated tokens per question, at four characters per token."""
     tokens_out: float
-    """Of an answer, at least about: as long as the text that it changes."""
+    """Estimated minimum of tokens per answer: the length of the text that it changes."""
     most_cost: float | None = None
-    """Of all, by `prices`; None: the model has none."""
+    """Maximum cost of all questions, by `prices`; None without a price of the model."""
 
 
 class TrainerContext(Protocol):
-    """What a trainer offers to an algorithm while it trains."""
+    """Interface of a running trainer for its algorithm."""
 
     @property
     def engine(self) -> TokenEngine:
-        """Raises `ConfigError`: the algorithm has no policies, so there is none."""
-        ...
+        """The engine. Raises `ConfigError` if the algorithm has no policies."""
 
     @property
     def learner(self) -> Learner:
-        """Raises `ConfigError`: likewise."""
-        ...
+        """The learner. Raises `ConfigError` if the algorithm has no policies."""
 
     @property
     def path(self) -> Path:
-        """Of the run's folder. What an algorithm keeps in its `journal` is there as long as the run
-        is, whatever checkpoint it goes on from."""
-        ...
+        """The run's folder. An algorithm's files in its `journal` survive a resume from any
+        checkpoint."""
 
     @property
     def tasks(self) -> Sequence[Json]:
-        """Every training task."""
-        ...
+        """All training tasks."""
 
     @property
     def step(self) -> int:
         """The current optimiser iteration, 1 first."""
-        ...
 
     @property
     def last_step(self) -> int:
-        """The last iteration that is planned; a run may end before."""
-        ...
+        """The last planned iteration; a run may end earlier."""
 
     @property
     def rng(self) -> random.Random:
-        """Seeded; its state is part of the checkpoint."""
-        ...
+        """Seeded random generator; its state is part of the checkpoint."""
 
     @property
     def versions(self) -> dict[str, int]:
-        """Policy → the version that the engine serves."""
-        ...
+        """Policy → version that the engine serves."""
 
     @property
     def in_flight(self) -> Mapping[str, int]:
-        """The groups that were submitted and not taken, in order → publications since."""
-        ...
+        """Submitted groups that were not taken, in order → publications since submission."""
 
     def next_tasks(self, count: int) -> list[Json]:
-        """The next training tasks: shuffled epochs, no task twice before all were used; first
-        those of groups that an interruption cut off before they were taken."""
-        ...
+        """Return the next training tasks, in shuffled epochs.
+
+        After a resume, the tasks of groups that were interrupted before `take` come first.
+        """
 
     async def rollouts(
         self,
@@ -140,15 +132,14 @@ class TrainerContext(Protocol):
         *,
         resources: Resources | Sequence[Resources] | None = None,
     ) -> list[Episode]:
-        """Run the app on each task `group_size` times and wait; a group's episodes share
-        `group_id` and stand together.
+        """Run the app on each task `group_size` times, and wait.
+
+        The episodes of a group share `group_id` and are contiguous.
 
         Args:
-            resources: what the app is handed beside, and in place of, the algorithm's own
-                (`Algorithm.resources`): for all, or one mapping per task, so that candidates run
-                side by side. A group has one version of them.
+            resources: resources that extend or override the algorithm's (`Algorithm.resources`),
+                for all tasks or one mapping per task, so that candidates run in parallel.
         """
-        ...
 
     async def submit(
         self,
@@ -157,53 +148,47 @@ class TrainerContext(Protocol):
         *,
         resources: Resources | Sequence[Resources] | None = None,
     ) -> list[str]:
-        """Begin to run the app on each task `group_size` times, in train mode, and return at once:
-        the ids of the groups, which `take` gives when they have ended. Calls under way go on while
-        weights are published, each token with its version. A run that is resumed begins those
-        anew that it had not taken: `next_tasks` gives their tasks first.
+        """Start the app on each task `group_size` times, in train mode, and return the ids of the
+        groups without waiting for `take`.
+
+        Running calls continue while weights are published; each token records its version. After a
+        resume, groups that were not taken start again: `next_tasks` returns their tasks first.
 
         Args:
             resources: see `rollouts`.
         """
-        ...
 
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
-        """Wait until so many submitted groups have ended, and those of `first` among them; their
-        episodes, group by group, none torn: those of `first`, then whatever ended earliest. No
-        group is given twice.
+        """Wait for `count` submitted groups, including those of `first`, and return their episodes.
+
+        Whole groups are returned, once each: those of `first`, then the ones that ended earliest.
 
         Raises:
             ConfigError: fewer groups are in flight, or one of `first` is not.
         """
-        ...
 
     async def learn(self, function: Callable[[], Any]) -> Any:
-        """Run the learner's work in its own thread, so that the gateway goes on answering."""
-        ...
+        """Run a function of the learner in its thread, so that it does not block the event loop."""
 
     async def publish(self) -> None:
-        """Hand the learner's weights to the engine as new versions."""
-        ...
+        """Publish the learner's weights to the engine as new versions."""
 
     def note(self, text: str) -> None:
-        """Tell the person who watches."""
-        ...
+        """Print a message in the run's output."""
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Keep why each transition of this step had its advantage and weight (`inspect`)."""
-        ...
+        """Record the advantage and weight of each transition of this step for `inspect`."""
 
-    def keep_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
-        """Keep why calls of this step cannot be computed under their grammar (`inspect`)."""
-        ...
+    def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
+        """Record why calls of this step cannot be computed under their grammar, for `inspect`."""
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """One way to learn. What has a body here is a default.
+    """A learning algorithm. Methods with a body are defaults.
 
-    A subclass replaces a default by a property, or by an attribute of the class: a field of a
-    dataclass with a default is one (`seed: int = 0`). An attribute set in `__init__` alone is not.
+    A subclass overrides a default by a property or a class attribute, such as a dataclass field
+    with a default (`seed: int = 0`); an attribute set in `__init__` alone does not.
     """
 
     @property
@@ -212,7 +197,7 @@ class Algorithm(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of the order of tasks, the weights that start at random, and sampling."""
+        """Seed of the order of tasks, random initial weights, and sampling."""
         return 0
 
     @property
@@ -221,134 +206,133 @@ class Algorithm(Protocol):
 
     @property
     def critic(self) -> Critic | None:
-        """What learns beside the policies to expect their rewards; None: nothing."""
+        """The critic's settings; None without a critic."""
         return None
 
     @property
     def tasks_per_step(self) -> int:
-        """What an iteration takes, to tell how many make an epoch."""
+        """Tasks per iteration, which determine the iterations per epoch."""
         return 16
 
     @property
     def group_size(self) -> int:
-        """Rollouts per task of an iteration. A dry run reckons with it, as with the next four."""
+        """Rollouts per task of an iteration. A dry run uses it and the next four for estimates."""
         return 1
 
     @property
     def minibatches(self) -> int:
-        """Optimiser steps of an iteration."""
+        """Optimiser steps per iteration."""
         return 1
 
     @property
     def loss(self) -> Loss:
-        """Of the learner's updates."""
+        """Loss of the learner's updates."""
         return PolicyLoss()
 
     @property
     def batch_config(self) -> BatchConfig:
-        """How episodes become rows."""
+        """Settings of batches."""
         return BatchConfig()
 
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
     ) -> list[Coverage]:
-        """What becomes of every call, one per episode."""
+        """Return the status of every call, one coverage per episode."""
         routing = self.routing()
         return [classify_calls(episode, routing, modes=modes) for episode in episodes]
 
     @property
     def timeout_s(self) -> float | None:
-        """Of one rollout."""
+        """Seconds per rollout; None for no limit."""
         return 600.0
 
     @property
     def failure_reward(self) -> float | None:
-        """Of a rollout whose app failed; None leaves it unscored."""
+        """Reward of a rollout whose app failed; None leaves it unscored."""
         return None
 
     @property
     def total_steps(self) -> int | None:
-        """Iterations in all, where the algorithm itself knows; then the trainer is told none."""
+        """Number of iterations, if the algorithm itself determines it; then `Trainer` takes
+        none."""
         return None
 
     @property
     def searches(self) -> int:
-        """Iterations in which no weights are updated, but prompts searched for."""
+        """Iterations that search for prompts instead of updating weights."""
         return 0
 
     @property
     def search_rollouts(self) -> int:
-        """Rollouts of all those together, at most."""
+        """Maximum rollouts of all these iterations together."""
         return 0
 
     @property
     def base_model(self) -> str:
-        """Starting weights of agents that are frozen as `"base"`."""
+        """Model for agents that are frozen as `"base"`."""
         return next(iter(self.policies().values())).model
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
-        """Raises `UnsupportedError`: an option that this engine or learner does not honour."""
-        return
+        """Raise `UnsupportedError` for an option that this engine or learner does not support."""
 
     def policies(self) -> dict[str, PolicySpec]:
-        """The policies to train; none where something else than weights is learned. Then there is
-        neither engine nor learner, and every call goes where the app points it."""
-        ...
+        """Return the policies to train.
+
+        Without any (something else than weights is learned), there is neither engine nor learner,
+        and every call goes where the app points it.
+        """
 
     def resources(self) -> Resources:
-        """What apps are handed now, by name; `routing` among them is the trainer's."""
+        """Return the current resources of apps by name; the trainer adds `routing`."""
         return {}
 
     def learned_prompts(self) -> Mapping[str, LearnedPrompt]:
-        """The prompts that were learned, and what they were before: `FitResult.prompts`."""
+        """Return the learned prompts with their originals, for `FitResult.prompts`."""
         return {}
 
     def routing(self) -> Routing:
-        """Which agent's calls go where."""
-        ...
+        """Return the destinations of agents' calls."""
 
-    async def run_step(self, world: TrainerContext) -> Metrics:
-        """One iteration: rollouts, update, publish. Returns its metrics."""
-        ...
+    async def run_step(self, trainer: TrainerContext) -> Metrics:
+        """Run one iteration (rollouts, update, publish), and return its metrics."""
 
     def state(self) -> dict[str, Json]:
-        """What has to survive a restart beside the learner, as JSON."""
+        """Return the state for a checkpoint, without the learner's, as JSON."""
         return {}
 
     def load_state(self, state: dict[str, Json]) -> None:
-        """Go on from what `state` gave."""
-        return
+        """Restore the result of `state`."""
 
     def describe_choices(self) -> list[str]:
-        """What it chose itself where nothing was given, and why, for people."""
+        """Return automatic choices of settings, with reasons, as text."""
         return []
 
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
-        """What the rollouts of a dry run show of what it would learn, for people.
+        """Return findings about the rollouts of a dry run, as text.
 
         Raises:
-            ConfigError: why `fit` would end.
+            ConfigError: `fit` would fail.
         """
         return []
 
     def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
-        """What it would ask reflection models, by the rollouts of a dry run.
+        """Return a forecast of questions to reflection models.
 
         Args:
             tasks: all training tasks.
-            episodes: those rollouts.
+            episodes: rollouts of a dry run.
 
         Raises:
-            ConfigError, DataError: why `fit` would end.
+            ConfigError, DataError: `fit` would fail.
         """
         return []
 
     def config(self) -> dict[str, Json]:
-        """The settings, for `config.json`. A run is resumed with equal ones only."""
+        """Return the settings for `config.json`. Only equal settings can resume a run."""
         return {"algorithm": self.name, "seed": self.seed}
 
 
 def local_model(model: str | Path) -> str:
-    """The model's name, or its folder as an absolute path (a resume may run elsewhere)."""
+    """Return the model's name, or its folder as an absolute path (a resume may run elsewhere)."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.is_dir() else str(model)

@@ -1,12 +1,13 @@
-"""Traces: what production recorded (`lightspan.record`), read as attempts with their scores.
+"""Attempts recorded in production (`lightspan.record`), read with their scores.
 
-Feedback counts here, though it is late: `settle_feedback` puts it in force. The score of a call is
-its own feedback or reward, else that of its attempt; an attempt's own score is its feedback, else
-what the app emitted. What has no score is never chosen by one.
+Feedback counts here, although it is late: `apply_feedback` makes it effective. The score of a call
+is its own feedback or reward, else that of its attempt; an attempt's own score is its feedback,
+else the reward that the app emitted. Calls and attempts without a score are never chosen by score.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,16 +25,16 @@ from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.validation import check_number, is_number
 from lightspan.stores.protocol import Store
 
-WITHOUT_TOKENS: Final = "its spans were sent by OpenTelemetry: no tokens are known of its calls"
-PORTION: Final = 128
-"""Attempts that are in memory at once."""
+WITHOUT_TOKENS: Final = "its spans were sent by OpenTelemetry: the tokens of its calls are unknown"
+CHUNK_SIZE: Final = 128
+"""Rollouts per read, which bounds memory."""
 
 Time = datetime | float | str
-"""A moment: a datetime, seconds since the epoch, ISO 8601, or how long ago (`2h`, `7d`)."""
+"""Time: a datetime, seconds since the epoch, ISO 8601, or an age (`2h`, `7d`)."""
 
 
 class RecordedAttempt(NamedTuple):
-    """One attempt of production, with its feedback in force."""
+    """Attempt of production, with effective feedback."""
 
     state: RolloutState
     attempt: Attempt
@@ -42,27 +43,29 @@ class RecordedAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Chooses attempts."""
+    """Filter of attempts."""
 
     service: str | None = None
-    """Only this service's; None for all."""
+    """Name of the service; None for all."""
     since: float | None = None
-    """Only those that began then or later, in seconds since the epoch."""
+    """Earliest start, in seconds since the epoch."""
     until: float | None = None
+    """End of the range of starts, exclusive."""
 
     @classmethod
     def of(cls, service: str | None, since: Time | None, until: Time | None) -> Query:
-        """The query for what a person gave. Raises `ConfigError` for a time that is none."""
+        """Return the query for options of a user. Raises `ConfigError` for an invalid time."""
         return cls(
             service=service,
             since=None if since is None else parse_time(since, "since"),
             until=None if until is None else parse_time(until, "until"),
         )
 
-    def takes(self, attempt: Attempt) -> bool:
-        """Whether the attempt began in the time that is meant."""
-        in_time = self.since is None or attempt.started_at >= self.since
-        return in_time and (self.until is None or attempt.started_at < self.until)
+    def matches(self, attempt: Attempt) -> bool:
+        """Return whether the attempt started within the range."""
+        since = -math.inf if self.since is None else self.since
+        until = math.inf if self.until is None else self.until
+        return since <= attempt.started_at < until
 
 
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -70,16 +73,16 @@ _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def seconds_ago(text: str) -> float | None:
-    """The seconds of an age (`2h`, `7d`); None for a text that is none."""
+    """Return an age (`2h`, `7d`) in seconds; None for another text."""
     ago = _AGO.fullmatch(text)
     return None if ago is None else float(ago[1]) * _SECONDS[ago[2]]
 
 
 def parse_time(value: Time, name: str) -> float:
-    """Seconds since the epoch.
+    """Return a time in seconds since the epoch.
 
     Raises:
-        ConfigError: it is no time.
+        ConfigError: the value is not a time.
     """
     if isinstance(value, datetime):
         return value.timestamp()
@@ -92,64 +95,61 @@ def parse_time(value: Time, name: str) -> float:
         return datetime.fromisoformat(str(value)).timestamp()
     except ValueError:
         raise ConfigError(
-            f"{name}={value!r}: give a time such as 2026-11-20T09:00, or how long ago, such as 2h "
-            "or 7d"
+            f"{name}={value!r}: give a time such as 2026-11-20T09:00, or an age such as 2h or 7d"
         ) from None
 
 
 async def read_attempts(store: Store, query: Query) -> AsyncIterator[RecordedAttempt]:
-    """The attempts that the query takes, oldest first; read in portions, so that memory does not
-    bound how many there are."""
+    """Yield the attempts that match, oldest first, read in chunks to bound memory."""
     states = await store.rollouts(run_id=query.service, mode=Mode.PRODUCTION)
-    for start in range(0, len(states), PORTION):
-        portion = {s.rollout.rollout_id: s for s in states[start : start + PORTION]}
-        attempts = [a for a in await store.attempts(list(portion)) if query.takes(a)]
+    for start in range(0, len(states), CHUNK_SIZE):
+        chunk = {s.rollout.rollout_id: s for s in states[start : start + CHUNK_SIZE]}
+        attempts = [a for a in await store.attempts(list(chunk)) if query.matches(a)]
         spans = await store.spans([attempt.attempt_id for attempt in attempts])
         for attempt in attempts:
-            state = portion[attempt.rollout_id]
-            rollout, known = state.rollout, list(spans[attempt.attempt_id])
-            received = attempt.runner_id in installed_plugins("readers")
-            if received:
+            state = chunk[attempt.rollout_id]
+            rollout, recorded = state.rollout, list(spans[attempt.attempt_id])
+            is_received = attempt.runner_id in installed_plugins("readers")
+            if is_received:
                 read = load_plugin("readers", attempt.runner_id)
-                rollout, known = read(rollout, attempt, known)
-            episode = build_episode(attempt, rollout, settle_feedback(known), [])
-            if received:
+                rollout, recorded = read(rollout, attempt, recorded)
+            episode = build_episode(attempt, rollout, apply_feedback(recorded), [])
+            if is_received:
                 episode = replace(episode, notes=(*episode.notes, WITHOUT_TOKENS))
             state = msgspec.structs.replace(state, rollout=rollout)
             yield RecordedAttempt(state, attempt, episode)
 
 
-def settle_feedback(spans: Sequence[Span]) -> list[Span]:
-    """The spans with the feedback in force: per attempt and call the last that arrived, in time and
-    after every other reward, whatever the clocks said.
+def apply_feedback(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with effective feedback: per attempt and call the last one that arrived,
+    marked as in time and later than every other reward, whatever the clocks.
 
     Args:
-        spans: one attempt's, in the order in which they arrived (`Store.spans`).
+        spans: spans of one attempt, in order of arrival (`Store.spans`).
     """
     last = {span.attributes.get(c.REWARD_CALL_ID): span for span in spans if is_feedback(span)}
     if not last:
         return list(spans)
     rewarded = max(span.start_ns for span in spans if span.kind is SpanKind.REWARD)
     others = [span for span in spans if not is_feedback(span)]
-    in_force = [span.replace(late=False, start_ns=rewarded + 1) for span in last.values()]
-    return [*others, *in_force]
+    return [*others, *(s.replace(late=False, start_ns=rewarded + 1) for s in last.values())]
 
 
 def is_feedback(span: Span) -> bool:
-    """Whether the span is feedback, which comes after the fact and is therefore late."""
+    """Return whether the span is feedback, which always arrives late."""
     return span.kind is SpanKind.REWARD and bool(span.attributes.get(c.FEEDBACK))
 
 
 def score_of(episode: Episode, call: Call) -> float | None:
-    """The call's own last reward, else the episode's; None: unscored."""
+    """Return the call's last reward, else the episode's; None: unscored."""
     return call.reward if call.rewards else episode.reward
 
 
 def reward_bound(name: str, value: float | None) -> float | None:
-    """The least or the largest reward to choose by; None for none.
+    """Return a limit of rewards as float; None for no limit.
 
     Raises:
-        ConfigError: it is NaN, infinite or no number.
+        ConfigError: the value is not a finite number.
     """
     if value is None:
         return None

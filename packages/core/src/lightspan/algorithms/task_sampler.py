@@ -1,4 +1,4 @@
-"""Epochs: the order in which tasks are used."""
+"""Task sampler: the order of tasks in shuffled epochs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lightspan.schema.records import Json
 
 
 class Epochs:
-    """Tasks in shuffled epochs: none is used again before all were used.
+    """Tasks in shuffled epochs, each task once per epoch.
 
     Args:
-        tasks: those of one epoch.
-        seed: for the order. Each epoch derives its own, so that a resumed run finds any place
-            without going through the epochs before it.
+        tasks: the tasks of one epoch.
+        seed: seed of the order. Each epoch derives its own, so that a resumed run finds any place
+            without replaying earlier epochs.
     """
 
     def __init__(self, tasks: Sequence[Json], seed: int | str) -> None:
@@ -24,7 +24,7 @@ class Epochs:
         self._order: list[int] = []
 
     def take(self, start: int, count: int) -> list[Json]:
-        """The tasks at the places `start` and following; places go on over all epochs."""
+        """Return `count` tasks from the place `start`; places continue over all epochs."""
         return [self._at(place) for place in range(start, start + count)]
 
     def _at(self, place: int) -> Json:

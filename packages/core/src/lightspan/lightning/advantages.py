@@ -1,14 +1,14 @@
-"""Advantages: from observations to a baseline and a scale per observation, in float64.
+"""Advantages: statistics of returns, a baseline and a scale per observation, in float64.
 
-An *observation* is what one unit contributes to the statistics: one number per rollout (unit
+An *observation* is the contribution of one unit to the statistics: one number per rollout (unit
 `rollout`), or one per rollout and agent that acted in it (unit `agent`: the agent-wise statistics
-of Dr. MAS, arXiv 2602.08847, with one observation per rollout however often the agent was called).
-How many calls, rows or tokens a rollout has does not matter.
+of Dr. MAS, arXiv 2602.08847, one observation per rollout however often the agent was called). The
+number of calls, rows or tokens of a rollout does not matter.
 
-An observation's value is the rollout's *return*: its final reward and, where the credit rule pays
-for them, all rewards on its calls, undiscounted and without potentials. Returns alone decide which
-groups say nothing, and on which scale the others speak; with terminal credit they are the baseline
-too. Every other credit rule compares calls with calls (`lightspan.lightning.baselines`).
+The value of an observation is the rollout's *return*: its final reward plus, where the credit rule
+pays for them, all rewards on its calls, undiscounted and without potentials. Returns alone decide
+which groups have no variance and set the scale of the others; with terminal credit they set the
+baseline too. Every other credit rule compares calls with calls (`lightspan.lightning.baselines`).
 
 | estimator | baseline | scale | population |
 |---|---|---|---|
@@ -17,44 +17,45 @@ too. Every other credit rule compares calls with calls (`lightspan.lightning.bas
 | `rloo` (2402.14740) | mean of the group's others | 1 | group |
 | `reinforce++` (2501.03262) | batch mean | batch standard deviation, ddof 1 | batch |
 | `reinforce++_baseline` (2501.03262) | group mean | batch standard deviation, centred | both |
-| `ppo` (1707.06347) | what a critic expected | batch standard deviation, ddof 1 | batch |
+| `ppo` (1707.06347) | the critic's value | batch standard deviation, ddof 1 | batch |
 
 With unit `agent`, group and batch are each split by agent. REINFORCE++ as published whitens over
-tokens, which makes long rollouts count more; `reinforce_pp` takes such weights, the batch gives
-none.
+tokens, which gives long rollouts more influence; here each observation counts once.
 
-Where the statistics say nothing, the advantage is exactly 0 and a `ZeroReason` says why: a group of
-one, values that are identical within a relative 1e-9, an unscored value (None, NaN, infinity:
-excluded from every statistic). With `ppo`, which compares with no other rollout, only the last; its
-scale is then 1. There is no epsilon in a denominator.
+An advantage is exactly 0, with a `ZeroReason`, in a group of one, where values are identical within
+a relative 1e-9, and for an unscored value (None, NaN, infinity: excluded from every statistic).
+`ppo`, which compares with no other rollout, has the last reason only; its scale is then 1. No
+denominator has an epsilon.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
-from lightspan.errors import ConfigError, RewardError
+from lightspan.errors import RewardError
+from lightspan.schema.validation import check_choice
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "ppo"]
+ESTIMATORS: Final[tuple[Estimator, ...]] = get_args(Estimator)
+BATCH_ESTIMATORS: Final[frozenset[str]] = frozenset({"reinforce++", "ppo"})
+"""Estimators whose population is the whole batch."""
 Unit = Literal["rollout", "agent"]
-
-OF_THE_BATCH: Final[frozenset[str]] = frozenset({"reinforce++", "ppo"})
-"""Estimators that compare with the whole batch, not with the group."""
 
 RELATIVE_TOLERANCE: Final = 1e-9
 ABSOLUTE_TOLERANCE: Final = 1e-12
-"""Rewards are sums of floats: values that should be equal differ by rounding, and divided by their
-own tiny spread they would have advantages as large as any."""
+"""Rewards are sums of floats: equal values may differ by rounding, and dividing by so tiny a spread
+would give them full-size advantages."""
+T = TypeVar("T")
 
 
 class ZeroReason(StrEnum):
-    """Why an advantage is zero by definition."""
+    """Reason why an advantage is zero by definition."""
 
     GROUP_OF_ONE = "group_of_one"
     IDENTICAL = "identical"
@@ -62,48 +63,49 @@ class ZeroReason(StrEnum):
 
 
 class BaselineScale(msgspec.Struct, frozen=True):
-    """What one observation is measured against."""
+    """Baseline and scale of one observation."""
 
     baseline: float
     scale: float
     size: int
     """Scored observations in the population."""
-    zero: ZeroReason | None = None
+    zero_reason: ZeroReason | None = None
 
     def advantage(self, credit: float) -> float:
-        return 0.0 if self.zero is not None else (credit - self.baseline) / self.scale
+        """Return the normalised credit, 0 if there is a `zero_reason`."""
+        return 0.0 if self.zero_reason is not None else (credit - self.baseline) / self.scale
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """What one unit contributes to the statistics."""
+    """Contribution of one unit to the statistics."""
 
     rollout_id: str
     group_id: str
     value: float | None
     agent: str = ""
-    """The agent's path with unit `agent`, else empty."""
+    """Agent path with unit `agent`, else empty."""
 
 
 # --- one population ---------------------------------------------------------------------------
 
 
 def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """A group's (R - mean) / std, ddof 1 (GRPO, arXiv 2402.03300).
+    """Return mean and standard deviation, ddof 1 (GRPO, arXiv 2402.03300).
 
     Example:
-        >>> [round(norm.advantage(1.0), 3) for norm in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
+        >>> [round(each.advantage(1.0), 3) for each in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
         2.475
     """
     return _fill(values, lambda scored: [(_mean(scored), spread(scored))] * len(scored))
 
 
 def dr_grpo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """A group's R - mean (Dr. GRPO, arXiv 2503.20783)."""
+    """Return the mean, with scale 1 (Dr. GRPO, arXiv 2503.20783)."""
     return _fill(values, lambda scored: [(_mean(scored), 1.0)] * len(scored))
 
 
 def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """R - mean of the others in the group (RLOO, arXiv 2402.14740): Dr. GRPO times G / (G - 1)."""
+    """Return the mean of the others (RLOO, arXiv 2402.14740): Dr. GRPO times G / (G - 1)."""
 
     def others(scored: list[float]) -> list[tuple[float, float]]:
         total = math.fsum(scored)
@@ -112,66 +114,24 @@ def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
     return _fill(values, others)
 
 
-def reinforce_pp(
-    values: Sequence[float | None], weights: Sequence[float] | None = None
-) -> list[BaselineScale]:
-    """A batch's (R - mean) / std, ddof 1 (REINFORCE++, arXiv 2501.03262).
-
-    Args:
-        weights: how often each value counts, such as once per token. None: once.
-    """
-    if weights is None:
-        return grpo(values)
-    kept = [w for w, value in zip(weights, map(usable, values), strict=True) if value is not None]
-
-    def weighted(scored: list[float]) -> list[tuple[float, float]]:
-        total = math.fsum(kept)
-        mean = math.fsum(w * v for w, v in zip(kept, scored, strict=True)) / total
-        squares = math.fsum(w * (v - mean) ** 2 for w, v in zip(kept, scored, strict=True))
-        return [(mean, math.sqrt(squares / (total - 1)))] * len(scored)
-
-    return _fill(values, weighted)
-
-
 def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """A batch's mean, and its standard deviation (ddof 1) if it has one, else 1: what a critic's
-    advantages are scaled by."""
-    scored = [value for value in map(usable, values) if value is not None]
-    known = BaselineScale(_mean(scored) if scored else 0.0, 1.0, len(scored))
-    if _why_zero(scored) is None:
-        known = msgspec.structs.replace(known, scale=spread(scored))
+    """Return mean and standard deviation (ddof 1; 1 if undefined): the scale of a critic's
+    advantages."""
+    scored = _scored(values)
+    statistics = BaselineScale(
+        _mean(scored) if scored else 0.0,
+        spread(scored) if _zero_reason(scored) is None else 1.0,
+        len(scored),
+    )
     missing = BaselineScale(0.0, 1.0, len(scored), ZeroReason.UNSCORED)
-    return [missing if usable(value) is None else known for value in values]
-
-
-def reinforce_pp_baseline(groups: Sequence[Sequence[float | None]]) -> list[list[BaselineScale]]:
-    """(R - group mean) / std of that over the batch (the baseline form of REINFORCE++).
-
-    Groups of one and groups of identical values count in the batch as the zeros that they are.
-    """
-    centred = [dr_grpo(group) for group in groups]
-    differences = [
-        norm.advantage(usable(value) or 0.0)
-        for norms, group in zip(centred, groups, strict=True)
-        for norm, value in zip(norms, group, strict=True)
-        if norm.zero is not ZeroReason.UNSCORED
-    ]
-    squares = math.fsum(d * d for d in differences)
-    scale = math.sqrt(squares / (len(differences) - 1)) if squares else 1.0
-    return [
-        [
-            msgspec.structs.replace(norm, scale=scale) if norm.zero is None else norm
-            for norm in norms
-        ]
-        for norms in centred
-    ]
+    return [missing if usable(value) is None else statistics for value in values]
 
 
 def usable(value: float | None) -> float | None:
-    """float64, or None for what is unscored. True is 1.0.
+    """Return the value as float64 (True is 1.0), None if it is unscored.
 
     Raises:
-        RewardError: a text, or anything else that is no number.
+        RewardError: the value is not a number.
     """
     if value is None:
         return None
@@ -181,30 +141,34 @@ def usable(value: float | None) -> float | None:
 
 
 def identical(values: Sequence[float]) -> bool:
-    """Whether values differ by no more than rounding: 1e-9 of the largest magnitude (or 1e-12)."""
+    """Return whether values differ by no more than rounding: 1e-9 of the largest magnitude, or
+    1e-12."""
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
     return high - low <= max(RELATIVE_TOLERANCE * largest, ABSOLUTE_TOLERANCE)
 
 
+def _scored(values: Sequence[float | None]) -> list[float]:
+    return [value for value in map(usable, values) if value is not None]
+
+
 def _fill(
     values: Sequence[float | None], rule: Callable[[list[float]], list[tuple[float, float]]]
 ) -> list[BaselineScale]:
-    """The rule's (baseline, scale) for the scored values, zeros where there is nothing to say."""
-    scored = [value for value in map(usable, values) if value is not None]
-    size, zero = len(scored), _why_zero(scored)
-    if zero is None:
-        norms = iter([BaselineScale(baseline, scale, size) for baseline, scale in rule(scored)])
-    else:
-        norms = iter([BaselineScale(_mean(scored), 1.0, size, zero) for _ in scored])
+    """Apply a rule, which returns (baseline, scale), to the scored values."""
+    scored = _scored(values)
+    size, reason = len(scored), _zero_reason(scored)
+    pairs = iter(rule(scored) if reason is None else [(_mean(scored), 1.0) for _ in scored])
     return [
-        BaselineScale(0.0, 1.0, size, ZeroReason.UNSCORED) if usable(value) is None else next(norms)
+        BaselineScale(0.0, 1.0, size, ZeroReason.UNSCORED)
+        if usable(value) is None
+        else BaselineScale(*next(pairs), size, reason)
         for value in values
     ]
 
 
-def _why_zero(scored: Sequence[float]) -> ZeroReason | None:
-    """Why these values of a population teach nothing; None if they do."""
+def _zero_reason(scored: Sequence[float]) -> ZeroReason | None:
+    """Return why all advantages of these values are zero; None if they are not."""
     if not scored:
         return ZeroReason.UNSCORED
     if len(scored) == 1:
@@ -213,13 +177,16 @@ def _why_zero(scored: Sequence[float]) -> ZeroReason | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The sum is exact, so that the order of the values does not matter."""
+    """Return the mean; the sum is exact, so the order of the values does not matter."""
     return math.fsum(values) / len(values)
 
 
 def spread(values: Sequence[float]) -> float:
-    """The standard deviation, ddof 1, of values that differ. Of deviations as parts of the widest,
-    so that the squares of very large or small rewards neither overflow nor vanish."""
+    """Return the standard deviation, ddof 1, of values that differ.
+
+    Deviations are divided by the widest one first, because squares of very large or small rewards
+    would overflow or vanish.
+    """
     mean = _mean(values)
     widest = max(abs(value - mean) for value in values)
     squares = math.fsum(((value - mean) / widest) ** 2 for value in values)
@@ -230,118 +197,75 @@ def spread(values: Sequence[float]) -> float:
 
 
 def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list[BaselineScale]:
-    """What each observation of a batch is measured against.
+    """Return baseline and scale of each observation of a batch.
 
     Raises:
-        ConfigError: an unknown estimator.
+        ConfigError: the estimator is unknown.
     """
-    check_estimator(estimator)
+    check_choice("estimator", estimator, ESTIMATORS)
     if estimator == "reinforce++_baseline":
-        return _by(observations, lambda o: o.agent, _against_groups)
-    if estimator == "reinforce++":
-        return _by(observations, lambda o: o.agent, lambda batch: reinforce_pp(_values(batch)))
-    if estimator == "ppo":
-        return _by(observations, lambda o: o.agent, lambda batch: ppo(_values(batch)))
-    rule = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}[estimator]
-    return _by(observations, lambda o: (o.group_id, o.agent), lambda group: rule(_values(group)))
+        return _apply(observations, lambda o: o.agent, _centre_by_group)
+    rules = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "reinforce++": grpo, "ppo": ppo}
+    rule, of_batch = rules[estimator], estimator in BATCH_ESTIMATORS
+    return _apply(
+        observations,
+        lambda o: ("" if of_batch else o.group_id, o.agent),
+        lambda population: rule([o.value for o in population]),
+    )
 
 
-def check_estimator(estimator: str) -> None:
-    """Raise `ConfigError` unless it is one of `Estimator`."""
-    if estimator not in ESTIMATORS:
-        raise ConfigError(f"estimator={estimator!r}: use one of {', '.join(ESTIMATORS)}")
-
-
-ESTIMATORS: Final[tuple[Estimator, ...]] = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce++",
-    "reinforce++_baseline",
-    "ppo",
-)
-
-
-def _by(
+def _apply(
     observations: Sequence[Observation],
     key: Callable[[Observation], Hashable],
     rule: Callable[[Sequence[Observation]], list[BaselineScale]],
 ) -> list[BaselineScale]:
-    """The rule, applied to each population by itself."""
-    norms: dict[int, BaselineScale] = {}
-    for places in _places(observations, key).values():
-        population = [observations[place] for place in places]
-        norms.update(zip(places, rule(population), strict=True))
-    return [norms[place] for place in range(len(observations))]
+    """Apply a rule to each population; return the results in the order of the observations."""
+    statistics: dict[int, BaselineScale] = {}
+    for places in places_by(observations, key).values():
+        statistics.update(zip(places, rule([observations[p] for p in places]), strict=True))
+    return [statistics[place] for place in range(len(observations))]
 
 
-def _against_groups(batch: Sequence[Observation]) -> list[BaselineScale]:
-    """`reinforce_pp_baseline` of a batch whose groups may stand in any order."""
-    groups = _places(batch, lambda o: o.group_id).values()
-    by_group = reinforce_pp_baseline([_values([batch[p] for p in places]) for places in groups])
-    norms: dict[int, BaselineScale] = {}
-    for places, group in zip(groups, by_group, strict=True):
-        norms.update(zip(places, group, strict=True))
-    return [norms[place] for place in range(len(batch))]
+def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
+    """Return each group's mean and the batch's standard deviation of differences from it (baseline
+    form of REINFORCE++).
+
+    Groups of one and groups of identical values count in the batch, as zeros.
+    """
+    centred = _apply(batch, lambda o: o.group_id, lambda group: dr_grpo([o.value for o in group]))
+    differences = [
+        statistics.advantage(usable(observation.value) or 0.0)
+        for statistics, observation in zip(centred, batch, strict=True)
+        if statistics.zero_reason is not ZeroReason.UNSCORED
+    ]
+    squares = math.fsum(d * d for d in differences)
+    scale = math.sqrt(squares / (len(differences) - 1)) if squares else 1.0
+    return [s if s.zero_reason else msgspec.structs.replace(s, scale=scale) for s in centred]
 
 
-def _values(observations: Sequence[Observation]) -> list[float | None]:
-    return [observation.value for observation in observations]
-
-
-def _places(
-    observations: Sequence[Observation], key: Callable[[Observation], Hashable]
-) -> dict[Hashable, list[int]]:
-    """Population → the places of its observations."""
+def places_by(items: Sequence[T], key: Callable[[T], Hashable]) -> dict[Hashable, list[int]]:
+    """Return key → the indices of its items."""
     places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, observation in enumerate(observations):
-        places[key(observation)].append(place)
+    for place, item in enumerate(items):
+        places[key(item)].append(place)
     return places
 
 
-# --- groups that teach nothing ----------------------------------------------------------------
-
-
 def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, ZeroReason]:
-    """The groups whose advantages would all be zero, and why (rewards by group id)."""
-    reasons: dict[str, ZeroReason] = {}
-    for group_id, values in rewards.items():
-        zero = _why_zero([value for value in map(usable, values) if value is not None])
-        if zero is not None:
-            reasons[group_id] = zero
-    return reasons
-
-
-class Resampling(NamedTuple):
-    """What dynamic sampling would do (DAPO, arXiv 2503.14476)."""
-
-    again: list[str]
-    """Groups to replace by fresh ones."""
-    exhausted: list[str]
-    """Groups without variance that have used up their tries: they stay, with advantage 0."""
-
-
-def needs_resampling(
-    rewards: Mapping[str, Sequence[float | None]], tries: Mapping[str, int], max_tries: int
-) -> Resampling:
-    """The groups without variance that should be sampled again. Groups that have used up their
-    tries stay as they are: a hard task must not stop a training.
+    """Return the groups whose advantages are all zero, with the reason.
 
     Args:
         rewards: group id → the rewards of its rollouts.
-        tries: group id → how often it was sampled so far; 1 where it is not named.
-        max_tries: how often it may be sampled; 1 never samples again.
     """
-    idle = list(groups_without_variance(rewards))
-    again = [group_id for group_id in idle if tries.get(group_id, 1) < max_tries]
-    return Resampling(again, [group_id for group_id in idle if group_id not in set(again)])
+    reasons = {group_id: _zero_reason(_scored(values)) for group_id, values in rewards.items()}
+    return {group_id: reason for group_id, reason in reasons.items() if reason is not None}
 
 
-# --- why --------------------------------------------------------------------------------------
+# --- explanations -----------------------------------------------------------------------------
 
 
 class CreditTerm(msgspec.Struct, frozen=True):
-    """A further part of an advantage: weight · (credit - baseline) / scale."""
+    """Further part of an advantage: weight · (credit - baseline) / scale."""
 
     name: str
     credit: float
@@ -359,7 +283,7 @@ class CreditTerm(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a transition has its advantage and weight. `advantage` is what the learner used."""
+    """Advantage and weight of a transition, with everything that led to them."""
 
     rollout_id: str
     group_id: str
@@ -369,69 +293,65 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     credit_rule: str
     weighting: str
     credit: float
-    """What the credit rule gave this call, with `shaping`."""
+    """Credit of the call, `shaping` and `penalty` included."""
     shaping: float | None = None
-    """The part of `credit` that AIR added; None without AIR."""
+    """Part of `credit` that AIR added; None without AIR."""
     penalty: float | None = None
-    """The part of `credit` that its length cost; None without `Overlong`."""
+    """Part of `credit` that the call's length cost; None without `Overlong`."""
     expected: float | None = None
-    """What the critic said of it; None without one."""
+    """The critic's value of the call; None without a critic."""
     value: float
-    """The rollout's return, which its unit contributed to the statistics."""
+    """Return of the rollout: its unit's observation."""
     baseline: float
     scale: float
     size: int
     """Observations in the statistics."""
-    zero: ZeroReason | None
+    zero_reason: ZeroReason | None = msgspec.field(name="zero")
     turn: int = 0
     others: int = 0
-    """Calls of other rollouts (with `at_grpo` of its own too) that the baseline is made of."""
+    """Calls of other rollouts (`at_grpo`: of its own too) in the baseline."""
     against: str = "rollouts"
-    """Where these are; with "rollouts" the baseline is made of returns."""
+    """Relation of those calls to this one; "rollouts": the baseline is made of returns."""
     compared: float | None = None
-    """What is measured against the baseline; None: `credit`."""
+    """Number that the baseline is subtracted from; None: `credit`."""
     terms: tuple[CreditTerm, ...] = ()
-    """What is added, by rules whose advantage has several parts."""
+    """Further parts of the advantage."""
     tokens: int
     """Trained tokens of the call."""
     token_weight: float
-    """Weight of each of them in the loss."""
+    """Weight of each token in the loss."""
     share: float
-    """Part of its rollout's weight (for its policy) that this call holds."""
+    """The call's share of its rollout's weight (for its policy)."""
 
     @property
     def advantage(self) -> float:
-        plain = BaselineScale(self.baseline, self.scale, self.size, self.zero).advantage(
-            self._compared
+        """The advantage that the learner uses."""
+        statistics = BaselineScale(self.baseline, self.scale, self.size, self.zero_reason)
+        return math.fsum(
+            [statistics.advantage(self._compared), *(term.value for term in self.terms)]
         )
-        return plain + math.fsum(term.value for term in self.terms) if self.terms else plain
 
     @property
     def _compared(self) -> float:
         return self.credit if self.compared is None else self.compared
 
     def __str__(self) -> str:
-        if self.zero is None:
+        if self.zero_reason is None:
             formula = f"({self._compared:g} - {self.baseline:g}) / {self.scale:g}"
         else:
-            formula = str(self.zero)
+            formula = str(self.zero_reason)
         formula += "".join(map(str, self.terms))
-        compared = ""
+        comparison = ""
         if self.against != "rollouts":
-            compared = f", turn {self.turn}, others {self.against}: {self.others}"
+            comparison = f", turn {self.turn}, others {self.against}: {self.others}"
         if self.expected is not None:
-            compared = f", turn {self.turn}, the critic expected {self.expected:g}"
-        shaped = "" if self.shaping is None else f", AIR {self.shaping:+g}"
-        shaped += f", length {self.penalty:+g}" if self.penalty else ""
+            comparison = f", turn {self.turn}, the critic expected {self.expected:g}"
+        shaping = "" if self.shaping is None else f", AIR {self.shaping:+g}"
+        shaping += f", length {self.penalty:+g}" if self.penalty else ""
         return (
             f"advantage {self.advantage:+.6g} = {formula}; {self.estimator} over {self.size} "
             f"{self.unit}s (group {self.group_id}, this one {self.value:g}); credit "
-            f"{self.credit:g} ({self.credit_rule}{shaped}){compared}; share {self.share:.1%} of "
+            f"{self.credit:g} ({self.credit_rule}{shaping}){comparison}; share {self.share:.1%} of "
             f"the rollout: {self.tokens} tokens of weight {self.token_weight:.6g} "
             f"({self.weighting})"
         )
-
-
-def count_zeros(norms: Iterable[BaselineScale]) -> dict[str, int]:
-    """How many observations have advantage zero by definition, by reason."""
-    return dict(Counter(f"zero:{norm.zero}" for norm in norms if norm.zero is not None))

@@ -1,78 +1,73 @@
 """AIR: automatic intermediate rewarding (arXiv 2508.03680 §3.4).
 
-*Signals* are read from what was recorded anyway: whether tools succeeded, failed or answered
-nonsense, whether the arguments that a model wrote for them are JSON, and any function of one's own.
+*Signals* are read from the recorded spans: whether tools succeeded, failed or returned malformed
+results, whether the arguments that a model wrote for them are JSON, and any function of the user's.
 
 `mode="potential"` shapes by potentials (Ng, Harada, Russell 1999). With Phi(s) the potential of the
-state in which a turn is taken, each turn earns F = gamma · Phi(s_next) - Phi(s) on top, and
+state in which a turn is taken, each turn earns F = gamma · Phi(s_next) - Phi(s) in addition, and
 Phi = 0 at the end, also where the attempt was cut off (else gamma^T · Phi(s_T) would leak into the
 return). With reward-to-go and any gamma the sums telescope:
 
     G'_t = G_t - Phi(s_t)
 
-Phi(s) = scale · the mean, over signals, of what each saw on average before the turn began (0 where
-it saw nothing): with the default signal, scale · the fraction of tool calls that succeeded so far.
-It depends on what happened before (`lightspan.lightning.history`), never on the action being
-scored, so that it cannot change which policy is best: it tells how much of a return is due to the
-state that a call was made in. Statistics (scale, groups without variance) are those of
-the rewards without shaping, and what is left of Phi is centred as returns-to-go are: by the mean
-over *other* rollouts' calls in the same turn (or state), so that no rollout is paid for its own
-later states:
+Phi(s) = scale · the mean, over signals, of each signal's mean value before the turn began (0
+without a value): with the default signal, scale · the fraction of tool calls that succeeded so far.
+It depends on the past (`lightspan.lightning.history`), never on the action that is scored, so it
+cannot change which policy is best: it is the part of a return that is due to the call's state.
+Statistics (scale, groups without variance) use the rewards without shaping. What remains of Phi is
+centred as returns-to-go are: by the mean over *other* rollouts' calls in the same turn (or state),
+so that no rollout is rewarded for its own later states:
 
     A_t = ((G_t - Phi(s_t)) - mean of (G - Phi) over the others' calls in turn t) / scale
 
-Under identical assignment every call of a rollout would get G'_0 = G_0 - Phi(s_0), and rollouts of
-a task start alike: nothing would change. Hence the `discounted` credit rule. Nor would it with a
-critic, which comes to expect Phi: (V - Phi, G - Phi) has the advantages of (V, G).
+With identical assignment every call of a rollout would get G'_0 = G_0 - Phi(s_0), and rollouts of a
+task start alike, so nothing would change; hence the `discounted` credit rule. Nor would it with a
+critic, which learns to predict Phi: (V - Phi, G - Phi) has the advantages of (V, G).
 
-`mode="bonus"` pays `scale` for each thing seen to the call that caused it, and never takes it back.
-A rollout that fails after many successful tool calls may then beat one that solves its task:
+`mode="bonus"` adds `scale` times each value of a signal to the credit of the call that caused it,
+for good. A rollout that fails after many successful tool calls may then beat one that solves its
+task:
 
     R = 0 and five good tool calls: 0 + 5 · 0.3 = 1.5      R = 1 and one: 1 + 0.3 = 1.3
 
-The potential orders them by R, as it should be. Bonuses are rewards like any other: statistics and
-groups' variance see them. Evaluation sees neither.
+The potential orders them by R. Bonuses are rewards like any other: statistics and the variance of
+groups include them. Evaluation includes neither bonuses nor potentials.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
-from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple
+from itertools import accumulate
+from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from lightspan.errors import ConfigError
-from lightspan.lightning.credit import (
-    GAE,
-    Credit,
-    RewardToGo,
-    Terminal,
-    TurnsEnded,
-    rewards_after,
-)
+from lightspan.lightning.credit import GAE, Credit, RewardToGo, Terminal, rewards_after
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.history import History, ToolCall, Trace, parts
 from lightspan.lightning.selection import Coverage
-from lightspan.lightning.transitions import turn_depths
+from lightspan.lightning.states import qualified_name
+from lightspan.lightning.turns import Turns
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import CALL_OPEN, PYTHON_TAG
 from lightspan.schema.records import Json
-from lightspan.schema.validation import is_number
+from lightspan.schema.validation import check_choice, check_number
 
 AIRMode = Literal["potential", "bonus"]
 
 _TOOL_MARKS: Final = (CALL_OPEN, PYTHON_TAG)
-"""What a tool call begins with, in whichever family's text."""
+"""Beginnings of a tool call in the text of any model family."""
 _BARE_CALL: Final = re.compile(r'\s*(?:```(?:json)?\s*)?[\[{][\s{]*"(?:name|parameters|arguments)"')
-"""The same where it is the whole answer: plain JSON."""
+"""Beginning of an answer that is a tool call in plain JSON."""
 _CUT: Final = re.compile(r"… \(\d+ characters\)$")
-"""How adapters end a result of which they kept only the beginning."""
+"""Ending that adapters put on a truncated result."""
 _json: Final = msgspec.json.Decoder()
 
 
@@ -80,22 +75,22 @@ _json: Final = msgspec.json.Decoder()
 
 
 class Observed(NamedTuple):
-    """One thing that a signal saw."""
+    """One value of a signal."""
 
     value: float
     after: int | None
-    """Model calls that began after this sequence number have it in their history; None: it is
+    """Sequence number; the histories of model calls that began after it include the value. None:
     unplaced."""
     cause: CallKey | None
-    """The model call that caused it; None: the last turn that had ended by `since`."""
+    """The model call that caused it; None: the last turn that ended by `since`."""
     since: int | None
 
 
 class _ToolSignal(msgspec.Struct, frozen=True, kw_only=True):
-    """What signals of tool calls share."""
+    """Base of the signals of tool calls."""
 
     tools: str = "*"
-    """Glob on names."""
+    """Glob on names of tools."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.tools, str) or not self.tools:
@@ -109,65 +104,64 @@ class _ToolSignal(msgspec.Struct, frozen=True, kw_only=True):
         tag = str(self.__struct_config__.tag)
         return tag if self.tools == "*" else f"{tag}[{self.tools}]"
 
-    def see(self, trace: Trace) -> list[Observed]:
-        seen = []
+    def observe(self, trace: Trace) -> list[Observed]:
+        """Return the values of an attempt's tool calls."""
+        observed = []
         for tool, after, since in trace.tools:
             if tool.succeeded is not None and fnmatchcase(tool.name, self.tools):
                 value = self.value(tool, succeeded=tool.succeeded)
                 if value is not None:
-                    seen.append(Observed(value, after, tool.call, since))
-        return seen
+                    observed.append(Observed(value, after, tool.call, since))
+        return observed
 
     def value(self, tool: ToolCall, *, succeeded: bool) -> float | None:
-        """What a tool call counts; None: nothing is known of it."""
+        """Return the value of a tool call; None if it is unknown."""
         return float(succeeded)
 
 
 class ToolSuccess(_ToolSignal, frozen=True, kw_only=True, tag="tool_success"):
-    """1 for each tool call that succeeded, 0 for each that failed."""
+    """Signal: 1 for each tool call that succeeded, 0 for each that failed."""
 
 
 class ToolError(_ToolSignal, frozen=True, kw_only=True, tag="tool_error"):
-    """-1 for each tool call that failed or whose result is malformed, 0 for each other one."""
+    """Signal: -1 for each tool call that failed or has a malformed result, else 0."""
 
     result: Literal["any", "json"] = "any"
-    """What a result has to be: with `json` everything else is malformed, no result too. A result
-    that was cut when it was recorded is left out: nobody knows what the whole was."""
+    """Required form of a result: with `json` everything else is malformed, a missing result too. A
+    result that was truncated when recorded has no value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.result not in ("any", "json"):
-            raise ConfigError(f"ToolError: result={self.result!r}: use 'any' or 'json'")
+        check_choice("ToolError: result", self.result, ("any", "json"))
 
     def value(self, tool: ToolCall, *, succeeded: bool) -> float | None:
         if succeeded and self.result == "json":
-            if _is_cut(tool.result):
+            if tool.result is not None and _CUT.search(tool.result):
                 return None
             succeeded = _loads(tool.result) is not _BAD
         return 0.0 if succeeded else -1.0
 
 
 class ValidArguments(msgspec.Struct, frozen=True, kw_only=True, tag="valid_arguments"):
-    """1 for each model call whose tool calls all have a JSON object as arguments, 0 for each with
-    one that has not, or that was begun and could not be read; none for calls that use no tool."""
+    """Signal: 1 for each model call whose tool calls all have a JSON object as arguments, 0 for
+    each other one with tool calls, unparsable ones included. Calls without tools have no value."""
 
-    @property
-    def name(self) -> str:
-        return "valid_arguments"
+    name: ClassVar[str] = "valid_arguments"
 
-    def see(self, trace: Trace) -> list[Observed]:
-        seen = []
+    def observe(self, trace: Trace) -> list[Observed]:
+        """Return the values of an attempt's model calls."""
+        observed = []
         for call in trace.calls:
             is_valid = _are_valid(call, trace.messages.get(call.key, {}))
             if is_valid is not None:
-                seen.append(Observed(float(is_valid), call.sequence_end, call.key, None))
-        return seen
+                observed.append(Observed(float(is_valid), call.sequence_end, call.key, None))
+        return observed
 
 
 SignalFunction = Callable[[History], float]
 Signal = ToolSuccess | ToolError | ValidArguments | SignalFunction
-"""A function gets the history of a turn. As a potential it says what the state before the turn is
-worth, as a bonus what the one after it is; both times `scale`."""
+"""A function takes the history of a turn. As a potential it returns the value of the state before
+the turn, as a bonus that of the state after it; both are multiplied by `scale`."""
 
 _BUILT_IN: Final = (ToolSuccess, ToolError, ValidArguments)
 _BAD: Final = object()
@@ -180,13 +174,9 @@ def _loads(text: str | None) -> Any:
         return _BAD
 
 
-def _is_cut(result: str | None) -> bool:
-    """Whether an adapter kept only the beginning."""
-    return result is not None and _CUT.search(result) is not None
-
-
 def _are_valid(call: Call, message: Mapping[str, Any]) -> bool | None:
-    """Whether the arguments of a call's tool calls are JSON objects; None: it made no tool call."""
+    """Return whether the arguments of a call's tool calls are JSON objects; None without tool
+    calls."""
     arguments = [part.get("arguments") for part in parts(message, "tool_call")]
     if any(not _is_object(value) for value in arguments):
         return False
@@ -197,7 +187,7 @@ def _are_valid(call: Call, message: Mapping[str, Any]) -> bool | None:
 
 
 def _holds_call(call: Call, text: str) -> bool:
-    """Whether a tool call that could not be read stayed text (`lightspan_gateway.tools`)."""
+    """Return whether the text contains an unparsable tool call (`lightspan_gateway.tools`)."""
     if any(mark in text for mark in _TOOL_MARKS):
         return True
     has_tools = call.span is not None and c.TOOL_DEFINITIONS in call.span.attributes
@@ -210,7 +200,7 @@ def _is_object(arguments: Any) -> bool:
 
 
 def signal_name(signal: Signal) -> str:
-    """The signal's name in metrics."""
+    """Return the signal's name in metrics."""
     if isinstance(signal, _BUILT_IN):
         return signal.name
     return str(getattr(signal, "__name__", type(signal).__name__))
@@ -226,11 +216,11 @@ class AIR:
     Args:
         signals: `ToolSuccess()`, `ToolError()`, `ValidArguments()`, or functions of a `History`
             that return a number.
-        scale: of a potential, or of one bonus; rewards of 0 to 1 are assumed.
-        mode: `potential` leaves the best policy the best; `bonus` may not.
+        scale: factor of a potential or bonus; the default assumes rewards of 0 to 1.
+        mode: `potential` does not change which policy is best; `bonus` may.
 
     Raises:
-        ConfigError: a signal that is none, or two of one name; a scale that is not above 0.
+        ConfigError: something else than a signal, or two of one name; a scale not above 0.
     """
 
     signals: Sequence[Signal] = (ToolSuccess(),)
@@ -245,12 +235,8 @@ class AIR:
                 "comma, also for one signal"
             )
         object.__setattr__(self, "signals", tuple(self.signals))
-        if self.mode not in ("potential", "bonus"):
-            raise ConfigError(f"AIR: mode={self.mode!r}: use 'potential' or 'bonus'")
-        if not is_number(self.scale) or self.scale <= 0:
-            raise ConfigError(
-                f"AIR: scale={self.scale!r} must be above 0 and finite: a number such as 0.3"
-            )
+        check_choice("AIR: mode", self.mode, get_args(AIRMode))
+        check_number("AIR: scale", self.scale, above=0)
         if not self.signals:
             raise ConfigError("AIR: signals is empty: name at least one, such as ToolSuccess()")
         for signal in self.signals:
@@ -261,12 +247,17 @@ class AIR:
             raise ConfigError(f"AIR: two signals are named {twice[0]!r}: metrics would mix them")
 
     def config(self) -> dict[str, Json]:
-        """The settings as JSON. A function stands there by module and name: whether its code has
-        changed cannot be told."""
+        """Return the settings as JSON, functions by module and name. A change of a function's code
+        does not show."""
         return {
             "mode": self.mode,
             "scale": self.scale,
-            "signals": [_described(signal) for signal in self.signals],
+            "signals": [
+                msgspec.to_builtins(signal)
+                if isinstance(signal, _BUILT_IN)
+                else qualified_name(signal)
+                for signal in self.signals
+            ],
         }
 
 
@@ -276,39 +267,26 @@ def _check_signal(signal: Signal) -> None:
             f"AIR: the signal {signal.__name__} is a class: write {signal.__name__}()"
         )
     if not isinstance(signal, _BUILT_IN) and not callable(signal):
-        raise ConfigError(f"AIR: {signal!r} is no signal: use ToolSuccess() or a function")
+        raise ConfigError(f"AIR: {signal!r} is not a signal: use ToolSuccess() or a function")
     name = signal_name(signal)
     if iscoroutinefunction(signal):
         raise ConfigError(f"AIR: the signal {name} is async: use a plain function")
 
 
-def _described(signal: Signal) -> Json:
-    if isinstance(signal, _BUILT_IN):
-        return msgspec.to_builtins(signal)
-    kind = type(signal)
-    name = getattr(signal, "__qualname__", kind.__qualname__)
-    return f"{getattr(signal, '__module__', kind.__module__)}:{name}"
-
-
 def check_air(air: AIR | None, credit: Credit) -> None:
-    """Raise `ConfigError` where AIR with this credit rule does nothing, or is not defined."""
+    """Raise `ConfigError` if AIR has no effect, or is undefined, with this credit rule."""
     if air is None:
         return
-    if air.mode == "potential" and isinstance(credit, Terminal):
+    if air.mode == "potential" and isinstance(credit, Terminal | GAE):
         raise ConfigError(
-            'air= with credit="terminal" would change nothing: with the final reward on every '
-            "call, potentials cancel in the comparison of rollouts that start alike; leave credit "
-            'out (discounted), or use AIR(mode="bonus")'
-        )
-    if air.mode == "potential" and isinstance(credit, GAE):
-        raise ConfigError(
-            'air= with credit="critic" would change nothing: the critic comes to expect the '
-            'potentials; leave one of them out, or use AIR(mode="bonus")'
+            f'air= with credit="{credit.name.partition("(")[0]}" would change nothing: potentials '
+            "cancel where every call has the final reward, and a critic learns to predict them; "
+            'leave credit out (discounted), or use AIR(mode="bonus")'
         )
     if not isinstance(credit, Terminal | RewardToGo):
         raise ConfigError(
             f"air= needs the reward-to-go of a turn, which the credit rule {credit.name} does not "
-            'tell: use credit="discounted", or shape the rewards in the rule itself'
+            'define: use credit="discounted", or shape the rewards in the rule itself'
         )
 
 
@@ -317,38 +295,37 @@ def check_air(air: AIR | None, credit: Credit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """What AIR adds to the credit of an episode's selected calls."""
+    """AIR's part of the credits of an episode's selected calls."""
 
     credits: Mapping[CallKey, float] = field(default_factory=dict)
     """-Phi(s_t), or bonuses."""
-    seen: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Signal → what it saw."""
+    observed: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Signal → its values."""
     total: float = 0.0
-    """Of all bonuses, undiscounted: part of the rollout's return."""
+    """Sum of all bonuses, undiscounted: part of the rollout's return."""
     unplaced: int = 0
-    """How many things were seen that no history can hold (potential), or that no selected call
-    caused (bonus)."""
+    """Values that no history can include (potential), or that no selected call caused (bonus)."""
 
 
 def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Shaping:
-    """What AIR adds to the credit of each selected call.
+    """Return AIR's part of the credit of each selected call.
 
     Raises:
         ConfigError: a signal's function failed, or returned no finite number.
     """
-    calls = [entry.call for entry in coverage.selected]
-    if not calls:
+    turns = coverage.turns
+    if not turns.count:
         return Shaping()
-    trace, turns = Trace(episode), turn_depths(calls)
+    trace = Trace(episode)
     if air.mode == "potential":
-        return _potentials(air, trace, calls, turns)
-    return _bonuses(air, credit, trace, calls, turns)
+        return _potentials(air, trace, turns)
+    return _bonuses(air, credit, trace, turns)
 
 
 def bonuses(
     air: AIR | None, credit: Credit, episodes: Sequence[Episode], coverages: Sequence[Coverage]
 ) -> dict[str, float]:
-    """Attempt → the sum of its bonuses, a part of its return; empty where there are none.
+    """Return attempt → the sum of its bonuses, a part of its return; empty without bonuses.
 
     Raises:
         ConfigError: as `shape`.
@@ -361,79 +338,63 @@ def bonuses(
     }
 
 
-def potential_rewards(potentials: Sequence[float], gamma: float) -> list[float]:
-    """[turns] F_t = gamma · Phi(s_(t+1)) - Phi(s_t), with 0 for the potential after the last.
+def turn_positions(turns: Turns) -> list[int]:
+    """Return, per turn, the sequence number of its first call; 0 without a gateway call.
 
-    Example:
-        >>> potential_rewards([0.0, 1.0, 0.5], 0.5)
-        [0.5, -0.75, -0.5]
+    They ascend.
     """
-    following = [*potentials[1:], 0.0] if potentials else []
-    return [gamma * then - now for now, then in zip(potentials, following, strict=True)]
-
-
-def turn_positions(calls: Sequence[Call], turns: Sequence[int]) -> list[int]:
-    """[turns] The sequence number at which each turn begins, that of its first call; 0 for a turn
-    that the gateway did not see. They ascend."""
     starts: dict[int, int] = {}
-    for call, turn in zip(calls, turns, strict=True):
+    for call, turn in turns:
         if call.sequence_start is not None:
             starts[turn] = min(starts.get(turn, call.sequence_start), call.sequence_start)
-    return [starts.get(turn, 0) for turn in range(max(turns) + 1)]
+    return [starts.get(turn, 0) for turn in range(turns.count)]
 
 
-def _potentials(air: AIR, trace: Trace, calls: Sequence[Call], turns: Sequence[int]) -> Shaping:
-    positions = turn_positions(calls, turns)
-    per_turn = [0.0] * len(positions)
-    saw: dict[str, list[float]] = {}
+def _potentials(air: AIR, trace: Trace, turns: Turns) -> Shaping:
+    positions = turn_positions(turns)
+    per_turn = [0.0] * turns.count
+    by_signal: dict[str, list[float]] = {}
     unplaced = 0
     for signal in air.signals:
-        name = signal_name(signal)
         if isinstance(signal, _BUILT_IN):
-            seen = signal.see(trace)
-            values = _means_before(seen, positions)
-            saw[name] = [observed.value for observed in seen]
-            unplaced += sum(observed.after is None for observed in seen)
+            observed = signal.observe(trace)
+            values = _means_before(observed, positions)
+            by_signal[signal.name] = [each.value for each in observed]
+            unplaced += sum(each.after is None for each in observed)
         else:
-            values = [_ask(signal, trace.history(t, at)) for t, at in enumerate(positions)]
-            saw[name] = values
+            values = [_evaluate(signal, trace.history(t, at)) for t, at in enumerate(positions)]
+            by_signal[signal_name(signal)] = values
         for turn, value in enumerate(values):
             per_turn[turn] += air.scale * value / len(air.signals)
-    credits = {call.key: -per_turn[turn] for call, turn in zip(calls, turns, strict=True)}
-    return Shaping(credits=credits, seen=saw, unplaced=unplaced)
+    credits = {call.key: -per_turn[turn] for call, turn in turns}
+    return Shaping(credits=credits, observed=by_signal, unplaced=unplaced)
 
 
-def _means_before(seen: Iterable[Observed], positions: Sequence[int]) -> list[float]:
-    """Per position (ascending) the mean of what was seen before it; 0 where there was nothing."""
-    placed = sorted((o.after, o.value) for o in seen if o.after is not None)
-    means, total, count = [], 0.0, 0
-    for position in positions:
-        while count < len(placed) and placed[count][0] < position:
-            total += placed[count][1]
-            count += 1
-        means.append(total / count if count else 0.0)
-    return means
+def _means_before(observed: Iterable[Observed], positions: Sequence[int]) -> list[float]:
+    """Return, per position (ascending), the mean of the values before it; 0 without any."""
+    placed = sorted((each.after, each.value) for each in observed if each.after is not None)
+    totals = [0.0, *accumulate(value for _, value in placed)]
+    counts = [bisect_left(placed, (position,)) for position in positions]
+    return [totals[count] / count if count else 0.0 for count in counts]
 
 
-def _bonuses(
-    air: AIR, credit: Credit, trace: Trace, calls: Sequence[Call], turns: Sequence[int]
-) -> Shaping:
-    turn_of = {call.key: turn for call, turn in zip(calls, turns, strict=True)}
-    own: dict[CallKey, float] = dict.fromkeys(turn_of, 0.0)
-    shared = [0.0] * (max(turns) + 1)
-    ended = TurnsEnded(calls, turns)
-    saw: dict[str, list[float]] = {}
+def _bonuses(air: AIR, credit: Credit, trace: Trace, turns: Turns) -> Shaping:
+    own: dict[CallKey, float] = dict.fromkeys(turns.by_key, 0.0)
+    shared = [0.0] * turns.count
+    by_signal: dict[str, list[float]] = {}
     unplaced = 0
     for signal in air.signals:
         if not isinstance(signal, _BUILT_IN):
-            values = _after_turns(signal, trace, turn_positions(calls, turns))
+            # the state after a turn is that before the next one
+            ends = [*turn_positions(turns)[1:], math.inf]
+            values = [_evaluate(signal, trace.history(t + 1, at)) for t, at in enumerate(ends)]
             shared = [s + air.scale * value for s, value in zip(shared, values, strict=True)]
-            saw[signal_name(signal)] = values
+            by_signal[signal_name(signal)] = values
             continue
-        seen = signal.see(trace)
-        saw[signal_name(signal)] = [observed.value for observed in seen]
-        for value, _, cause, since in seen:
-            turn = None if since is None else ended.before(since + 1)
+        observed = signal.observe(trace)
+        by_signal[signal.name] = [each.value for each in observed]
+        for value, _, cause, since in observed:
+            turn = None if since is None else turns.ended_before(since + 1)
             if cause in own:
                 own[cause] += air.scale * value
             elif turn is None:
@@ -441,41 +402,32 @@ def _bonuses(
             else:
                 shared[turn] += air.scale * value
     total = math.fsum([*own.values(), *shared])
-    credits = _paid(credit, own, shared, turn_of)
-    return Shaping(credits=credits, seen=saw, total=total, unplaced=unplaced)
+    credits = _bonus_credits(credit, own, shared, turns)
+    return Shaping(credits=credits, observed=by_signal, total=total, unplaced=unplaced)
 
 
-def _after_turns(signal: SignalFunction, trace: Trace, positions: Sequence[int]) -> list[float]:
-    """What a function says of the state after each turn."""
-    following = [*(after for _, after in pairwise(positions)), math.inf]
-    return [_ask(signal, trace.history(turn + 1, at)) for turn, at in enumerate(following)]
-
-
-def _paid(
-    credit: Credit,
-    own: Mapping[CallKey, float],
-    shared: Sequence[float],
-    turn_of: Mapping[CallKey, int],
+def _bonus_credits(
+    credit: Credit, own: Mapping[CallKey, float], shared: Sequence[float], turns: Turns
 ) -> dict[CallKey, float]:
-    """Bonuses as the credit rule hands them out: to what came before, or to every call alike."""
+    """Return the bonuses credited by the rule: to earlier calls, or to every call alike."""
     if not isinstance(credit, RewardToGo):
-        total = math.fsum([*own.values(), *shared])
-        return dict.fromkeys(own, total)
-    by_turn = [0.0] * len(shared)
+        return dict.fromkeys(own, math.fsum([*own.values(), *shared]))
+    by_turn = [0.0] * turns.count
     for key, value in own.items():
-        by_turn[turn_of[key]] += value
+        by_turn[turns.by_key[key]] += value
     after = rewards_after(by_turn, shared, credit.gamma)
-    return {key: value + after[turn_of[key]] for key, value in own.items()}
+    return {key: value + after[turns.by_key[key]] for key, value in own.items()}
 
 
-def _ask(signal: SignalFunction, history: History) -> float:
+def _evaluate(signal: SignalFunction, history: History) -> float:
+    """Return a function's value of a history."""
     name = signal_name(signal)
     try:
         value = signal(history)
     except Exception as error:
         raise ConfigError(
             f"AIR: the signal {name} failed on task {history.task_id}, turn {history.turn}: "
-            f"{type(error).__name__}: {error}; return 0.0 where it has nothing to say"
+            f"{type(error).__name__}: {error}; return 0.0 for a state without a value"
         ) from error
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(
@@ -486,14 +438,14 @@ def _ask(signal: SignalFunction, history: History) -> float:
 
 
 def shaping_metrics(shapings: Sequence[Shaping]) -> dict[str, float]:
-    """What AIR did in a step: `shaping_mean` over calls, what each signal saw on average (and how
-    often, as `<signal>/seen`), and how many things are `unplaced`."""
+    """Return AIR's metrics of a step: `shaping_mean` over calls, the mean value of each signal, the
+    number of its values as `<signal>/seen`, and the number of `unplaced` values."""
     credits = [value for shaping in shapings for value in shaping.credits.values()]
     metrics = {"unplaced": float(sum(shaping.unplaced for shaping in shapings))}
     if credits:
         metrics["shaping_mean"] = math.fsum(credits) / len(credits)
-    for name in dict.fromkeys(name for shaping in shapings for name in shaping.seen):
-        values = [value for shaping in shapings for value in shaping.seen.get(name, ())]
+    for name in dict.fromkeys(name for shaping in shapings for name in shaping.observed):
+        values = [value for shaping in shapings for value in shaping.observed.get(name, ())]
         metrics[f"{name}/seen"] = float(len(values))
         if values:
             metrics[name] = math.fsum(values) / len(values)

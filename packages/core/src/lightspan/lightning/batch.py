@@ -1,11 +1,12 @@
-"""Batch: the rows of one optimiser step, and why each call in it has its advantage and weight.
+"""Batch: the rows of one optimiser step, with the advantage and weight of each call.
 
-Three settings, none of which implies another:
+Three independent settings:
 
-- *unit*: whose observations the statistics are made of (`lightspan.lightning.advantages`);
-- *credit*: how an episode's rewards come to its calls (`lightspan.lightning.credit`), what AIR adds
-  (`lightspan.lightning.air`) and what that is compared with (`lightspan.lightning.baselines`);
-- *weight*: how much each token counts in the loss.
+- *unit*: the observations of the statistics (`lightspan.lightning.advantages`);
+- *credit*: how an episode's rewards become credits of its calls (`lightspan.lightning.credit`), the
+  part that AIR adds (`lightspan.lightning.air`), and the baseline
+  (`lightspan.lightning.baselines`);
+- *weight*: the weight of each token in the loss.
 
 With R the scored rollouts of the step, a token of a call with T tokens weighs
 
@@ -17,14 +18,14 @@ With R the scored rollouts of the step, a token of a call with T tokens weighs
 
 where C is `token_constant` (Dr. GRPO, arXiv 2503.20783, divides by the longest response), by
 default the mean number of trained tokens per scored rollout of the step, which makes `token` the
-token-mean of DAPO (arXiv 2503.14476). Tokens of a rollout, and C, are those of the policy in
-question: policies are trained apart, and how much one says is nothing to another.
+token-mean of DAPO (arXiv 2503.14476). Tokens of a rollout, and C, are counted per policy, because
+policies are trained separately.
 
-The order is: who counts in the statistics (every rollout for training that ended, is undamaged,
-scored, and sampled by weights fresh enough) → statistics → filters. R and the statistics never
-shrink because of a filter, and every loss is divided by R, never by rows. Rollouts whose advantages
-are all zero get no rows (unless `keep_zero_advantages`, for a loss with KL or entropy), yet stay in
-R.
+The order is: rollouts that count in the statistics (every one for training that ended, is
+undamaged, scored, and sampled by weights fresh enough) → statistics → filters. R and the statistics
+never shrink because of a filter, and every loss is divided by R, never by the number of rows.
+Rollouts whose advantages are all zero get no rows (unless `keep_zero_advantages`, for a loss with
+KL or entropy), but stay in R.
 """
 
 from __future__ import annotations
@@ -32,23 +33,21 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.advantages import (
+    BATCH_ESTIMATORS,
     ESTIMATORS,
-    OF_THE_BATCH,
     BaselineScale,
     Estimator,
     Explanation,
     Observation,
     Unit,
-    check_estimator,
-    count_zeros,
     groups_without_variance,
     normalise,
 )
@@ -66,34 +65,29 @@ from lightspan.lightning.baselines import (
 from lightspan.lightning.credit import (
     DEFAULT_PRIOR,
     Credit,
-    assign,
     baseline_of,
     terminal,
     unused_step_rewards,
 )
-from lightspan.lightning.episode import Call, CallKey, Episode
+from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.gae import gae
 from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
 from lightspan.lightning.returns import return_of
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
 from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.states import key_of, state_of
-from lightspan.lightning.transitions import (
-    Transition,
-    TransitionKey,
-    trained_transitions,
-    turn_depths,
-)
+from lightspan.lightning.transitions import Transition, TransitionKey, trained_transitions
 from lightspan.schema.records import Mode
+from lightspan.schema.validation import check_choice, check_number
 
 Weight = Literal["rollout", "transition", "token"]
-WEIGHTS: Final[tuple[Weight, ...]] = ("rollout", "transition", "token")
-UNITS: Final[tuple[Unit, ...]] = ("rollout", "agent")
+WEIGHTS: Final[tuple[Weight, ...]] = get_args(Weight)
+UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchConfig:
-    """How episodes become rows (see the module)."""
+    """Settings of a batch (see the module)."""
 
     estimator: Estimator = "grpo"
     unit: Unit = "rollout"
@@ -102,33 +96,25 @@ class BatchConfig:
     overlong: Overlong | None = None
     weight: Weight = "rollout"
     token_constant: float | Mapping[str, float] | None = None
-    """The C of weight `token`, and of no other; by policy, where they differ. None, or a policy
-    that is not named: the step's mean."""
+    """C of weight `token`, or policy → C. None, or a policy without one: the step's mean."""
     max_length: int | None = None
-    """The longest sequence that the learner takes; longer calls are rejected, never cut."""
+    """Maximum tokens of a sequence; longer calls are rejected, never cut."""
     max_staleness: int | None = None
-    """How many versions the weights that sampled may lag behind; None for any number."""
+    """Maximum number of versions that the sampling weights may lag behind; None: no limit."""
     keep_zero_advantages: bool = False
 
     def __post_init__(self) -> None:
-        check_estimator(self.estimator)
-        if self.unit not in UNITS:
-            raise ConfigError(f"unit={self.unit!r}: use one of {', '.join(UNITS)}")
-        if self.weight not in WEIGHTS:
-            raise ConfigError(f"weight={self.weight!r}: use one of {', '.join(WEIGHTS)}")
+        check_choice("estimator", self.estimator, ESTIMATORS)
+        check_choice("unit", self.unit, UNITS)
+        check_choice("weight", self.weight, WEIGHTS)
         if self.token_constant is not None and self.weight != "token":
             raise ConfigError(f"token_constant applies only to weight='token', not {self.weight!r}")
-        constants = self.token_constant if self.token_constant is not None else {}
-        values = constants.values() if isinstance(constants, Mapping) else [constants]
-        if not all(0 < value < math.inf for value in values):
-            raise ConfigError(f"token_constant={self.token_constant!r} must be above 0")
+        constants = self.token_constant
+        for value in constants.values() if isinstance(constants, Mapping) else (constants,):
+            if value is not None:
+                check_number("token_constant", value, above=0)
         check_air(self.air, self.credit)
-        _check_comparison(self.estimator, self.credit)
-
-    def constant_of(self, policy: str) -> float | None:
-        """The C of a policy; None: the step's mean."""
-        constant = self.token_constant
-        return constant.get(policy) if isinstance(constant, Mapping) else constant
+        _check_baseline(self.estimator, self.credit)
 
 
 _ESTIMATORS_OF: Final[Mapping[Baseline, tuple[Estimator, ...]]] = {
@@ -136,21 +122,21 @@ _ESTIMATORS_OF: Final[Mapping[Baseline, tuple[Estimator, ...]]] = {
     "at_grpo": ("grpo",),
     "gigpo": ("grpo", "dr_grpo"),
 }
-"""Baselines that not every estimator has."""
+"""Baselines that not every estimator supports."""
 
 
-def _check_comparison(estimator: Estimator, credit: Credit) -> None:
+def _check_baseline(estimator: Estimator, credit: Credit) -> None:
     """Raise `ConfigError` for an estimator and a credit rule that exclude each other."""
     baseline = baseline_of(credit)
-    fitting = _ESTIMATORS_OF.get(baseline, tuple(e for e in ESTIMATORS if e != "ppo"))
+    allowed = _ESTIMATORS_OF.get(baseline, tuple(e for e in ESTIMATORS if e != "ppo"))
     if estimator == "ppo" and baseline != "critic":
         raise ConfigError(
             f'estimator="ppo" compares calls with a critic: use credit="critic", not {credit.name}'
         )
-    if estimator not in fitting:
+    if estimator not in allowed:
         raise ConfigError(
             f"credit {credit.name} applies only to estimator="
-            f"{' or '.join(map(repr, fitting))}, not {estimator!r}"
+            f"{' or '.join(map(repr, allowed))}, not {estimator!r}"
         )
 
 
@@ -159,13 +145,13 @@ class Batch:
     """The rows of one optimiser step (per policy), with everything that led to them."""
 
     rows: list[Row]
-    """All rows; those of one rollout stand together."""
+    """All rows; those of one rollout are contiguous."""
     rollouts: tuple[str, ...]
-    """The scored rollouts, whose number R every weight is divided by; some may have no rows."""
+    """The scored rollouts, whose number R divides every weight; some may have no rows."""
     explanations: dict[TransitionKey, Explanation]
-    """For every usable transition, also those left out because their advantage is zero."""
+    """For every usable transition, including those left out because of zero advantage."""
     coverages: tuple[Coverage, ...] = ()
-    """The coverages that were given, plus what the batch itself rejected."""
+    """The input coverages, with the batch's own rejections added."""
     counters: dict[str, int] = field(default_factory=dict)
     """See `BatchBuilder.finish`."""
     air: dict[str, float] = field(default_factory=dict)
@@ -173,18 +159,13 @@ class Batch:
     overlong: dict[str, float] = field(default_factory=dict)
     """See `lightspan.lightning.length_penalty.overlong_metrics`; empty without it."""
     usable_tokens: dict[str, int] = field(default_factory=dict)
-    """Policy → tokens of its usable transitions, those left out because their advantage is zero
-    too. Empty in a minibatch."""
+    """Policy → tokens of its usable transitions, including those left out because of zero
+    advantage. Empty in a minibatch."""
 
     @property
     def size(self) -> int:
         """R."""
         return len(self.rollouts)
-
-    def weight_mass(self, policy: str | None = None) -> float:
-        """Sum of all weights (of a policy)."""
-        chosen = (row for row in self.rows if policy in (None, row.policy))
-        return math.fsum(weight for row in chosen for weight in row.weights)
 
 
 def build_batch(
@@ -194,30 +175,30 @@ def build_batch(
     *,
     versions: Mapping[str, int] | None = None,
 ) -> Batch:
-    """The batch of these episodes: one optimiser step; see `draft_batch`.
+    """Return the batch of these episodes for one optimiser step; see `prepare_batch`.
 
     Raises:
         DataError: episodes and coverages do not match, or a rollout occurs twice.
         ConfigError: `max_staleness` without the version of a policy, a coverage made for another
-            credit rule, a critic's rule (a draft takes its values), or a function of AIR's or a
-            state's key that fails.
+            credit rule, a critic's rule (only `BatchBuilder.finish` takes values), or a failing
+            signal of AIR or state key.
     """
-    return draft_batch(episodes, coverages, config, versions=versions).finish()
+    return prepare_batch(episodes, coverages, config, versions=versions).finish()
 
 
-def draft_batch(
+def prepare_batch(
     episodes: Sequence[Episode],
     coverages: Sequence[Coverage],
     config: BatchConfig | None = None,
     *,
     versions: Mapping[str, int] | None = None,
 ) -> BatchBuilder:
-    """A batch but for what a critic says of its calls.
+    """Return a builder, which takes a critic's values before it finishes the batch.
 
     Args:
         episodes: one per rollout, of whole groups.
-        coverages: one per episode, made by `cover`.
-        versions: the current version of each policy; needed for `max_staleness`.
+        coverages: one per episode, made by `classify_calls`.
+        versions: current version of each policy; needed for `max_staleness`.
 
     Raises:
         DataError, ConfigError: as `build_batch`.
@@ -225,102 +206,91 @@ def draft_batch(
     config = config or BatchConfig()
     _check(episodes, coverages, config)
     counters: Counter[str] = Counter(rollouts=len(episodes))
-    members, judged = [], list(coverages)
+    members, checked = [], list(coverages)
     for place, (episode, coverage) in enumerate(zip(episodes, coverages, strict=True)):
         refusal = _refusal(episode, coverage, config, versions)
         counters[refusal or "scored"] += 1
         if refusal == "stale":
-            judged[place] = coverage.reject({c.key: Rejection.STALE for c in coverage.trained})
+            checked[place] = coverage.reject({c.key: Rejection.STALE for c in coverage.trained})
         elif refusal is None:
-            members.append(_member(place, episode, coverage, config))
-    for member in members:
-        judged[member.place] = judged[member.place].reject(member.rejected)
-    return BatchBuilder(config, episodes, judged, members, counters)
+            member, rejected = _member(episode, coverage, config)
+            members.append(member)
+            checked[place] = coverage.reject(rejected)
+    return BatchBuilder(config, episodes, checked, members, counters)
 
 
+@dataclass(frozen=True, slots=True)
 class BatchBuilder:
     """The scored rollouts of a step, each call with its credit.
 
-    With a critic: `rows` go to it, and what it says of them to `finish`.
+    With a critic: compute values of `rows`, and pass them to `finish`.
     """
 
-    def __init__(
-        self,
-        config: BatchConfig,
-        episodes: Sequence[Episode],
-        coverages: Sequence[Coverage],
-        members: Sequence[_Member],
-        counters: Counter[str],
-    ) -> None:
-        self._config = config
-        self._episodes = episodes
-        self._coverages = coverages
-        self._members = members
-        self._counters = counters
+    config: BatchConfig
+    episodes: Sequence[Episode]
+    coverages: Sequence[Coverage]
+    members: Sequence[_Member]
+    counters: Mapping[str, int]
 
     def rows(self) -> list[Row]:
-        """Every usable transition, whatever its advantage will be."""
-        return [row for member in self._members for row in build_rows(member.transitions).rows]
+        """Return rows of every usable transition, whatever its advantage will be."""
+        return [row for member in self.members for row in build_rows(member.transitions).rows]
 
     def finish(
-        self,
-        values: Mapping[str, Mapping[CallKey, float]] | None = None,
-        *,
-        lam: float = 1.0,
+        self, values: Mapping[str, Mapping[CallKey, float]] | None = None, *, lam: float = 1.0
     ) -> Batch:
-        """The batch.
+        """Return the batch.
 
         Args:
-            values: rollout → call → what the critic expects; of a critic's rule only.
-            lam: of its generalised advantages.
+            values: rollout → call → the critic's value; for a critic's rule only.
+            lam: lambda of generalised advantage estimation.
 
-        Counters: `rollouts` given, `scored` (R), `unscored`, `damaged`, `unfinished`, `not_train`,
-        `stale` (each rollout left out is in exactly one of these); `groups`, `groups:<why all
-        zero>`; `zero:<reason>` observations; `zero_advantage_rollouts`; `transitions`,
-        `rejected:<reason>` calls, `trained_tokens`, `rows`; `unused_step_rewards`.
+        Counters: `rollouts` in the input, `scored` (R), `unscored`, `damaged`, `unfinished`,
+        `not_train`, `stale` (each excluded rollout is in exactly one of these); `groups`,
+        `groups:<reason of zero advantages>`; `zero:<reason>` observations;
+        `zero_advantage_rollouts`; `transitions`, `rejected:<reason>` calls, `trained_tokens`,
+        `rows`; `unused_step_rewards`.
 
         Raises:
             ConfigError: values without a critic's rule, or such a rule without values.
-            DataError: values that are not of these calls.
+            DataError: values that do not belong to these calls.
         """
-        config, members, counters = self._config, self._members, Counter(self._counters)
+        config, members, counters = self.config, self.members, Counter(self.counters)
         if (values is None) == (baseline_of(config.credit) == "critic"):
             raise ConfigError(
                 f"credit {config.credit.name} {'needs' if values is None else 'takes no'} values "
                 "of a critic"
             )
-        norms = _norms(members, config, counters)
+        statistics = _statistics(members, config, counters)
         comparisons = (
-            _comparisons(members, norms, config)
+            _comparisons(members, statistics, config)
             if values is None
-            else _expectations(members, norms, config, values, lam)
+            else _critic_comparisons(members, statistics, config, values, lam)
         )
-        explanations = _explain(members, norms, comparisons, config)
+        explanations = _explain(members, statistics, comparisons, config)
         rows = _rows(members, explanations, config, counters)
-        _count(counters, self._episodes, members, config, self._coverages)
+        _count(counters, self.episodes, members, config, self.coverages)
         counters.update(transitions=len(explanations), rows=len(rows))
         counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
-        shapings = [member.shaping for member in members]
+        air, overlong = config.air, config.overlong
         penalties = [member.penalties for member in members]
         return Batch(
             rows=rows,
             rollouts=tuple(member.episode.rollout_id for member in members),
             explanations=explanations,
-            coverages=tuple(self._coverages),
+            coverages=tuple(self.coverages),
             counters=dict(counters),
-            air={} if config.air is None else shaping_metrics(shapings),
-            overlong=(
-                {} if config.overlong is None else overlong_metrics(config.overlong, penalties)
-            ),
+            air={} if air is None else shaping_metrics([member.shaping for member in members]),
+            overlong={} if overlong is None else overlong_metrics(overlong, penalties),
             usable_tokens=dict(_tokens_by_policy(members)),
         )
 
 
 def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
-    """The batch in k optimiser steps of whole rollouts, each weighted by its own R.
+    """Return the batch in k optimiser steps of whole rollouts, each weighted by its own R.
 
-    Every scored rollout is in exactly one part, those without rows too, dealt so that parts differ
-    by at most one rollout, and by at most one with rows. Fewer than k rollouts make fewer parts.
+    Every scored rollout, with or without rows, is in exactly one part. Parts differ by at most one
+    rollout, and by at most one with rows. Fewer than k rollouts make fewer parts.
 
     Raises:
         ConfigError: k is not positive.
@@ -337,24 +307,24 @@ def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
     return [_part(batch, set((active + idle)[start::k])) for start in range(k)]
 
 
-def _part(batch: Batch, chosen: set[str]) -> Batch:
-    rollouts = tuple(rollout for rollout in batch.rollouts if rollout in chosen)
-    # weights hold the 1/R of the batch; a part is a step by itself, with an R of its own
+def _part(batch: Batch, rollout_ids: set[str]) -> Batch:
+    rollouts = tuple(rollout for rollout in batch.rollouts if rollout in rollout_ids)
+    # weights contain the batch's 1/R, but a part is an optimiser step with its own R
     factor = batch.size / len(rollouts)
     rows = [
         replace(row, weights=[weight * factor for weight in row.weights])
         for row in batch.rows
-        if row.rollout_id in chosen
+        if row.rollout_id in rollout_ids
     ]
     explanations = {
         key: msgspec.structs.replace(why, token_weight=why.token_weight * factor)
         for key, why in batch.explanations.items()
-        if why.rollout_id in chosen
+        if why.rollout_id in rollout_ids
     }
     return Batch(rows=rows, rollouts=rollouts, explanations=explanations)
 
 
-# --- who counts -------------------------------------------------------------------------------
+# --- rollouts that count ----------------------------------------------------------------------
 
 
 def _check(episodes: Sequence[Episode], coverages: Sequence[Coverage], config: BatchConfig) -> None:
@@ -363,20 +333,18 @@ def _check(episodes: Sequence[Episode], coverages: Sequence[Coverage], config: B
     twice = [r for r, n in Counter(e.rollout_id for e in episodes).items() if n > 1]
     if twice:
         raise DataError(f"rollout {twice[0]} occurs twice: a rollout is trained by one attempt")
-    wanted = config.credit.step_rewards
-    if any(coverage.step_rewards != wanted for coverage in coverages):
+    step_rewards = config.credit.step_rewards
+    if any(coverage.step_rewards != step_rewards for coverage in coverages):
         raise ConfigError(
-            f"credit {config.credit.name} needs coverages of cover(…, step_rewards={wanted})"
+            f"credit {config.credit.name} needs coverages of "
+            f"classify_calls(…, step_rewards={step_rewards})"
         )
 
 
 def _refusal(
-    episode: Episode,
-    coverage: Coverage,
-    config: BatchConfig,
-    versions: Mapping[str, int] | None,
+    episode: Episode, coverage: Coverage, config: BatchConfig, versions: Mapping[str, int] | None
 ) -> str | None:
-    """Why a rollout takes no part in the statistics, as a counter's name."""
+    """Return why a rollout is excluded from the statistics, as a counter's name."""
     if episode.mode is not Mode.TRAIN:
         return "not_train"
     if not episode.finished:
@@ -385,13 +353,13 @@ def _refusal(
         return "damaged"
     if not episode.scored(config.credit.step_rewards):
         return "unscored"
-    return "stale" if _stale(coverage, config.max_staleness, versions) else None
+    return "stale" if _is_stale(coverage, config.max_staleness, versions) else None
 
 
-def _stale(
+def _is_stale(
     coverage: Coverage, max_staleness: int | None, versions: Mapping[str, int] | None
 ) -> bool:
-    """Whether any trained token was sampled by weights older than allowed."""
+    """Return whether any trained token was sampled by weights older than allowed."""
     if max_staleness is None:
         return False
     for call in coverage.trained:
@@ -406,150 +374,137 @@ def _stale(
 class _Member(NamedTuple):
     """A rollout that counts."""
 
-    place: int
     episode: Episode
+    coverage: Coverage
     transitions: list[Transition]
-    """The usable ones, with their credit."""
-    rejected: dict[CallKey, Rejection]
-    credited: dict[CallKey, _Selected]
-    """Every selected call, the trained ones and others."""
+    """The usable transitions, with their credit."""
+    credits: dict[CallKey, float]
+    """Credit of every selected call, trained or not."""
     units: tuple[str, ...]
-    """Whose observations it makes: agent paths, or the empty one for the rollout."""
+    """Units of its observations: agent paths, or an empty text for the rollout."""
     value: float
     """Its return."""
     shaping: Shaping
-    """What AIR adds to the credit of selected calls."""
     penalties: Mapping[CallKey, float]
-    """What selected calls are paid less because they are too long."""
+    """Length penalties of selected calls, at most 0."""
 
 
-class _Selected(NamedTuple):
-    """A selected call."""
-
-    call: Call
-    turn: int
-    credit: float
-    key: Hashable
-
-
-def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfig) -> _Member:
+def _member(
+    episode: Episode, coverage: Coverage, config: BatchConfig
+) -> tuple[_Member, dict[CallKey, Rejection]]:
+    """Return the rollout with its credits, and the calls that cannot become rows."""
     rule, air = config.credit, config.air
-    plain = rule(episode, coverage)
     shaping = Shaping() if air is None else shape(air, rule, episode, coverage)
     penalties = {} if config.overlong is None else overlong_penalties(config.overlong, coverage)
-    shaped = {
+    credits = {
         key: credit + shaping.credits.get(key, 0.0) + penalties.get(key, 0.0)
-        for key, credit in plain.items()
+        for key, credit in rule(episode, coverage).items()
     }
     usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
-    calls = [entry.call for entry in coverage.selected]
-    key_of_state = getattr(rule, "key", None)
-    credited = {
-        call.key: _Selected(
-            call,
-            turn,
-            shaped[call.key],
-            key_of(key_of_state, state_of(call, episode.task_id, turn)) if key_of_state else None,
-        )
-        for call, turn in zip(calls, turn_depths(calls), strict=True)
-        if call.key in shaped
-    }
-    agents = tuple(dict.fromkeys(call.agent_path for call in calls))
-    return _Member(
-        place,
+    agents = tuple(dict.fromkeys(call.agent_path for call in coverage.turns.calls))
+    member = _Member(
         episode,
-        assign(usable, shaped),
-        {(call_id, choice): reason for (_, call_id, choice), reason in rejected.items()},
-        credited,
+        coverage,
+        [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in usable],
+        credits,
         agents if config.unit == "agent" else ("",),
         return_of(episode, coverage, shaping.total),
         shaping,
         penalties,
     )
+    return member, {(call_id, choice): why for (_, call_id, choice), why in rejected.items()}
 
 
 # --- statistics, weights, rows ----------------------------------------------------------------
 
 
-def _norms(
+_Statistics = Mapping[tuple[str, str], BaselineScale]
+"""(rollout id, unit) → statistics of its observation."""
+
+
+def _statistics(
     members: Sequence[_Member], config: BatchConfig, counters: Counter[str]
-) -> dict[tuple[str, str], BaselineScale]:
-    """(rollout id, unit) → what its observation is measured against."""
+) -> _Statistics:
     observations = [
         Observation(member.episode.rollout_id, member.episode.group_id, member.value, unit)
         for member in members
         for unit in member.units
     ]
-    norms = normalise(config.estimator, observations)
-    counters.update(count_zeros(norms))
-    return {(o.rollout_id, o.agent): norm for o, norm in zip(observations, norms, strict=True)}
+    statistics = normalise(config.estimator, observations)
+    counters.update(f"zero:{each.zero_reason}" for each in statistics if each.zero_reason)
+    keys = [(observation.rollout_id, observation.agent) for observation in observations]
+    return dict(zip(keys, statistics, strict=True))
 
 
 def _comparisons(
-    members: Sequence[_Member], norms: Mapping[tuple[str, str], BaselineScale], config: BatchConfig
+    members: Sequence[_Member], statistics: _Statistics, config: BatchConfig
 ) -> dict[TransitionKey, Comparison]:
-    """What each selected call is measured against."""
+    """Return baseline and scale of each selected call."""
     has_potential = config.air is not None and config.air.mode == "potential"
+    state_key = getattr(config.credit, "key", None)
     keys, calls = [], []
     for member in members:
         episode = member.episode
-        group = "" if config.estimator in OF_THE_BATCH else episode.group_id
-        for key, selected in member.credited.items():
-            unit = _unit(selected.call, config)
-            keys.append((episode.attempt_id, *key))
+        group = "" if config.estimator in BATCH_ESTIMATORS else episode.group_id
+        for call, turn in member.coverage.turns:
+            if call.key not in member.credits:
+                continue
+            unit = _unit(call.agent_path, config)
+            state = state_of(call, episode.task_id, turn) if state_key else None
+            keys.append((episode.attempt_id, *call.key))
             calls.append(
                 CallCredit(
                     rollout_id=episode.rollout_id,
                     population=(group, unit),
-                    agent_path=selected.call.agent_path,
-                    turn=selected.turn,
-                    credit=selected.credit,
-                    shaping=member.shaping.credits.get(key, 0.0) if has_potential else 0.0,
-                    penalty=member.penalties.get(key, 0.0),
+                    agent_path=call.agent_path,
+                    turn=turn,
+                    credit=member.credits[call.key],
+                    shaping=member.shaping.credits.get(call.key, 0.0) if has_potential else 0.0,
+                    penalty=member.penalties.get(call.key, 0.0),
                     value=member.value,
-                    norm=norms[episode.rollout_id, unit],
-                    key=selected.key,
+                    statistics=statistics[episode.rollout_id, unit],
+                    key=key_of(state_key, state) if state_key and state else None,
                 )
             )
-    return dict(zip(keys, _compared(calls, config), strict=True))
+    return dict(zip(keys, _compare(calls, config), strict=True))
 
 
-def _unit(call: Call, config: BatchConfig) -> str:
-    return call.agent_path if config.unit == "agent" else ""
+def _unit(agent_path: str, config: BatchConfig) -> str:
+    return agent_path if config.unit == "agent" else ""
 
 
-def _expectations(
+def _critic_comparisons(
     members: Sequence[_Member],
-    norms: Mapping[tuple[str, str], BaselineScale],
+    statistics: _Statistics,
     config: BatchConfig,
     values: Mapping[str, Mapping[CallKey, float]],
     lam: float,
 ) -> dict[TransitionKey, Comparison]:
-    """What each call with a value is measured against: what is left of its credit beside its
+    """Return baseline and scale of each call with a value: the baseline is its credit minus its
     generalised advantage."""
     gamma = getattr(config.credit, "gamma", 1.0)
-    found = {}
+    comparisons = {}
     for member in members:
-        episode = member.episode
-        to_go = {key: selected.credit for key, selected in member.credited.items()}
-        calls = [selected.call for selected in member.credited.values()]
+        episode, to_go, turns = member.episode, member.credits, member.coverage.turns
         expected = values.get(episode.rollout_id, {})
-        for key, advantage in gae(calls, to_go, expected, gamma=gamma, lam=lam).items():
-            norm = norms[episode.rollout_id, _unit(member.credited[key].call, config)]
-            found[episode.attempt_id, *key] = Comparison(
-                baseline=to_go[key] - advantage,
-                scale=norm.scale,
-                others=0,
-                against="rollouts",
-                expected=expected[key],
-            )
-    missing = [t.key for member in members for t in member.transitions if t.key not in found]
+        advantages = gae(turns, to_go, expected, gamma=gamma, lam=lam)
+        for call in turns.calls:
+            if call.key in advantages:
+                unit = _unit(call.agent_path, config)
+                comparisons[episode.attempt_id, *call.key] = Comparison(
+                    baseline=to_go[call.key] - advantages[call.key],
+                    scale=statistics[episode.rollout_id, unit].scale,
+                    others=0,
+                    against="rollouts",
+                    expected=expected[call.key],
+                )
+    missing = [t.key for member in members for t in member.transitions if t.key not in comparisons]
     if missing:
-        raise DataError(f"the critic says nothing of call {missing[0]}: give a value of each")
-    return found
+        raise DataError(f"values of a critic: call {missing[0]} has none, and each needs one")
+    return comparisons
 
 
-def _compared(calls: Sequence[CallCredit], config: BatchConfig) -> list[Comparison]:
+def _compare(calls: Sequence[CallCredit], config: BatchConfig) -> list[Comparison]:
     rule, estimator = config.credit, config.estimator
     match baseline_of(rule):
         case "rollout":
@@ -566,7 +521,7 @@ def _compared(calls: Sequence[CallCredit], config: BatchConfig) -> list[Comparis
 
 def _explain(
     members: Sequence[_Member],
-    norms: Mapping[tuple[str, str], BaselineScale],
+    statistics: _Statistics,
     comparisons: Mapping[TransitionKey, Comparison],
     config: BatchConfig,
 ) -> dict[TransitionKey, Explanation]:
@@ -574,12 +529,11 @@ def _explain(
     explanations = {}
     for member in members:
         masses: dict[str, list[float]] = defaultdict(list)
-        for transition in member.transitions:
-            masses[transition.policy].append(weights[transition.key] * transition.tokens)
+        for t in member.transitions:
+            masses[t.policy].append(weights[t.key] * t.tokens)
         totals = {policy: math.fsum(parts) for policy, parts in masses.items()}
         for t in member.transitions:
-            unit = t.agent_path if config.unit == "agent" else ""
-            compared = comparisons[t.key]
+            unit = _unit(t.agent_path, config)
             explanations[t.key] = Explanation(
                 rollout_id=t.rollout_id,
                 group_id=t.group_id,
@@ -591,26 +545,19 @@ def _explain(
                 credit=t.reward or 0.0,
                 shaping=None if config.air is None else member.shaping.credits[t.call_key],
                 penalty=None if config.overlong is None else member.penalties[t.call_key],
-                expected=compared.expected,
                 value=member.value,
-                baseline=compared.baseline,
-                scale=compared.scale,
-                size=norms[member.episode.rollout_id, unit].size,
-                zero=compared.zero,
+                size=statistics[t.rollout_id, unit].size,
                 turn=t.turn,
-                others=compared.others,
-                against=compared.against,
-                compared=compared.compared,
-                terms=compared.terms,
                 tokens=t.tokens,
                 token_weight=weights[t.key],
                 share=weights[t.key] * t.tokens / totals[t.policy],
+                **comparisons[t.key]._asdict(),
             )
     return explanations
 
 
 def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[TransitionKey, float]:
-    """The weight of each token of each transition (table of the module)."""
+    """Return the weight of each token of each transition (table of the module)."""
     rollouts = len(members)
     of_policy = _tokens_by_policy(members)
     of_rollout: Counter[tuple[str, str]] = Counter()
@@ -623,7 +570,9 @@ def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[Tran
             return rollouts * of_rollout[t.rollout_id, t.policy]
         if config.weight == "transition":
             return rollouts * t.tokens
-        constant = config.constant_of(t.policy)
+        constant = config.token_constant
+        if isinstance(constant, Mapping):
+            constant = constant.get(t.policy)
         return of_policy[t.policy] if constant is None else rollouts * constant
 
     return {t.key: 1.0 / divisor(t) for member in members for t in member.transitions}
@@ -644,24 +593,21 @@ def _rows(
     counters: Counter[str],
 ) -> list[Row]:
     rows = []
-    is_critics = baseline_of(config.credit) == "critic"
+    has_critic = baseline_of(config.credit) == "critic"
     for member in members:
         whys = [explanations[t.key] for t in member.transitions]
         advantages = [why.advantage for why in whys]
-        # all rows of a rollout or none: the weights of a part would not sum to the rollout's own
+        # all rows of a rollout or none, else its weights would not sum to its share
         if whys and not any(advantages):
             counters["zero_advantage_rollouts"] += 1
-            if not (config.keep_zero_advantages or is_critics):  # a critic learns of all
+            if not (config.keep_zero_advantages or has_critic):  # a critic is fitted to all calls
                 continue
-        weights = [why.token_weight for why in whys]
-        credits = [why.credit for why in whys]
-        built = build_rows(
+        rows += build_rows(
             member.transitions,
             advantages=advantages,
-            token_weights=weights,
-            value_targets=credits if is_critics else None,
-        )
-        rows += built.rows
+            token_weights=[why.token_weight for why in whys],
+            value_targets=[why.credit for why in whys] if has_critic else None,
+        ).rows
     return rows
 
 

@@ -1,32 +1,32 @@
-"""Episode: what an attempt's spans and token records say, as calls in causal order.
+"""Episode: the spans and token records of an attempt, as calls in causal order.
 
-A *call* is (attempt, call id, choice). It is known from its token record, its LLM span, or both.
-Everything about it is what it says itself:
+A *call* is (attempt, call id, choice), recorded as a token record, an LLM span, or both. All its
+properties come from its own record:
 
-- its agent is the path that was recorded when it was made, never a guess from times or from the
-  spans around it;
+- its agent is the path recorded with the call, never inferred from times or surrounding spans;
 - its place is the gateway's sequence, `(sequence_start, call id, choice)`, never a clock. Calls
-  that the app made past the gateway have no sequence. They are shown among the others by start
-  time, and nothing that is trained depends on where;
+  that bypassed the gateway have no sequence. They are displayed among the others by start time,
+  which affects nothing that is trained;
 - its identity is its call id: retries are one call, equal prompts under two ids are two calls.
 
-The reward of the episode is what the app returned; else the last reward emitted for the attempt as
+The reward of the episode is the app's return value, else the last reward emitted for the attempt as
 a whole. Rewards emitted on a call, or on its span, stay with that call.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.lightning.span_tree import SpanTree, build_tree
+from lightspan.lightning.span_tree import SpanNode, build_tree
 from lightspan.schema import semconv
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import usable
@@ -37,7 +37,8 @@ from lightspan.schema.token_records import CallOutcome, TokenRecord
 CallKey = tuple[str, int]
 """(call id, choice), unique within an attempt."""
 RewardSource = Literal["returned", "emitted", "failure", "scored"]
-"""Who gave a final reward: the app, `failure_reward`, or a judge or function in the app's place."""
+"""Source of a final reward: the app (`returned`, `emitted`), `failure_reward`, or a judge or
+function (`scored`)."""
 
 _APP_FAILED: Final = frozenset(
     {Outcome.APP_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.BUDGET}
@@ -45,7 +46,7 @@ _APP_FAILED: Final = frozenset(
 _NEVER_SCORED: Final = frozenset({Outcome.INFRASTRUCTURE, Outcome.CANCELLED})
 _ENDED: Final = frozenset({AttemptStatus.SUCCEEDED, AttemptStatus.FAILED, AttemptStatus.TIMEOUT})
 _UNSCORED: Final = frozenset({AttemptStatus.LOST, AttemptStatus.CANCELLED})
-# Members of enums as globals: each is compared with every span or call of a batch.
+# enum members as globals: attribute access on the class is slow, and every span or call reads them
 _LLM: Final = SpanKind.LLM
 _REWARD: Final = SpanKind.REWARD
 _OK: Final = CallOutcome.OK
@@ -55,31 +56,29 @@ _ROUTES: Final = {str(route): route for route in Route}
 
 
 class EmittedReward(msgspec.Struct, frozen=True, gc=False):
-    """One `emit_reward`."""
+    """Reward of one `emit_reward`."""
 
-    span_id: str
     value: float | None
     """None: unscored (NaN, infinity)."""
     dimensions: dict[str, float]
-    time_ns: int
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One model call of an attempt (see the module)."""
+    """Model call of an attempt (see the module)."""
 
     call_id: str
-    """Its id; a span without a call id gets `span:` and its span id."""
+    """Id of the call; `span:` and the span id for a span without one."""
     choice: int
     agent_path: str
     outcome: CallOutcome
     sequence_start: int | None = None
-    """None: the call did not go through the gateway."""
+    """None: the call bypassed the gateway."""
     sequence_end: int | None = None
     record: TokenRecord | None = None
-    """None: no token ids are known."""
+    """None: token ids are unknown."""
     span: Span | None = None
     rewards: tuple[EmittedReward, ...] = ()
-    """Emitted on this call or its span, in order of time. Choices of one call share them."""
+    """Rewards emitted on this call or its span, by time. Choices of one call share them."""
 
     @property
     def key(self) -> CallKey:
@@ -87,7 +86,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def agent(self) -> str:
-        """The name of the acting agent: the innermost of the path."""
+        """Name of the calling agent: the innermost name of the path."""
         return _agent(self.agent_path)
 
     @property
@@ -98,18 +97,18 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def route(self) -> Route | None:
-        """Where the call went, as its span says."""
+        """Destination of the call, from its span."""
         recorded = None if self.span is None else self.span.attributes.get(semconv.ROUTE)
         return _ROUTES.get(str(recorded))
 
     @property
     def policy(self) -> str:
-        """The policy that sampled; empty for none of ours."""
+        """The policy that sampled; empty if none of the training's did."""
         return "" if self.record is None else self.record.policy
 
     @property
     def finish(self) -> str | None:
-        """The finish reason, None if nobody recorded one."""
+        """The finish reason, None if it was not recorded."""
         if self.record is not None:
             return self.record.finish_reason
         if self.span is None:
@@ -121,8 +120,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def refused(self) -> str | None:
-        """The field that the gateway refused the call for, empty where it is of none; None: it did
-        not refuse it."""
+        """Request field for which the gateway refused the call, empty if it is not about a field;
+        None: the call was not refused."""
         if self.outcome is not CallOutcome.ERROR or self.span is None:
             return None
         field = self.span.attributes.get(semconv.CALL_REFUSED)
@@ -130,61 +129,58 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def reward(self) -> float | None:
-        """The last reward emitted on the call: several are never summed."""
+        """Last reward emitted on the call; several are never summed."""
         return self.rewards[-1].value if self.rewards else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """An attempt with its calls in causal order. Built by `build_episode`."""
+    """Attempt with its calls in causal order. Built by `build_episode`."""
 
     rollout_id: str
     attempt_id: str
     task_id: str
     group_id: str
-    """Whose rewards are compared: the rollout's group, else its task."""
+    """Group of rollouts whose rewards are compared: the rollout's group, else its task."""
     mode: Mode
     status: AttemptStatus
     outcome: Outcome | None
     message: str = ""
-    """What went wrong, for people."""
+    """Error message."""
     capture_errors: tuple[str, ...] = ()
-    """Capture errors: an episode with any is never trained."""
+    """An episode with any capture error is never trained."""
     reward: float | None = None
-    """The final reward; None: unscored, which is not zero."""
+    """Final reward; None: unscored, which is not zero."""
     dimensions: Mapping[str, float] = field(default_factory=dict)
     reward_source: RewardSource | None = None
-    """None: no reward was given. With a source and no `reward`, NaN or so was."""
+    """None: there is no reward. With a source but no `reward`, the reward is unusable, such as
+    NaN."""
     unscored: str = ""
-    """Why a judge or a function gave none."""
+    """Reason of a judge or a function for not scoring."""
     reasons: str = ""
-    """Why the reward is this much, in a judge's words."""
+    """A judge's reasons for the reward."""
     calls: tuple[Call, ...] = ()
     late_calls: tuple[Call, ...] = ()
-    """Calls written after the seal or under a lost lease: kept, and never among `calls`."""
+    """Calls written after the seal or under a lost lease; not in `calls`."""
     late: int = 0
-    """How many spans and records are late."""
-    foreign: int = 0
-    """How many spans and records of other attempts were handed in: they are ignored."""
-    unattached: tuple[EmittedReward, ...] = ()
-    """Rewards emitted on something that is no call of this attempt. They count for nothing."""
+    """Number of late spans and records."""
     notes: tuple[str, ...] = ()
-    """What a person should know: contradicting rewards and the like."""
+    """Oddities for display, such as contradicting rewards."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
-    """Spans that are not late."""
+    """Spans, without late ones."""
 
     @property
     def finished(self) -> bool:
-        """Whether the attempt ended by itself: not running, not lost, not cancelled."""
+        """Whether the attempt ended by itself: it is not running, lost or cancelled."""
         return self.status in _ENDED and self.outcome not in _NEVER_SCORED
 
     def scored(self, step_rewards: bool = False) -> bool:
-        """Whether there is a usable reward.
+        """Return whether there is a usable reward.
 
         Args:
-            step_rewards: the credit rule pays for rewards on calls. Then they suffice, unless a
-                final reward was given and is unusable; and none of them may be unusable, or the
-                rollout was paid nobody knows how much.
+            step_rewards: whether the credit rule uses rewards on calls. Then they suffice, unless
+                there is an unusable final reward; and none of them may be unusable, because the
+                return would be unknown.
         """
         if step_rewards and any(call.rewards and call.reward is None for call in self.calls):
             return False
@@ -195,28 +191,9 @@ class Episode:
         return any(call.reward is not None for call in self.calls)
 
     @cached_property
-    def tree(self) -> SpanTree:
-        """The spans as a tree, for display. Made when it is asked for: training never asks."""
+    def tree(self) -> tuple[SpanNode, ...]:
+        """Roots of the span tree, for display. Cached on first use; training never needs it."""
         return build_tree(self.spans)
-
-    @property
-    def orphans(self) -> int:
-        """Spans whose parent is unknown; in the tree they are roots."""
-        return self.tree.orphans
-
-    @cached_property
-    def parallel(self) -> frozenset[str]:
-        """Call ids whose [sequence_start, sequence_end] overlaps that of another call id."""
-        overlapping: set[str] = set()
-        open_until, owner = -1, ""
-        for call in self.calls:
-            if call.sequence_start is None or call.sequence_end is None or call.call_id == owner:
-                continue
-            if owner and call.sequence_start <= open_until:
-                overlapping |= {owner, call.call_id}
-            if call.sequence_end > open_until:
-                open_until, owner = call.sequence_end, call.call_id
-        return frozenset(overlapping)
 
 
 def build_episode(
@@ -227,29 +204,28 @@ def build_episode(
     *,
     failure_reward: float | None = None,
 ) -> Episode:
-    """The episode of an attempt. The order in which spans and records arrive does not matter.
+    """Return the episode of an attempt, whatever the order of spans and records.
 
     Args:
-        attempt: one of this rollout's; nothing of it is trained until it is sealed.
-        rollout: what was asked for.
-        spans: the attempt's, all of them.
-        records: the attempt's token records, all of them.
-        failure_reward: the reward where the app failed (error, timeout, context, budget) and gave
-            none. None: unscored. Infrastructure failures never get one.
+        attempt: an attempt of this rollout; it is not trained before it is sealed.
+        spans: all spans of the attempt. Those of other attempts are ignored.
+        records: all token records of the attempt. Those of other attempts are ignored.
+        failure_reward: reward if the app failed (error, timeout, context, budget) without one;
+            None: unscored. Infrastructure failures are always unscored.
 
     Raises:
-        DataError: attempt and rollout do not belong together.
+        DataError: the attempt belongs to another rollout.
     """
     if attempt.rollout_id != rollout.rollout_id:
         raise DataError(
             f"attempt {attempt.attempt_id} belongs to rollout {attempt.rollout_id}, "
             f"not to {rollout.rollout_id}"
         )
-    intake = _take_in(attempt.attempt_id, spans, records)
-    rewards = _sort_rewards(intake)
-    notes = list(rewards.notes)
-    value, dimensions, source = _final_reward(attempt, rewards.final, failure_reward, notes)
-    calls, late_calls = _calls(intake, rewards.on_calls, notes)
+    inputs = _sort_inputs(attempt.attempt_id, spans, records)
+    notes: list[str] = []
+    emitted, on_calls = _sort_rewards(inputs, notes)
+    value, dimensions, source = _final_reward(attempt, emitted, failure_reward, notes)
+    calls, late_calls = _calls(inputs, on_calls, notes)
     return Episode(
         rollout_id=rollout.rollout_id,
         attempt_id=attempt.attempt_id,
@@ -265,20 +241,18 @@ def build_episode(
         reward_source=source,
         calls=_in_causal_order(calls),
         late_calls=_in_causal_order(late_calls),
-        late=intake.late,
-        foreign=intake.foreign,
-        unattached=rewards.unattached,
+        late=inputs.late,
         notes=tuple(notes),
-        spans=tuple(intake.spans),
+        spans=tuple(inputs.spans),
     )
 
 
-# --- sorting out what arrived -----------------------------------------------------------------
+# --- sorting spans and records ----------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Intake:
-    """What arrived, sorted by what it is."""
+class _Inputs:
+    """Spans and records of an attempt, by kind."""
 
     spans: list[Span] = field(default_factory=list)
     """Spans that are not late."""
@@ -290,119 +264,110 @@ class _Intake:
     records: list[TokenRecord] = field(default_factory=list)
     late_records: list[TokenRecord] = field(default_factory=list)
     late: int = 0
-    foreign: int = 0
+    """Number of late spans and records."""
 
     def llm_spans(self, *, late: bool) -> dict[str, list[Span]]:
         return self.late_llm if late else self.llm
 
 
-def _take_in(attempt_id: str, spans: Iterable[Span], records: Iterable[TokenRecord]) -> _Intake:
-    intake = _Intake()
+def _sort_inputs(attempt_id: str, spans: Iterable[Span], records: Iterable[TokenRecord]) -> _Inputs:
+    inputs = _Inputs()
     unnamed: list[Span] = []
     for span in spans:
         if span.attempt_id != attempt_id and span.attempt_id:
-            intake.foreign += 1
             continue
         if span.late:
-            intake.late += 1
+            inputs.late += 1
         else:
-            intake.spans.append(span)
+            inputs.spans.append(span)
         kind = span.kind
         if kind is _LLM:
             call_id = span.attributes.get(_CALL_ID)
             if not call_id:
                 unnamed.append(span)
                 continue
-            intake.llm_spans(late=span.late).setdefault(str(call_id), []).append(span)
+            inputs.llm_spans(late=span.late).setdefault(str(call_id), []).append(span)
         elif kind is _REWARD and not span.late:
-            intake.rewards[span.span_id] = span
+            inputs.rewards[span.span_id] = span
     if unnamed:
-        _name_unnamed(intake, unnamed)
-    _take_records(intake, attempt_id, records)
-    return intake
-
-
-def _take_records(intake: _Intake, attempt_id: str, records: Iterable[TokenRecord]) -> None:
+        _name_unnamed(inputs, unnamed)
     for record in records:
-        if record.attempt_id != attempt_id:
-            intake.foreign += 1
-        elif record.late:
-            intake.late += 1
-            intake.late_records.append(record)
-        else:
-            intake.records.append(record)
+        if record.attempt_id == attempt_id:
+            (inputs.late_records if record.late else inputs.records).append(record)
+    inputs.late += len(inputs.late_records)
+    return inputs
 
 
-def _name_unnamed(intake: _Intake, unnamed: Sequence[Span]) -> None:
-    """Give LLM spans without a call id one of their own, save those that wrap another call.
+def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
+    """Give LLM spans without a call id one, except those that wrap another call.
 
-    Another instrumentation may have opened an LLM span around a call that the gateway recorded:
-    the same call seen from outside, by its parent id. Counted again it would be two calls.
+    Another instrumentation may have opened an LLM span around a call that the gateway recorded. It
+    is an ancestor of the call's span, and would count the same call twice.
     """
-    named = [*intake.llm.values(), *intake.late_llm.values()]
-    inside = [*unnamed, *(span for spans in named for span in spans)]
-    parents = {span.span_id: span.parent_id for span in (*intake.spans, *inside)}
-    outside: set[str] = set()
-    for call in inside:
+    named = [*inputs.llm.values(), *inputs.late_llm.values()]
+    calls = [*unnamed, *(span for spans in named for span in spans)]
+    parents = {span.span_id: span.parent_id for span in (*inputs.spans, *calls)}
+    ancestors: set[str] = set()
+    for call in calls:
         ancestor = call.parent_id
-        while ancestor is not None and ancestor not in outside:  # else a circle would never end
-            outside.add(ancestor)
+        while ancestor is not None and ancestor not in ancestors:  # ends at circles of parents too
+            ancestors.add(ancestor)
             ancestor = parents.get(ancestor)
     for span in unnamed:
-        if span.span_id not in outside:
-            intake.llm_spans(late=span.late)[f"span:{span.span_id}"] = [span]
+        if span.span_id not in ancestors:
+            inputs.llm_spans(late=span.late)[f"span:{span.span_id}"] = [span]
 
 
 # --- calls ------------------------------------------------------------------------------------
 
 
 def _calls(
-    intake: _Intake, rewards: Mapping[str, tuple[EmittedReward, ...]], notes: list[str]
+    inputs: _Inputs, rewards: Mapping[str, tuple[EmittedReward, ...]], notes: list[str]
 ) -> tuple[list[Call], list[Call]]:
-    """(calls in time, late calls), unordered."""
-    records = _once(intake.records, notes)
-    calls = [_from_record(record, intake.llm, rewards) for record in records]
+    """Return (calls in time, late calls), unordered."""
+    records = _deduplicated(inputs.records, notes)
+    calls = [_from_record(record, inputs.llm, rewards) for record in records]
     recorded = {record.call_id for record in records}
-    # What the app says of a stream that it left, or never got, is in time where the gateway, which
-    # notices later, is not.
-    told = {name for name, spans in intake.llm.items() if _outcome(spans) is not _OK} | recorded
-    late_records = [r for r in _once(intake.late_records, []) if r.call_id not in told]
-    late = [_from_record(record, intake.late_llm, {}) for record in late_records]
+    # the app's span of a stream that it abandoned, or never received, is in time, while the
+    # gateway, which notices later, writes a late record
+    in_time = {name for name, spans in inputs.llm.items() if _outcome(spans) is not _OK} | recorded
+    late_records = [r for r in _deduplicated(inputs.late_records, []) if r.call_id not in in_time]
+    late = [_from_record(record, inputs.late_llm, {}) for record in late_records]
     recorded |= {record.call_id for record in late_records}
-    for call_id, spans in intake.llm.items():
+    for call_id, spans in inputs.llm.items():
         if call_id not in recorded:
             calls.append(_from_spans(call_id, spans, rewards))
     calls += _empty_choices(calls)
-    for call_id, spans in intake.late_llm.items():
-        if call_id not in recorded and call_id not in intake.llm:
+    for call_id, spans in inputs.late_llm.items():
+        if call_id not in recorded and call_id not in inputs.llm:
             late.append(_from_spans(call_id, spans, {}))
     return calls, late
 
 
 def _empty_choices(calls: Sequence[Call]) -> list[Call]:
-    """Choices that the client asked for (n > 1) and of which no token was recorded: without them
-    the coverage would pass over them in silence."""
+    """Return the requested choices (n > 1) without a recorded token, so that the coverage includes
+    them."""
     several = {call.call_id: call for call in calls if _choices(call) > 1}
-    there = {call.key for call in calls if call.call_id in several}
+    present = {call.key for call in calls if call.call_id in several}
     return [
         msgspec.structs.replace(call, choice=choice, record=None)
         for call in several.values()
         for choice in range(_choices(call))
-        if (call.call_id, choice) not in there
+        if (call.call_id, choice) not in present
     ]
 
 
 _MAX_CHOICES: Final = 128
-"""As many as the gateway allows: a span of somebody else cannot make us build more."""
+"""The gateway's limit; it bounds the effect of a span from another program."""
 
 
 def _choices(call: Call) -> int:
-    asked = call.span.attributes.get(semconv.REQUEST_CHOICES) if call.span else None
-    return min(asked, _MAX_CHOICES) if isinstance(asked, int) else 1
+    choices = call.span.attributes.get(semconv.REQUEST_CHOICES) if call.span else None
+    return min(choices, _MAX_CHOICES) if isinstance(choices, int) else 1
 
 
-def _once(records: list[TokenRecord], notes: list[str]) -> list[TokenRecord]:
-    """One record per (call id, choice): a retry of a call id is the same call."""
+def _deduplicated(records: list[TokenRecord], notes: list[str]) -> list[TokenRecord]:
+    """Return one record per (call id, choice), because a retry of a call id is the same call."""
     by_key: dict[CallKey, TokenRecord] = {}
     double: set[CallKey] = set()
     for record in records:
@@ -410,20 +375,12 @@ def _once(records: list[TokenRecord], notes: list[str]) -> list[TokenRecord]:
         earlier = by_key.setdefault(key, record)
         if earlier is not record and earlier != record:
             double.add(key)
-            # which of the two arrived first is chance: the choice must not depend on it
-            by_key[key] = min(earlier, record, key=_record_order)
+            # the order of arrival is random, so the choice must not depend on it
+            by_key[key] = min(
+                earlier, record, key=lambda r: (r.sequence_start, msgspec.msgpack.encode(r))
+            )
     notes += [f"call {call} choice {n} has two token records" for call, n in sorted(double)]
     return list(by_key.values()) if len(by_key) < len(records) else records
-
-
-def _record_order(record: TokenRecord) -> tuple[int, int, bytes, bytes, bytes]:
-    return (
-        record.sequence_start,
-        record.sequence_end,
-        record.prompt,
-        record.response,
-        msgspec.msgpack.encode(record),
-    )
 
 
 def _from_record(
@@ -460,17 +417,8 @@ def _from_spans(
 ) -> Call:
     span = _primary(spans)
     start, end = (None, None) if span.sequence_start is None else _sequence(span)
-    return Call(
-        call_id,
-        0,
-        _path(span),
-        _outcome(spans),
-        start,
-        end,
-        None,
-        span,
-        rewards.get(call_id, ()),
-    )
+    emitted = rewards.get(call_id, ())
+    return Call(call_id, 0, _path(span), _outcome(spans), start, end, None, span, emitted)
 
 
 def _sequence(span: Span) -> tuple[int, int]:
@@ -479,14 +427,14 @@ def _sequence(span: Span) -> tuple[int, int]:
 
 
 def _primary(spans: list[Span]) -> Span:
-    """The span that speaks for a call: the gateway's, else the earliest."""
+    """Return the span that represents a call: the gateway's, else the earliest."""
     if len(spans) == 1:
         return spans[0]
     return min(spans, key=lambda s: (s.sequence_start is None, s.sequence_start or 0, *_time(s)))
 
 
 def _path(span: Span | None) -> str:
-    """The agent path that the call itself recorded, in whichever dialect."""
+    """Return the agent path recorded on the span, in any dialect."""
     if span is None:
         return semconv.UNNAMED_AGENT
     path = span.attributes.get(semconv.AGENT_PATH)
@@ -497,11 +445,11 @@ def _path(span: Span | None) -> str:
 
 
 def _outcome(spans: list[Span]) -> CallOutcome:
-    """What the spans of one call id say became of it.
+    """Return the outcome of a call from all spans of its id.
 
-    A failed delivery stands unless a span of a later sequence says that a retry fetched the answer.
-    Spans without sequence cannot be later than anything, so what they report stands. A call that
-    was sampled anew stays so, whatever became of it afterwards.
+    A failed delivery stands unless a span of a later sequence shows that a retry fetched the
+    answer. Spans without sequence cannot be later, so their outcome stands. A resampled call stays
+    resampled.
     """
     if len(spans) == 1:
         return _stated(spans[0])
@@ -520,7 +468,7 @@ _GRAVITY: Final = (
     CallOutcome.ERROR,
     CallOutcome.OK,
 )
-"""Outcomes, the one that most forbids training first: where spans disagree, it stands."""
+"""Outcomes from worst to best; where spans disagree, the worst one stands."""
 
 
 def _sequence_order(span: Span) -> tuple[int, int, int]:
@@ -529,7 +477,7 @@ def _sequence_order(span: Span) -> tuple[int, int, int]:
 
 
 def _stated(span: Span) -> CallOutcome:
-    """What one span says became of its call; an event that was added later overrides the span."""
+    """Return the outcome recorded on one span; a later event overrides the span's attribute."""
     if span.attributes.get(semconv.CALL_RESAMPLED):
         return CallOutcome.RESAMPLED
     stated = span.attributes.get(semconv.CALL_OUTCOME)
@@ -547,8 +495,11 @@ _by_sequence: Final = attrgetter("sequence_start", "call_id", "choice")
 
 
 def _in_causal_order(calls: list[Call]) -> tuple[Call, ...]:
-    """The calls by gateway sequence. Those without one are put in by start time, for display only:
-    before the first call of the sequence that started later; without a start time, at the end."""
+    """Return the calls by gateway sequence.
+
+    Calls without one are inserted by start time, for display only: before the first call of the
+    sequence that started later; without a start time, at the end.
+    """
     ordered = [call for call in calls if call.sequence_start is not None]
     ordered.sort(key=_by_sequence)
     if len(ordered) == len(calls):
@@ -571,51 +522,45 @@ def _display_order(call: Call) -> tuple[float, str, int]:
 
 
 _agent: Final = lru_cache(maxsize=4096)(agent_name)
-"""A batch has few paths and asks for each of them once per call."""
+"""Cached, because a batch has many calls and few paths."""
 
 
 # --- rewards ----------------------------------------------------------------------------------
 
 
-class _Rewards(NamedTuple):
-    final: tuple[EmittedReward, ...]
-    on_calls: dict[str, tuple[EmittedReward, ...]]
-    unattached: tuple[EmittedReward, ...]
-    notes: list[str]
-
-
-def _sort_rewards(intake: _Intake) -> _Rewards:
-    """The emitted rewards, sorted by ids alone: for the attempt, for a call, or for neither."""
-    result = _Rewards((), {}, (), [])
-    if not intake.rewards:
-        return result
-    call_ids = {record.call_id for record in intake.records} | intake.llm.keys()
-    by_span = {span.span_id: call_id for call_id, spans in intake.llm.items() for span in spans}
-    by_span |= {record.span_id: record.call_id for record in intake.records if record.span_id}
-    on_calls: dict[str, list[EmittedReward]] = {}
-    final, unattached = [], []
-    for span in sorted(intake.rewards.values(), key=_time):
+def _sort_rewards(
+    inputs: _Inputs, notes: list[str]
+) -> tuple[list[EmittedReward], dict[str, tuple[EmittedReward, ...]]]:
+    """Return (rewards of the attempt, call id → rewards), assigned by ids alone."""
+    if not inputs.rewards:
+        return [], {}
+    call_ids = {record.call_id for record in inputs.records} | inputs.llm.keys()
+    by_span = {span.span_id: call_id for call_id, spans in inputs.llm.items() for span in spans}
+    by_span |= {record.span_id: record.call_id for record in inputs.records if record.span_id}
+    on_calls: dict[str, list[EmittedReward]] = defaultdict(list)
+    final = []
+    for span in sorted(inputs.rewards.values(), key=_time):
         target = _target(span)
-        call_id = target if target in call_ids else by_span.get(target or "")
-        if call_id is None and target is not None:
-            call_id = _by_response(target, intake.llm)
         if target is None:
             final.append(_emitted(span))
-        elif call_id is None:
-            unattached.append(_emitted(span))
-            result.notes.append(f"a reward was emitted on {target}, which is no call: it is unused")
+            continue
+        call_id = target if target in call_ids else by_span.get(target)
+        call_id = call_id or _by_response(target, inputs.llm)
+        if call_id is None:
+            notes.append(f"a reward was emitted on {target}, which is no call: it is unused")
         else:
-            on_calls.setdefault(call_id, []).append(_emitted(span))
+            on_calls[call_id].append(_emitted(span))
     for call_id, emitted in sorted(on_calls.items()):
         if len(emitted) > 1:
-            result.notes.append(f"{len(emitted)} rewards on call {call_id}: the last one counts")
-    attached = {call_id: tuple(emitted) for call_id, emitted in on_calls.items()}
-    return _Rewards(tuple(final), attached, tuple(unattached), result.notes)
+            notes.append(f"{len(emitted)} rewards on call {call_id}: the last one counts")
+    return final, {call_id: tuple(emitted) for call_id, emitted in on_calls.items()}
 
 
 def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
-    """The call whose response has this id, with or without the prefix that its dialect gives it:
-    an endpoint that is not ours makes ids of its own."""
+    """Return the call whose response has this id, with or without its dialect's prefix.
+
+    Endpoints other than the gateway generate their own response ids.
+    """
     for call_id, spans in llm.items():
         for span in spans:
             response_id = str(span.attributes.get(semconv.RESPONSE_ID, ""))
@@ -625,7 +570,7 @@ def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
 
 
 def _target(span: Span) -> str | None:
-    """The call id or span id that a reward is for; None for the attempt."""
+    """Return the call id or span id of a reward's target; None for the attempt."""
     named = span.attributes.get(semconv.REWARD_CALL_ID)
     named = named or span.attributes.get(semconv.REWARD_SPAN_ID)
     if named:
@@ -640,12 +585,11 @@ def _emitted(span: Span) -> EmittedReward:
         for key, value in sorted(span.attributes.items())
         if key.startswith(prefix) and (number := _finite(value)) is not None
     }
-    value = _finite(span.attributes.get(semconv.REWARD_VALUE))
-    return EmittedReward(span.span_id, value, dimensions, span.start_ns)
+    return EmittedReward(_finite(span.attributes.get(semconv.REWARD_VALUE)), dimensions)
 
 
 def _finite(value: Any) -> float | None:
-    """float64 of a number or bool; None for everything else."""
+    """Return a finite number or bool as float64; None for everything else."""
     if not isinstance(value, int | float):
         return None
     return usable(value)
@@ -657,8 +601,8 @@ def _final_reward(
     failure_reward: float | None,
     notes: list[str],
 ) -> tuple[float | None, Mapping[str, float], RewardSource | None]:
-    """(value, dimensions, source). The return value wins; nothing is summed."""
-    # what was emitted before the infrastructure failed speaks of half an attempt
+    """Return (value, dimensions, source). The return value wins; rewards are never summed."""
+    # rewards emitted before the infrastructure failed concern a part of the attempt only
     if attempt.outcome in _NEVER_SCORED or attempt.status in _UNSCORED:
         return None, {}, None
     last = emitted[-1] if emitted else None

@@ -1,19 +1,19 @@
-"""Values: what a critic's numbers make of an episode, by the causal order of its calls.
+"""Generalised advantage estimation over the causal graph of an episode's calls.
 
-A critic says V(c), the reward-to-go expected at the prompt of call c. With S(c), the calls that
-follow c directly, d the difference of their turns, G the reward-to-go of
+V(c) is the critic's value: the reward-to-go expected at the prompt of call c. With S(c), the calls
+that follow c directly, d the difference of their turns, G the reward-to-go of
 `lightspan.lightning.credit`, and means over S(c) that are 0 where nothing follows,
 
-    rho(c) = G(c) - mean gamma^d G(j)                                    what came between
+    rho(c) = G(c) - mean gamma^d G(j)                                    rewards in between
     A(c) = rho(c) + mean gamma^d V(j) - V(c) + lambda · mean gamma^d A(j)
 
-is generalised advantage estimation (arXiv 1506.02438) with one step per *call*; verl's and most
-others' is per token. In a chain it is the usual recursion. With lambda 1 it is G - V on any graph,
-which is right whatever V is; below 1 it is less noisy and as wrong as V is.
+is generalised advantage estimation (arXiv 1506.02438) with one step per *call*; verl and most
+others take one per token. In a chain it is the usual recursion. With lambda 1 it is G - V on any
+graph, which is unbiased whatever V is; below 1 it has less variance and the bias of V.
 
-*Directly*: j starts after c ended, and no call lies wholly between. So a branch that runs beside
-others is followed by what waits for it, not by whatever comes next by turn (gateway sequence
-numbers as intervals):
+*Directly*: j starts after c ended, and no call lies wholly between. So a branch that runs in
+parallel with others is followed by the call that waits for it, not by the next one by turn (gateway
+sequence numbers as intervals):
 
     plan  [1, 2]                               S: X1, Y
     X1          [3, 5]                         S: X2
@@ -21,10 +21,10 @@ numbers as intervals):
     X2                  [6, 7]                 S: join
     join                        [9, 10]        S: nothing
 
-Calls without a value (those that were rejected: no learner sees them) are left out before S is
-made, so what came before such a call is followed by what came after it: to the policy it was a part
-of the environment. Their rewards and their turns still count, in G and d. A call without sequence
-has no place in the causal order: nothing follows from it, it follows from nothing, and A = G - V.
+Calls without a value (rejected ones: no learner sees them) are left out before S is made, so the
+calls before such a call are followed by those after it: for the policy it was a part of the
+environment. Its rewards and turn still count, in G and d. A call without sequence has no place in
+the causal order: it has no predecessor and no successor, and A = G - V.
 """
 
 from __future__ import annotations
@@ -40,47 +40,50 @@ from lightspan.errors import DataError
 from lightspan.lightning.advantages import identical
 from lightspan.lightning.episode import Call, CallKey
 from lightspan.lightning.rows import Row
-from lightspan.lightning.transitions import turn_depths
+from lightspan.lightning.turns import Turns
 
 DEFAULT_LAMBDA: Final = 0.95
 TRUSTED_VARIANCE: Final = 0.2
-"""The part of the variance of the rewards-to-go that values have to explain before they are built
-on. From an untrained head, training with lambda 0.5 collapsed in 2 of 2 runs."""
+"""Least explained variance at which lambda may be below 1. With an untrained head, training with
+lambda 0.5 collapsed in 2 of 2 runs."""
 
 
 def gae(
-    calls: Sequence[Call],
+    turns: Turns,
     to_go: Mapping[CallKey, float],
     values: Mapping[CallKey, float],
     *,
     gamma: float = 1.0,
     lam: float = DEFAULT_LAMBDA,
 ) -> dict[CallKey, float]:
-    """The advantage of each call that has a value (see the module); not divided by any scale.
+    """Return the advantage of each call that has a value, before scaling.
 
     Shaping by potentials changes nothing: `to_go` - Phi with `values` - Phi gives the same.
 
     Args:
-        calls: the selected calls of an episode, in causal order, rejected ones too.
-        to_go: G of each call, such as `Discounted(gamma)` says.
-        values: V of those calls that have one.
-        gamma: the discount per turn that `to_go` was made with.
-        lam: lambda, from 0 (V alone speaks of what follows) to 1 (G alone does).
+        turns: the selected calls of an episode, rejected ones too.
+        to_go: G of each call, as `Discounted(gamma)` computes it.
+        values: V of the calls that have one.
+        gamma: the discount per turn in `to_go`.
+        lam: lambda, from 0 (V alone) to 1 (G alone).
 
     Raises:
-        DataError: a value is of no call of these, is no finite number, or its call has no `to_go`.
+        DataError: a value belongs to no call, is not finite, or its call has no `to_go`.
     """
-    turns = {call.key: turn for call, turn in zip(calls, turn_depths(calls), strict=True)}
+    turn_of = turns.by_key
     for key, value in values.items():
-        if key not in turns or key not in to_go or not math.isfinite(value):
-            raise DataError(f"call {key}: a value needs its call, its reward-to-go, and a number")
-    valued = [call for call in calls if call.key in values]
+        if key not in turn_of or key not in to_go or not math.isfinite(value):
+            raise DataError(
+                f"call {key} has the value {value}: values must be finite numbers of selected "
+                "calls with a reward-to-go"
+            )
+    valued = [call for call in turns.calls if call.key in values]
     following = successors(valued)
     advantages: dict[CallKey, float] = {}
-    for place in reversed(range(len(valued))):  # what follows a call comes after it
+    for place in reversed(range(len(valued))):  # successors have a higher place
         key = valued[place].key
         ahead = [valued[after].key for after in following[place]]
-        weights = {other: gamma ** (turns[other] - turns[key]) / len(ahead) for other in ahead}
+        weights = {other: gamma ** (turn_of[other] - turn_of[key]) / len(ahead) for other in ahead}
         between = to_go[key] - _weighted(to_go, weights)
         surprise = between + _weighted(values, weights) - values[key]
         advantages[key] = surprise + lam * _weighted(advantages, weights)
@@ -88,10 +91,10 @@ def gae(
 
 
 def successors(calls: Sequence[Call]) -> list[list[int]]:
-    """S (see the module): for each call the places of those that follow it directly.
+    """Return S (see the module): per call, the places of the calls that follow it directly.
 
     Args:
-        calls: in causal order. What is not among them does not lie between.
+        calls: in causal order; no other call counts as lying between.
     """
     placed = [place for place, call in enumerate(calls) if call.sequence_start is not None]
     starts = [calls[place].sequence_start or 0 for place in placed]
@@ -103,10 +106,11 @@ def successors(calls: Sequence[Call]) -> list[list[int]]:
 
 
 def interval_successors(starts: Sequence[int], ends: Sequence[int]) -> list[range]:
-    """Per interval, those that start after it ended with none wholly between: they stand side by
-    side, since they are all that start up to the first end among the later ones. O(n log n).
+    """Return, per interval, those that start after it ended with none wholly between, in
+    O(n log n).
 
-    `starts` ascend, and no interval ends before it starts.
+    They are contiguous: all that start up to the first end among the later ones. `starts` ascend,
+    and no interval ends before it starts.
 
     Example:
         >>> interval_successors([1, 3, 4, 6, 9], [2, 5, 8, 7, 10])
@@ -124,16 +128,16 @@ def interval_successors(starts: Sequence[int], ends: Sequence[int]) -> list[rang
 def values_by_call(
     rows: Sequence[Row], values: Sequence[Sequence[float]]
 ) -> dict[str, dict[CallKey, float]]:
-    """Rollout → call → value, of what `Learner.values` said of these rows."""
-    found: dict[str, dict[CallKey, float]] = defaultdict(dict)
+    """Return rollout → call → value, for the result of `Learner.values` on these rows."""
+    by_rollout: dict[str, dict[CallKey, float]] = defaultdict(dict)
     for row, numbers in zip(rows, values, strict=True):
-        found[row.rollout_id].update(zip(row.call_ids, numbers, strict=True))
-    return dict(found)
+        by_rollout[row.rollout_id].update(zip(row.call_ids, numbers, strict=True))
+    return dict(by_rollout)
 
 
 def explained_variance(values: Sequence[float], targets: Sequence[float]) -> float | None:
-    """1 - Var(target - value) / Var(target), at most 1 and negative for values that mislead; None
-    where targets do not vary. A target of NaN is none: the pair is left out."""
+    """Return 1 - Var(target - value) / Var(target), negative for misleading values; None if targets
+    do not vary. Pairs with a target of NaN are left out."""
     pairs = [(v, t) for v, t in zip(values, targets, strict=True) if not math.isnan(t)]
     if not pairs or identical([target for _, target in pairs]):
         return None
@@ -142,13 +146,12 @@ def explained_variance(values: Sequence[float], targets: Sequence[float]) -> flo
 
 
 def warmup_lambda(lam: float, *, fits: int, warmup: int, explained: float | None) -> float:
-    """`lam` where values are fit to be built on, else 1.0, which is right whatever they are.
+    """Return `lam` if the critic can be trusted, else 1.0, which is unbiased with any critic.
 
     Args:
-        fits: how often the values were fitted so far.
-        warmup: how many fits they need at least.
-        explained: the variance that they explained of targets which they had not seen; None: not
-            known.
+        fits: number of times that the critic was fitted.
+        warmup: number of fits that it needs at least.
+        explained: the variance that it explained of targets that it had not seen; None if unknown.
     """
     trusted = fits >= max(warmup, 1) and explained is not None and explained >= TRUSTED_VARIANCE
     return lam if trusted else 1.0
@@ -159,6 +162,6 @@ def _weighted(numbers: Mapping[CallKey, float], weights: Mapping[CallKey, float]
 
 
 def _squares(numbers: Sequence[float]) -> float:
-    """Σ (x - mean)²"""
+    """Return Σ (x - mean)²."""
     mean = math.fsum(numbers) / len(numbers)
     return math.fsum((number - mean) ** 2 for number in numbers)

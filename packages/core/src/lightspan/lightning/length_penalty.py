@@ -1,5 +1,5 @@
-"""Overlong: calls whose answers are close to too long are paid less (DAPO, arXiv 2503.14476, eq.
-13, the soft overlong punishment).
+"""Overlong: a soft penalty on the credit of calls with too long answers (DAPO, arXiv 2503.14476,
+eq. 13).
 
 With T the sampled tokens of a call, L the longest answer and B the buffer before it, the penalty is
 
@@ -7,16 +7,15 @@ With T the sampled tokens of a call, L the longest answer and B the buffer befor
     (L - B - T) / B · penalty   L - B < T ≤ L
     -penalty                    L < T
 
-DAPO adds it to the reward of a rollout that is one answer. Here it is of each *call*, and of no
-other call of the rollout, for no other made this answer long: it is added to that call's credit,
-and to what that is compared with (`lightspan.lightning.baselines`).
+DAPO adds it to the reward of a rollout that is one answer. Here each *call* has its own: it is
+added to that call's credit, and to the numbers that the credit is compared with
+(`lightspan.lightning.baselines`).
 
-Penalties touch neither the scale of advantages nor whether a group teaches: those are of the
-returns alone.
-Otherwise a group of equal rewards, in which one answer is a token over, would be divided by that
-one token's penalty (GRPO), and a step would learn about length as much as about the task. DAPO
-leaves such groups out as well: its dynamic sampling goes by accuracy. Only training knows of it:
-evaluations, and the rewards that are reported, are the app's own.
+Penalties change neither the scale of advantages nor which groups have variance: both follow from
+returns alone. Otherwise a group of equal rewards, with one answer a token too long, would be
+divided by that one token's penalty (GRPO), and a step would learn as much about length as about the
+task. DAPO excludes such groups as well: its dynamic sampling uses accuracy. Evaluations and
+reported rewards have no penalties.
 """
 
 from __future__ import annotations
@@ -32,17 +31,16 @@ from lightspan.schema.validation import check_number, check_whole
 
 
 class Overlong(msgspec.Struct, frozen=True, kw_only=True):
-    """Pay calls less whose answers are close to too long (see the module).
+    """Penalty on calls whose answers are close to too long (see the module).
 
     Raises:
         ConfigError: a length below 1, a buffer longer than `max_tokens`, a penalty not above 0.
     """
 
     max_tokens: int
-    """L: an answer of as many tokens has the whole penalty. `LightningRL(max_tokens=)`, as a rule,
-    which cuts answers there."""
+    """L: tokens at which the whole penalty applies, usually `LightningRL(max_tokens=)`."""
     buffer: int
-    """B: tokens before `max_tokens` over which the penalty rises. DAPO: a fifth of it."""
+    """B: tokens before `max_tokens` over which the penalty rises. DAPO: a fifth of `max_tokens`."""
     penalty: float = 1.0
     """The whole penalty, as a positive number in units of the reward."""
 
@@ -57,11 +55,11 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> int:
-        """Tokens up to which nothing is taken: L - B."""
+        """Maximum tokens without a penalty: L - B."""
         return self.max_tokens - self.buffer
 
     def of(self, tokens: int) -> float:
-        """What an answer of as many tokens is paid less: 0 to -penalty.
+        """Return the penalty of an answer: 0 to -penalty.
 
         Example:
             >>> [Overlong(max_tokens=10, buffer=4).of(tokens) for tokens in (6, 7, 10, 11)]
@@ -72,23 +70,21 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlong_penalties(overlong: Overlong, coverage: Coverage) -> dict[CallKey, float]:
-    """What each selected call is paid less, 0.0 included. A call that has no token record, and so
-    is not trained, has no length: 0.0."""
+    """Return the penalty of each selected call; 0.0 without a token record, that is, a length."""
     return {
-        entry.call.key: 0.0
-        if entry.call.record is None
+        call.key: 0.0
+        if call.record is None
         # the packed ids are four bytes each
-        else overlong.of(len(entry.call.record.response) // 4)
-        for entry in coverage.selected
+        else overlong.of(len(call.record.response) // 4)
+        for call in coverage.turns.calls
     }
 
 
 def overlong_metrics(
     overlong: Overlong, penalties: Iterable[Mapping[CallKey, float]]
 ) -> dict[str, float]:
-    """Of a batch's rollouts: the share of selected calls that were paid less (`penalised`), that
-    were paid less by the whole penalty (`whole`), and what a call was paid less on average
-    (`penalty`)."""
+    """Return, for a batch's selected calls: the share with a penalty (`penalised`), the share with
+    the whole penalty (`whole`), and the mean (`penalty`)."""
     values = [value for of_rollout in penalties for value in of_rollout.values()]
     count = max(len(values), 1)
     return {

@@ -1,33 +1,32 @@
-"""Breaks: why some conversations of an attempt fell apart into several rows.
+"""Merge diagnostics: why some conversations of an attempt became several rows.
 
-Rows are decided by token ids alone (`lightspan.lightning.rows`). This module looks at what the app
-said too, and names the cause where a conversation that went on did not go on in its row. Each
-trained call has one of four relations to the calls before it, of the same attempt, policy and
-agent path:
+Rows are merged by token ids alone (`lightspan.lightning.rows`). This module compares the app's
+messages too, and names the cause where a conversation continued but its row did not. Each trained
+call has one of four relations to the earlier calls of the same attempt, policy and agent path:
 
 `merged`    its prompt begins with every token of a row: it extends that row.
-`new`       no earlier call of the agent is continued by it. A sub-agent that is asked afresh each
-            time, and a prompt that is asked twice, are new conversations and never breaks.
-`branch`    it continues an earlier call token for token, but another call has taken that row
+`new`       it continues no earlier call of the agent. A sub-agent that starts afresh each time, and
+            a prompt that is sent twice, are new conversations and never breaks.
+`branch`    it continues an earlier call token for token, but another call has extended that row
             (several answers to one prompt were each followed up).
-`broken`    it continues an earlier call, and its tokens differ from what that call consumed and
-            sampled.
+`broken`    it continues an earlier call, but its tokens differ from the prompt and response of that
+            call.
 
 A call *continues* an earlier one if the earlier call's messages are a proper prefix of its own, or
-else if the earlier call's answer stands among its messages. Of several such calls the one with the
-longest prefix is meant, of those one whose answer comes next, of those the latest.
+else if the earlier call's answer is among its messages. Of several such calls, the one with the
+longest prefix counts, then one whose answer comes next, then the latest.
 
-The cause of a break is that of the first token that differs:
+The cause of a break is that of the first differing token:
 
 1. `retokenisation`: the texts of both sequences agree up to the end of the differing tokens: the
-   same text was cut into other tokens than the model sampled.
+   same text has other tokens than the model sampled.
 2. `template`: the text differs although the app repeated the earlier messages, the answer and the
-   tools unchanged: the chat template renders the past otherwise than it was (drops earlier
-   thinking, trims white space, words a tool call in its own way).
-3. `other`: the app changed something: a message, the answer, the tools, or the order.
+   tools unchanged: the chat template renders the past differently (drops earlier thinking, trims
+   white space, formats a tool call in its own way).
+3. `other`: the app changed a message, the answer, the tools, or the order.
 
 Messages are compared by role, name, text, and name and arguments of tool calls (as JSON values, so
-that white space between them does not matter); ids of tool calls are not compared.
+white space in them does not matter); ids of tool calls are not compared.
 """
 
 from __future__ import annotations
@@ -47,16 +46,17 @@ from lightspan.schema import genai_messages, semconv as c
 
 Where = Literal["prompt", "response", "shorter"]
 Decode = Callable[[str, Sequence[int]], str]
-"""(policy, token ids) → text, special tokens shown."""
+"""(policy, token ids) → text with special tokens."""
 
 WINDOW: Final = 32
-"""Tokens after a difference that are read to compare texts."""
+"""Tokens after a difference that are decoded to compare texts."""
 LEAD: Final = 4
-"""Tokens before it: a token may be half a character, or lose its leading space when it is first."""
+"""Tokens decoded before it: a token may be half a character, or lose its leading space at the
+beginning."""
 
 
 class Cause(StrEnum):
-    """Why a conversation broke (see the module)."""
+    """Cause of a break (see the module)."""
 
     TEMPLATE = "template"
     RETOKENISATION = "retokenisation"
@@ -64,7 +64,7 @@ class Cause(StrEnum):
 
 
 class Relation(StrEnum):
-    """What a call is to those before it (see the module)."""
+    """Relation of a call to earlier ones (see the module)."""
 
     MERGED = "merged"
     NEW = "new"
@@ -73,7 +73,7 @@ class Relation(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message as it is compared."""
+    """Message in comparable form."""
 
     role: str
     text: str
@@ -83,7 +83,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Message:
-        """The message of an OpenAI request or answer, for comparison."""
+        """Convert a message of an OpenAI request or answer."""
         calls = message.get("tool_calls") or ()
         return cls(
             str(message.get("role", "")),
@@ -98,67 +98,68 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class CallMessages(msgspec.Struct, frozen=True):
-    """What a call asked and got, as the app saw it."""
+    """Request and answer of a call, as the app saw them."""
 
     messages: tuple[Message, ...]
     answer: Message | None = None
     tools: str = ""
-    """The tools of the request, as JSON text."""
+    """Tools of the request, as JSON text."""
 
     @classmethod
     def of(cls, call: Call) -> CallMessages:
-        """What a call's span says; empty without a span, or without messages in it."""
+        """Read the messages from a call's span; empty without a span or messages."""
         if call.span is None:
             return cls(())
         attributes = call.span.attributes
-        asked, answers = genai_messages.asked_of(attributes), genai_messages.answers_of(attributes)
+        messages = genai_messages.asked_of(attributes)
+        answers = genai_messages.answers_of(attributes)
         answer = Message.of(answers[call.choice]) if call.choice < len(answers) else None
         tools = str(attributes.get(c.TOOL_DEFINITIONS, ""))
-        return cls(tuple(map(Message.of, asked)), answer, tools)
+        return cls(tuple(map(Message.of, messages)), answer, tools)
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that went on, but not in its row."""
+    """Conversation that continued in another row."""
 
     previous: TransitionKey
     following: TransitionKey
     agent_path: str
     cause: Cause
     detail: str
-    """What differs, for people."""
+    """The difference in words."""
     place: int
-    """Index of the first token of the following prompt that differs, or the prompt's length."""
+    """Index of the first differing token in the following prompt, or the prompt's length."""
     where: Where
-    """Whether it lies in the previous call's prompt or response; `shorter`: the following prompt
-    ends inside what came before."""
+    """Location of that token in the previous call: prompt or response; `shorter`: the following
+    prompt ends before it."""
     expected: int
-    """The token id of the previous call there."""
+    """Token id of the previous call at that place."""
     got: int | None
-    """The token id of the following prompt there; None if it has ended."""
+    """Token id of the following prompt at that place; None at its end."""
     expected_text: str
     got_text: str
     before: str
-    """The text just before, the same in both."""
+    """Common text just before that place."""
 
 
 class Merging(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the calls of some attempts."""
+    """Relations and breaks of the calls of some attempts."""
 
     relations: dict[TransitionKey, Relation]
     breaks: list[Break]
     rows: int
     row_tokens: int
-    """Tokens of all rows: what the learner computes."""
+    """Tokens of all rows, that the learner computes."""
     call_tokens: int
-    """Tokens of all calls, each by itself."""
+    """Tokens of all calls, unmerged."""
 
     def counts(self) -> dict[str, int]:
-        """Relation → calls; every relation is there."""
+        """Return relation → number of calls, for every relation."""
         calls = Counter(self.relations.values())
         return {relation.value: calls[relation] for relation in Relation}
 
     def causes(self) -> dict[str, int]:
-        """Cause → breaks; every cause is there."""
+        """Return cause → number of breaks, for every cause."""
         breaks = Counter(broken.cause for broken in self.breaks)
         return {cause.value: breaks[cause] for cause in Cause}
 
@@ -168,12 +169,11 @@ def read_merging(
     exchanges: Mapping[TransitionKey, CallMessages],
     decode: Decode,
 ) -> Merging:
-    """How these calls merge, and where they do not, why (see the module).
+    """Return how these calls merge, with the causes of breaks (see the module).
 
     Args:
         transitions: of any attempts, each attempt's in causal order.
-        exchanges: what each of them asked and got.
-        decode: token ids of a policy as text.
+        exchanges: request and answer of each transition.
     """
     chains = merge(transitions)
     opened = {chain[0].key for chain in chains}
@@ -207,12 +207,11 @@ Earlier = tuple[Transition, CallMessages]
 
 
 class _History:
-    """The earlier calls of one agent in an attempt. Finding the continued one is linear in the
-    messages of the call that asks."""
+    """Earlier calls of one agent in an attempt. A look-up is linear in the messages of the call."""
 
     def __init__(self) -> None:
         self._by_messages: dict[int, list[Earlier]] = {}
-        """Digest of all messages → the calls that asked them."""
+        """Digest of all messages → the calls with these messages."""
         self._by_answer: dict[Message, Earlier] = {}
 
     def add(self, transition: Transition, exchange: CallMessages) -> None:
@@ -223,27 +222,24 @@ class _History:
             self._by_answer[exchange.answer] = (transition, exchange)
 
     def continued(self, exchange: CallMessages) -> Earlier | None:
-        """The call that this one continues; None: it begins a conversation."""
+        """Return the call that this one continues; None if it begins a conversation."""
         digests = _digests(exchange.messages)
         for size in range(len(digests) - 1, 0, -1):
-            asked_this = self._by_messages.get(digests[size - 1])
-            if asked_this:
+            candidates = self._by_messages.get(digests[size - 1])
+            if candidates:
                 following = exchange.messages[size]
-                answered = [earlier for earlier in asked_this if earlier[1].answer == following]
-                return (answered or asked_this)[-1]
-        for said in reversed(exchange.messages):
-            if said.role == "assistant" and said in self._by_answer:
-                return self._by_answer[said]
+                answered = [earlier for earlier in candidates if earlier[1].answer == following]
+                return (answered or candidates)[-1]
+        for message in reversed(exchange.messages):
+            if message.role == "assistant" and message in self._by_answer:
+                return self._by_answer[message]
         return None
 
 
-def _digests(said: Sequence[Message]) -> list[int]:
-    """One per prefix of the messages, from the first message alone to all of them."""
-    digests, digest = [], 0
-    for message in said:
-        digest = hash((digest, message))
-        digests.append(digest)
-    return digests
+def _digests(messages: Sequence[Message]) -> list[int]:
+    """Return the digest of each prefix of the messages, shortest first."""
+    digest = 0
+    return [digest := hash((digest, message)) for message in messages]
 
 
 def _break(
@@ -253,7 +249,8 @@ def _break(
     after: CallMessages,
     decode: Decode,
 ) -> Break | None:
-    """What differs; None if the following prompt begins with every token of the previous call."""
+    """Return the difference; None if the following prompt begins with every token of the previous
+    call."""
     expected = previous.prompt_ids + previous.response_ids
     got = following.prompt_ids
     place = common_prefix(expected, got)
@@ -262,12 +259,23 @@ def _break(
     where: Where = "prompt" if place < len(previous.prompt_ids) else "response"
     if place == len(got):
         where = "shorter"
-    texts = _Texts(expected, got, place, lambda ids: decode(previous.policy, ids))
-    cause, detail = Cause.RETOKENISATION, "the same text, cut into other tokens than were sampled"
-    if not texts.agree():
-        changed = _changed(before, after)
-        cause = Cause.OTHER if changed else Cause.TEMPLATE
-        detail = changed or _RENDERED[where]
+    start = max(0, place - LEAD)
+
+    def text(ids: Sequence[int], count: int) -> str:
+        """Return the text around the difference, up to `count` tokens after its beginning."""
+        return decode(previous.policy, ids[start : place + count])
+
+    def token(ids: Sequence[int]) -> str:
+        return decode(previous.policy, ids[place : place + 1])
+
+    # whether both texts are the same up to the end of both differing tokens
+    length = max(len(text(ids, 1)) for ids in (expected, got))
+    left, right = (text(ids, WINDOW)[:length] for ids in (expected, got))
+    cause, detail = Cause.RETOKENISATION, "the same text has other tokens than were sampled"
+    if where == "shorter" or left != right or len(left) != length:
+        change = _change(before, after)
+        cause = Cause.OTHER if change else Cause.TEMPLATE
+        detail = change or _RENDERED[where]
     return Break(
         previous=previous.key,
         following=following.key,
@@ -278,66 +286,35 @@ def _break(
         where=where,
         expected=expected[place],
         got=got[place] if place < len(got) else None,
-        expected_text=texts.token(expected),
-        got_text=texts.token(got),
-        before=texts.lead,
+        expected_text=token(expected),
+        got_text=token(got),
+        before=text(expected, 0),
     )
 
 
 _RENDERED: Final[Mapping[Where, str]] = {
-    "prompt": "the template renders earlier messages otherwise once the conversation goes on",
-    "response": "the template renders the answer otherwise than it was sampled",
+    "prompt": "the template renders earlier messages differently once the conversation goes on",
+    "response": "the template renders the answer differently from the sampled text",
     "shorter": "the template renders less than was sampled",
 }
 
 
-class _Texts:
-    """The texts of two sequences around the first token that differs."""
-
-    def __init__(
-        self,
-        expected: Sequence[int],
-        got: Sequence[int],
-        place: int,
-        decode: Callable[[Sequence[int]], str],
-    ) -> None:
-        self._start, self._place = max(0, place - LEAD), place
-        self._expected, self._got = expected, got
-        self._decode = decode
-        self.lead = decode(expected[self._start : place])
-
-    def agree(self) -> bool:
-        """Whether both texts are the same up to the end of both differing tokens."""
-        if self._place >= len(self._got):
-            return False
-        through = max(len(self._slice(ids, 1)) for ids in (self._expected, self._got))
-        left, right = (self._slice(ids, WINDOW)[:through] for ids in (self._expected, self._got))
-        return left == right and len(left) == through
-
-    def token(self, ids: Sequence[int]) -> str:
-        """The differing token's text; empty if there is none."""
-        return self._decode(ids[self._place : self._place + 1])
-
-    def _slice(self, ids: Sequence[int], count: int) -> str:
-        return self._decode(ids[self._start : self._place + count])
-
-
-def _changed(before: CallMessages, after: CallMessages) -> str:
-    """What the app changed between the calls; empty if it repeated everything."""
+def _change(before: CallMessages, after: CallMessages) -> str:
+    """Return the app's change between the calls in words; empty if it repeated everything."""
     if before.tools != after.tools:
         return "the app changed the tools"
-    kept = list(before.messages)
-    for place, (old, new) in enumerate(zip(kept, after.messages, strict=False)):
+    earlier = before.messages
+    for place, (old, new) in enumerate(zip(earlier, after.messages, strict=False)):
         if old != new:
             return f"the app changed message {place} ({old.role})"
-    if len(after.messages) <= len(kept):
+    if len(after.messages) <= len(earlier):
         return "the app shortened the conversation"
-    if after.messages[len(kept)] == before.answer:
+    following = after.messages[len(earlier)]
+    if following == before.answer:
         return ""
-    role = after.messages[len(kept)].role
-    if role != "assistant":
-        return f"the app left the answer out (a message of {role} follows)"
-    return f"the app changed the answer before it sent it back (message {len(kept)})"
+    if following.role != "assistant":
+        return f"the app left the answer out (a message of {following.role} follows)"
+    return f"the app changed the answer before it sent it back (message {len(earlier)})"
 
 
 def _text(content: Any) -> str:

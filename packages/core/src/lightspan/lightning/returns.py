@@ -1,10 +1,9 @@
-"""Returns: what a rollout was paid in all. Statistics are made of them: scale, and whether a group
-varies.
+"""Returns: the total reward of a rollout, the raw material of statistics.
 
-A return is the final reward and, where the credit rule pays for them, the rewards on calls, each
-once and undiscounted, and the bonuses of AIR. Rewards that have no place (`PlacedRewards`) are
-nobody's credit, so they are no part of it either: a group that differs by them alone has nothing to
-learn from. Neither are potentials and penalties, which are no rewards.
+A return is the final reward plus, where the credit rule pays for them, the rewards on calls, each
+once and undiscounted, and the bonuses of AIR. Rewards without a place (`PlacedRewards`) are left
+out, because no call is credited with them: a group that differs by them alone has nothing to learn.
+Potentials and length penalties are not rewards, so they are left out too.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from lightspan.lightning.credit import final_reward, placed_rewards
 from lightspan.lightning.episode import Episode
@@ -19,14 +19,17 @@ from lightspan.lightning.selection import Coverage
 
 
 def return_of(episode: Episode, coverage: Coverage, bonus: float = 0.0) -> float:
-    """The return of a scored rollout.
+    """Return the total reward of a scored rollout.
 
     Args:
-        coverage: says whether rewards on calls are paid for.
-        bonus: of AIR, if any.
+        coverage: its `step_rewards` decides whether rewards on calls count.
+        bonus: sum of AIR's bonuses.
     """
-    placed = placed_rewards(episode, coverage).all() if coverage.step_rewards else []
-    return math.fsum([final_reward(episode), *placed, bonus])
+    rewards = [final_reward(episode), bonus]
+    if coverage.step_rewards:
+        placed = placed_rewards(episode, coverage.turns)
+        rewards += chain.from_iterable([*placed.own, *placed.shared])
+    return math.fsum(rewards)
 
 
 def group_rewards(
@@ -34,11 +37,11 @@ def group_rewards(
     coverages: Sequence[Coverage],
     bonuses: Mapping[str, float] | None = None,
 ) -> dict[str, list[float | None]]:
-    """Returns by group, for `needs_resampling`; None for a rollout that statistics leave out.
+    """Return group → returns, None for each rollout that statistics leave out.
 
     Args:
         coverages: one per episode.
-        bonuses: of AIR, by attempt (`lightspan.lightning.air.bonuses`).
+        bonuses: attempt → sum of AIR's bonuses (`lightspan.lightning.air.bonuses`).
     """
     bonuses = bonuses or {}
     returns: dict[str, list[float | None]] = defaultdict(list)

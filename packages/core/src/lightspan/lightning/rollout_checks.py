@@ -1,15 +1,15 @@
-"""Health: what a person has to hear of rollouts: failures, missing rewards, unknown agents."""
+"""Checks of rollouts: failures, missing rewards, unknown agents, untrainable calls."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import Coverage, Rejection, check_agents
-from lightspan.lightning.uncaptured_advice import asked, fix_of
+from lightspan.lightning.uncaptured_advice import describe_request, fix_of
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
@@ -20,30 +20,30 @@ from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 
 FAILURE_WARNING: Final = 0.05
-"""Share of failed rollouts above which a batch warns (design law 4)."""
+"""Share of failed rollouts above which a batch is reported (design law 4)."""
 ENOUGH_TASKS: Final = 4
-"""Tasks of which no call can be trained, or none is scored, after which training stops; or all, if
-there are fewer."""
+"""Number of tasks without a trainable call, or without a reward, after which training stops; all
+tasks, if there are fewer."""
 NAMED: Final = 5
-"""Tasks, or reasons, that are named; the others are counted."""
+"""Maximum number of tasks or reasons in a message; the others are counted."""
 MAX_CAPTURE_ERROR_LENGTH: Final = 600
-"""Characters of what an attempt is damaged by, advice included."""
+"""Characters of a capture error in a message, advice included."""
 MAX_REASON_LENGTH: Final = 300
-"""Characters of what a call failed with."""
+"""Characters of a call's error message."""
 WAY_OUT: Final = (
     "base_url=llm.base_url and api_key=llm.api_key, where `llm` is an argument that the app asks "
     "for, and the agent's name as the model; or use the OpenAI SDK"
 )
-"""How any client is pointed at the attempt's endpoint."""
+"""Advice on how to point any client at the attempt's endpoint."""
 
 
-class Health:
-    """Looks at every batch of rollouts, and notes what is odd.
+class RolloutChecks:
+    """Reports problems of each batch of rollouts.
 
     Args:
-        routing: whose patterns have to match an agent.
-        note: where notes go.
-        agents: every agent path, where the app declares them: they were checked before.
+        routing: each of its patterns has to match an agent.
+        note: function that reports a message.
+        agents: every agent path, if the app declares them; patterns were checked before.
     """
 
     def __init__(
@@ -51,43 +51,44 @@ class Health:
     ) -> None:
         self._routing = routing
         self._note = note
-        self._seen: set[str] = set()
+        self._agents: set[str] = set()
         self._agents_checked = agents is not None
         self._calls_checked = False
         self._called = False
         self._untrainable_tasks: set[str] = set()
         self._unscored_tasks: set[str] = set()
-        """Those that a note has named."""
+        """Tasks named in a message so far."""
         self._capture_errors_noted = False
 
-    def look(self, episodes: Sequence[Episode]) -> None:
-        """Note what is odd.
+    def check(self, episodes: Sequence[Episode]) -> None:
+        """Report problems of a batch.
 
         Raises:
-            RewardError: the app returned something that is no reward.
+            RewardError: the app returned a value that is not a reward.
             UnknownAgentError: after the first training batch, a pattern matches no agent.
-            UnsupportedError: so far no call of an agent to train was one that can be trained
-                (`check_trainable`), in several tasks or in all.
+            UnsupportedError: no call of an agent to train can be trained (`check_trainable`), in
+                several tasks or in all.
         """
         check_rewards(episodes)
-        self._failures(episodes)
-        self._damaged(episodes)
-        self._unscored(episodes)
-        self._seen |= seen_agents(episodes)
+        self._note_failures(episodes)
+        self._note_damaged(episodes)
+        self._note_unscored(episodes)
+        self._agents |= agents_of(episodes)
         trained = any(episode.mode is Mode.TRAIN for episode in episodes)
         if trained and not self._agents_checked:
-            check_seen(self._routing, self._seen, episodes)
+            check_patterns(self._routing, self._agents, episodes)
             self._agents_checked = True
-        is_dry_run = any(episode.mode is Mode.DEV for episode in episodes)  # it says so itself
+        # a dry run reports untrainable calls itself
+        is_dry_run = any(episode.mode is Mode.DEV for episode in episodes)
         if not self._calls_checked and not is_dry_run:
             self._calls_checked = self._trainable(episodes)
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
-        """`check_trainable`, which speaks of tasks: one that holds a picture stops no training of
-        others. It raises when it is so of several, or of all.
+        """Return the result of `check_trainable`, or report its error while only few tasks have it.
 
-        Where nothing is trained, rollouts without any call after others with some say nothing of
-        the client: the app had nothing to ask, or a cache of its own answered.
+        A single task with a picture must not stop the training of others. Where nothing is
+        trained, rollouts without calls, after others with calls, do not show an unknown client:
+        the app may have a cache.
         """
         silent = not any(episode.calls for episode in episodes)
         if silent and self._called and not self._routing.serves:
@@ -103,7 +104,7 @@ class Health:
             self._note(str(error))
             return False
 
-    def _failures(self, episodes: Sequence[Episode]) -> None:
+    def _note_failures(self, episodes: Sequence[Episode]) -> None:
         failed = [episode for episode in episodes if app_failed(episode)]
         lost = [episode for episode in episodes if not episode.finished]
         for what, affected in (("failed", failed), ("were lost", lost)):
@@ -114,8 +115,8 @@ class Health:
                     f"{why}; for example task {affected[0].task_id}: {affected[0].message[:200]})"
                 )
 
-    def _damaged(self, episodes: Sequence[Episode]) -> None:
-        """The first ones, however few, and whenever there are many."""
+    def _note_damaged(self, episodes: Sequence[Episode]) -> None:
+        """Report the first damaged rollouts, and later ones if there are many."""
         damaged = [episode for episode in episodes if episode.capture_errors]
         if not damaged or (
             self._capture_errors_noted and len(damaged) <= FAILURE_WARNING * len(episodes)
@@ -128,9 +129,9 @@ class Health:
             f"(for example task {damaged[0].task_id}: {error})"
         )
 
-    def _unscored(self, episodes: Sequence[Episode]) -> None:
-        """Each task is named once, or a long run would name the same ones at every step. Failures
-        have a note of their own."""
+    def _note_unscored(self, episodes: Sequence[Episode]) -> None:
+        """Report each task once, else a long run would name the same ones at every step. Failed
+        rollouts are reported elsewhere."""
         fresh = {
             episode.task_id: episode
             for episode in episodes
@@ -151,12 +152,12 @@ class Health:
 
 
 def app_failed(episode: Episode) -> bool:
-    """Whether the app failed (not the infrastructure under it)."""
+    """Return whether the app failed, rather than the infrastructure."""
     return episode.finished and episode.outcome is not Outcome.OK
 
 
 def check_rewards(episodes: Sequence[Episode]) -> None:
-    """Raise `RewardError` if an app returned something that is no reward."""
+    """Raise `RewardError` if an app returned a value that is not a reward."""
     for episode in episodes:
         if episode.outcome is Outcome.BAD_REWARD:
             raise RewardError(f"task {episode.task_id}: {episode.message}")
@@ -165,14 +166,14 @@ def check_rewards(episodes: Sequence[Episode]) -> None:
 def check_scored(
     episodes: Sequence[Episode], unscored: set[str], *, step_rewards: bool = False
 ) -> bool:
-    """Whether there was a reward to learn from. False: not yet.
+    """Return whether any rollout has a reward.
 
     Args:
-        unscored: tasks that had none so far; those of these rollouts are added.
-        step_rewards: rewards on calls count too.
+        unscored: tasks without a reward so far; those of these rollouts are added.
+        step_rewards: whether rewards on calls count.
 
     Raises:
-        RewardError: no rollout of several tasks had one, or none of all there are.
+        RewardError: no rollout of several tasks, or of all tasks, had a reward.
     """
     ended = [episode for episode in episodes if episode.finished and not app_failed(episode)]
     if any(episode.scored(step_rewards) for episode in episodes):
@@ -189,27 +190,23 @@ def check_scored(
     )
 
 
-def check_seen(routing: Routing, seen: Iterable[str], episodes: Sequence[Episode]) -> None:
-    """Check that every pattern matches an agent that was seen; where none was, say why instead.
-
-    Raises:
-        UnknownAgentError: a pattern matches no agent.
-    """
-    seen = set(seen)
+def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence[Episode]) -> None:
+    """Raise `UnknownAgentError` if a pattern matches no agent; without any agent, the message says
+    why."""
     try:
-        check_agents(routing, seen)
+        check_agents(routing, agents)
     except UnknownAgentError:
-        if seen:
+        if agents:
             raise
         raise UnknownAgentError(why_no_call(episodes)) from None
 
 
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
-    """Whether a call of an agent to train was answered by its policy. False: none was, for reasons
-    that may not last.
+    """Return whether a policy answered a call of an agent to train. False: none did, for reasons
+    that may be temporary.
 
     Raises:
-        UnsupportedError: none was, and none ever will be; it says why.
+        UnsupportedError: no call can be trained, for permanent reasons.
     """
     whys: Counter[tuple[str, str | None]] = Counter()
     for episode in episodes:
@@ -234,14 +231,13 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
 
 
 def check_computed(coverages: Sequence[Coverage]) -> bool:
-    """Whether a call of an agent to train was sampled as engine and learner both compute it. False:
-    there was none at all.
+    """Return whether the agents to train made a call that engine and learner both support.
 
     Raises:
-        UnsupportedError: all were sampled under a grammar, so that nothing would ever be learned.
+        UnsupportedError: all calls were sampled under an unsupported grammar.
     """
     rejections = [entry.rejection for coverage in coverages for entry in coverage.selected]
-    if rejections and all(each is Rejection.CONSTRAINED for each in rejections):
+    if rejections and set(rejections) == {Rejection.CONSTRAINED}:
         raise UnsupportedError(
             f"no call of the agents to train can be trained: all {plural(len(rejections), 'call')} "
             f"{Rejection.CONSTRAINED.text} (a response format, a strict or a forced tool), which "
@@ -252,43 +248,43 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
 
 
 def _check_called(episodes: Sequence[Episode]) -> bool:
-    """The same where no agent to train called: raise if nobody else did in training either."""
+    """Raise `UnsupportedError` if no agent at all called a model in training; else return False."""
     is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
     calls = any(
         episode.calls or not episode.finished or episode.capture_errors for episode in episodes
     )
-    failed = any(map(app_failed, episodes))  # before it called, perhaps
+    failed = any(map(app_failed, episodes))  # perhaps before its first call
     if calls or failed or is_evaluation or not episodes:
         return False
     raise UnsupportedError(why_no_call(episodes))
 
 
 def why_never(call: Call, mode: Mode) -> str | None:
-    """Why no call like this one can be trained, for people ("by …", "refused: …"); None: nothing is
-    known against it."""
+    """Return why no call like this one can be trained ("by …", "refused: …"); None if unknown."""
     if call.span is None:
         return None
-    if is_unseen(call):
+    if is_uncaptured(call):
         return str(client_of(call.span))
     if call.refused is None:
         return None
     code = call.span.attributes.get(c.ERROR_TYPE)
-    # a prompt may be short another time; what sampling cannot do is only refused out of training
-    if code in (c.CONTEXT_OVERFLOW, c.CHAT_ONLY):  # or of the dry run's own endpoint
+    # another prompt may be shorter, and some features are refused outside training only, or by the
+    # dry run's own endpoint
+    if code in (c.CONTEXT_OVERFLOW, c.CHAT_ONLY):
         return None
-    lasts = mode is not Mode.VAL or code == c.UNSUPPORTED_CONTENT
-    return f"refused: {refusal_of(call.span)}" if lasts else None
+    is_permanent = mode is not Mode.VAL or code == c.UNSUPPORTED_CONTENT
+    return f"refused: {refusal_of(call.span)}" if is_permanent else None
 
 
-def is_unseen(call: Call) -> bool:
-    """Whether the call went past the gateway."""
+def is_uncaptured(call: Call) -> bool:
+    """Return whether the call bypassed the gateway."""
     ended = call.outcome in (CallOutcome.OK, CallOutcome.ERROR)
     is_elsewhere = call.sequence_start is None and call.record is None
     return ended and is_elsewhere and call.route in (Route.APP, None)
 
 
-class UnseenClient(NamedTuple):
-    """Who made a call that went past the gateway; what is not known is empty."""
+class UncapturedClient(NamedTuple):
+    """Client of a call that bypassed the gateway; unknown fields are empty."""
 
     name: str
     host: str
@@ -300,54 +296,55 @@ class UnseenClient(NamedTuple):
         return f"by {self.name or 'a client'}{at}, which lightspan does not see: {fix}"
 
 
-def client_of(span: Span) -> UnseenClient:
-    """Who made a call that went past the gateway, as its span says."""
-    known = span.attributes
-    host, port = str(known.get(c.SERVER_ADDRESS, "")), known.get(c.SERVER_PORT)
+def client_of(span: Span) -> UncapturedClient:
+    """Return the client of a call that bypassed the gateway, from its span."""
+    attributes = span.attributes
+    host, port = str(attributes.get(c.SERVER_ADDRESS, "")), attributes.get(c.SERVER_PORT)
     host = f"{host}:{port}" if host and port is not None else host
-    return UnseenClient(str(known.get(c.CLIENT, "")), host, str(known.get(c.CLIENT_FIX, "")))
+    name, fix = attributes.get(c.CLIENT, ""), attributes.get(c.CLIENT_FIX, "")
+    return UncapturedClient(str(name), host, str(fix))
 
 
 def refusal_of(span: Span) -> str:
-    """What the gateway refused a call for, and what to do, for people."""
-    said = span.status_message[:MAX_REASON_LENGTH]
+    """Return why the gateway refused a call, and what to do."""
+    reason = span.status_message[:MAX_REASON_LENGTH]
     if span.attributes.get(c.ERROR_TYPE) != c.UNSUPPORTED_CONTENT:
-        return said
+        return reason
     return (
-        f"{said}. Take such parts out of what this agent sends, or leave it out of optimize= and "
+        f"{reason}. Take such parts out of what this agent sends, or leave it out of optimize= and "
         "let a model that reads them answer it (frozen=)"
     )
 
 
 def why_no_call(episodes: Sequence[Episode]) -> str:
-    """Why rollouts made no model call that was seen, for people."""
+    """Return why no model call of these rollouts was recorded."""
     failed = [episode for episode in episodes if episode.outcome is not Outcome.OK]
     silent = (
         "the app made no model call through the OpenAI SDK in its own process, nor to "
         "OPENAI_BASE_URL"
     )
     way_out = f"Give another client (LiteLLM, httpx, requests) or process {WAY_OUT}"
-    past = requests_of(span for episode in episodes for span in episode.spans)
-    if past:
-        named = list(past)[:NAMED]
-        silent += f"; it asked {', '.join(map(asked, named))}, which lightspan does not see"
+    uncaptured = requests_of(span for episode in episodes for span in episode.spans)
+    if uncaptured:
+        named = list(uncaptured)[:NAMED]
+        silent += (
+            f"; it asked {', '.join(map(describe_request, named))}, which lightspan does not see"
+        )
         way_out = ". ".join(dict.fromkeys(f"For {one.client}, {fix_of(one)}" for one in named))
     if not failed:
         return f"{silent} (rollouts: {len(episodes)}). {way_out}"
-    every = len(failed) == len(episodes)
-    count = f"all {len(failed)}" if every else f"{len(failed)} of {len(episodes)}"
+    is_all = len(failed) == len(episodes)
+    count = f"all {len(failed)}" if is_all else f"{len(failed)} of {len(episodes)}"
     first = f"{failed[0].outcome}: {failed[0].message[:300]}".rstrip(": ")
-    rest = "" if every else f"; in the others {silent}"
+    rest = "" if is_all else f"; in the others {silent}"
     return f"no model call was seen: {count} rollouts failed, the first: {first}{rest}"
 
 
-def seen_agents(episodes: Sequence[Episode]) -> set[str]:
-    """Paths of every agent that acted or called a model."""
-    paths = {call.agent_path for episode in episodes for call in episode.calls}
-    for episode in episodes:
-        agents = (span for span in episode.spans if span.kind is SpanKind.AGENT)
-        paths |= {str(span.attributes[c.AGENT_PATH]) for span in agents}
-    return paths
+def agents_of(episodes: Sequence[Episode]) -> set[str]:
+    """Return the paths of all agents that acted or called a model."""
+    agents = (s for e in episodes for s in e.spans if s.kind is SpanKind.AGENT)
+    callers = {call.agent_path for episode in episodes for call in episode.calls}
+    return callers | {str(span.attributes[c.AGENT_PATH]) for span in agents}
 
 
 def _why_unscored(episode: Episode) -> str:

@@ -1,9 +1,9 @@
-"""Row: one training sequence; and exact prefix merging, which makes rows of transitions.
+"""Row: one training sequence, and exact prefix merging of transitions into rows.
 
-A transition *extends* a row if the row's ids, prompt and responses so far, are an exact prefix of
-the transition's prompt. Every row of the same rollout and policy that is still open is a candidate,
-and the longest wins, so interleaved sub-agents A1 B1 A2 B2 make two rows. Otherwise a new row
-opens. What merges is decided by token ids alone; nothing is tokenised again.
+A transition *extends* a row if the row's ids (prompts and responses so far) are an exact prefix of
+the transition's prompt. Of all open rows of the same rollout and policy the longest prefix wins, so
+interleaved sub-agents A1 B1 A2 B2 make two rows. Otherwise a new row opens. Merging compares token
+ids alone; nothing is tokenised again.
 
 Worked example, prompts and responses as letters (lower case is sampled):
 
@@ -34,58 +34,59 @@ _WIDTH = 4
 
 
 class Response(NamedTuple):
-    """Tokens of a row that one call sampled."""
+    """Tokens of a row sampled by one call."""
 
     start: int
-    """Place of the first; the token before it is the last of the call's prompt."""
+    """Index of the first token; the token before it is the last one of the call's prompt."""
     length: int
 
 
 class Constraint(NamedTuple):
-    """Tokens of a row that were sampled under a grammar."""
+    """Tokens of a row sampled under a grammar."""
 
     start: int
-    """Place of the first."""
+    """Index of the first token."""
     length: int
     grammar: str
-    """See `lightspan_torch.engine.grammars`; it begins at `start`."""
+    """See `lightspan_torch.engine.grammars`; the grammar begins at `start`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One or more transitions in one sequence, because their tokens are an exact prefix of each
-    other. All lists have one entry per token of `ids`; a token's entry speaks of predicting *that*
-    token from those before it. A row never mixes policies, rollouts or attempts.
+    """One or more transitions in one sequence, each an exact prefix of the next.
+
+    All lists have one entry per token of `ids`, about predicting *that* token from those before it.
+    A row never mixes policies, rollouts or attempts.
     """
 
     rollout_id: str
     policy: str
     ids: list[int]
     mask: list[bool]
-    """True where the token was sampled by the policy and is trained."""
+    """True if the token was sampled by the policy and is trained."""
     advantages: list[float]
     weights: list[float]
-    """Weight of the token in the loss; the learner minimises the sum of weight · loss."""
+    """Weight of the token; the learner minimises the sum of weight · loss."""
     logprobs: list[float]
     """Behaviour log-probabilities, 0.0 where the mask is False."""
     versions: list[int]
     """Policy version that sampled the token; 0 where the mask is False."""
     temperatures: list[float]
-    """Temperature that it was sampled at; 1.0 where the mask is False."""
+    """Sampling temperature of the token; 1.0 where the mask is False."""
     call_ids: tuple[tuple[str, int], ...] = ()
     """(call id, choice) of each transition in the row, in order."""
     responses: tuple[Response, ...] = ()
-    """Of each transition in the row, in order; empty if the row does not say. Where a prompt adds
-    nothing to the response before it, the mask alone would not tell two calls apart."""
+    """Sampled tokens of each transition in the row, in order; empty if unknown. The mask alone does
+    not separate two calls where a prompt adds no token to the response before it."""
     constraints: tuple[Constraint, ...] = ()
-    """Of the transitions that were sampled under a grammar, in order."""
+    """Sampled tokens of each transition under a grammar, in order."""
     value_targets: tuple[float, ...] = ()
-    """Of each transition in the row, in order, what a critic should have said at its prompt: its
-    reward-to-go. NaN: nothing. Empty if none has any."""
+    """The critic's target at the prompt of each transition in the row, in order: its reward-to-go.
+    NaN: no target. Empty if no transition has one."""
 
 
 class Usable(NamedTuple):
-    """Transitions that can become rows, and those that cannot."""
+    """Transitions that can become rows, and the others."""
 
     transitions: list[Transition]
     rejected: dict[TransitionKey, Rejection]
@@ -99,10 +100,10 @@ class RowBuild(NamedTuple):
 
 
 def usable_transitions(transitions: Sequence[Transition], max_length: int | None = None) -> Usable:
-    """Sort out what no learner could take; nothing is ever cut to fit.
+    """Return the transitions that a learner accepts; none is ever cut to fit.
 
     Args:
-        max_length: the longest sequence, in tokens of prompt and response.
+        max_length: maximum tokens of prompt and response.
     """
     rejected: dict[TransitionKey, Rejection] = {}
     for transition in transitions:
@@ -123,30 +124,37 @@ def build_rows(
     value_targets: Sequence[float] | None = None,
     max_length: int | None = None,
 ) -> RowBuild:
-    """Rows of the transitions, by exact prefix merging (see the module).
+    """Return the rows of the transitions, by exact prefix merging (see the module).
 
     Args:
-        transitions: those of any rollouts, each rollout's in causal order.
-        advantages: one per transition; None: 1.0 (as SFT wants).
-        token_weights: for each transition, what each of its tokens weighs; None: 1.0.
-        value_targets: one per transition, NaN for none; None: rows have no targets.
+        transitions: of any rollouts, each rollout's in causal order.
+        advantages: one per transition; None: 1.0 (for SFT).
+        token_weights: weight of each token, one per transition; None: 1.0.
+        value_targets: one per transition, NaN without a target; None: rows have no targets.
         max_length: see `usable_transitions`.
     """
-    values = _by_key(transitions, advantages, token_weights, value_targets)
+    ones = [1.0] * len(transitions)
+    numbers = zip(
+        ones if advantages is None else advantages,
+        ones if token_weights is None else token_weights,
+        ones if value_targets is None else value_targets,
+        strict=True,
+    )
+    values = {t.key: each for t, each in zip(transitions, numbers, strict=True)}
     usable, rejected = usable_transitions(transitions, max_length)
     rows = [_row(chain, values, with_targets=value_targets is not None) for chain in merge(usable)]
     return RowBuild(rows, rejected)
 
 
 def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
-    """The transitions of each row, rows in the order in which they opened."""
+    """Return the transitions of each row, rows in the order in which they opened."""
     chains: list[list[Transition]] = []
     trees: dict[tuple[str, str, str], _OpenRows] = defaultdict(_OpenRows)
     for transition in transitions:
         tree = trees[transition.rollout_id, transition.attempt_id, transition.policy]
         record = transition.record
-        # a row is taken for good: an equal prompt that comes later opens a row of its own
-        place = tree.take_longest(record.prompt)
+        # a row is extended once: a later equal prompt opens another row
+        place = tree.pop_longest(record.prompt)
         if place is None:
             place = len(chains)
             chains.append([])
@@ -156,29 +164,14 @@ def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids agree from the first on."""
+    """Return the number of leading ids that agree."""
     size = min(len(first), len(second))
     if first[:size] == second[:size]:
         return size
     return next(place for place, differs in enumerate(map(ne, first, second)) if differs)
 
 
-# --- making a row -----------------------------------------------------------------------------
-
-
-def _by_key(
-    transitions: Sequence[Transition],
-    advantages: Sequence[float] | None,
-    token_weights: Sequence[float] | None,
-    value_targets: Sequence[float] | None,
-) -> Mapping[TransitionKey, tuple[float, float, float]]:
-    """Transition → (advantage, weight of each token, value target)."""
-    ones = [1.0] * len(transitions)
-    advantages = ones if advantages is None else advantages
-    weights = ones if token_weights is None else token_weights
-    targets = ones if value_targets is None else value_targets
-    keys = [transition.key for transition in transitions]
-    return dict(zip(keys, zip(advantages, weights, targets, strict=True), strict=True))
+# --- one row ----------------------------------------------------------------------------------
 
 
 def _row(
@@ -187,8 +180,10 @@ def _row(
     *,
     with_targets: bool,
 ) -> Row:
+    """Return the row of transitions with (advantage, token weight, value target)."""
     last = chain[-1]
     ids = last.prompt_ids + last.response_ids
+    spans = [Response(t.length - t.tokens, t.tokens) for t in chain]
     row = Row(
         rollout_id=last.rollout_id,
         policy=last.policy,
@@ -199,28 +194,24 @@ def _row(
         logprobs=[0.0] * len(ids),
         versions=[0] * len(ids),
         temperatures=[1.0] * len(ids),
-        call_ids=tuple(transition.call_key for transition in chain),
-        responses=tuple(
-            Response(transition.length - transition.tokens, transition.tokens)
-            for transition in chain
-        ),
+        call_ids=tuple(t.call_key for t in chain),
+        responses=tuple(spans),
         constraints=tuple(
-            Constraint(transition.length - transition.tokens, transition.tokens, grammar)
-            for transition in chain
-            if (grammar := transition.record.grammar)
+            Constraint(*span, t.record.grammar)
+            for t, span in zip(chain, spans, strict=True)
+            if t.record.grammar
         ),
         value_targets=tuple(values[t.key][2] for t in chain) if with_targets else (),
     )
-    for transition in chain:
-        end, count = transition.length, transition.tokens
-        span = slice(end - count, end)
-        advantage, weight, _ = values[transition.key]
+    for t, (start, count) in zip(chain, spans, strict=True):
+        span = slice(start, start + count)
+        advantage, weight, _ = values[t.key]
         row.mask[span] = [True] * count
         row.advantages[span] = [advantage] * count
         row.weights[span] = [weight] * count
-        row.logprobs[span] = transition.logprobs
-        row.versions[span] = transition.versions
-        row.temperatures[span] = [transition.temperature] * count
+        row.logprobs[span] = t.logprobs
+        row.versions[span] = t.versions
+        row.temperatures[span] = [t.record.sampling.temperature] * count
     return row
 
 
@@ -236,29 +227,34 @@ def _has_logprobs(transition: Transition) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """An edge of the tree and the node at its end: `source[start:end]`, where `source` holds the
-    whole path from the root (no slice of it, so that a split copies nothing)."""
+    """Node of the tree with the edge above it, `source[start:end]`.
+
+    `source` holds the whole path from the root rather than a slice, so that a split copies nothing.
+    """
 
     parent: _Node | None
     source: bytes
     start: int
     end: int
     children: dict[bytes, _Node] = field(default_factory=dict)
-    """First token id of each child's edge → the child."""
+    """First token id of a child's edge → the child."""
     places: list[int] = field(default_factory=list)
     """Open rows that end exactly here."""
 
 
 class _OpenRows:
-    """A radix tree over the packed ids of open rows. It holds nothing but open rows, so its size is
-    theirs, and a look-up passes at most one node per row that parts from the prompt."""
+    """Radix tree over the packed ids of open rows.
+
+    It contains open rows only, so a look-up passes at most one node per row that diverges from the
+    prompt.
+    """
 
     __slots__ = ("root",)
 
     def __init__(self) -> None:
         self.root = _Node(None, b"", 0, 0)
 
-    def take_longest(self, prompt: bytes) -> int | None:
+    def pop_longest(self, prompt: bytes) -> int | None:
         """Close and return the longest open row that is an exact prefix of the prompt."""
         node, best = self.root, None
         while True:
@@ -291,7 +287,7 @@ class _OpenRows:
         node.places.append(place)
 
     def _prune(self, node: _Node) -> None:
-        """Remove a node that holds nothing, and join one that merely leads on to one child."""
+        """Remove an empty node, and merge a node with its only child."""
         while node.parent is not None and not node.places and not node.children:
             del node.parent.children[_key(node)]
             node = node.parent
@@ -308,7 +304,7 @@ def _extends(node: _Node, prompt: bytes) -> bool:
 
 
 def _split(node: _Node, at: int) -> _Node:
-    """Put a node in the middle of the edge; returns it."""
+    """Insert a node in the middle of the edge; return it."""
     assert node.parent is not None
     middle = _Node(node.parent, node.source, node.start, at)
     node.parent.children[_key(middle)] = middle
@@ -322,8 +318,11 @@ def _key(node: _Node) -> bytes:
 
 
 def _common(a: bytes, a_start: int, b: bytes, b_start: int, size: int) -> int:
-    """How many of `size` bytes agree, in whole token ids. Linear, in C: the highest bit in which
-    the bytes differ, read as two large numbers, tells the first byte."""
+    """Return how many of `size` bytes agree, in whole token ids.
+
+    Linear and in C: the highest differing bit of the bytes, read as two large integers, gives the
+    first differing byte.
+    """
     left, right = a[a_start : a_start + size], b[b_start : b_start + size]
     if left == right:
         return size

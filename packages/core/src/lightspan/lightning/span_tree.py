@@ -1,62 +1,48 @@
-"""SpanTree: an attempt's spans as a tree, for people. Nothing that is trained depends on it.
+"""Span tree of an attempt, for display. Nothing that is trained depends on it.
 
-Spans come from programs that we did not write: parents may be missing or form circles, and a tree
-may be deeper than Python recurses.
+Spans may come from other programs: parents may be missing or form circles, and a tree may be deeper
+than Python's recursion limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from lightspan.schema.spans import Span
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SpanNode:
-    """A span with its children. Walk it with `walk`, which does not recurse."""
+    """A span with its children. Use `walk`, which does not recurse."""
 
-    __slots__ = ("children", "span")
-
-    def __init__(self, span: Span) -> None:
-        self.span = span
-        self.children: list[SpanNode] = []
-
-    def __repr__(self) -> str:
-        return f"SpanNode({self.span.name!r}, {len(self.children)} children)"
+    span: Span
+    children: list[SpanNode] = field(default_factory=list)
 
 
-class SpanTree(NamedTuple):
-    """The roots, and how many spans had to become roots."""
+def build_tree(spans: Sequence[Span]) -> tuple[SpanNode, ...]:
+    """Return the roots of the tree by parent ids, whatever the order of arrival; linear, any depth.
 
-    roots: tuple[SpanNode, ...]
-    orphans: int
-    """How many roots have a parent that is unknown, or that leads back to themselves."""
-
-
-def build_tree(spans: Sequence[Span]) -> SpanTree:
-    """The tree by parent ids alone, whatever the order of arrival; linear, any depth.
-
-    Siblings stand by start time, except that those with a gateway sequence keep its order. A span
-    that arrived twice stands once.
+    Siblings are ordered by start time, except that those with a gateway sequence keep its order. A
+    span that arrived twice occurs once. A span with an unknown parent is a root, and so is the
+    earliest span of each circle of parents.
     """
     nodes = {span.span_id: SpanNode(span) for span in sorted(spans, key=_by_time)}
-    roots, orphans = [], 0
+    roots = []
     for node in nodes.values():
         parent = nodes.get(node.span.parent_id or "")
         if parent is not None and parent is not node:
             parent.children.append(node)
         else:
             roots.append(node)
-            orphans += node.span.parent_id is not None
-    circles = _break_circles(nodes, roots)
+    roots += _break_circles(nodes, roots)
     for node in nodes.values():
         node.children = _in_sequence(node.children)
-    roots = sorted([*roots, *circles], key=lambda node: _by_time(node.span))
-    return SpanTree(tuple(_in_sequence(roots)), orphans + len(circles))
+    return tuple(_in_sequence(sorted(roots, key=lambda node: _by_time(node.span))))
 
 
 def walk(roots: Iterable[SpanNode]) -> Iterator[tuple[int, SpanNode]]:
-    """(depth, node), parents before children, siblings in order; without recursion."""
+    """Yield (depth, node), parents before children, siblings in order; without recursion."""
     stack = [(0, node) for node in reversed(list(roots))]
     while stack:
         depth, node = stack.pop()
@@ -65,32 +51,33 @@ def walk(roots: Iterable[SpanNode]) -> Iterator[tuple[int, SpanNode]]:
 
 
 def _break_circles(nodes: dict[str, SpanNode], roots: Sequence[SpanNode]) -> list[SpanNode]:
-    """Make the earliest node of each circle of parents a root; returns these."""
+    """Detach the earliest node of each circle of parents from its parent; return these nodes."""
     reached = {node.span.span_id for _, node in walk(roots)}
-    broken = []
+    detached = []
     for span_id, node in nodes.items():
         if span_id in reached:
             continue
-        first = _on_circle(nodes, node)
+        first = _first_of_circle(nodes, node)
         nodes[first.span.parent_id or ""].children.remove(first)
-        broken.append(first)
+        detached.append(first)
         reached.update(below.span.span_id for _, below in walk([first]))
-    return broken
+    return detached
 
 
-def _on_circle(nodes: dict[str, SpanNode], node: SpanNode) -> SpanNode:
-    """The earliest node of the circle that the node's ancestors run into."""
-    seen: dict[str, None] = {}
-    while node.span.span_id not in seen:
-        seen[node.span.span_id] = None
-        node = nodes[node.span.parent_id or ""]  # there is one: a node without a parent is a root
-    path = list(seen)
-    circle = path[path.index(node.span.span_id) :]
+def _first_of_circle(nodes: dict[str, SpanNode], node: SpanNode) -> SpanNode:
+    """Return the earliest node of the circle among the node's ancestors."""
+    path: dict[str, None] = {}
+    while node.span.span_id not in path:
+        path[node.span.span_id] = None
+        node = nodes[node.span.parent_id or ""]  # exists: a node without a parent is a root
+    span_ids = list(path)
+    circle = span_ids[span_ids.index(node.span.span_id) :]
     return min((nodes[span_id] for span_id in circle), key=lambda node: _by_time(node.span))
 
 
 def _in_sequence(nodes: list[SpanNode]) -> list[SpanNode]:
-    """The nodes, those with a gateway sequence put into its order in the places they hold."""
+    """Return the nodes, with those that have a gateway sequence sorted by it within their
+    places."""
     places = [i for i, node in enumerate(nodes) if node.span.sequence_start is not None]
     ordered = sorted((nodes[i] for i in places), key=lambda node: node.span.sequence_start or 0)
     result = list(nodes)

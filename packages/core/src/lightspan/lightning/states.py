@@ -1,8 +1,8 @@
-"""State: what a call was made in, and what tells two states apart (credit rules that compare calls
-of one agent in the same state).
+"""State of a call, and the key that identifies it, for credit rules that compare calls of one agent
+in the same state.
 
-Whole histories never repeat, so a state is told by a *key*: by default the last observation, which
-is the text of the last message that the call answers. One's own key is a function of a `State`:
+Whole histories never repeat, so a *key* identifies a state: by default the last observation, the
+text of the last message that the call answers. A custom key is a function of a `State`:
 
     anchor(key=lambda state: state.observation.splitlines()[0])    # "You are in the cellar."
 """
@@ -21,18 +21,18 @@ from lightspan.schema import genai_messages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a call was made in: what it was asked, and nothing of what came of it."""
+    """The input of a call, without anything of its outcome."""
 
     task_id: str
     agent_path: str
     turn: int
-    """As `lightspan.lightning.transitions` counts them from 0."""
+    """Turn of the call, 0 first (`lightspan.lightning.turns`)."""
     messages: Sequence[Mapping[str, Any]]
-    """What the model was sent, as OpenAI chat messages; empty where no prompt was recorded."""
+    """Prompt as OpenAI chat messages; empty if none was recorded."""
 
     @property
     def observation(self) -> str:
-        """The text of the last message; empty where there is none."""
+        """Text of the last message; empty without one."""
         content = self.messages[-1].get("content") if self.messages else ""
         if isinstance(content, str):
             return content
@@ -42,49 +42,45 @@ class State:
 
 
 StateKey = Callable[[State], Hashable]
-"""State → what it is told by; None: this call has no state to share."""
+"""State → its key; None: the call shares its state with no other."""
 
 
 def observation(state: State) -> str | None:
-    """The last observation, None where nothing was recorded."""
+    """Return the last observation, None if nothing was recorded."""
     return state.observation or None
 
 
 def state_of(call: Call, task_id: str, turn: int) -> State:
-    """The state of a call."""
-    asked: Sequence[Mapping[str, Any]] = ()
+    """Return the state of a call."""
+    messages: Sequence[Mapping[str, Any]] = ()
     if call.span is not None:
         try:
-            asked = genai_messages.asked_of(call.span.attributes)
-        except ValueError:  # cut, or no JSON
-            asked = ()
-    return State(task_id=task_id, agent_path=call.agent_path, turn=turn, messages=asked)
+            messages = genai_messages.asked_of(call.span.attributes)
+        except ValueError:  # truncated, or not JSON
+            messages = ()
+    return State(task_id=task_id, agent_path=call.agent_path, turn=turn, messages=messages)
 
 
 def key_of(key: StateKey, state: State) -> Hashable:
-    """What the key says of a state.
+    """Return the key of a state.
 
     Raises:
-        ConfigError: it failed, or what it says cannot be compared.
+        ConfigError: the function failed, or its result is not hashable.
     """
     where = f"credit: key={key_name(key)} on task {state.task_id}, turn {state.turn}:"
     try:
-        told = key(state)
+        value = key(state)
+        hash(value)
     except Exception as error:
         raise ConfigError(
-            f"{where} {type(error).__name__}: {error}; return None where it has nothing to say"
+            f"{where} {type(error).__name__}: {error}; return a text, a number or a tuple, or None "
+            "for a state without a key"
         ) from error
-    try:
-        hash(told)
-    except TypeError as error:
-        raise ConfigError(
-            f"{where} it returned {told!r}: return a text, a number or a tuple"
-        ) from error
-    return told
+    return value
 
 
 def check_key(key: object) -> None:
-    """Raise `ConfigError` unless it is a plain function."""
+    """Raise `ConfigError` unless the key is a plain function."""
     if not callable(key):
         raise ConfigError(f"credit: key={key!r}: use a function of a state, or leave it out")
     if iscoroutinefunction(key):
@@ -92,9 +88,13 @@ def check_key(key: object) -> None:
 
 
 def key_name(key: StateKey) -> str:
-    """The key's name, for people and `config.json`: whether its code has changed cannot be told."""
-    if key is observation:
-        return "observation"
-    kind = type(key)
-    name = getattr(key, "__qualname__", kind.__qualname__)
-    return f"{getattr(key, '__module__', kind.__module__)}:{name}"
+    """Return the key's name, for display and `config.json`."""
+    return "observation" if key is observation else qualified_name(key)
+
+
+def qualified_name(function: object) -> str:
+    """Return module and name of a function, or of a callable object's class. A change of its code
+    does not change the name."""
+    kind = type(function)
+    name = getattr(function, "__qualname__", kind.__qualname__)
+    return f"{getattr(function, '__module__', kind.__module__)}:{name}"

@@ -1,8 +1,8 @@
-"""Transcript: an episode as a judge reads it, and the answer that it came to.
+"""Transcript: an episode as text for a judge, and its final answer.
 
-It has the task, what the agents were asked and answered, what tools gave, and what the app said of
-it (`emit_message`). It has no reward, neither the app's own nor of a call: whoever scores it is to
-look at the work. Keys are taken out as in what is recorded.
+It contains the task, prompts and answers of the agents, results of tools, and the app's messages
+(`emit_message`). It contains no reward, so that a judge scores the work itself. Keys are redacted
+as in recorded content.
 """
 
 from __future__ import annotations
@@ -19,66 +19,65 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 
 MAX_TEXT_LENGTH: Final = 4_000
-"""Characters of one message; the middle of a longer one is left out."""
+"""Maximum characters of a message; the middle of a longer one is left out."""
 MAX_CALLS: Final = 24
-"""Calls that are shown: the last ones."""
+"""Maximum number of calls; the last ones are included."""
 
 
 def transcript(episode: Episode, *, whole: bool = True) -> str:
-    """What was said, call by call; a message that an earlier call of the same agent had is not
-    repeated.
+    """Return the messages call by call, without those of an earlier call of the same agent.
 
     Args:
-        whole: False: the last answer alone, and what the app said.
+        whole: False: the last answer and the app's messages only.
     """
-    alone = [f"answer: {_shortened(answer_of(episode))}"]
-    lines = list(_conversation(episode)) if whole else alone
-    said = (line for span in episode.spans for line in _app_lines(span, whole))
-    return without_keys("\n".join([*lines, *said]))
+    answer = [f"answer: {_shortened(answer_of(episode))}"]
+    lines = list(_conversation(episode)) if whole else answer
+    lines += [line for span in episode.spans for line in _app_lines(span, whole)]
+    return without_keys("\n".join(lines))
 
 
 def task_text(task: Json) -> str:
-    """The task as JSON, as the app was given it."""
+    """Return the task as JSON."""
     return without_keys(_shortened(_json(task)))
 
 
 def answer_of(episode: Episode) -> str:
-    """The text of the last answer that an agent got; empty if there was none."""
+    """Return the text of the last answer to an agent; empty without one."""
     for call in reversed(episode.calls):
         message = _answer(call)
         if call.outcome is CallOutcome.OK and message is not None:
             content = message.get("content")
-            return content if isinstance(content, str) else _said(message)
+            return content if isinstance(content, str) else _text(message)
     return ""
 
 
 def without_keys(text: str) -> str:
-    """The text without keys, as a conversation is recorded."""
+    """Return the text with keys redacted."""
     return str(values_without_keys({"text": text})["text"])
 
 
 def _conversation(episode: Episode) -> Iterator[str]:
-    left_out = len(episode.calls) - MAX_CALLS
-    if left_out > 0:
-        yield f"({left_out} earlier model calls are left out)"
-    told: dict[str, set[str]] = {}
+    excess = len(episode.calls) - MAX_CALLS
+    if excess > 0:
+        yield f"({excess} earlier model calls are left out)"
+    written: dict[str, set[str]] = {}
     for call in episode.calls[-MAX_CALLS:]:
-        yield from _call_lines(call, told.setdefault(call.agent_path, set()))
+        yield from _call_lines(call, written.setdefault(call.agent_path, set()))
 
 
-def _call_lines(call: Call, told: set[str]) -> Iterator[str]:
-    """The lines of a call; what they tell is added to what is told."""
+def _call_lines(call: Call, written: set[str]) -> Iterator[str]:
+    """Yield the new lines of a call, and add them to the agent's lines so far."""
     yield f"Model call of the agent {call.agent_path!r}:"
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     for message in genai_messages.asked_of(attributes):
-        line = f"  {message.get('role')}: {_shortened(_said(message))}"
-        if line not in told:
-            told.add(line)
+        line = f"  {message.get('role')}: {_shortened(_text(message))}"
+        if line not in written:
+            written.add(line)
             yield line
     answer = _answer(call)
     if answer is not None:
-        text = _shortened(_said(answer))
-        told.add(f"  assistant: {text}")
+        text = _shortened(_text(answer))
+        written.add(f"  assistant: {text}")
         yield f"  answer: {text}"
     if call.span is not None and call.span.status is SpanStatus.ERROR:
         yield f"  the call failed: {_shortened(call.span.status_message)}"
@@ -90,12 +89,12 @@ def _answer(call: Call) -> dict[str, Any] | None:
     return answers[call.choice] if call.choice < len(answers) else None
 
 
-def _said(message: Mapping[str, Any]) -> str:
-    """The content of a message, and the tools that it calls."""
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the content of a message, and its tool calls."""
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else _json(content)
-    calls = [each.get("function", {}) for each in message.get("tool_calls", ())]
-    tools = [f"calls {each.get('name')}({each.get('arguments')})" for each in calls]
+    functions = [call.get("function", {}) for call in message.get("tool_calls", ())]
+    tools = [f"calls {f.get('name')}({f.get('arguments')})" for f in functions]
     return " ".join(part for part in (text, *tools) if part)
 
 
@@ -107,10 +106,9 @@ def _app_lines(span: Span, whole: bool) -> Iterator[str]:
         if span.status is SpanStatus.ERROR:
             yield f"The tool {name} failed: {_shortened(span.status_message)}"
         elif c.TOOL_CALL_RESULT in span.attributes:
-            asked = _shortened(str(span.attributes.get(c.TOOL_CALL_ARGUMENTS, "")))
-            yield f"The tool {name}({asked}) gave: " + _shortened(
-                str(span.attributes[c.TOOL_CALL_RESULT])
-            )
+            arguments = _shortened(str(span.attributes.get(c.TOOL_CALL_ARGUMENTS, "")))
+            result = _shortened(str(span.attributes[c.TOOL_CALL_RESULT]))
+            yield f"The tool {name}({arguments}) returned: {result}"
 
 
 def _json(value: Any) -> str:

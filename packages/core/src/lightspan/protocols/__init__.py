@@ -1,5 +1,5 @@
-"""The protocols of engines and learners: what a backend is, and what it says of itself.
+"""Protocols of engines and learners, with their capabilities.
 
-`engine` has the protocols of engines and tokenizers, `learner` those of learners with their losses,
-optimizers and adapters as settings. `decoding` turns ids into text as they arrive.
+`engine` has the protocols of engines and tokenizers, `learner` those of learners, with losses,
+optimizers and adapters as settings. `decoding` turns streams of ids into text.
 """

@@ -1,4 +1,4 @@
-"""Decode token ids that arrive one by one: text deltas, and where a stop string ends."""
+"""Incremental decoding of token ids: text deltas, and the ends of stop strings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _REPLACEMENT: Final = "\ufffd"
 
 
 class IncrementalDecoder:
-    """Text deltas of ids that arrive bit by bit; their concatenation is the text of all ids.
+    """Decoder of a stream of ids into text deltas, whose concatenation is the text of all ids.
 
-    Text that more ids may still change, such as half a UTF-8 character, is held back until they
-    arrive or `flush` is called. Only a window of recent ids is decoded again at each push (the
-    window starts one delta back, because the text of an id may depend on its left neighbour).
+    Text that further ids may change, such as half a UTF-8 character, is held back until they arrive
+    or `flush` is called. Each push decodes a window of recent ids only. The window starts one delta
+    back, because the text of an id may depend on its left neighbour.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -23,36 +23,36 @@ class IncrementalDecoder:
         self._skip = skip_special_tokens
         self._ids: list[int] = []
         self._start = 0
-        """Where the window starts."""
+        """Index at which the window starts."""
         self._read = 0
-        """Ids before this one have their text out, but for `_early` more characters."""
+        """Index up to which the text of ids was returned, plus `_early` characters."""
         self._base = ""
         """Text of the ids from `_start` to `_read`."""
         self._early = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids settle."""
+        """Return the text that is final after these ids."""
         self._ids.extend(ids)
         window = self._decode(self._start)
         stable = window.rstrip(_REPLACEMENT)
-        out = len(self._base) + self._early
-        if len(stable) <= out or not window.startswith(self._base):
+        returned = len(self._base) + self._early
+        if len(stable) <= returned or not window.startswith(self._base):
             return ""
-        delta = stable[out:]
+        delta = stable[returned:]
         if len(stable) < len(window):
             self._early += len(delta)
             return delta
-        self._move_on()
+        self._advance()
         return delta
 
     def flush(self) -> str:
-        """The rest, incomplete characters shown as U+FFFD. The decoder is then at its end."""
+        """Return the rest, with incomplete characters as U+FFFD."""
         rest = self._decode(self._start)[len(self._base) + self._early :]
-        self._move_on()
+        self._advance()
         return rest
 
-    def _move_on(self) -> None:
-        """All ids have their text out: the window starts where the last delta began."""
+    def _advance(self) -> None:
+        """Move the window to the start of the last delta, once the text of all ids was returned."""
         self._start, self._read, self._early = self._read, len(self._ids), 0
         self._base = self._decode(self._start)
 
@@ -61,20 +61,20 @@ class IncrementalDecoder:
 
 
 class StopWatcher:
-    """Says at which token a stop string is complete: engines end there, and so does the gateway
-    where an engine sees the rest of an answer only."""
+    """Detector of stop strings in a stream of ids, for engines, and for the gateway if an engine
+    gets the rest of an answer only."""
 
     def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
         self._decoder = IncrementalDecoder(tokenizer)
         self._stops = stops
-        self._keep = max(len(stop) for stop in stops) - 1
+        self._overlap = max(len(stop) for stop in stops) - 1
         self._tail = ""
 
     def complete(self, ids: Sequence[int]) -> int | None:
-        """How many of these further ids complete a stop string; None if all of them do not."""
+        """Return how many of these further ids complete a stop string; None if none is complete."""
         for count, token in enumerate(ids, 1):
             text = self._tail + self._decoder.push([token])
             if any(stop in text for stop in self._stops):
                 return count
-            self._tail = text[len(text) - self._keep :] if self._keep else ""
+            self._tail = text[len(text) - self._overlap :] if self._overlap else ""
         return None

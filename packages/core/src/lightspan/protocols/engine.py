@@ -1,4 +1,4 @@
-"""What an engine is. Protocols only: implementations are modules of this package.
+"""Protocols of engines.
 
 `TokenEngine`: token ids in, token ids and log-probabilities out; the gateway renders the chat
 template and parses tool calls. `ChatEngine`: an OpenAI-compatible server that does both itself.
@@ -18,11 +18,11 @@ from lightspan.errors import EngineError, UnsupportedError
 from lightspan.schema.token_records import FinishReason, Sampling
 
 ToolParserName = Literal["hermes", "llama", "json"]
-"""The parsers of `lightspan_gateway.tools`: how a family of models writes tool calls."""
+"""Parser of `lightspan_gateway.tools` for the tool calls of a family of models."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and how to sample after it. `request_id` is unique among those in flight."""
+    """Prompt with sampling settings. `request_id` is unique among requests in flight."""
 
     request_id: str
     policy: str
@@ -30,96 +30,97 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     """`max_tokens` is set; temperature 0 means greedy."""
     grammar: str = ""
-    """What the answer has to follow (`lightspan_torch.engine.grammars`); empty for anything."""
+    """Grammar of the answer (`lightspan_torch.engine.grammars`); empty for none."""
     answered: int = 0
-    """How many of the prompt's ids, at its end, are the answer so far: its grammar begins there."""
+    """Number of ids at the end of the prompt that are the answer so far; its grammar begins
+    there."""
     rollout: str = ""
-    """Whose calls begin alike, and are best served by one server: the attempt's; empty: unknown."""
+    """Attempt whose calls share prefixes, so that one server should serve them; empty: unknown."""
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Newly generated tokens. The last chunk has a finish reason (and may have no tokens).
+    """New tokens. The last chunk has a finish reason (and may have no tokens).
 
     The ids end with the token that completes a stop string, or with the end-of-turn token.
     """
 
     ids: list[int]
     logprobs: list[float]
-    """Of the distribution sampled from. Greedy decoding samples from a point mass: 0.0."""
+    """Log-probabilities under the distribution sampled from; 0.0 (a point mass) for greedy
+    decoding."""
     version: int
     """The policy version that sampled these tokens."""
     finish_reason: FinishReason | None = None
 
 
 class LoRAWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy as low-rank matrices beside a model's own weights, which do not move: the output of
-    each of these layers gains `scale · B(A x)`."""
+    """Policy as low-rank matrices on frozen weights, which add `scale · B(A x)` to each layer's
+    output."""
 
     rank: int
     scale: float
     layers: Mapping[str, tuple[Any, Any]]
-    """Name of a linear layer in the model → A [rank, inputs] and B [outputs, rank]: tensors on the
-    CPU that nobody changes any more."""
+    """Name of a linear layer → A [rank, inputs] and B [outputs, rank]: immutable tensors on the
+    CPU."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine sampled at temperature 1, to be compared with what the learner says of it."""
+    """Tokens that an engine sampled at temperature 1, for comparison with the learner's weights."""
 
     where: str
-    """What answered, for a person."""
+    """Name of the server, for messages."""
     version: int
     prompt_ids: list[int]
     ids: list[int]
     logprobs: list[float]
     tolerance: float
-    """How far these may be from the learner's on average: a matter of the float type."""
+    """Maximum mean difference from the learner's log-probabilities; depends on the float type."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine can honour; the rest is refused by name (design law 6)."""
+    """Features that an engine supports; others are refused by name (design law 6)."""
 
     exact_tokens: bool
-    """Token ids and log-probabilities as sampled: its calls can be trained."""
+    """Whether token ids and log-probabilities are returned as sampled, so that calls can be
+    trained."""
     stop_strings: bool = True
     top_p: bool = True
     top_k: bool = True
     seed: bool = False
     temperatures: tuple[float, float] = (0.0, math.inf)
-    """The least and the highest that it samples at; 0, which is greedy, besides."""
+    """Minimum and maximum sampling temperature; 0 (greedy) is always allowed."""
     in_place_update: bool = True
     trainable_truncation: bool = False
-    """Under top-p or top-k, log-probabilities are exact: of the truncated, renormalised
-    distribution. Such calls are trained where the learner declares it too (design law 11)."""
+    """Whether log-probabilities under top-p or top-k are exact, that is, of the truncated,
+    renormalised distribution. Such calls are trained if the learner declares it too (design law
+    11)."""
     trainable_grammar: bool = False
-    """The same under a grammar or a forced tool choice."""
+    """The same for calls under a grammar or a forced tool choice."""
     grammars: str = ""
-    """Name and version of what holds answers to a grammar; empty: nothing does."""
+    """Name and version of the library that enforces grammars; empty without one."""
     lora: tuple[str, ...] = ()
-    """Policies that are served as LoRA beside a model's own weights: `update` takes `LoRAWeights`
-    of these, and whole weights of the others."""
+    """Policies served as LoRA on shared weights: `update` takes `LoRAWeights` for these, and whole
+    weights for the others."""
 
     def samples_at(self, temperature: float) -> bool:
-        """Whether it does."""
-        least, highest = self.temperatures
-        return temperature == 0 or least <= temperature <= highest
+        """Return whether the engine supports this temperature."""
+        low, high = self.temperatures
+        return temperature == 0 or low <= temperature <= high
 
 
 class ChatTokenizer(Protocol):
-    """A tokenizer with its chat template
-    (`lightspan_torch.engine.tokenizer.TransformersTokenizer`)."""
+    """Tokenizer with a chat template (`lightspan_torch.engine.tokenizer.TransformersTokenizer`)."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
         """Ids that end a turn."""
-        ...
 
     @property
     def context_length(self) -> int: ...
 
     @property
     def tool_parser(self) -> ToolParserName:
-        """Which parser reads this model's tool calls."""
-        ...
+        """Parser of this model's tool calls."""
 
     def render(
         self,
@@ -130,36 +131,36 @@ class ChatTokenizer(Protocol):
         template_options: Mapping[str, Any] | None = None,
         most: int | None = None,
     ) -> list[int]:
-        """Ids of the rendered chat.
+        """Return the ids of the rendered chat.
 
         Args:
-            most: how many of them anybody can use, if there is such a number (see `encode`).
+            most: maximum number of usable ids (see `encode`); None for no limit.
 
         Raises:
-            ModelError: no chat template, or it refuses these messages.
+            ModelError: there is no chat template, or it refuses these messages.
             ContextOverflowError: as `encode`.
         """
-        ...
 
     def encode(self, text: str, *, most: int | None = None) -> list[int]:
-        """Ids of the text: of all of it, whatever `most` says.
+        """Return the ids of the whole text.
+
+        Args:
+            most: maximum number of usable ids; None for no limit.
 
         Raises:
-            ContextOverflowError: instead of the ids of a text that has far more than `most`. It is
-                for who gives up early to say what is far: without `most` nobody does.
+            ContextOverflowError: the text has far more ids than `most`. Implementations define how
+                many more, and may return the ids instead.
         """
-        ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_text(self, token_id: int) -> str:
-        """One token as text, for `logprobs.content[].token`."""
-        ...
+        """Return one token as text, for `logprobs.content[].token`."""
 
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """An engine that takes and gives token ids; one event loop owns it.
+    """Engine with token ids as input and output; one event loop owns it.
 
     Implementations: `lightspan_torch.engine.transformers`, `lightspan_vllm`.
     """
@@ -170,158 +171,147 @@ class TokenEngine(Protocol):
     async def start(self) -> None: ...
 
     async def close(self) -> None:
-        """Cancel everything in flight and free the models. Idempotent."""
-        ...
+        """Cancel all requests and free the models. Idempotent."""
 
     def policies(self) -> dict[str, int]:
-        """Policy name → version being served."""
-        ...
+        """Return policy → version being served."""
 
     def tokenizer(self, policy: str) -> ChatTokenizer:
-        """Raises `NotFoundError` for an unknown policy."""
-        ...
+        """Return a policy's tokenizer. Raises `NotFoundError` for an unknown policy."""
 
     def check_grammar(self, policy: str, grammar: str) -> None:
-        """Compile a grammar ahead of the calls that follow it.
+        """Compile a grammar before the calls that use it.
 
-        It may take a second: the gateway asks from threads of its own, several at once.
+        Compilation may take a second, so the gateway calls this from several threads.
 
         Raises:
-            UnsupportedError: it cannot be followed; says why.
-            NotFoundError: an unknown policy.
+            UnsupportedError: the grammar is not supported, and why.
+            NotFoundError: the policy is unknown.
         """
-        raise UnsupportedError("this engine holds no answer to a grammar")
+        raise UnsupportedError("this engine does not support grammars")
 
     def generate(self, request: GenerationRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
-        """Generate. Closing the iterator cancels the generation.
+        """Generate tokens. Closing the iterator cancels the generation.
 
-        Without `stream` there may be a single chunk. A weight update in between is invisible but
-        for the versions: the engine cancels, updates, and resubmits prompt + partial ids.
+        Without `stream` there may be a single chunk. A weight update in between shows in the
+        versions only: the engine cancels, updates, and resubmits prompt + partial ids.
 
         Raises (while iterating):
             ContextOverflowError, EngineClosedError, NotFoundError, UnsupportedError
         """
-        ...
 
     async def update(
         self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
-        """Replace the weights as this version: all of them (name → tensor, LoRA merged in), or of a
-        policy of `capabilities.lora` its `LoRAWeights`, which touches no other policy.
+        """Replace a policy's weights by a new version.
 
-        Requests in flight are interrupted and go on with the new weights; no key or value computed
-        with the old ones is used again.
+        Requests in flight are interrupted and continue with the new weights; keys and values
+        computed with the old weights are discarded.
+
+        Args:
+            weights: name → tensor for all weights, with LoRA merged; or `LoRAWeights` for a policy
+                of `capabilities.lora`, which affect no other policy.
         """
-        ...
 
     def usage(self) -> dict[str, float]:
-        """Counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's own threads).
+        """Return counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's threads).
 
         Raises:
-            EngineError: the engine has died, and every request would fail: a run ends here.
+            EngineError: the engine has died, so that every request would fail and the run ends.
         """
-        ...
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer has an engine serve."""
+    """Models that an engine is built for."""
 
     models: Mapping[str, Any]
-    """Policy → model: a name, a folder, or one that is loaded."""
+    """Policy → model: a name, a folder, or a loaded model."""
     lora: Mapping[str, int]
-    """Policy → rank of its LoRA; 0 for starting weights that are served beside a LoRA."""
+    """Policy → rank of its LoRA; 0 for starting weights served next to a LoRA."""
     device: str = "cpu"
     seed: int = 0
     folder: Path = Path()
-    """The run's, for logs."""
+    """The run's folder, for logs."""
 
     def shares_model(self, policy: str) -> bool:
         """Return whether another policy with LoRA starts from the same model."""
-        model = self.models[policy]
-        name = _model_name(model)
-        others = [self.models[other] for other in self.lora if other != policy]
-        return any(
-            other is model or (name is not None and _model_name(other) == name) for other in others
-        )
+        identity = _identity(self.models[policy])
+        return any(_identity(self.models[o]) == identity for o in self.lora if o != policy)
 
     def copies(self) -> list[tuple[str, ...]]:
-        """Return the policies of each copy of weights: those with LoRA that start from one model
-        are beside one copy."""
+        """Return the policies of each copy of weights; policies with LoRA on one model share a
+        copy."""
         groups: dict[tuple[bool, str], list[str]] = {}
         for policy, model in self.models.items():
             is_shared = policy in self.lora
-            name = (_model_name(model) or str(id(model))) if is_shared else policy
+            name = _identity(model) if is_shared else policy
             groups.setdefault((is_shared, name), []).append(policy)
         return [tuple(policies) for policies in groups.values()]
 
 
 class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What the memory of a model depends on."""
+    """Numbers that determine a model's memory."""
 
     parameters: int
     weight_bytes: int
-    """Bytes of a parameter as it is saved."""
+    """Bytes per parameter as saved."""
     cache_values: int
-    """Numbers that the key-value cache keeps of a token."""
+    """Numbers per token in the key-value cache."""
     lora_values: int
-    """Parameters of a LoRA of rank 1 on all linear layers but the head."""
+    """Parameters of a LoRA of rank 1 on all linear layers except the head."""
     context: int
 
 
 @runtime_checkable
 class EngineSpec(Protocol):
-    """An engine in words, which a trainer builds (entry points of `lightspan.engines`)."""
+    """Engine configuration, which a trainer builds (entry points of `lightspan.engines`)."""
 
     def build(self, request: EngineRequest) -> TokenEngine:
-        """Build the engine, not started.
+        """Build the engine without starting it.
 
         Raises:
-            ConfigError: something that it cannot honour.
+            ConfigError: a setting is not supported.
             ModelError: a model cannot be loaded.
         """
-        ...
 
     def describe(self, folder: Path) -> str:
-        """Return a line for a person who waits for it to start; empty for none.
+        """Return a line to print while the engine starts; empty for none.
 
         Args:
-            folder: the run's.
+            folder: the run's folder.
         """
-        ...
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """Return the policies of each copy of weights that the engine would hold."""
-        ...
+        """Return the policies of each copy of weights in the engine."""
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """Return part → bytes of one copy of a model: "engine weights" and, where it is known, the
-        "key-value cache"; empty where none of it is on this machine."""
-        ...
+        """Return part → bytes of one copy of a model: "engine weights" and, if known, "key-value
+        cache"; empty for an engine on other machines."""
 
 
-def _model_name(model: Any) -> str | None:
-    """Return the name of a model that is loaded by name; None for a loaded one."""
-    return os.fspath(model) if isinstance(model, str | os.PathLike) else None
+def _identity(model: Any) -> str:
+    """Return the name or path of a model; the object's id for a loaded model."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else str(id(model))
 
 
 @runtime_checkable
 class ProbedEngine(Protocol):
-    """A `TokenEngine` whose weights are in other processes: the trainer compares what it samples
-    with what the learner says, after each update. One in the trainer's process, which copies the
-    weights themselves, is no such engine."""
+    """`TokenEngine` with weights in other processes.
+
+    After each update, the trainer compares its samples with the learner's log-probabilities. An
+    engine in the trainer's process copies the weights itself and needs no such check.
+    """
 
     async def probes(self, policy: str) -> list[Probe]:
-        """Prompts of late calls, answered with the weights of now by everything that serves the
-        policy.
+        """Return recent prompts, answered with the current weights by each server of the policy.
 
         Raises:
             EngineError, NotFoundError
         """
-        ...
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What an OpenAI-compatible server answered."""
+    """Response of an OpenAI-compatible server."""
 
     status: int
     headers: dict[str, str]
@@ -329,7 +319,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptRefused(EngineError):
-    """The prompt holds what is no token of the model."""
+    """The prompt contains ids that are not tokens of the model."""
 
 
 class EndpointRefused(EngineError):
@@ -342,7 +332,7 @@ class EndpointRefused(EngineError):
 
 @runtime_checkable
 class ChatEngine(Protocol):
-    """An engine that takes and gives chat messages: an OpenAI-compatible server.
+    """Engine with chat messages as input and output: an OpenAI-compatible server.
 
     Implementations: `lightspan_gateway.openai_engine`.
     """
@@ -350,24 +340,21 @@ class ChatEngine(Protocol):
     async def start(self) -> None: ...
 
     async def close(self) -> None:
-        """End what is in flight. Idempotent."""
-        ...
+        """Cancel all requests. Idempotent."""
 
     async def chat(self, body: Mapping[str, Any]) -> ChatAnswer:
-        """An unstreamed call. A refusal is an answer too.
+        """Make a call without streaming. A refusal is an answer too.
 
         Raises:
-            EngineError: it cannot be reached, or broke off.
-            EngineClosedError: not started, or closed.
+            EngineError: the server cannot be reached, or the connection broke.
+            EngineClosedError: the engine is not started, or closed.
         """
-        ...
 
     def stream(self, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """A streamed call: server-sent event payloads (without `data: `, without `[DONE]`).
+        """Make a streamed call; yield server-sent event payloads (without `data: ` and `[DONE]`).
 
         Raises (while iterating):
-            EndpointRefused: it answered with an error.
-            EngineError: it cannot be reached, or broke off.
-            EngineClosedError: not started, or closed.
+            EndpointRefused: the server answered with an error.
+            EngineError: the server cannot be reached, or the connection broke.
+            EngineClosedError: the engine is not started, or closed.
         """
-        ...

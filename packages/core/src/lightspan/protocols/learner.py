@@ -1,8 +1,9 @@
-"""What a learner is, and the losses, optimisers and adapters that every learner is told of."""
+"""Protocol of learners, and the settings of losses, optimisers, adapters and critics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runtime_checkable
 
@@ -28,12 +29,11 @@ class LoRA(msgspec.Struct, frozen=True, kw_only=True):
     """Low-rank adapters instead of full weights.
 
     Args:
-        target_modules: the names of layers, in any sequence; or one text, which is
-            `"all-linear"` or a pattern as PEFT has it.
+        target_modules: names of layers, or one text: `"all-linear"` or a pattern in PEFT's syntax.
 
     Raises:
-        ConfigError: a rank below 1, an alpha not above 0, a dropout outside [0, 1), targets that
-            are no names.
+        ConfigError: a rank below 1, an alpha not above 0, a dropout outside [0, 1), or invalid
+            names of layers.
     """
 
     rank: int = 16
@@ -54,7 +54,7 @@ class LoRA(msgspec.Struct, frozen=True, kw_only=True):
                 f"LoRA: target_modules={targets!r} must be names of layers, such as "
                 '["q_proj", "v_proj"], or "all-linear"'
             )
-        # PEFT's usual form is a list, and what is equal is looked up by its hash
+        # PEFT's usual form is a list, but this struct has to be hashable
         ordered = sorted(targets) if isinstance(targets, Set) else targets
         msgspec.structs.force_setattr(self, "target_modules", tuple(ordered))
 
@@ -67,7 +67,7 @@ def check_lora(lora: object) -> None:
 
 
 class _Defaults(msgspec.Struct, frozen=True):
-    """What a loss form has where nothing else is said."""
+    """Defaults of a loss form."""
 
     clip_low: float
     clip_high: float
@@ -79,56 +79,61 @@ FORM_DEFAULTS: Final[Mapping[LossForm, _Defaults]] = {
     "gspo": _Defaults(3e-4, 4e-4, None),
     "cispo": _Defaults(1.0, 4.0, None),
 }
-"""Clip-higher (DAPO, arXiv 2503.14476); GSPO's own (2507.18071); for CISPO no lower bound, as
-published (2506.13585), and the upper one of ScaleRL (2510.13786): MiniMax-M1 gives none."""
+"""Sources: clip-higher of DAPO (arXiv 2503.14476); GSPO (2507.18071); CISPO without a lower bound,
+as published (2506.13585), and with the upper bound of ScaleRL (2510.13786), since MiniMax-M1
+publishes none."""
 
 _OF_FORM: Final[Any] = msgspec.UNSET
-"""Stands for a default that depends on the form."""
+"""Placeholder for a default that depends on the form."""
 
 
 class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy-gradient loss, as `lightspan_torch.learner.losses` states it.
+    """Policy-gradient loss, defined in `lightspan_torch.learner.losses`.
 
     Raises:
         ConfigError: an unknown `form` or `importance_level`; a `clip_low` outside [0, 1]; a
-            negative `clip_high`, `kl` or `entropy`; a `dual_clip` not above 1, or of a form that
-            has none; an `importance_cap` not above 0; an `importance_level` without it; anything
-            not finite.
+            negative `clip_high`, `kl` or `entropy`; a `dual_clip` not above 1, or for a form
+            without one; an `importance_cap` not above 0; an `importance_level` without it; a number
+            that is not finite.
     """
 
     form: LossForm = "clip"
-    """`clip`: PPO's, per token. `gspo`: one clipped ratio per call (one more forward pass).
-    `cispo`: per token, of which clipping bounds the weight and never takes the gradient."""
+    """`clip`: PPO's loss, per token. `gspo`: one clipped ratio per call (one more forward pass).
+    `cispo`: per token; clipping bounds the weight and never removes the gradient."""
     clip_low: float = _OF_FORM
-    """The ratio's lower bound is 1 - this: 1 for none. Left out: `FORM_DEFAULTS`."""
+    """The ratio's lower bound is 1 - this number; 1 for no bound. Default: `FORM_DEFAULTS`."""
     clip_high: float = _OF_FORM
-    """The ratio's upper bound is 1 + this. Left out: `FORM_DEFAULTS`."""
+    """The ratio's upper bound is 1 + this number. Default: `FORM_DEFAULTS`."""
     dual_clip: float | None = _OF_FORM
-    """Bound of the ratio for negative advantages, of form `clip`; None for none. Left out: 3."""
+    """Bound of the ratio for negative advantages, with form `clip`; None for no bound. Default:
+    3."""
     kl: float = 0.0
     """Weight of the KL to the starting weights."""
     kl_estimator: KLEstimator = "k3"
     entropy: float = 0.0
     """Weight of the entropy bonus."""
     importance_cap: float | None = None
-    """Truncation C of the engine/learner importance weight (2 is usual), for engines whose
-    log-probabilities differ from the learner's. `update` then needs `old_logprobs`: one more
-    forward pass. None: the ratio is to the recorded log-probs, which corrects for both at once."""
+    """Maximum C of the engine/learner importance weight (usually 2), for engines whose
+    log-probabilities differ from the learner's. `update` then needs `old_logprobs`, one more
+    forward pass. None: the ratio is to the recorded log-probabilities, which corrects for both at
+    once."""
     importance_level: ImportanceLevel = "token"
-    """Of what the importance weight is: of each token, or of each call (the product over its
-    tokens)."""
+    """Whether each token has an importance weight, or each call (the product over its tokens)."""
 
     def __post_init__(self) -> None:
         check_choice("PolicyLoss: form", self.form, get_args(LossForm))
-        self._fill_in(FORM_DEFAULTS[self.form])
+        defaults = FORM_DEFAULTS[self.form]
+        for name in defaults.__struct_fields__:
+            if getattr(self, name) is _OF_FORM:
+                msgspec.structs.force_setattr(self, name, getattr(defaults, name))
         check_number("PolicyLoss: clip_low", self.clip_low, low=0, high=1)
         check_number("PolicyLoss: clip_high", self.clip_high, low=0)
         if self.dual_clip is not None:
             check_number("PolicyLoss: dual_clip", self.dual_clip, above=1)
             if self.form != "clip":
                 raise ConfigError(
-                    f"PolicyLoss: dual_clip={self.dual_clip} applies only to form='clip'; form="
-                    f"{self.form!r} has none: leave it out, or None"
+                    f"PolicyLoss: dual_clip={self.dual_clip} applies only to form='clip', not "
+                    f"{self.form!r}: leave it out"
                 )
         check_number("PolicyLoss: kl", self.kl, low=0)
         check_choice("PolicyLoss: kl_estimator", self.kl_estimator, get_args(KLEstimator))
@@ -140,31 +145,26 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
         if self.importance_cap is None and self.importance_level != "token":
             raise ConfigError(
                 f"PolicyLoss: importance_level={self.importance_level!r} applies only to the "
-                "importance weight: give importance_cap=2.0, say"
+                "importance weight: set importance_cap too, such as importance_cap=2.0"
             )
-
-    def _fill_in(self, defaults: _Defaults) -> None:
-        for name in defaults.__struct_fields__:
-            if getattr(self, name) is _OF_FORM:
-                msgspec.structs.force_setattr(self, name, getattr(defaults, name))
 
     @property
     def of_calls(self) -> str:
-        """The setting by which the loss looks at whole calls; empty if at single tokens."""
+        """The setting that makes the loss depend on whole calls; empty if it depends on tokens."""
         if self.form == "gspo":
             return "form='gspo'"
         return "importance_level='sequence'" if self.importance_level == "sequence" else ""
 
 
 class SFTLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Negative log-likelihood."""
+    """Negative log-likelihood loss."""
 
 
 Loss = PolicyLoss | SFTLoss
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
-    """How an update becomes a step.
+    """Optimiser settings.
 
     Raises:
         ConfigError: a rate or `max_grad_norm` not above 0; betas that are not two numbers in
@@ -180,7 +180,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
     decay_steps: int | None = None
-    """Steps over which the rate falls linearly to a twentieth; None keeps it."""
+    """Steps over which the rate falls linearly to a twentieth; None for a constant rate."""
 
     def __post_init__(self) -> None:
         check_choice("Optimizer: name", self.name, ("adamw", "muon"))
@@ -199,11 +199,11 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Critic(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of calls, learned beside each policy (`Learner.values`).
+    """Settings of a critic, which learns values of calls next to each policy (`Learner.values`).
 
-    A head of hidden + 1 numbers reads what the policy's trunk says at the last token of a call's
-    prompt, and moves nothing of the trunk. Each update fits it to `Row.value_targets`, those of the
-    update itself and of the ones before it.
+    A head of hidden + 1 parameters reads the policy's last hidden state at the last token of a
+    call's prompt; its gradient does not reach the policy. Each update fits it to
+    `Row.value_targets` of this update and earlier ones.
 
     Raises:
         ConfigError: a rate not above 0; fewer than 1 of `steps` or `batches`; a negative
@@ -211,22 +211,22 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     learning_rate: float = 0.2
-    """The most that one step moves a value by, in standard deviations of the targets. It falls to
-    0 over the `steps` of each update. A multiple of the policy's own rate would mean something else
-    for every model: a step of Adam's moves a value by its rate times the hidden size."""
+    """Maximum change of a value per step, in standard deviations of the targets; falls to 0 over
+    the `steps` of each update. It is no multiple of the policy's rate, because a step of Adam
+    changes a value by its rate times the hidden size, so the meaning would depend on the model."""
     steps: int = 12
-    """AdamW steps per update, each on all calls that are kept."""
+    """AdamW steps per update, each on all stored calls."""
     batches: int = 6
-    """Updates whose hidden states are kept, the present one included. Those of earlier updates are
-    of older weights; the fewer are kept, the less that matters and the noisier values are."""
+    """Updates whose hidden states are stored, the current one included. Those of earlier updates
+    belong to older weights; fewer stored updates make values less stale and noisier."""
     weight_decay: float = 0.1
-    """Draws every value to the mean of the targets: a step by at most `learning_rate` times this
-    part of the way. It is what keeps values near the mean where prompts say nothing."""
+    """Decay of every value towards the mean of the targets, per step by at most `learning_rate`
+    times this fraction. It keeps values near the mean where prompts are uninformative."""
     lam: float = DEFAULT_LAMBDA
-    """lambda of generalised advantage estimation (`lightspan.lightning.gae`), once values are
+    """lambda of generalised advantage estimation (`lightspan.lightning.gae`) once values are
     trusted."""
     warmup: int = 5
-    """Iterations in which lambda is 1, whatever the values explain."""
+    """Minimum number of iterations with lambda 1."""
 
     def __post_init__(self) -> None:
         check_number("Critic: learning_rate", self.learning_rate, above=0)
@@ -238,69 +238,62 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a learner can honour; the rest is refused by name (design law 6)."""
+    """Features that a learner supports; others are refused by name (design law 6)."""
 
     policies: int | None = None
-    """How many policies at once; None for any number."""
+    """Maximum number of policies; None for no limit."""
     kl: bool = True
     entropy: bool = True
     lora: bool = True
     lora_dropout: bool = True
-    """Whether adapters may have a dropout (`LoRA.dropout`)."""
+    """Whether `LoRA.dropout` is supported."""
     mixed_temperatures: bool = True
-    """Whether tokens of one batch may have been sampled at different temperatures."""
+    """Whether one batch may mix sampling temperatures."""
     optimizers: tuple[Literal["adamw", "muon"], ...] = ("adamw", "muon")
-    """Which of `Optimizer.name`."""
+    """Supported values of `Optimizer.name`."""
     trainable_truncation: bool = False
-    """Whether it computes the log-probabilities of calls sampled under top-p or top-k as the engine
-    did: over the kept tokens alone. They are trained where the engine declares it too (design law
+    """Whether log-probabilities of calls under top-p or top-k are computed over the kept tokens
+    alone, as in the engine. Such calls are trained if the engine declares it too (design law
     11)."""
     trainable_grammar: bool = False
-    """The same for calls sampled under a grammar or a forced tool choice."""
+    """The same for calls under a grammar or a forced tool choice."""
     values: bool = False
-    """Whether it can have a `Critic`."""
+    """Whether a `Critic` is supported."""
     loss_forms: tuple[LossForm, ...] = ("clip",)
-    """Which forms of `PolicyLoss` it computes."""
+    """Supported values of `PolicyLoss.form`."""
     importance_levels: tuple[ImportanceLevel, ...] = ("token",)
-    """Which levels of importance weights."""
+    """Supported values of `PolicyLoss.importance_level`."""
 
     def unsupported(self, optimizer: Optimizer, adapters: Sequence[LoRA | None]) -> list[str]:
-        """What of how a training is set up it does not support, in words.
+        """Return the unsupported settings in words.
 
         Args:
-            adapters: those of each policy.
+            adapters: one per policy.
         """
-        given = [lora for lora in adapters if lora is not None]
-        dropout = max((lora.dropout for lora in given), default=0.0)
+        loras = [lora for lora in adapters if lora is not None]
+        dropout = max((lora.dropout for lora in loras), default=0.0)
         refused = {
-            "LoRA": bool(given) and not self.lora,
+            "LoRA": bool(loras) and not self.lora,
             f"LoRA(dropout={dropout:g})": dropout > 0 and not self.lora_dropout,
             f"Optimizer(name={optimizer.name!r})": optimizer.name not in self.optimizers,
         }
         return [name for name, is_refused in refused.items() if is_refused]
 
     def check_temperatures(self, rows: Sequence[Row]) -> None:
-        """Raise `UnsupportedError` if tokens that are trained together were sampled at different
-        temperatures, and the learner does not compute that."""
+        """Raise `UnsupportedError` if rows mix temperatures, and the learner does not support
+        it."""
         if self.mixed_temperatures:
             return
-        found = sorted(
-            {
-                at
-                for row in rows
-                for at, mask in zip(row.temperatures, row.mask, strict=True)
-                if mask
-            }
-        )
-        if len(found) > 1:
+        temperatures = sorted({t for row in rows for t in compress(row.temperatures, row.mask)})
+        if len(temperatures) > 1:
             raise UnsupportedError(
                 f"the learner does not support tokens of different temperatures in one update "
-                f"(mixed_temperatures), and these were sampled at {found}: sample all at one, or "
-                "use the torch learner"
+                f"(mixed_temperatures), and these were sampled at {temperatures}: sample all at "
+                "one temperature, or use the torch learner"
             )
 
     def refusals(self, loss: Loss) -> list[str]:
-        """What of a loss it does not support, in words."""
+        """Return the unsupported settings of a loss in words."""
         if not isinstance(loss, PolicyLoss):
             return []
         refused = {
@@ -316,9 +309,9 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Minimises the sum of weight · loss over the tokens of rows.
+    """Minimiser of the sum of weight · loss over the tokens of rows.
 
-    Synchronous and owned by one thread at a time (the trainer calls it in a worker thread).
+    Synchronous, and used by one thread at a time (the trainer has a worker thread for it).
     """
 
     @property
@@ -327,33 +320,36 @@ class Learner(Protocol):
     def policies(self) -> list[str]: ...
 
     def grammar_mismatches(self, records: Sequence[TokenRecord]) -> dict[TransitionKey, str]:
-        """Which of these records, all of policies of this learner, cannot be computed under the
-        grammar that they were sampled under, and why: another library compiled it, or it does not
-        allow their tokens here. A learner without `trainable_grammar` is not asked."""
+        """Return the records that cannot be computed under their grammar, with the reason: another
+        library compiled it, or it does not allow their tokens here.
+
+        Args:
+            records: records of this learner's policies. Called with `trainable_grammar` only.
+        """
         return {}
 
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
-        """Per row, the log-probability of each token but the first given those before it, at the
-        row's temperatures, and under its grammar (`Row.constraints`) over the allowed tokens alone;
-        entry 0 is 0.0, so that lists are as long as `row.ids`.
+        """Return, per row, the log-probability of each token given those before it.
+
+        It applies the row's temperatures and, under a grammar (`Row.constraints`), is normalised
+        over the allowed tokens. Entry 0 is 0.0, so that lists are as long as `row.ids`.
 
         Raises:
-            DataError: a row cannot be computed with, or its tokens do not follow their grammar.
+            DataError: a row is invalid, or its tokens do not follow their grammar.
         """
-        ...
 
     def values(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Per row, the value of each of its calls (`Row.responses`): the target to expect there, by
-        the weights and the head of now. A head that was never fitted says 0.0.
+        """Return, per row, the value of each of its calls (`Row.responses`), with the current
+        weights and head; 0.0 before the first fit.
 
         Raises:
             ConfigError: the learner has no critic.
-            DataError: as `score`; or a call without a prompt, which has no last token.
+            DataError: as `score`; or a call has an empty prompt.
         """
         raise ConfigError("this learner has no critic: its capabilities say values=False")
 
     def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        """`score` and `values` of the weights of now, in one pass where the learner can."""
+        """Return `score` and `values`, in one pass if the learner can."""
         return self.score(rows), self.values(rows)
 
     def update(
@@ -363,72 +359,68 @@ class Learner(Protocol):
         *,
         old_logprobs: Sequence[Sequence[float]] | None = None,
     ) -> dict[str, float]:
-        """One optimiser step per policy on these rows (whole rollouts); returns metrics.
+        """Make one optimiser step per policy on these rows (whole rollouts); return metrics.
 
-        `old_logprobs` is what `score` said of these rows before the first update on their batch:
-        the ratio is then to these, times the importance weight min(old / recorded, C). Without
-        them the ratio is to the recorded log-probs. Never both: it would count twice.
+        With value targets in rows, the critic is fitted too, after the step: its gradient does not
+        reach the policy. `value_loss`, the mean over calls of (value - target)², and
+        `explained_variance` (if targets vary) are of values before the fit; `value_calls` is the
+        number of calls with a target.
 
-        Where rows have `value_targets` the critic is fitted too, after the step: no gradient of it
-        reaches the policy. `value_loss`, the mean over calls of (value - target)², and
-        `explained_variance` (where targets vary) are of the values from before the fit;
-        `value_calls` is how many calls had a target.
-
-        A non-finite loss or gradient changes nothing and shows as metric `skipped` = 1.
+        A non-finite loss or gradient changes no weights, and is reported as metric `skipped` = 1.
         Metrics: loss, grad_norm, learning_rate, entropy, kl, clip_fraction, ratio_mean, ratio_max,
         logprob_gap_mean, logprob_gap_max, tokens, rows, skipped.
 
+        Args:
+            old_logprobs: `score` of these rows before the first update on their batch. The ratio is
+                then to these, times the importance weight min(old / recorded, C). None: the ratio
+                is to the recorded log-probabilities. Applying both would correct twice.
+
         Raises:
-            ConfigError: an `importance_cap` without `old_logprobs`; value targets, and no critic to
-                be fitted to them.
-            DataError: as `score`; value targets that are not one per call; a loss of whole calls,
-                and a row that does not say where they are (`Row.responses`).
-            UnsupportedError: a loss that `capabilities` do not declare.
+            ConfigError: an `importance_cap` without `old_logprobs`; value targets without a critic.
+            DataError: as `score`; not one value target per call; a loss of whole calls with a row
+                without `Row.responses`.
+            UnsupportedError: the `capabilities` do not include the loss.
         """
-        ...
 
     async def publish(self, engine: TokenEngine, versions: Mapping[str, int]) -> None:
-        """Hand the weights of each named policy to the engine, as the given version."""
-        ...
+        """Publish the weights of each policy to the engine.
+
+        Args:
+            versions: policy → its new version.
+        """
 
     def save(self, folder: Path) -> None:
-        """Write all that is needed to go on exactly: weights, optimiser, step counts, random state,
-        critic. No pickle."""
-        ...
+        """Write the complete state: weights, optimiser, step counts, random state, critic. No
+        pickle."""
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote. A critic starts anew where there was none.
+        """Restore the state of `save`. A critic missing there starts anew.
 
         Raises:
-            CheckpointError: it cannot be read, or is of other policies or settings.
+            CheckpointError: the checkpoint cannot be read, or has other policies or settings.
         """
-        ...
 
     def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
-        """Write the model (and tokenizer) as a folder that `AutoModelForCausalLM` loads; with LoRA
-        the adapter alone, as PEFT has it, or with `merge` the model that it makes of its base."""
-        ...
+        """Write model and tokenizer as a folder for `AutoModelForCausalLM`; with LoRA the adapter
+        alone, in PEFT's format, or with `merge` the merged model."""
 
     def weight_hash(self, policy: str) -> str:
-        """SHA-256 over the policy's weights."""
-        ...
+        """Return the SHA-256 of the policy's weights."""
 
     def usage(self) -> dict[str, float]:
-        """What was used so far: `cpu_s` (CPU-seconds of the learner), `tokens`, `updates`."""
-        ...
+        """Return counters: `cpu_s` (CPU-seconds of the learner), `tokens`, `updates`."""
 
     def state(self) -> dict[str, Any]:
-        """What `config.json` should say of this learner."""
-        ...
+        """Return the learner's entry in `config.json`."""
 
 
 class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer has a learner train."""
+    """Models and settings that a learner is built for."""
 
     models: Mapping[str, Any]
-    """Policy → model: a name, a folder, or one that is loaded."""
+    """Policy → model: a name, a folder, or a loaded model."""
     lora: Mapping[str, LoRA | None]
-    """Policy → its adapters; None for whole weights."""
+    """Policy → its adapters; None for full weights."""
     optimizer: Optimizer
     critic: Critic | None = None
     seed: int = 0
@@ -437,39 +429,35 @@ class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class LearnerSpec(Protocol):
-    """A learner in words, which a trainer builds (entry points of `lightspan.learners`).
+    """Learner configuration, which a trainer builds (entry points of `lightspan.learners`).
 
-    A learner with a method `close` has it called when the run ends.
+    If the learner has a method `close`, it is called at the end of the run.
     """
 
     def check(self, device: str) -> None:
-        """Raise `ConfigError` for a device of the trainer's that it cannot use."""
-        ...
+        """Raise `ConfigError` if the learner cannot use the trainer's device."""
 
     def build(self, request: LearnerRequest) -> Learner:
         """Build the learner.
 
         Raises:
-            ConfigError: something that it cannot honour.
+            ConfigError: a setting is not supported.
             ModelError: a model cannot be loaded.
         """
-        ...
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
         """Return part → bytes of the learner.
 
         Args:
-            parameters: of a policy's model.
-            lora: parameters of LoRA beside them; 0: the model's own are trained.
-            device: the trainer's.
-            reference: whether there is a KL term.
+            parameters: number of parameters of a policy's model.
+            lora: number of LoRA parameters; 0 for training of full weights.
+            device: the trainer's device.
+            reference: whether the loss has a KL term.
         """
-        ...
 
     def describe(self, device: str) -> str:
-        """Return a line for a person who waits for it to be built; empty for none.
+        """Return a line to print while the learner is built; empty for none.
 
         Args:
-            device: the trainer's.
+            device: the trainer's device.
         """
-        ...

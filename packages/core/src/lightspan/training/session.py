@@ -17,7 +17,7 @@ import msgspec
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.rollout_checks import Health
+from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import load_plugin
 from lightspan.production import span_exporter
@@ -98,7 +98,7 @@ class Session:
         self._learner: Learner | None = None
         self._app = app
         self._tasks = Epochs(train, self.algorithm.seed)
-        self._health = Health(self.algorithm.routing(), self.note, agents)
+        self._rollout_checks = RolloutChecks(self.algorithm.routing(), self.note, agents)
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._batches = 0
@@ -452,7 +452,7 @@ class Session:
             episodes = await self._rewards.apply([each.task for each in rollouts], episodes)
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
-        self._health.look(episodes)
+        self._rollout_checks.check(episodes)
         self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
         return episodes
 
@@ -542,7 +542,7 @@ class Session:
         named = ((f"{a}/{call}/{choice}", why) for (a, call, choice), why in explanations.items())
         self.folder.write_explanations(self.state.step, named)
 
-    def keep_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
+    def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
         """See `World`."""
         named = {f"{a}/{call}/{choice}": why for (a, call, choice), why in mismatches.items()}
         self.folder.write_mismatches(self.state.step, named)

@@ -21,13 +21,13 @@ from lightspan.lightning.rollout_checks import (
     MAX_REASON_LENGTH,
     app_failed,
     client_of,
-    is_unseen,
+    is_uncaptured,
     refusal_of,
 )
 from lightspan.lightning.rows import merge
 from lightspan.lightning.selection import CallCoverage, CallStatus, Coverage, Rejection
 from lightspan.lightning.transitions import Transition, trained_transitions
-from lightspan.lightning.uncaptured_advice import asked, fix_of, host_of
+from lightspan.lightning.uncaptured_advice import describe_request, fix_of, host_of
 from lightspan.progress import plural
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.provenance import requests_of
@@ -107,7 +107,7 @@ def _agent(
     unseen = Counter(
         client_of(entry.call.span)
         for entry in entries
-        if entry.call.span is not None and is_unseen(entry.call)
+        if entry.call.span is not None and is_uncaptured(entry.call)
     )
     return AgentReport(
         path=path,
@@ -118,8 +118,8 @@ def _agent(
         calls_per_rollout=len(entries) / len(findings.episodes),
         prompt_tokens=_spread(prompt for prompt, _ in tokens),
         response_tokens=_spread(answer for _, answer in tokens),
-        trained=sum(entry.verdict is CallStatus.TRAINED for entry in entries),
-        frozen=sum(entry.verdict is CallStatus.FROZEN for entry in entries),
+        trained=sum(entry.status is CallStatus.TRAINED for entry in entries),
+        frozen=sum(entry.status is CallStatus.FROZEN for entry in entries),
         rejected=[
             Reason(code=reason.value, text=texts[reason], calls=number)
             for reason, number in rejected.most_common()
@@ -163,12 +163,12 @@ def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
     recorded = {
         (entry.call.agent_path, client_of(entry.call.span).host)
         for entry in findings.entries
-        if entry.call.span is not None and is_unseen(entry.call)
+        if entry.call.span is not None and is_uncaptured(entry.call)
     }
     return [
         UncapturedReport(
             agent=request.agent,
-            request=asked(request),
+            request=describe_request(request),
             requests=count,
             selected=findings.routing.target(request.agent).selected,
             fix=fix_of(request),
@@ -246,7 +246,7 @@ def read_rows(findings: Findings, transitions: Sequence[Transition], decode: Dec
         (coverage.attempt_id, *entry.call.key): CallMessages.of(entry.call)
         for coverage in findings.coverages
         for entry in coverage.entries
-        if entry.verdict is CallStatus.TRAINED
+        if entry.status is CallStatus.TRAINED
     }
     merging = read_merging(transitions, exchanges, decode)
     counts = merging.counts()
@@ -337,7 +337,7 @@ def assume_tokens(coverage: Coverage, episode: Episode, step_rewards: bool) -> C
             return entry
         if not episode.scored(step_rewards):
             return msgspec.structs.replace(entry, rejection=Rejection.UNSCORED)
-        return msgspec.structs.replace(entry, verdict=CallStatus.TRAINED, rejection=None)
+        return msgspec.structs.replace(entry, status=CallStatus.TRAINED, rejection=None)
 
     return Coverage(
         attempt_id=coverage.attempt_id,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from lightspan.algorithms.grammar_check import without_mismatches
+from lightspan.algorithms.grammar_check import reject_mismatches
 from lightspan.errors import (
     ConfigError,
     DataError,
@@ -22,9 +22,9 @@ from lightspan.errors import (
     UnknownAgentError,
     UnsupportedError,
 )
-from lightspan.lightning.advantages import OF_THE_BATCH
+from lightspan.lightning.advantages import BATCH_ESTIMATORS
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.rollout_checks import check_computed, check_seen, check_trainable
+from lightspan.lightning.rollout_checks import check_computed, check_patterns, check_trainable
 from lightspan.lightning.selection import Coverage
 from lightspan.progress import plural
 from lightspan.runners.app import App
@@ -183,7 +183,7 @@ class DryRun:
             pairs = zip(coverages, episodes, strict=True)
             coverages = [analysis.assume_tokens(c, e, step_rewards) for c, e in pairs]
         elif self.settings.has_policies:
-            coverages = await without_mismatches(session, coverages)
+            coverages = await reject_mismatches(session, coverages)
         routing = self._algorithm.routing()
         return Findings(episodes=episodes, coverages=coverages, routing=routing)
 
@@ -272,7 +272,7 @@ class DryRun:
         rollouts, updates, plan = self._plan()
         agents = analysis.read_agents(findings, self.agents)
         uncaptured = analysis.read_uncaptured(findings)
-        by_batch = self._algorithm.batch_config.estimator in OF_THE_BATCH
+        by_batch = self._algorithm.batch_config.estimator in BATCH_ESTIMATORS
         rewards = analysis.read_rewards(findings, by_batch=by_batch)
         costs = analysis.read_costs(findings, rollouts, plan, self.settings.max_frozen_calls)
         is_ours = self._models and self.settings.learner_spec is not None
@@ -343,7 +343,7 @@ class DryRun:
         """Name patterns that `fit` would refuse, or else agents that did nothing."""
         seen = [agent.path for agent in agents]
         try:
-            check_seen(self._algorithm.routing(), self.agents or seen, findings.episodes)
+            check_patterns(self._algorithm.routing(), self.agents or seen, findings.episodes)
         except UnknownAgentError as error:
             yield f"fit would stop: {error}"
             return
