@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from lightspan.algorithms.task_sampler import Epochs
-from lightspan.schema.records import AttemptStatus, Mode, RolloutState, RolloutStatus
+from lightspan.schema.records import AttemptStatus, Mode, Rollout, RolloutState, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.training.checkpoints import TrainerState, latest, load_state
 from lightspan.training.folder import RunFolder
@@ -138,7 +138,7 @@ def test_groups_in_flight_are_trained_once(
     assert (state.in_flight, state.returned) == ({}, [])
     states = asyncio.run(_check_store(run, state))
     rollouts = [s.rollout for s in states if s.rollout.mode is Mode.TRAIN]
-    trained = [each for each in rollouts if state.trained(each.rollout_id, each.step)]
+    trained = [each for each in rollouts if _is_trained(state, each)]
     assert Counter(each.group_id for each in trained) == dict.fromkeys(
         {each.group_id for each in trained}, 4
     )
@@ -209,14 +209,25 @@ async def _check_store(run: RunFolder, state: TrainerState) -> list[RolloutState
     return states
 
 
+def _is_trained(state: TrainerState, rollout: Rollout) -> bool:
+    """Whether a training rollout of the run was part of an update."""
+    name = rollout.rollout_id.removeprefix(f"{state.run_id}-").partition("-")[0]
+    if rollout.group_id in state.in_flight or rollout.group_id in state.untrained:
+        return False
+    return any(
+        segment.name == name and segment.first_step <= rollout.step <= segment.last_step
+        for segment in state.segments
+    )
+
+
 def _check_trained_once(run: RunFolder, state: TrainerState, states: list[RolloutState]) -> None:
-    """Of each step, the rollouts of exactly one life were trained, and no call twice."""
-    steps = [step for life in state.lives for step in range(life.first_step, life.last_step + 1)]
+    """Of each step, the rollouts of exactly one run segment were trained, and no call twice."""
+    steps = [n for s in state.segments for n in range(s.first_step, s.last_step + 1)]
     assert steps == list(range(1, STEPS + 1))
     counted = {
         s.rollout.rollout_id: s.rollout.step
         for s in states
-        if s.rollout.mode is Mode.TRAIN and state.trained(s.rollout.rollout_id, s.rollout.step)
+        if s.rollout.mode is Mode.TRAIN and _is_trained(state, s.rollout)
     }
     assert Counter(counted.values()) == dict.fromkeys(range(1, STEPS + 1), 12)
     calls: Counter[str] = Counter()
