@@ -19,8 +19,8 @@ class _PackageSink(MetricSink):
     package: ClassVar[str]
 
     def check(self) -> None:
-        """Raise `ConfigError` if the package is not installed, without importing it."""
-        # find_spec raises for a module without a spec, and None in sys.modules rules a package out
+        """Raise `ConfigError` if the package is not installed, without an import."""
+        # find_spec raises for a loaded module without a spec; None in sys.modules disables one.
         loaded = self.package in sys.modules
         if (sys.modules[self.package] if loaded else find_spec(self.package)) is None:
             raise _not_installed(self.package)
@@ -33,10 +33,10 @@ class _PackageSink(MetricSink):
 
 
 class TensorBoard(_PackageSink):
-    """Event files for TensorBoard (`pip install tensorboard`).
+    """Sink of event files for TensorBoard (`pip install tensorboard`).
 
     Args:
-        folder: where the event files go; None for `tensorboard` in the run's folder.
+        folder: folder of the event files; None for `tensorboard` in the run's folder.
     """
 
     package = "tensorboard"
@@ -62,10 +62,10 @@ class TensorBoard(_PackageSink):
 
 
 class _ProjectSink(_PackageSink):
-    """What Weights & Biases and Trackio, which copies its interface, share.
+    """Base class of the sinks for Weights & Biases and for Trackio, which copies its interface.
 
     Args:
-        project: the project there.
+        project: name of the project.
         options: further arguments of the service's `init`.
     """
 
@@ -73,7 +73,7 @@ class _ProjectSink(_PackageSink):
         self._project = project
         self._options = options
         self._run: Any = None
-        """What takes the metrics, once it is open."""
+        """The open run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -83,10 +83,12 @@ class _ProjectSink(_PackageSink):
 
 
 class WandB(_ProjectSink):
-    """Weights & Biases (`pip install wandb`). The key comes from `wandb login` or WANDB_API_KEY.
+    """Sink for Weights & Biases (`pip install wandb`).
+
+    The key comes from `wandb login` or WANDB_API_KEY.
 
     Args:
-        project: the project there.
+        project: name of the project.
         options: further arguments of `wandb.init`, such as `mode="offline"`.
     """
 
@@ -106,11 +108,11 @@ class WandB(_ProjectSink):
 
 
 class MLflow(_PackageSink):
-    """MLflow tracking (`pip install mlflow`; `mlflow-skinny` suffices for a server elsewhere).
+    """Sink for MLflow (`pip install mlflow`; `mlflow-skinny` suffices for a remote server).
 
     Args:
-        experiment: the experiment there; it is made if it does not exist.
-        tracking_uri: None for MLFLOW_TRACKING_URI, else MLflow's own default.
+        experiment: name of the experiment, which is created if it does not exist.
+        tracking_uri: URI of the server; None for MLFLOW_TRACKING_URI, else MLflow's default.
     """
 
     package = "mlflow"
@@ -133,8 +135,8 @@ class MLflow(_PackageSink):
             experiment = self._client.create_experiment(self._experiment)
         else:
             experiment = existing.experiment_id
-        wanted = f"tags.`{self.RUN_TAG}` = '{run.run_id}'"
-        earlier = self._client.search_runs([experiment], wanted, max_results=1)
+        run_filter = f"tags.`{self.RUN_TAG}` = '{run.run_id}'"
+        earlier = self._client.search_runs([experiment], run_filter, max_results=1)
         if earlier:
             self._run_id = earlier[0].info.run_id
             self._client.update_run(self._run_id, status="RUNNING")
@@ -153,18 +155,18 @@ class MLflow(_PackageSink):
 
 
 class Trackio(_ProjectSink):
-    """Trackio (`pip install trackio`): kept on this machine unless told otherwise.
+    """Sink for Trackio (`pip install trackio`), which stores on this machine by default.
 
     Args:
-        project: the project there.
+        project: name of the project.
         options: further arguments of `trackio.init`, such as `space_id`.
     """
 
     package = "trackio"
 
     def open(self, run: SinkRun) -> None:
-        self._run = self._imported()  # the module itself logs to the run that it opened last
-        # it goes on with a run by its name, which folders of different runs may share
+        self._run = self._imported()  # the module logs to the run that it opened last
+        # Trackio resumes a run by its name, which folders of different runs may share.
         defaults = {"name": f"{run.name}-{run.run_id[-8:]}", "config": dict(run.config)}
         self._run.init(self._project, resume="allow", **{**defaults, **self._options})
 

@@ -83,8 +83,8 @@ def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> 
     only_lora = sorted(full & set(engine.capabilities.lora))
     if only_lora:
         raise UnsupportedError(
-            f"the engine serves {only_lora} as LoRA, and the algorithm trains all weights of it: give "
-            "it lora=LoRA(…), or make the engine without lora= for it"
+            f"the engine serves {only_lora} as LoRA, and the algorithm trains all weights of it: "
+            "give it lora=LoRA(…), or make the engine without lora= for it"
         )
     algorithm.check(engine.capabilities, learner.capabilities)
     if algorithm.critic is not None:

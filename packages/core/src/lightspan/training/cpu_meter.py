@@ -42,7 +42,7 @@ class Meter:
         self._start = self._now()
 
     def charge(self, phase: str = "") -> None:
-        """Charge the CPU-seconds since the last call to `_evaluation`, or by default to training."""
+        """Charge the CPU-seconds since the last call to training, or to `_evaluation`."""
         for name, part in self._parts.items():
             used = float(part.usage().get("cpu_s", 0.0))
             before = self._seconds.get(name + phase, 0.0)

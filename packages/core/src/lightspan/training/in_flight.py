@@ -69,8 +69,8 @@ class InFlight:
             raise ConfigError(f"take(first={first!r}): give a list of ids, such as [{first!r}]")
         if unknown := [group for group in first if group not in self._groups]:
             raise ConfigError(
-                f"take(first={unknown}): no such group is in flight; give ids that submit returned, "
-                "each once"
+                f"take(first={unknown}): no such group is in flight; give ids that submit "
+                "returned, each once"
             )
         if not len(set(first)) <= count <= len(self._groups):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Render a report as text; a section without content has no line."""
+"""Render the report of a dry run as text."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     )
 
 MAX_ITEMS: Final = 8
-"""Groups, rewards of a group and failures that are shown; the rest is counted."""
+"""Maximum number of groups, rewards of a group and failures that are shown."""
 MAX_VALUE_LENGTH: Final = 40
-"""Characters of a value in a request, which may be a whole JSON schema."""
+"""Maximum length of a shown request value, which may be a whole JSON schema, in characters."""
 
 
 def render(report: DevReport) -> str:
-    """Return the report for people."""
+    """Return the report as text; empty sections are omitted."""
     sections = [
         _head(report),
         [f"! {warning}" for warning in report.warnings],
