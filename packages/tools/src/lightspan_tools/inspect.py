@@ -377,9 +377,7 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
         f"    {key}: {asked!r} asked, {used!r} used"
         for key, (asked, used) in sorted(_overrides(call).items())
     )
-    explanation = view.explanation(call) or view.mismatch(call)
-    if explanation is not None:
-        yield f"    {explanation}"
+    yield from (f"    {line}" for line in view.explanation_lines(call))
 
 
 def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
@@ -403,9 +401,7 @@ def _call_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
         yield f"prompt ids {record.prompt_ids}"
         yield f"response ids {record.response_ids}"
     yield from _message_lines(call)
-    explanation = view.explanation(call) or view.mismatch(call)
-    if explanation is not None:
-        yield str(explanation)
+    yield from view.explanation_lines(call)
 
 
 def _message_lines(call: Call) -> Iterator[str]:

@@ -19,7 +19,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Episode
-from lightspan.progress import Reporter, plural, print_line
+from lightspan.progress import plural, print_line
 from lightspan.schema.records import Json, Mode, RolloutState
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
@@ -116,7 +116,6 @@ def rescore(
     *,
     mode: Mode | None = None,
     write: str | None = None,
-    reporter: Reporter | None = None,
 ) -> Rescoring:
     """Score a run's rollouts again and compare the rewards.
 
@@ -126,7 +125,6 @@ def rescore(
         mode: only rollouts of this mode; None: of training and evaluation.
         write: name under which to store the new reward in the run. None stores nothing, not even
             a judge's answers.
-        reporter: reporter of notes; None for the standard error.
 
     Raises:
         ConfigError: the folder holds no run, the run has a reward of this name, or `write` is set
@@ -145,7 +143,7 @@ def rescore(
                 f"{folder} has a reward {write!r} already, and rescore replaces none: give "
                 "another name"
             )
-    note = reporter.line if reporter is not None else partial(print_line, stream=sys.stderr)
+    note = partial(print_line, stream=sys.stderr)
     place = ScoringPosition(run.path, keeps=write is not None, note=note)
     if write is None:
         return run_sync(_rescore(run, config, scorer, place, mode))[0]

@@ -34,11 +34,15 @@ class RolloutView:
     mismatches: Mapping[str, str] = field(default_factory=dict)
     """`attempt/call/choice` → why the learner could not compute the call under its grammar."""
 
-    def mismatch(self, call: Call) -> str | None:
-        return self.mismatches.get(_key(self.episode.attempt_id, call))
-
     def explanation(self, call: Call) -> Explanation | None:
+        """Return the explanation of a call's advantage, if there is one."""
         return self.explanations.get(_key(self.episode.attempt_id, call))
+
+    def explanation_lines(self, call: Call) -> list[str]:
+        """Return the explanation or the grammar mismatch of a call, or no line."""
+        key = _key(self.episode.attempt_id, call)
+        text = self.explanations.get(key) or self.mismatches.get(key)
+        return [] if text is None else [str(text)]
 
 
 _DECLARABLE: Final = (Rejection.CONSTRAINED, Rejection.TRUNCATED_SAMPLING)
@@ -133,9 +137,9 @@ def _trained_coverage(
     if not is_explained and not mismatches:
         return coverage
     # The capabilities of engine and learner are not stored; the explanations show which were used.
-    widest, known = classify(supported=_DECLARABLE), explanations.keys() | mismatches.keys()
+    widest, explained = classify(supported=_DECLARABLE), explanations.keys() | mismatches.keys()
     entries = tuple(
-        wide if _key(coverage.attempt_id, wide.call) in known else entry
+        wide if _key(coverage.attempt_id, wide.call) in explained else entry
         for entry, wide in zip(coverage.entries, widest.entries, strict=True)
     )
     coverage = replace(coverage, entries=entries)
@@ -144,7 +148,7 @@ def _trained_coverage(
     coverage = coverage.reject(dict.fromkeys(unfit, Rejection.GRAMMAR_MISMATCH))
     if not is_explained:
         return coverage
-    unused = (key for key, name in keys.items() if name not in known)
+    unused = (key for key, name in keys.items() if name not in explained)
     return coverage.reject(dict.fromkeys(unused, Rejection.UNUSED))
 
 

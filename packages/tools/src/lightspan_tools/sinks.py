@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -21,15 +20,12 @@ class _PackageSink(MetricSink):
     def check(self) -> None:
         """Raise `ConfigError` if the package is not installed, without an import."""
         # find_spec raises for a loaded module without a spec; None in sys.modules disables one.
-        loaded = self.package in sys.modules
-        if (sys.modules[self.package] if loaded else find_spec(self.package)) is None:
-            raise _not_installed(self.package)
-
-    def _imported(self) -> Any:
-        try:
-            return importlib.import_module(self.package)
-        except ModuleNotFoundError as error:
-            raise _not_installed(self.package) from error
+        is_loaded = self.package in sys.modules
+        if (sys.modules[self.package] if is_loaded else find_spec(self.package)) is None:
+            raise ConfigError(
+                f"this sink needs {self.package}, which is not installed: pip install "
+                f"{self.package}"
+            )
 
 
 class TensorBoard(_PackageSink):
@@ -46,7 +42,6 @@ class TensorBoard(_PackageSink):
         self._writer: Any = None
 
     def open(self, run: SinkRun) -> None:
-        self._imported()
         from torch.utils.tensorboard import SummaryWriter
 
         folder = self._folder or run.folder / "tensorboard"
@@ -95,7 +90,8 @@ class WandB(_ProjectSink):
     package = "wandb"
 
     def open(self, run: SinkRun) -> None:
-        wandb = self._imported()
+        import wandb
+
         defaults = {
             "project": self._project,
             "id": run.run_id,
@@ -126,7 +122,6 @@ class MLflow(_PackageSink):
         self._run_id = ""
 
     def open(self, run: SinkRun) -> None:
-        self._imported()
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self._uri)
@@ -165,11 +160,9 @@ class Trackio(_ProjectSink):
     package = "trackio"
 
     def open(self, run: SinkRun) -> None:
-        self._run = self._imported()  # the module logs to the run that it opened last
+        import trackio
+
+        self._run = trackio  # the module logs to the run that it opened last
         # Trackio resumes a run by its name, which folders of different runs may share.
         defaults = {"name": f"{run.name}-{run.run_id[-8:]}", "config": dict(run.config)}
         self._run.init(self._project, resume="allow", **{**defaults, **self._options})
-
-
-def _not_installed(package: str) -> ConfigError:
-    return ConfigError(f"this sink needs {package}, which is not installed: pip install {package}")

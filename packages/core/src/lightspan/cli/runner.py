@@ -16,9 +16,9 @@ the training or the server has not started, the runner waits for it. It joins th
 store that run the app, and no others.
 
 The runner ends when a training that it joined is complete. If the training is stopped or killed,
-the runner waits, as it can be resumed. Ctrl-C lets running attempts end; a second Ctrl-C, or SIGTERM,
-returns them to the training. If the runner is killed, they return when their lease expires. No
-attempt is lost.
+the runner waits, as it can be resumed. Ctrl-C lets running attempts end; a second Ctrl-C, or
+SIGTERM, returns them to the training. If the runner is killed, they return when their lease
+expires. No attempt is lost.
 
 With a served store (--store https://...) the key in LIGHTSPAN_STORE_KEY is removed from the
 environment before the app is loaded. But the app shares a process with the runner, which holds the

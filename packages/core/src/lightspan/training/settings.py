@@ -52,17 +52,12 @@ _MIN_VALUES: Final = {
     "patience": 1,
     "max_frozen_calls": 0,
 }
-_METHODS: Final = {
-    "engine": ("build", "generate"),
-    "learner": ("build", "update"),
-    "runners": ("start",),
+_PARTS: Final = {
+    "engine": (("build", "generate"), "Transformers(…) or VLLM(…) or an engine"),
+    "learner": (("build", "update"), "Torch(…) or Verl(…) or a learner"),
+    "runners": (("start",), "a number or LocalRunners(…) or runners of your own"),
 }
-"""Setting → methods, one of which its value has."""
-_ACCEPTED: Final = {
-    "engine": ("Transformers(…)", "VLLM(…)", "an engine", "the name of a plugin", "None"),
-    "learner": ("Torch(…)", "Verl(…)", "a learner", "the name of a plugin", "None"),
-    "runners": ("a number", "LocalRunners(…)", "runners of your own", "the name of a plugin"),
-}
+"""Setting → (methods, one of which its value has; accepted values)."""
 DEFAULT_ENGINE: Final = "transformers"
 DEFAULT_LEARNER: Final = "torch"
 
@@ -158,17 +153,19 @@ class TrainerSettings:
 
     def _check_parts(self) -> None:
         """Raise `ConfigError` unless engine, learner and runners have an accepted type."""
-        for name, methods in _METHODS.items():
-            part = getattr(self, name)
+        for name, (methods, accepted) in _PARTS.items():
+            part, is_count = getattr(self, name), name == "runners"
             is_number = isinstance(part, Integral) and not isinstance(part, bool)
-            if is_number if name == "runners" else part is None:
+            if is_number if is_count else part is None:
                 continue
             if isinstance(part, str) and part:
                 continue
             has_method = any(callable(getattr(part, method, None)) for method in methods)
             if isinstance(part, type | str | bool) or not has_method:
-                accepted = " or ".join(_ACCEPTED[name])
-                raise ConfigError(f"{name}={part!r:.80}: give {accepted}")
+                none = "" if is_count else " or None"
+                raise ConfigError(
+                    f"{name}={part!r:.80}: give {accepted} or the name of a plugin{none}"
+                )
 
     def _check_policies(self) -> None:
         """Raise `ConfigError` for settings that contradict the algorithm's steps or policies."""

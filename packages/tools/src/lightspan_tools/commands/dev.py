@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightspan.errors import ConfigError, DataError, LightspanError
+from lightspan.progress import PlainReporter, print_line
+
 if TYPE_CHECKING:
     from lightspan_tools.dry_run.report_model import DevReport
 
@@ -90,9 +93,6 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> str:
-    from lightspan.errors import LightspanError
-    from lightspan.progress import print_line
-
     try:
         report = _report(options)
     except KeyboardInterrupt:
@@ -107,8 +107,6 @@ def _run(options: argparse.Namespace) -> str:
 
 def _report(options: argparse.Namespace) -> DevReport:
     from lightspan import LightningRL, LocalRunners, LoRA, Trainer
-    from lightspan.errors import ConfigError, DataError
-    from lightspan.progress import PlainReporter
     from lightspan.runners.app import load_app
     from lightspan_tools.dry_run.run import NO_MODEL
 
@@ -153,7 +151,6 @@ def _report(options: argparse.Namespace) -> DevReport:
 
 def _app(options: argparse.Namespace) -> str:
     """Return the reference of the app."""
-    from lightspan.errors import ConfigError
     from lightspan.runners.command import Command
 
     if not options.command:
@@ -170,15 +167,15 @@ def _endpoint(options: argparse.Namespace) -> Any:
     Raises:
         ConfigError: there is neither a model nor an endpoint.
     """
-    from lightspan.errors import ConfigError
     from lightspan_tools.dry_run.endpoints import environment_endpoint, named_endpoint
 
     endpoint = named_endpoint(options.base_url, options.endpoint_model)
-    if endpoint is None and options.model is None:
-        endpoint = environment_endpoint()
-        if endpoint is None:
-            raise ConfigError(
-                "nothing would answer the app's model calls: give --model (a folder or a name on "
-                "the Hugging Face hub), or --base-url, or set OPENAI_BASE_URL or OPENAI_API_KEY"
-            )
+    if endpoint is not None or options.model is not None:
+        return endpoint
+    endpoint = environment_endpoint()
+    if endpoint is None:
+        raise ConfigError(
+            "nothing would answer the app's model calls: give --model (a folder or a name on "
+            "the Hugging Face hub), or --base-url, or set OPENAI_BASE_URL or OPENAI_API_KEY"
+        )
     return endpoint
