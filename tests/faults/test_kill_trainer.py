@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from lightspan.algorithms.task_sampler import Epochs
-from lightspan.schema.records import AttemptStatus, Mode, Rollout, RolloutState, RolloutStatus
+from lightspan.schema.records import AttemptStatus, Mode, RolloutState, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.training.checkpoints import TrainerState, latest, load_state
 from lightspan.training.folder import RunFolder
@@ -138,7 +138,8 @@ def test_groups_in_flight_are_trained_once(
     assert (state.in_flight, state.returned) == ({}, [])
     states = asyncio.run(_check_store(run, state))
     rollouts = [s.rollout for s in states if s.rollout.mode is Mode.TRAIN]
-    trained = [each for each in rollouts if _is_trained(state, each)]
+    groups = run.training_steps()
+    trained = [each for each in rollouts if each.group_id in groups]
     assert Counter(each.group_id for each in trained) == dict.fromkeys(
         {each.group_id for each in trained}, 4
     )
@@ -209,31 +210,28 @@ async def _check_store(run: RunFolder, state: TrainerState) -> list[RolloutState
     return states
 
 
-def _is_trained(state: TrainerState, rollout: Rollout) -> bool:
-    """Whether a training rollout of the run was part of an update."""
-    name = rollout.rollout_id.removeprefix(f"{state.run_id}-").partition("-")[0]
-    if rollout.group_id in state.in_flight or rollout.group_id in state.untrained:
-        return False
-    return any(
-        segment.name == name and segment.first_step <= rollout.step <= segment.last_step
-        for segment in state.segments
-    )
-
-
 def _check_trained_once(run: RunFolder, state: TrainerState, states: list[RolloutState]) -> None:
     """Of each step, the rollouts of exactly one run segment were trained, and no call twice."""
-    steps = [n for s in state.segments for n in range(s.first_step, s.last_step + 1)]
-    assert steps == list(range(1, STEPS + 1))
-    counted = {
-        s.rollout.rollout_id: s.rollout.step
-        for s in states
-        if s.rollout.mode is Mode.TRAIN and _is_trained(state, s.rollout)
-    }
-    assert Counter(counted.values()) == dict.fromkeys(range(1, STEPS + 1), 12)
+    rollouts = [s.rollout for s in states if s.rollout.mode is Mode.TRAIN]
     calls: Counter[str] = Counter()
     for step in range(1, STEPS + 1):
         explained = run.explanations(step)
         calls.update(explained.keys())
-        assert {counted[why.rollout_id] for why in explained.values()} <= {step}
+        ids = {why.rollout_id for why in explained.values()}
+        segments = {_segment(rollout_id, state) for rollout_id in ids}
+        assert len(segments) <= 1
+        trained = {
+            rollout.rollout_id
+            for rollout in rollouts
+            if rollout.step == step and _segment(rollout.rollout_id, state) in segments
+        }
+        assert ids <= trained
+        assert len(trained) == 12 * len(segments)
+    counts = {line["step"]: line["rollouts"] for line in run.metrics() if line["kind"] == "train"}
+    assert counts == dict.fromkeys(range(1, STEPS + 1), 12)
     assert calls
     assert max(calls.values()) == 1
+
+
+def _segment(rollout_id: str, state: TrainerState) -> str:
+    return rollout_id.removeprefix(f"{state.run_id}-").partition("-")[0]

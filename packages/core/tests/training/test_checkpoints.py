@@ -10,7 +10,6 @@ import pytest
 
 from lightspan.errors import CheckpointError
 from lightspan.training.checkpoints import (
-    RunSegment,
     TrainerState,
     latest,
     list_checkpoints,
@@ -34,7 +33,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         run_id="run-1",
         step=12,
         cursor=40,
-        segments=[RunSegment("a", 1, 7), RunSegment("b", 8, 12)],
+        in_flight={"g": {"q": 1}},
         versions={"policy": 14},
         rng=rng.getstate(),
         algorithm={"seen": [1]},

@@ -1,6 +1,6 @@
 """Checkpoints: one folder per checkpoint, renamed into place when complete.
 
-Only checkpoints record what was trained. A folder such as `step-000012` is written under another
+A folder such as `step-000012` is written under another
 name, flushed to disk and renamed, so that it is always complete. Without the flush, a power cut
 could leave the final name with empty files under it.
 """
@@ -23,15 +23,6 @@ STATE: Final = "state.json"
 LEARNER: Final = "learner"
 
 
-class RunSegment(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a run between two restarts."""
-
-    name: str
-    """Unique part of the ids of its rollouts."""
-    first_step: int
-    last_step: int
-
-
 class TrainerState(msgspec.Struct, kw_only=True):
     """The state that a resumed run needs in addition to the learner's."""
 
@@ -44,10 +35,6 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Group → task, of groups that were submitted and not yet taken."""
     returned: list[Any] = msgspec.field(default_factory=list)
     """Tasks of groups that a restart cut off, to be used before any others."""
-    untrained: list[str] = msgspec.field(default_factory=list)
-    """The groups that a restart cut off."""
-    segments: list[RunSegment] = msgspec.field(default_factory=list)
-    """The run segments, whose rollouts were trained in their steps."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
     """Policy → version of its weights that was last published."""
     rng: Any = None
@@ -59,13 +46,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     def return_in_flight(self) -> None:
         """Return the tasks of the groups in flight, which a restart cut off."""
         self.returned = [*self.returned, *self.in_flight.values()]
-        self.untrained = [*self.untrained, *self.in_flight]
         self.in_flight = {}
-
-
-def rollout_stem(run_id: str, segment: str, step: int, batch: int) -> str:
-    """Return the prefix of the ids of a batch's rollouts."""
-    return f"{run_id}-{segment}-{step}-{batch}"
 
 
 def save(

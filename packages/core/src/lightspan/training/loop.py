@@ -13,7 +13,6 @@ from lightspan.progress import duration
 from lightspan.schema.records import Json
 from lightspan.training import checkpoints
 from lightspan.training.alerts import Alert, AlertMonitor
-from lightspan.training.checkpoints import RunSegment
 from lightspan.training.cpu_meter import Meter, last_seconds
 from lightspan.training.folder import EvaluationKind
 from lightspan.training.listeners import Listeners, RunEvent
@@ -156,9 +155,6 @@ class TrainingLoop:
         session, state = self._session, self._state
         state.rng = session.rng.getstate()
         state.algorithm = session.algorithm.state()
-        state.segments = [each for each in state.segments if each.name != session.segment]
-        if state.step >= self._first_step:
-            state.segments.append(RunSegment(session.segment, self._first_step, state.step))
         best = self._standing.best
         save = partial(
             checkpoints.save,

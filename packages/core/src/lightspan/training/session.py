@@ -43,7 +43,7 @@ from lightspan.training.backends import (
     make_learner,
 )
 from lightspan.training.call_budget import CallBudget
-from lightspan.training.checkpoints import TrainerState, rollout_stem
+from lightspan.training.checkpoints import TrainerState
 from lightspan.training.collector import Collector
 from lightspan.training.data import clusters_of
 from lightspan.training.manifest import data_config, finished_result
@@ -93,8 +93,6 @@ class Session:
         self.state = TrainerState(run_id="")
         self.checkpoint: Path | None = None
         """Checkpoint where this run segment begins; None for a new run."""
-        self.segment = new_id("")[-12:]
-        """Name of this run segment."""
         self.runners: Runners
         self.store: Store
         self.collector: Collector
@@ -105,6 +103,8 @@ class Session:
         self._health = Health(self.algorithm.routing(), self.note, agents)
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
+        self._segment = new_id("")[-12:]
+        """Name of this run segment, in the ids of its rollouts."""
         self._batches = 0
         self._published = 0
         """Number of publications."""
@@ -459,7 +459,7 @@ class Session:
         self, tasks: Sequence[Json], group_size: int, mode: Mode, resources_ids: Sequence[str]
     ) -> list[Rollout]:
         self._batches += 1
-        stem = rollout_stem(self.state.run_id, self.segment, self.state.step, self._batches)
+        stem = f"{self.state.run_id}-{self._segment}-{self.state.step}-{self._batches}"
         return [
             Rollout(
                 rollout_id=f"{stem}-{index}-{member}",

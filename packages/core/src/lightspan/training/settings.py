@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError
@@ -135,14 +135,12 @@ class TrainerSettings:
     @cached_property
     def engine_spec(self) -> EngineSpec | None:
         """The spec that builds the engine; None for a user's engine, or without policies."""
-        spec: EngineSpec | None = self._spec("engines", self.engine, DEFAULT_ENGINE)
-        return spec
+        return cast("EngineSpec | None", self._spec("engines", self.engine, DEFAULT_ENGINE))
 
     @cached_property
     def learner_spec(self) -> LearnerSpec | None:
         """The spec that builds the learner; None for a user's learner, or without policies."""
-        spec: LearnerSpec | None = self._spec("learners", self.learner, DEFAULT_LEARNER)
-        return spec
+        return cast("LearnerSpec | None", self._spec("learners", self.learner, DEFAULT_LEARNER))
 
     def _spec(self, kind: str, part: Any, default: str) -> Any:
         if part is None and not self.has_policies:

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from lightspan.errors import ConfigError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.transitions import TransitionKey
@@ -51,7 +50,7 @@ class SpanExport:
             step: their iteration.
             is_learned: whether the step trains on them, so that `send` follows.
         """
-        if _current() is None:
+        if span_exporter.current() is None:
             return
         if is_learned:
             self._waiting += [(episode, step) for episode in episodes]
@@ -85,7 +84,7 @@ class SpanExport:
             is_patient: whether to wait for as long as the backend accepts spans.
         """
         self.send()  # an interrupted step has no advantages
-        handle = _current()
+        handle = span_exporter.current()
         if handle is None:
             return
         if is_patient:
@@ -110,13 +109,6 @@ async def _drain(handle: ExportHandle) -> None:
         await asyncio.sleep(_POLL_INTERVAL_S)
         if handle.sent > sent:
             sent, since = handle.sent, time.monotonic()
-
-
-def _current() -> ExportHandle | None:
-    try:
-        return span_exporter.current()
-    except ConfigError:  # the environment has changed since the beginning
-        return None
 
 
 # --- pure -----------------------------------------------------------------------------------
