@@ -20,10 +20,7 @@ __all__ = ["DevReport", "DryRun"]
 
 __getattr__ = lazy_exports(
     __name__,
-    {
-        "DevReport": "lightspan_tools.dry_run.report_model",
-        "DryRun": "lightspan_tools.dry_run.run",
-    },
+    {"DevReport": "lightspan_tools.dry_run.report_model", "DryRun": "lightspan_tools.dry_run.run"},
 )
 
 

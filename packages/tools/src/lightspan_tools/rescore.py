@@ -111,11 +111,7 @@ class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rescore(
-    folder: Path,
-    reward: Scorer | str | Any,
-    *,
-    mode: Mode | None = None,
-    write: str | None = None,
+    folder: Path, reward: Scorer | str | Any, *, mode: Mode | None = None, write: str | None = None
 ) -> Rescoring:
     """Score a run's rollouts again and compare the rewards.
 

@@ -48,11 +48,7 @@ def engine_request(settings: TrainerSettings, *, seed: int = 0) -> EngineRequest
     models: dict[str, Any] = {name: spec.model for name, spec in specs.items()}
     lora = {name: spec.lora.rank for name, spec in specs.items() if spec.lora is not None}
     request = EngineRequest(
-        models=models,
-        lora=lora,
-        device=settings.device,
-        seed=seed,
-        folder=settings.run_folder.path,
+        models=models, lora=lora, device=settings.device, seed=seed, folder=settings.run_folder.path
     )
     if uses_base(algorithm.routing()):
         models[BASE_POLICY] = algorithm.base_model

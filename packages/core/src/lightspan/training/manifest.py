@@ -70,10 +70,7 @@ def _kept_step(kept: Evaluation | None) -> dict[str, Json] | None:
 
 
 def write_result(
-    folder: RunFolder,
-    result: FitResult,
-    served: ServedRun | None,
-    metric: str,
+    folder: RunFolder, result: FitResult, served: ServedRun | None, metric: str
 ) -> None:
     """Write `result.json`, which marks the run as complete.
 

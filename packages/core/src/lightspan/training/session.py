@@ -36,12 +36,7 @@ from lightspan.schema.validation import check_whole
 from lightspan.stores import open_store, take_credentials
 from lightspan.stores.protocol import Store
 from lightspan.training import checkpoints
-from lightspan.training.backends import (
-    check_chat_templates,
-    check_parts,
-    make_engine,
-    make_learner,
-)
+from lightspan.training.backends import check_chat_templates, check_parts, make_engine, make_learner
 from lightspan.training.call_budget import CallBudget
 from lightspan.training.checkpoints import TrainerState
 from lightspan.training.collector import Collector

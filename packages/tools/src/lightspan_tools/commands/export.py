@@ -48,9 +48,7 @@ def add(commands: Any) -> None:
         help="a folder such as runs/sql, or the store of production, such as sqlite:app.db",
     )
     parser.add_argument(
-        "what",
-        choices=[*_FILES, "model", "prompts"],
-        help="model and prompts: of a run only",
+        "what", choices=[*_FILES, "model", "prompts"], help="model and prompts: of a run only"
     )
     parser.add_argument(
         *("-o", "--output"),

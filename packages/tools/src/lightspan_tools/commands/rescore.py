@@ -38,9 +38,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of the text")
     parser.add_argument(
-        "--write",
-        metavar="NAME",
-        help="store the new reward in the run under this name",
+        "--write", metavar="NAME", help="store the new reward in the run under this name"
     )
     parser.set_defaults(run=_run)
 

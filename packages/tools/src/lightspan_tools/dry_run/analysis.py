@@ -35,21 +35,8 @@ from lightspan.schema.records import Outcome
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
+from lightspan_tools.dry_run import report_model as model
 from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
-from lightspan_tools.dry_run.report_model import (
-    AgentReport,
-    CostReport,
-    EndpointReport,
-    GroupReport,
-    MemoryReport,
-    OverrideReport,
-    Reason,
-    RewardReport,
-    RowReport,
-    Spread,
-    ToolReport,
-    UncapturedReport,
-)
 
 T = TypeVar("T")
 
@@ -85,7 +72,9 @@ class Findings:
 
 
 # --- agents -----------------------------------------------------------------------------------
-def read_agents(findings: Findings, declared: Iterable[str] | None = None) -> list[AgentReport]:
+def read_agents(
+    findings: Findings, declared: Iterable[str] | None = None
+) -> list[model.AgentReport]:
     """Return the agents that acted or called a model, and those that the app declares, by path."""
     acted = {str(span.attributes.get(c.AGENT_PATH)) for span in findings.spans(SpanKind.AGENT)}
     calls: dict[str, list[CallCoverage]] = {path: [] for path in (*(declared or ()), *acted)}
@@ -99,7 +88,7 @@ def read_agents(findings: Findings, declared: Iterable[str] | None = None) -> li
 
 def _agent(
     path: str, entries: Sequence[CallCoverage], findings: Findings, *, acted: bool
-) -> AgentReport:
+) -> model.AgentReport:
     target = findings.routing.target(path)
     tokens = [token_counts(entry.call) for entry in entries]
     rejected = Counter(e.rejection for e in entries if e.rejection is not None)
@@ -109,7 +98,7 @@ def _agent(
         for entry in entries
         if entry.call.span is not None and is_unseen(entry.call)
     )
-    return AgentReport(
+    return model.AgentReport(
         path=path,
         policy=target.policy if target.selected else None,
         route=target.route.value,
@@ -121,7 +110,7 @@ def _agent(
         trained=sum(entry.verdict is CallStatus.TRAINED for entry in entries),
         frozen=sum(entry.verdict is CallStatus.FROZEN for entry in entries),
         rejected=[
-            Reason(code=reason.value, text=texts[reason], calls=number)
+            model.Reason(code=reason.value, text=texts[reason], calls=number)
             for reason, number in rejected.most_common()
         ],
         unseen=[f"{plural(count, 'call')} {client}" for client, count in unseen.most_common()],
@@ -129,9 +118,11 @@ def _agent(
     )
 
 
-def _spread(values: Iterable[int | None]) -> Spread | None:
+def _spread(values: Iterable[int | None]) -> model.Spread | None:
     numbers = _known(values)
-    return Spread(mean=math.fsum(numbers) / len(numbers), max=max(numbers)) if numbers else None
+    return (
+        model.Spread(mean=math.fsum(numbers) / len(numbers), max=max(numbers)) if numbers else None
+    )
 
 
 def _known(values: Iterable[T | None]) -> list[T]:
@@ -160,7 +151,7 @@ def token_counts(call: Call) -> tuple[int | None, int | None]:
     return c.usage_of(call.span.attributes)
 
 
-def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
+def read_uncaptured(findings: Findings) -> list[model.UncapturedReport]:
     """Return the requests that bypassed the SDKs and that no adapter recorded as calls."""
     spans = findings.spans()
     recorded = {
@@ -169,7 +160,7 @@ def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
         if entry.call.span is not None and is_unseen(entry.call)
     }
     return [
-        UncapturedReport(
+        model.UncapturedReport(
             agent=request.agent,
             request=asked(request),
             requests=count,
@@ -181,7 +172,7 @@ def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
     ]
 
 
-def read_overrides(findings: Findings) -> list[OverrideReport]:
+def read_overrides(findings: Findings) -> list[model.OverrideReport]:
     """Return the request fields that training overrides, by agent and field."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for call in (entry.call for entry in findings.entries):
@@ -189,21 +180,21 @@ def read_overrides(findings: Findings) -> list[OverrideReport]:
             for field, pair in genai_messages.overrides_of(call.span.attributes).items():
                 counts[call.agent_path, field, json.dumps(pair, sort_keys=True)] += 1
     return [
-        OverrideReport(agent=agent, field=field, asked=asked, used=used, calls=calls)
+        model.OverrideReport(agent=agent, field=field, asked=asked, used=used, calls=calls)
         for (agent, field, pair), calls in sorted(counts.items())
         for asked, used in [json.loads(pair)]
     ]
 
 
 # --- rewards ----------------------------------------------------------------------------------
-def read_rewards(findings: Findings, *, by_batch: bool) -> RewardReport:
+def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
     """Return the rewards, by group."""
     episodes = findings.episodes
     rewards = group_rewards(episodes, findings.coverages)
     flat = set(groups_without_variance(rewards))
     tasks = {episode.group_id: episode.task_id for episode in episodes}
     scored = _known(value for values in rewards.values() for value in values)
-    return RewardReport(
+    return model.RewardReport(
         rollouts=len(episodes),
         scored=len(scored),
         failed=sum(map(app_failed, episodes)),
@@ -211,7 +202,7 @@ def read_rewards(findings: Findings, *, by_batch: bool) -> RewardReport:
         damaged=sum(bool(episode.capture_errors) for episode in episodes),
         mean=_mean(scored),
         groups=[
-            GroupReport(
+            model.GroupReport(
                 task_id=tasks[group],
                 rewards=list(values),
                 mean=_mean(values),
@@ -243,7 +234,9 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
 
 
 # --- rows -------------------------------------------------------------------------------------
-def read_rows(findings: Findings, transitions: Sequence[Transition], decode: Decode) -> RowReport:
+def read_rows(
+    findings: Findings, transitions: Sequence[Transition], decode: Decode
+) -> model.RowReport:
     """Return how the calls merge into rows, with examples of breaks."""
     exchanges = {
         (coverage.attempt_id, *entry.call.key): CallMessages.of(entry.call)
@@ -253,7 +246,7 @@ def read_rows(findings: Findings, transitions: Sequence[Transition], decode: Dec
     }
     merging = read_merging(transitions, exchanges, decode)
     counts = merging.counts()
-    return RowReport(
+    return model.RowReport(
         calls=len(transitions),
         rows=merging.rows,
         merged=counts["merged"],
@@ -286,7 +279,7 @@ def _breaks(merging: Merging, transitions: Sequence[Transition]) -> Iterator[str
 # --- costs ------------------------------------------------------------------------------------
 def read_costs(
     findings: Findings, rollouts: int, plan: str, max_frozen_calls: int | None
-) -> CostReport:
+) -> model.CostReport:
     """Return the tool and endpoint calls of a `fit` with a number of rollouts like these."""
     scale = rollouts / len(findings.episodes)
     tools: dict[str, list[Span]] = defaultdict(list)
@@ -297,15 +290,11 @@ def read_costs(
         target = findings.routing.target(call.agent_path)
         if target.route in PAID and not call.choice:
             endpoints[endpoint_of(call, target)].append(call)
-    return CostReport(
+    return model.CostReport(
         rollouts=rollouts,
         plan=plan,
         tools=[
-            ToolReport(
-                name=name,
-                calls=len(spans),
-                expected_calls=len(spans) * scale,
-            )
+            model.ToolReport(name=name, calls=len(spans), expected_calls=len(spans) * scale)
             for name, spans in sorted(tools.items())
         ],
         endpoints=[_endpoint(name, calls, scale) for name, calls in sorted(endpoints.items())],
@@ -313,9 +302,9 @@ def read_costs(
     )
 
 
-def _endpoint(name: str, calls: Sequence[Call], scale: float) -> EndpointReport:
+def _endpoint(name: str, calls: Sequence[Call], scale: float) -> model.EndpointReport:
     prompts, answers = zip(*map(token_counts, calls), strict=True)
-    return EndpointReport(
+    return model.EndpointReport(
         name=name,
         agents=sorted({call.agent_path for call in calls}),
         calls=len(calls),
@@ -349,7 +338,7 @@ def assume_tokens(coverage: Coverage, episode: Episode, step_rewards: bool) -> C
 
 
 # --- warnings ---------------------------------------------------------------------------------
-def reward_warnings(rewards: RewardReport, *, trains: bool) -> Iterator[str]:
+def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
     """Warn of failures, missing rewards, and groups without reward variance.
 
     Args:
@@ -381,7 +370,7 @@ def reward_warnings(rewards: RewardReport, *, trains: bool) -> Iterator[str]:
 
 
 def call_warnings(
-    agents: Sequence[AgentReport], uncaptured: Sequence[UncapturedReport]
+    agents: Sequence[model.AgentReport], uncaptured: Sequence[model.UncapturedReport]
 ) -> Iterator[str]:
     """Warn of calls of selected agents that would not be trained."""
     selected = [agent for agent in agents if agent.policy is not None]
@@ -406,10 +395,10 @@ def call_warnings(
 
 
 def other_warnings(
-    agents: Sequence[AgentReport],
-    rows: RowReport | None,
-    costs: CostReport,
-    memory: MemoryReport | None,
+    agents: Sequence[model.AgentReport],
+    rows: model.RowReport | None,
+    costs: model.CostReport,
+    memory: model.MemoryReport | None,
 ) -> Iterator[str]:
     """Warn of unnamed agents, broken conversations, limits and memory."""
     unnamed = sum(agent.calls for agent in agents if agent.path == UNNAMED_AGENT)

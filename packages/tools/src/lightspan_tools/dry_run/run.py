@@ -34,21 +34,9 @@ from lightspan.schema.validation import check_url
 from lightspan.training.folder import RunFolder
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
-from lightspan_tools.dry_run import analysis, token_estimates
+from lightspan_tools.dry_run import analysis, report_model as model, token_estimates
 from lightspan_tools.dry_run.analysis import Findings
-from lightspan_tools.dry_run.endpoints import (
-    check_reachable,
-    described,
-    endpoint_routing,
-)
-from lightspan_tools.dry_run.report_model import (
-    AgentReport,
-    DevReport,
-    MemoryReport,
-    RewardReport,
-    RowReport,
-    TimeReport,
-)
+from lightspan_tools.dry_run.endpoints import check_reachable, described, endpoint_routing
 
 GROUP_SIZE: Final = 4
 """Maximum rollouts per task, unless `group_size` is set."""
@@ -61,7 +49,7 @@ MODES: Final = (Mode.TRAIN, Mode.DEV)
 class _Measurements(NamedTuple):
     """Measurements of a dry run with the algorithm's own models."""
 
-    rows: RowReport
+    rows: model.RowReport
     token_s: float | None
     peak_bytes: int
     runner_bytes: int | None
@@ -114,7 +102,7 @@ class DryRun:
         self._problems: list[str] = []
         """Errors that would stop `fit`, in addition to the report's sections."""
 
-    async def report(self) -> DevReport:
+    async def report(self) -> model.DevReport:
         """Run the tasks and return the report."""
         if self.folder is not None:
             return await self._report(self.folder)
@@ -123,7 +111,7 @@ class DryRun:
         ) as folder:
             return await self._report(Path(folder))
 
-    async def _report(self, folder: Path) -> DevReport:
+    async def _report(self, folder: Path) -> model.DevReport:
         measured: _Measurements | None = None
         if self.endpoint is not None:
             await check_reachable(self.endpoint.base_url)
@@ -224,7 +212,7 @@ class DryRun:
         specs = self._algorithm.policies()
         return {name: spec.model for name, spec in specs.items() if spec.model != NO_MODEL}
 
-    def _memory(self, measured: _Measurements | None) -> MemoryReport | None:
+    def _memory(self, measured: _Measurements | None) -> model.MemoryReport | None:
         if not self.settings.has_policies:
             return None
         if not self._models:
@@ -263,8 +251,8 @@ class DryRun:
         return rollouts, updates, text
 
     def _time(
-        self, measured: _Measurements, rewards: RewardReport, seconds: float
-    ) -> TimeReport | None:
+        self, measured: _Measurements, rewards: model.RewardReport, seconds: float
+    ) -> model.TimeReport | None:
         """Estimate the time of `fit`; None if no update was timed."""
         if measured.token_s is None:
             return None
@@ -273,7 +261,7 @@ class DryRun:
         learned = rewards.teaching / len(rewards.groups) or 1.0
         tokens = measured.rows.row_tokens / rewards.rollouts * learned
         step_rollouts = self._algorithm.tasks_per_step * self._algorithm.group_size
-        return TimeReport(
+        return model.TimeReport(
             rollout_s=rollout_s,
             token_s=measured.token_s,
             rollouts_s=rollouts * rollout_s,
@@ -284,9 +272,9 @@ class DryRun:
         self,
         findings: Findings,
         measured: _Measurements | None,
-        memory: MemoryReport | None,
+        memory: model.MemoryReport | None,
         seconds: float,
-    ) -> DevReport:
+    ) -> model.DevReport:
         rollouts, _, plan = self._plan()
         agents = analysis.read_agents(findings, self.agents)
         uncaptured = analysis.read_uncaptured(findings)
@@ -312,7 +300,7 @@ class DryRun:
             *analysis.other_warnings(agents, rows, costs, memory),
         ]
         endpoint = self.endpoint
-        return DevReport(
+        return model.DevReport(
             lightspan=version("lightspan"),
             app=self.app.reference,
             algorithm=self._algorithm.name,
@@ -345,7 +333,9 @@ class DryRun:
         except UnsupportedError as error:
             yield f"fit would stop: {error}"
 
-    def _agent_warnings(self, findings: Findings, agents: Sequence[AgentReport]) -> Iterator[str]:
+    def _agent_warnings(
+        self, findings: Findings, agents: Sequence[model.AgentReport]
+    ) -> Iterator[str]:
         """Warn of patterns that match no agent, or else of trained agents without calls."""
         paths = [agent.path for agent in agents]
         try:
