@@ -176,7 +176,7 @@ def test_a_dry_run_tells_what_is_found_and_asked(run: Run, desk: Any) -> None:
     episodes = stored_episodes(run.folder / "store.db", mode=Mode.TRAIN)[:8]
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="thinker")
     algorithm = APO(reflection=llm, optimize=BOTH, **desk.BEAM)
-    lines = algorithm.look(episodes)
+    lines = algorithm.inspect_episodes(episodes)
     assert [line.partition(":")[0] for line in lines] == [
         f"found the text of {name!r}" for name in BOTH
     ]
@@ -186,7 +186,7 @@ def test_a_dry_run_tells_what_is_found_and_asked(run: Run, desk: Any) -> None:
         assert len(asked) <= forecast.most == 8
         assert forecast.tokens_in == pytest.approx(sum(asked) / len(asked), rel=0.2)
     with pytest.raises(UnknownAgentError, match="Did you mean 'clerk'"):
-        APO(reflection=llm, optimize=["clark"]).look(episodes)
+        APO(reflection=llm, optimize=["clark"]).inspect_episodes(episodes)
 
 
 def test_inspect_shows_what_was_sent(run: Run) -> None:

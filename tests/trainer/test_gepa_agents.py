@@ -177,10 +177,10 @@ def test_what_was_found_goes_on_in_another_process(run: Run) -> None:
 def test_a_dry_run_tells_what_is_found(run: Run) -> None:
     episodes = stored_episodes(run.folder / "store.db", mode=Mode.TRAIN)[:8]
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="thinker")
-    [line] = GEPA(reflection=llm, optimize=["router"]).look(episodes)
+    [line] = GEPA(reflection=llm, optimize=["router"]).inspect_episodes(episodes)
     assert line.startswith("found the text of 'router': ")
     with pytest.raises(UnknownAgentError, match="Did you mean 'router'"):
-        GEPA(reflection=llm, optimize=["ruter"]).look(episodes)
+        GEPA(reflection=llm, optimize=["ruter"]).inspect_episodes(episodes)
 
 
 def test_the_reflection_is_told_of_the_placeholders(run: Run) -> None:
