@@ -113,7 +113,7 @@ def test_with_an_endpoint_and_json_alone_on_the_output(project: Path) -> None:
     assert report["missing"] == [
         "memory: the model to train is needed (--model)",
         "rows: the token ids of an endpoint's answers",
-        "time: an endpoint's speed says nothing of a model trained here",
+        "time: an endpoint's speed does not predict that of a model trained here",
     ]
     assert report["warnings"] == [
         "no reward varies inside a group (1 groups): there is nothing to learn from. The tasks may "
@@ -277,7 +277,7 @@ def test_a_report_in_any_language(project: Path, listening: str) -> None:
     ("arguments", "message"),
     [
         (["my_app:answer", "none.jsonl"], "there is no tasks file none.jsonl"),
-        (["my_app:answer", "tasks.jsonl"], "nobody would answer the app's model calls: give"),
+        (["my_app:answer", "tasks.jsonl"], "nothing would answer the app's model calls: give"),
         (
             ["other:answer", "tasks.jsonl", "--base-url=http://127.0.0.1:9/v1"],
             "the app 'other:answer' cannot be imported: ModuleNotFoundError: No module named",

@@ -64,7 +64,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert " would have another reward, the most changed:\n" in exact
     assert json.loads(kind)["changes"] == []  # the same judge says the same
     assert json.loads(kind)["spent"] == {"calls": 0, "tokens": 0}
-    assert short.endswith("kept in the run as the reward shortest, beside the others\n")
+    assert short.endswith("stored in the run as the reward shortest\n")
     assert (tmp_path / "runs/kind/rewards/shortest.jsonl").exists()
 
 

@@ -36,7 +36,7 @@ def test_what_is_old_is_forgotten(
     monkeypatch.chdir(tmp_path)
     asyncio.run(recorded("sqlite:agents.db"))
     assert main([*shlex.split(command)[1:], "--yes"]) == 0
-    assert "forgot 0 rollouts that ended more than 30d ago" in capsys.readouterr().out
+    assert "deleted 0 rollouts that ended more than 30d ago" in capsys.readouterr().out
 
 
 def test_a_file_in_use_is_copied(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ def test_groups_in_flight_are_trained_once(
     assert (state.in_flight, state.returned) == ({}, [])
     states = asyncio.run(_check_store(run, state))
     rollouts = [s.rollout for s in states if s.rollout.mode is Mode.TRAIN]
-    trained = [each for each in rollouts if state.trained(each.rollout_id, each.step)]
+    groups = run.training_steps()
+    trained = [each for each in rollouts if each.group_id in groups]
     assert Counter(each.group_id for each in trained) == dict.fromkeys(
         {each.group_id for each in trained}, 4
     )
@@ -210,19 +211,27 @@ async def _check_store(run: RunFolder, state: TrainerState) -> list[RolloutState
 
 
 def _check_trained_once(run: RunFolder, state: TrainerState, states: list[RolloutState]) -> None:
-    """Of each step, the rollouts of exactly one life were trained, and no call twice."""
-    steps = [step for life in state.segments for step in range(life.first_step, life.last_step + 1)]
-    assert steps == list(range(1, STEPS + 1))
-    counted = {
-        s.rollout.rollout_id: s.rollout.step
-        for s in states
-        if s.rollout.mode is Mode.TRAIN and state.trained(s.rollout.rollout_id, s.rollout.step)
-    }
-    assert Counter(counted.values()) == dict.fromkeys(range(1, STEPS + 1), 12)
+    """Of each step, the rollouts of exactly one run segment were trained, and no call twice."""
+    rollouts = [s.rollout for s in states if s.rollout.mode is Mode.TRAIN]
     calls: Counter[str] = Counter()
     for step in range(1, STEPS + 1):
         explained = run.explanations(step)
         calls.update(explained.keys())
-        assert {counted[why.rollout_id] for why in explained.values()} <= {step}
+        ids = {why.rollout_id for why in explained.values()}
+        segments = {_segment(rollout_id, state) for rollout_id in ids}
+        assert len(segments) <= 1
+        trained = {
+            rollout.rollout_id
+            for rollout in rollouts
+            if rollout.step == step and _segment(rollout.rollout_id, state) in segments
+        }
+        assert ids <= trained
+        assert len(trained) == 12 * len(segments)
+    counts = {line["step"]: line["rollouts"] for line in run.metrics() if line["kind"] == "train"}
+    assert counts == dict.fromkeys(range(1, STEPS + 1), 12)
     assert calls
     assert max(calls.values()) == 1
+
+
+def _segment(rollout_id: str, state: TrainerState) -> str:
+    return rollout_id.removeprefix(f"{state.run_id}-").partition("-")[0]

@@ -18,7 +18,7 @@ import pytest
 
 import lightspan
 from lightspan.capture import sdk_instrumentation
-from lightspan.training.data import fingerprint, task_id
+from lightspan.schema.records import fingerprint, task_id
 from lightspan.training.folder import RunFolder
 from lightspan.training.statistics import paired_gain
 

@@ -125,7 +125,7 @@ def test_memory_is_estimated_and_rows_and_time_are_not(
     assert (report.rows, report.time) == (None, None)
     assert report.missing == [
         "rows: the token ids of an endpoint's answers",
-        "time: an endpoint's speed says nothing of a model trained here",
+        "time: an endpoint's speed does not predict that of a model trained here",
     ]
 
 

@@ -143,9 +143,7 @@ def test_a_function_scores_a_run_again_and_leaves_it_as_it_is(run: Path) -> None
     assert "  in their groups: 0 of 12 get an advantage of another sign\n" in text
     assert "14 of 14 rollouts would have another reward, the most changed:\n" in text
     assert text.count("0.25 -> 5\n") == 3
-    assert text.endswith(
-        "nothing was written (--write NAME keeps the new reward beside the others)"
-    )
+    assert text.endswith("nothing was written (--write NAME stores the new reward in the run)")
 
 
 def test_only_one_mode(run: Path) -> None:

@@ -206,7 +206,7 @@ def test_an_app_that_takes_no_such_prompt_is_refused(
     trainer = toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url))
     with pytest.raises(ConfigError, match="'spell' has no argument 'style', so what Alternate"):
         trainer.fit(apps.spell, toy.tasks(1, 2))
-    with pytest.raises(ConfigError, match="steps=3: Alternate knows itself when it has ended"):
+    with pytest.raises(ConfigError, match="steps=3: Alternate sets its own number of steps"):
         toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url), steps=3)
 
 

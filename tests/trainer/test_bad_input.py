@@ -311,7 +311,7 @@ def test_folder_that_cannot_be_written(apps: Any, rl: Make, tmp_path: Path, ask:
 def test_folder_that_is_not_for_one_run_alone(apps: Any, rl: Make, ask: Make, folder: str) -> None:
     place = Path(folder).expanduser()
     before = place.stat().st_mode
-    with pytest.raises(ConfigError, match="is not for one run alone"):
+    with pytest.raises(ConfigError, match="holds more than a run"):
         Trainer(rl(), folder=place).fit(apps.spell, ask(1))
     assert place.stat().st_mode == before
 

@@ -282,7 +282,7 @@ def test_without_a_choice_it_is_for_the_evaluations_on_the_way(
             None,
             r"patience=2 compares.*give fit\(…, selection",
         ),
-        ({}, 0.5, r"selection= is evaluated on the way: give Trainer\(validate_every=\)"),
+        ({}, 0.5, r"selection= is evaluated between steps: give Trainer\(validate_every=\)"),
         ({"keep": "best", "validate_every": 1}, 1.5, r"selection=1.5: the share.*between 0 and 1"),
         ({"keep": "best", "validate_every": 1}, True, r"selection=True: the share"),
     ],

@@ -154,7 +154,7 @@ def test_a_call_is_inspected_with_both_texts(run: Run) -> None:
     [*_, episode] = stored_episodes(run.folder / "store.db", mode=Mode.VAL)
     call = next(call for call in episode.calls if call.agent_path == "router")
     text = inspect_run(run.folder, episode.rollout_id, call.call_id)
-    assert "\nthe app says: 'You are the router of a help desk." in text
+    assert "\nprompt in the app: 'You are the router of a help desk." in text
     assert "Answer with the desk alone." in text
 
 

@@ -88,7 +88,7 @@ def test_every_group_is_trained_once_and_whole(run: RunFolder) -> None:
     found = latest(run.checkpoints)
     assert found is not None
     state = load_state(found)
-    assert (state.in_flight, state.returned, state.untrained) == ({}, [], [])
+    assert (state.in_flight, state.returned) == ({}, [])
     episodes = stored_episodes(run.store_url, mode=Mode.TRAIN)
     assert len(episodes) == STEPS * TASKS * GROUP
     trained: set[str] = set()
@@ -117,7 +117,9 @@ def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_pa
     assert {row["verdict"] for row in transitions if row["mode"] == "train"} == {"trained"}
     of_step = Counter(row["step"] for row in transitions if row["mode"] == "train")
     assert of_step == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP * 2)
-    assert run.taken().keys() == {row["group_id"] for row in transitions if row["mode"] == "train"}
+    assert run.training_steps().keys() == {
+        row["group_id"] for row in transitions if row["mode"] == "train"
+    }
 
 
 def always(task: Any) -> float:
@@ -197,7 +199,7 @@ def test_what_a_step_took_in_several_calls_is_all_its_own(
     )
     trainer = Trainer(algorithm, runners=1, steps=2, folder=tmp_path / "run")
     trainer.fit(apps.spell, [{"q": f"question {number}"} for number in range(4)])
-    assert Counter(RunFolder(tmp_path / "run").taken().values()) == {1: TASKS, 2: TASKS}
+    assert Counter(RunFolder(tmp_path / "run").training_steps().values()) == {1: TASKS, 2: TASKS}
 
 
 def test_nothing_is_left_to_ask_once_a_budget_is_used_up(

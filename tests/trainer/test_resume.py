@@ -23,7 +23,7 @@ from lightspan import Trainer
 from lightspan.algorithms import Metrics, TrainerContext
 from lightspan.errors import CheckpointError, ConfigError
 from lightspan.protocols.learner import SFTLoss
-from lightspan.training.checkpoints import RunSegment, latest, load_state
+from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
 
@@ -181,7 +181,7 @@ def test_more_steps_go_on_from_a_complete_run(
     found = latest(trainer.folder.checkpoints)
     assert found is not None
     state = load_state(found)
-    assert [(life.first_step, life.last_step) for life in state.segments] == [(1, 1), (2, 2)]
+    assert state.step == 2
     assert state.versions["policy"] > 3
 
 
@@ -257,8 +257,7 @@ def test_evaluation_that_was_interrupted_exists_once(
     assert [evaluation.step for evaluation in result.evaluations] == [0, 1]
     found = latest(trainer.folder.checkpoints)
     assert found is not None
-    [life] = load_state(found).segments
-    assert life == RunSegment(life.name, 1, 1)
+    assert load_state(found).step == 1
 
 
 @contextmanager

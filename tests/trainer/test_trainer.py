@@ -258,9 +258,6 @@ def test_checkpoint_says_what_was_trained(run: tuple[FitResult, Any]) -> None:
     assert found is not None
     state = load_state(found)
     assert (state.step, state.cursor, state.versions) == (2, 4, {"policy": 3})
-    for episode in _episodes(folder, state.run_id):
-        step = int(episode.rollout_id.split("-")[3])
-        assert state.trained(episode.rollout_id, step)
 
 
 # --- what is trained ----------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_other_weights_end_the_run_and_the_server_is_named(
 ) -> None:
     model = load_model(folder)
     other = with_weights(folder, perturbed(model, seed=3))
-    message = r"server 1 does not answer with version 3 of policy p.* of 4 sampled tokens differ by"
+    message = r"server 1 reports version 3 of policy p, but .* of 4 sampled tokens differ from"
     with pytest.raises(EngineError, match=message):
         check_probes([probe(model), probe(other, "server 1")], "p", 3, learner)
 
@@ -67,7 +67,7 @@ def test_an_old_output_layer_is_found(folder: Path, learner: TorchLearner) -> No
     with torch.no_grad():
         old_head.weight.copy_(1.05 * model.get_output_embeddings().weight)
     model.set_output_embeddings(old_head)
-    with pytest.raises(EngineError, match="does not answer"):
+    with pytest.raises(EngineError, match="weight sync failed"):
         check_probes([probe(model)], "p", 3, learner)
 
 
@@ -75,7 +75,7 @@ def test_log_probabilities_that_are_no_numbers_do_not_pass(
     folder: Path, learner: TorchLearner
 ) -> None:
     wrong = msgspec.structs.replace(probe(load_model(folder)), logprobs=[float("nan")] * 4)
-    with pytest.raises(EngineError, match="differ by nan"):
+    with pytest.raises(EngineError, match="differ from the learner's by nan"):
         check_probes([wrong], "p", 3, learner)
 
 
@@ -85,9 +85,9 @@ def test_an_answer_without_tokens_does_not_pass(folder: Path, learner: TorchLear
     with pytest.raises(EngineError) as caught:
         check_probes([fine, empty], "p", 3, learner)
     assert str(caught.value) == (
-        "server 1 answered a prompt of 5 tokens with none after the update of policy p to version "
-        "3: so it cannot be told whether it has the learner's weights. Nothing more is trained. "
-        "The last checkpoint is whole"
+        "weight sync unchecked: server 1 answered a prompt of 5 tokens with no tokens after the "
+        "update of policy p to version 3, so its weights cannot be compared with the learner's. "
+        "Training stopped; the last checkpoint is intact"
     )
 
 

@@ -46,7 +46,7 @@ async def test_rounding_passes_and_other_weights_do_not(
         probes = await engine.probes("writer")
         assert [probe.prompt_ids for probe in probes] == PROMPTS
         check_probes(probes, "writer", 1, learner)
-        with pytest.raises(EngineError, match="does not answer with version 1 of policy writer"):
+        with pytest.raises(EngineError, match=r"reports version 1 of policy writer, but .* differ"):
             check_probes(probes, "writer", 1, other)
     finally:
         await engine.close()

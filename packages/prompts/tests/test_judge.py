@@ -27,8 +27,8 @@ from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import (
-    Kept,
     Member,
+    RewardLine,
     Scored,
     ScoringPosition,
     scored_groups,
@@ -249,7 +249,7 @@ async def test_its_reasons_are_kept_beside_the_reward(
         ]
     folder = RunFolder(tmp_path)
     folder.add_rewards("judge", {"r": alone})
-    assert folder.rewards("judge") == {"r": Kept(rollout_id="r", **structs.asdict(alone))}
+    assert folder.rewards("judge") == {"r": RewardLine(rollout_id="r", **structs.asdict(alone))}
     episode = with_reward(said("x", "5"), alone)
     shown = evidence_of(episode, {"q": 1}).text
     assert shown.endswith("Reward: 0.5\n  app: 1\nReasons of the reward: A {rambling} sentence.")

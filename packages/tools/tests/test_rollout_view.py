@@ -9,7 +9,7 @@ from lightspan.lightning.episode import build_episode
 from lightspan.lightning.selection import Rejection, Selection, classify_calls
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
-from lightspan_tools.rollout_view import _consumed
+from lightspan_tools.rollout_view import _trained_coverage
 
 
 def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
@@ -26,7 +26,7 @@ def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
 
     def rejections(*explained: str) -> list[Rejection | None]:
         explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
-        coverage = _consumed(judge, explanations, {}, is_explained=bool(explained))
+        coverage = _trained_coverage(judge, explanations, {}, is_explained=bool(explained))
         return [entry.rejection for entry in coverage.entries]
 
     bound, truncated = Rejection.CONSTRAINED, Rejection.TRUNCATED_SAMPLING
@@ -35,7 +35,9 @@ def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
     learned = rejections("plain", "grammar", "truncated")
     assert learned == [None, Rejection.UNUSED, None, bound, None]
     # a step that says that it learned from nothing, as one that searched for prompts
-    nothing = [entry.rejection for entry in _consumed(judge, {}, {}, is_explained=True).entries]
+    nothing = [
+        entry.rejection for entry in _trained_coverage(judge, {}, {}, is_explained=True).entries
+    ]
     assert nothing == [Rejection.UNUSED, Rejection.UNUSED, bound, bound, truncated]
 
 
@@ -53,7 +55,7 @@ def test_a_call_that_does_not_follow_its_grammar_says_so() -> None:
     def rejections(*explained: str) -> list[Rejection | None]:
         explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
         is_explained = bool(explained)
-        coverage = _consumed(judge, explanations, mismatches, is_explained=is_explained)
+        coverage = _trained_coverage(judge, explanations, mismatches, is_explained=is_explained)
         return [entry.rejection for entry in coverage.entries]
 
     unfit = Rejection.GRAMMAR_MISMATCH

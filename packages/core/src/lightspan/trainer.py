@@ -1,4 +1,4 @@
-"""Trainer: lets an algorithm learn from an app."""
+"""The `Trainer`, which trains the agents of an app by an algorithm."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ from lightspan.stores.aio import run_sync
 from lightspan.training.data import clusters_of, load_distinct, load_tasks
 from lightspan.training.folder import RunFolder
 from lightspan.training.loop import TrainingLoop
-from lightspan.training.model_selection import (
-    Splits,
-    describe_selection,
-    overlap_warning,
-    split_tasks,
-)
+from lightspan.training.model_selection import Splits, overlap_warnings, split_tasks
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings, signature_from
@@ -40,54 +35,52 @@ Data = Iterable[Json] | str | Path
 
 
 class Trainer:
-    """Trains the models behind an app's agents.
+    """Trainer of the models behind an app's agents.
 
     Args:
-        algorithm: what to learn and how.
-        runners: attempts at once, or a set of runners: `LocalRunners(8, python=…)` for an app that
-            has an environment of its own, `ExternalRunners()` for those that are started by hand,
-            `RayRunners(64, actors=8)` for actors of a Ray cluster.
-        steps: iterations; None for `epochs`.
-        epochs: passes over the training tasks where `steps` is not given.
-        folder: of the run; None for `runs/<date and time>`.
-        validate_every: steps between evaluations; there is one before and one after in any case.
-            With a selection split (`fit(selection=)`) these are on it, and the held-out tasks are
-            run before and after only.
-        keep: whose weights are the result: the `"last"` step's, or the `"best"` one's by the
-            selection split of `fit`; the first of equals.
-        patience: evaluations on the selection split in a row that may be no better than the best
-            before them; then training stops. None trains all steps.
-        validate_temperature: what the agents that learn are sampled at in evaluations; None for
-            what the app asks. 0 is greedy: the likeliest token each time.
-        checkpoint_every: steps between checkpoints; there is one after the last step in any case.
+        algorithm: algorithm that learns.
+        runners: number of concurrent attempts, or runners: `LocalRunners(8, python=…)` for an app
+            in another environment, `ExternalRunners()` for runners started by hand,
+            `RayRunners(64, actors=8)` for actors of a Ray cluster, or the name of a plugin.
+        steps: number of iterations; None for `epochs`.
+        epochs: passes over the training tasks if `steps` is None.
+        folder: folder of the run; None for `runs/<date and time>`.
+        validate_every: steps between evaluations, in addition to those before and after training.
+            With a selection split (`fit(selection=)`) these evaluate the split, and held-out tasks
+            are evaluated before and after training only.
+        keep: which weights are the result: those of the `"last"` step, or of the `"best"` step by
+            the selection split of `fit` (the first of equals).
+        patience: number of consecutive evaluations on the selection split without improvement
+            after which training stops. None trains all steps.
+        validate_temperature: sampling temperature of the trained agents in evaluations; None for
+            the app's own. 0 is greedy decoding.
+        checkpoint_every: steps between checkpoints, in addition to that after the last step.
         engine: None for transformers in this process, `Transformers(…)` for its settings;
-            `VLLM(python=…)` for vLLM servers, which are started and ended with the run; the name of
-            a plugin (entry point of `lightspan.engines`), or an engine of your own.
+            `VLLM(python=…)` for vLLM servers that start and end with the run; the name of a plugin
+            (entry point of `lightspan.engines`); or your own engine.
         learner: None for torch in this process, `Torch(…)` for its settings; `Verl(python=…)` for
-            verl's FSDP2, in an environment of its own, on several devices (`docs/verl.md`); the
-            name of a plugin (entry point of `lightspan.learners`), or a learner of your
-            own.
-        store: URL; None for a SQLite file in the folder.
-        device: of engine and learner, such as `"cuda"`; `Torch(device=…)` has its own.
-        metric: what the reward is called where people read it.
-        cluster: a key of the held-out tasks that names what they share (`"db"`, `"document"`), such
-            that those with one value are alike. Intervals then say that so many clusters were seen,
-            not so many independent tasks. None: each task stands for itself.
-        max_frozen_calls: calls that frozen agents may make to endpoints (where the app points, or
-            an `LLM`), over all lives of the run; above that `fit` stops after the batch.
-        sinks: where metrics go beside the folder: `"tensorboard"`, `"wandb"`, `"mlflow"`,
-            `"trackio"`, or a sink of `lightspan.training.sinks`.
-        reporter: where progress goes.
-        lease_s: seconds of silence after which a runner's attempts are lost.
-        reward: who says what rollouts are worth, in place of the app: a `Judge`, a function of
-            `task`, `answer`, `episode` or `episodes` (`docs/rewards.md`), or the name of one
-            (`module:name`), which this process imports. What the app says is kept beside it.
-        gateway: where model calls come in, `"HOST"` or `"HOST:PORT"`: an address of this machine
-            that the server of the store reaches, where that is another machine's. None: a loopback
+            verl's FSDP2 in another environment, on several devices (`docs/verl.md`); the name of a
+            plugin (entry point of `lightspan.learners`); or your own learner.
+        store: URL of the store; None for a SQLite file in the folder.
+        device: device of engine and learner, such as `"cuda"`; `Torch(device=…)` overrides it.
+        metric: name of the reward in reports and plots.
+        cluster: key of the held-out tasks whose value names what correlated tasks share, such as
+            `"db"` or `"document"`; intervals are then over clusters. None: tasks are independent.
+        max_frozen_calls: maximum number of calls of frozen agents to endpoints (the app's own, or
+            an `LLM`), across restarts; above it `fit` stops after the batch.
+        sinks: destinations of metrics in addition to the folder: `"tensorboard"`, `"wandb"`,
+            `"mlflow"`, `"trackio"`, or a sink of `lightspan.training.sinks`.
+        reporter: reporter of progress.
+        lease_s: lease of an attempt, in seconds; without a heartbeat for so long it is lost.
+        reward: source of rewards in place of the app: a `Judge`, a function of `task`, `answer`,
+            `episode` or `episodes` (`docs/rewards.md`), or the name of one (`module:name`), which
+            this process imports. The app's reward is stored too.
+        gateway: address on which the gateway listens, `"HOST"` or `"HOST:PORT"`: one of this
+            machine that the store's server can reach, if that is another machine. None: a loopback
             address.
 
     Raises:
-        ConfigError: an option that cannot be honoured.
+        ConfigError: an option is invalid.
     """
 
     @signature_from(TrainerSettings)
@@ -96,17 +89,17 @@ class Trainer:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What is learned, and how."""
+        """The algorithm that learns."""
         return self.settings.algorithm
 
     @property
     def folder(self) -> RunFolder:
-        """That of the run."""
+        """The folder of the run."""
         return self.settings.run_folder
 
     @property
     def reporter(self) -> Reporter:
-        """Where progress goes."""
+        """The reporter of progress."""
         return self.settings.progress
 
     def fit(
@@ -119,26 +112,25 @@ class Trainer:
         agents: Sequence[str] | None = None,
         resume: bool = False,
     ) -> FitResult:
-        """Train, and return what came of it. Works inside a running event loop too.
+        """Train and return the result; works inside a running event loop too.
 
         Args:
-            app: the user's program, importable as `module:name`, or a `Command`. The
-                text `"module:name"` is an app that is imported where runners are, and not here.
-            train: tasks to learn from.
-            val: held-out tasks, which the result is reported on.
-            selection: tasks for the evaluations on the way (`validate_every`), others than `val`,
-                which is then looked at before and after only. Steps are compared by them
-                (`keep="best"`, `patience`): the highest of several scores is too high, and is never
-                the result. Or the share of `train` to take for it, such as 0.1, by the algorithm's
-                seed.
-            agents: every agent path, where it is known beforehand (an adapter's `agents()`): a
-                name that matches none is then an error at once.
-            resume: go on from the folder's latest checkpoint. Without one the run starts anew; a
-                run that is complete is not trained again.
+            app: the user's program, importable as `module:name`, or a `Command`. The text
+                `"module:name"` is an app that only the runners import.
+            train: training tasks.
+            val: held-out tasks, on which the result is reported.
+            selection: tasks for the evaluations between steps (`validate_every`) by which steps
+                are compared (`keep="best"`, `patience`), disjoint from `val`. As the highest of
+                several scores is biased upwards, it is never the result. Or the share of `train` to
+                take for it, such as 0.1, drawn by the algorithm's seed.
+            agents: paths of all agents, if known (an adapter's `agents()`): a pattern that matches
+                none is then an error at once.
+            resume: whether to resume from the folder's latest checkpoint. Without a checkpoint
+                the run starts anew; a complete run is not trained again.
 
         Raises:
             AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError, RankError,
-            RewardError, StoreError, UnknownAgentError: as their messages say.
+            RewardError, StoreError, UnknownAgentError: see their messages.
         """
         splits = split_tasks(
             self.settings,
@@ -146,28 +138,34 @@ class Trainer:
             None if val is None else load_distinct(val, "val"),
             selection,
         )
-        chosen = self._served(as_app(app))
-        agents = chosen.agents if agents is None else agents
+        program = self._check_app(as_app(app))
+        agents = program.agents if agents is None else agents
         if agents is not None:
             check_agents(self.algorithm.routing(), agents)
-        resume = self._checked(resume)
-        return run_sync(self._fit(chosen, splits, agents, resume))
+        self._check_resume(resume)
+        return run_sync(self._fit(program, splits, agents, resume))
 
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
     ) -> Evaluation:
-        """Run the app once per task, in val mode, with the weights as they are (`resume`: as the
-        latest checkpoint has them, or with `keep="best"` that of the best step). What the folder
-        says of training stays as it is.
+        """Run the app once per task in val mode and return the evaluation.
+
+        The record of the training in the folder stays unchanged.
+
+        Args:
+            app: as for `fit`.
+            tasks: tasks to run.
+            resume: whether to load the weights of the latest checkpoint, or with `keep="best"`
+                those of the best step.
 
         Raises:
             The errors of `fit`.
         """
         held_out = load_distinct(tasks, "tasks")
         clusters_of(held_out, self.settings.cluster)
-        chosen = self._served(as_app(app))
-        resume = self._checked(resume)
-        return run_sync(self._evaluate(chosen, held_out, resume))
+        program = self._check_app(as_app(app))
+        self._check_resume(resume)
+        return run_sync(self._evaluate(program, held_out, resume))
 
     def dev(
         self,
@@ -182,26 +180,26 @@ class Trainer:
         endpoint: LLM | None = None,
         folder: str | Path | None = None,
     ) -> DevReport:
-        """A dry run: a few tasks, nothing trained, and a report of what `fit` would do.
+        """Run a few tasks without training and report what `fit` would do.
 
         Args:
             app: as for `fit`.
-            tasks: what `fit` would learn from; a few of them are run.
-            val: what `fit` would evaluate on; none of them is run.
-            selection: what `fit` would compare steps by; likewise.
-            agents: every agent path, where it is known: those never called are in the report.
-            count: tasks, the first that `fit` would take.
+            tasks: training tasks of `fit`; a few of them are run.
+            val: held-out tasks of `fit`; none of them is run.
+            selection: selection split of `fit`; none of its tasks is run.
+            agents: paths of all agents, if known: the report lists those without calls.
+            count: number of tasks to run, the first that `fit` would take.
             group_size: rollouts per task; None for the algorithm's, at most 4.
-            endpoint: who answers for the agents that would be trained, whose token ids stay
-                unknown then. None: the algorithm's own model, in this process.
-            folder: where to keep the rollouts for `lightspan inspect`; None keeps nothing. The
-                trainer's own folder is never touched.
+            endpoint: endpoint that answers for the trained agents, whose token ids are then
+                unknown. None: the algorithm's own model, in this process.
+            folder: folder in which to keep the rollouts for `lightspan inspect`; None keeps
+                nothing. The trainer's own folder stays unchanged.
 
         Raises:
-            AppError, ConfigError, DataError, EngineError, ModelError, RewardError: as their
-                messages say.
+            AppError, ConfigError, DataError, EngineError, ModelError, RewardError: see their
+                messages.
         """
-        chosen = self._served(as_app(app))
+        program = self._check_app(as_app(app))
         splits = split_tasks(
             self.settings,
             load_tasks(tasks, "tasks"),
@@ -210,11 +208,11 @@ class Trainer:
         )
         plan = load_plugin("api", "DryRun")(
             self.settings,
-            chosen,
+            program,
             splits.train,
             splits.held_out,
             selection=splits.selection,
-            agents=chosen.agents if agents is None else agents,
+            agents=program.agents if agents is None else agents,
             count=count,
             group_size=group_size,
             endpoint=endpoint,
@@ -224,27 +222,19 @@ class Trainer:
         return report
 
     async def _fit(
-        self,
-        app: App,
-        splits: Splits,
-        agents: Sequence[str] | None,
-        resume: bool,
+        self, app: App, splits: Splits, agents: Sequence[str] | None, resume: bool
     ) -> FitResult:
         train, selection, val = splits
         async with Session(self.settings, app, train, val, agents, selection) as session:
-            finished = session.prepare(resume=resume)
-            if finished is not None:
-                return finished
-            if (
-                self.settings.learner_spec is not None
-            ):  # one of the user's own has an optimiser of its own
+            result = session.prepare(resume=resume)
+            if result is not None:
+                return result
+            if self.settings.learner_spec is not None:  # a user's learner has its own optimiser
                 for choice in self.algorithm.describe_choices():
                     self.reporter.line(choice)
             await session.open()
-            if shared := overlap_warning(splits):
-                self.reporter.line(shared)
-            if shared := describe_selection(self.algorithm, splits):
-                self.reporter.line(shared)
+            for warning in overlap_warnings(self.algorithm, splits):
+                self.reporter.line(warning)
             return await TrainingLoop(session).run()
 
     async def _evaluate(self, app: App, tasks: list[Json], resume: bool) -> Evaluation:
@@ -255,10 +245,11 @@ class Trainer:
             self.reporter.finish(evaluation.text(self.settings.metric))
             return evaluation
 
-    def _served(self, app: App) -> App:
-        """The app, whose agents are answered as far as it names them itself, and that gets what it
-        asks for. Where a runner process only imports the script, there is none: the process
-        ends."""
+    def _check_app(self, app: App) -> App:
+        """Return the app after checking that its agents are served and its arguments provided.
+
+        In a runner process, which only imports the script, this ends the process.
+        """
         end_if_imported_by_a_runner()
         algorithm = self.algorithm
         check_served(algorithm.routing(), app.agents or ())
@@ -269,7 +260,7 @@ class Trainer:
                 f"the app {app.__name__!r} asks for `llm`, and {algorithm.name} trains no model: "
                 "let the app make its own client, as in production"
             )
-        prompts = [name for name, each in resources.items() if isinstance(each, PromptTemplate)]
+        prompts = [name for name, value in resources.items() if isinstance(value, PromptTemplate)]
         for name in prompts:
             if not app.takes(name, alone=len(prompts) == 1):
                 raise ConfigError(
@@ -279,7 +270,6 @@ class Trainer:
                 )
         return app
 
-    def _checked(self, resume: bool) -> bool:
+    def _check_resume(self, resume: bool) -> None:
         if resume and self.settings.folder is None:
             raise ConfigError("resume=True needs the folder of the run to go on with (folder=)")
-        return resume

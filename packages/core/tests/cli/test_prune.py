@@ -45,8 +45,7 @@ def test_it_says_what_it_forgot(file: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["prune", str(file), "--older-than", "0s", "--yes"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == (
-        f"{file}: forgot 2 rollouts that ended more than 0s ago, with all that was recorded of "
-        "them; 2 left"
+        f"{file}: deleted 2 rollouts that ended more than 0s ago, with their records; 2 remain"
     )
     assert kept(file) == ["ro-3", "ro-4"]
     assert main(["prune", str(file), "--older-than", "1d", "--yes"]) == 0
@@ -63,7 +62,7 @@ def test_it_asks_first(file: Path, monkeypatch: pytest.MonkeyPatch, answer: str,
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--older-than", "0s"], "add --yes to say that it is meant"),
+        (["--older-than", "0s"], "add --yes to confirm"),
         (["--older-than", "a month", "--yes"], "'a month': give an age such as 30d or 12h"),
     ],
 )

@@ -10,13 +10,10 @@ import pytest
 
 from lightspan.errors import CheckpointError
 from lightspan.training.checkpoints import (
-    RunSegment,
     TrainerState,
     latest,
-    life_of,
     list_checkpoints,
     load_state,
-    rollout_stem,
     save,
 )
 
@@ -36,7 +33,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         run_id="run-1",
         step=12,
         cursor=40,
-        segments=[RunSegment("a", 1, 7), RunSegment("b", 8, 12)],
+        in_flight={"g": {"q": 1}},
         versions={"policy": 14},
         rng=rng.getstate(),
         algorithm={"seen": [1]},
@@ -96,16 +93,3 @@ def test_damaged_state_is_named(tmp_path: Path, text: str) -> None:
     (path / "state.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"step-000001 cannot be read"):
         load_state(path)
-
-
-def test_segments_say_which_rollouts_were_trained() -> None:
-    state = TrainerState(
-        run_id="run-1", step=3, segments=[RunSegment("a", 1, 2), RunSegment("b", 3, 3)]
-    )
-    rollout = rollout_stem("run-1", "a", 3, 9) + "-0-0"
-    assert rollout == "run-1-a-3-9-0-0"
-    assert life_of(rollout, "run-1") == "a"
-    assert not state.trained(rollout, 3)
-    assert state.trained("run-1-a-2-5-0-0", 2)
-    assert state.trained("run-1-b-3-1-0-0", 3)
-    assert not state.trained("run-1-c-3-1-0-0", 3)

@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
+from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import DataError
-from lightspan.training.data import (
-    Epochs,
-    clusters_of,
-    fingerprint,
-    load_distinct,
-    load_tasks,
-    task_id,
-)
+from lightspan.schema.records import fingerprint, task_id
+from lightspan.training.data import clusters_of, load_distinct, load_tasks
 
 
 @dataclass
@@ -140,6 +135,6 @@ def test_clusters_are_what_a_key_of_the_tasks_says() -> None:
 
 @pytest.mark.parametrize("task", [{"id": "d"}, {"db": None}, {"db": 0.5}, {"db": ["x"]}, "db"])
 def test_a_task_in_no_cluster_is_an_error(task: Any) -> None:
-    expected = r"val\[1\] does not say which cluster it is in: cluster='db' is the key of a text"
+    expected = r"val\[1\] has no cluster: cluster='db' names a key of every task"
     with pytest.raises(DataError, match=expected):
         clusters_of([{"db": "x"}, task], "db", "val")

@@ -1,9 +1,9 @@
-"""What a person reads before and after a training.
+"""Reports before and after a training.
 
 `dry_run` reports what `fit` would do, `inspect` describes a run, a rollout or a call, `export`
 writes files, `rescore` compares another reward, `plots` draws learning curves, `sinks` send metrics
 to TensorBoard, W&B, MLflow and Trackio. `rollout_view` joins a rollout with its episode and
-coverage, `pagination` lists many. `commands` are the subcommands of `lightspan`.
+coverage, `pagination` prints tables of rollouts. `commands` are the subcommands of `lightspan`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ __all__ = ["DevReport", "DryRun"]
 
 __getattr__ = lazy_exports(
     __name__,
-    {
-        "DevReport": "lightspan_tools.dry_run.report_model",
-        "DryRun": "lightspan_tools.dry_run.run",
-    },
+    {"DevReport": "lightspan_tools.dry_run.report_model", "DryRun": "lightspan_tools.dry_run.run"},
 )
 
 

@@ -1,15 +1,14 @@
-"""Export: what a run recorded, as files that other programs read.
+"""Export of a run's recordings as files for other programs.
 
 | what | one line or row per | for |
 |---|---|---|
-| `spans` | span, in the order of the attempt's time | tracing and analysis |
+| `spans` | span, in the order of start times | tracing and analysis |
 | `transitions` | call of a selected agent, trained or rejected | trainers that take token ids |
 | `messages` | call, as chat messages with the answer last | fine-tuning, reading |
-| `tasks` | task of production: what an attempt was asked | `Trainer.fit`, `lightspan dev` |
+| `tasks` | input of an attempt of production | `Trainer.fit`, `lightspan dev` |
 
-JSONL says everything in JSON. Parquet has a fixed schema, in which values whose shape varies
-(attributes of spans, messages, tools) are JSON text. Rollouts are read and written in portions, so
-that a run may be larger than memory.
+Parquet has a fixed schema, in which values of varying shape (attributes of spans, messages, tools)
+are JSON text. Rollouts are read and written in portions, so that a run may be larger than memory.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
@@ -44,7 +43,7 @@ Format = Literal["jsonl", "parquet"]
 FORMATS: Final[tuple[Format, ...]] = ("jsonl", "parquet")
 
 PORTION: Final = 128
-"""Rollouts that are in memory at once."""
+"""Number of rollouts that are in memory at once."""
 
 Row = dict[str, Json]
 Write = Callable[[Sequence[Json]], None]
@@ -52,19 +51,18 @@ Write = Callable[[Sequence[Json]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Chooses the rollouts and calls that are exported."""
+    """Filter of the exported rollouts and calls."""
 
     mode: Mode | None = None
-    """None takes every mode."""
+    """Mode of the rollouts; None for every mode."""
     agents: tuple[str, ...] = ()
-    """Names or globs on agent paths; none takes every agent. Applies to calls only: spans are
-    exported whole."""
+    """Names or globs on agent paths; empty for every agent. Filters calls but not spans."""
     min_reward: float | None = None
-    """The least reward of a rollout; an unscored one never reaches it. Chats of production are
-    chosen call by call instead: by the call's own feedback, else by the attempt's."""
+    """Minimum reward of a rollout; an unscored one never reaches it. Messages of production are
+    filtered call by call instead, by the feedback on the call, else on the attempt."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a `min_reward` that is no finite number."""
+        """Raise `ConfigError` unless `min_reward` is a finite number."""
         reward_bound("min_reward", self.min_reward)
 
     def takes(self, view: RolloutView, what: What) -> bool:
@@ -76,11 +74,11 @@ class Filter:
         return by_call or self._reaches(view.episode.reward)
 
     def takes_call(self, call: Call) -> bool:
-        """Whether the calls of its agent are exported."""
+        """Whether the calls of a call's agent are exported."""
         return not self.agents or any(matches(name, call.agent_path) for name in self.agents)
 
     def takes_score(self, view: RolloutView, call: Call) -> bool:
-        """Whether a call scored enough, in a rollout that is exported."""
+        """Whether a call of an exported rollout reaches the minimum reward."""
         in_production = view.state.rollout.mode is Mode.PRODUCTION
         return not in_production or self._reaches(score_of(view.episode, call))
 
@@ -89,18 +87,18 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What was written."""
+class ExportSummary:
+    """The counts of an export."""
 
     rows: int
     rollouts: int
     left_out: Mapping[str, int]
-    """Reason → how many calls or rollouts have no row."""
+    """Reason → number of calls or rollouts without a row."""
 
     def text(self, what: What, out: Path | None) -> str:
-        """The outcome in one line, for people."""
-        where = "" if out is None else f" to {out}"
-        text = f"{self.rows} {what} of {self.rollouts} rollouts{where}"
+        """Describe the export in one line."""
+        target = "" if out is None else f" to {out}"
+        text = f"{self.rows} {what} of {self.rollouts} rollouts{target}"
         if not self.left_out:
             return text
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
@@ -114,18 +112,18 @@ def export_run(
     *,
     format: Format | None = None,
     only: Filter | None = None,
-) -> Exported:
-    """Write what a run recorded.
+) -> ExportSummary:
+    """Export the recordings of a run.
 
     Args:
-        folder: the run's.
-        what: see the module.
-        out: a file, which is replaced once it is whole, or an open stream for JSONL.
-        format: None: by the file's name, else JSONL.
-        only: None for everything.
+        folder: folder of the run.
+        what: kind of rows; see the module.
+        out: file, which is replaced atomically, or open stream for JSONL.
+        format: file format; None: by the file's name, else JSONL.
+        only: filter; None for everything.
 
     Raises:
-        ConfigError: no run, an unknown format, or one that needs a file or a package.
+        ConfigError: the folder holds no run, or the format is unknown or needs a file or a package.
         DataError: the file cannot be written.
     """
     run = RunFolder(folder)
@@ -133,16 +131,17 @@ def export_run(
     if what == "tasks":
         raise ConfigError(f"tasks come from a store that production wrote; {folder} is a run")
     url = config.get("store") or run.store_url
-    return asyncio.run(
-        _export(
-            url,
-            lambda store: _views(run, store, config),
-            what,
-            out,
-            _format(format, out),
-            only or Filter(),
-        )
-    )
+    chosen = _format(format, out)
+
+    async def views(store: Store) -> AsyncIterator[RolloutView]:
+        states = await store.rollouts(run_id=config.get("run_id"))
+        rewards = trained_rewards(run, config)
+        for start in range(0, len(states), PORTION):
+            portion = states[start : start + PORTION]
+            for view in await read_views(run, store, config, portion, rewards):
+                yield view
+
+    return asyncio.run(_export(url, views, what, out, chosen, only or Filter()))
 
 
 def export_store(
@@ -153,20 +152,20 @@ def export_store(
     format: Format | None = None,
     only: Filter | None = None,
     query: Query | None = None,
-) -> Exported:
-    """Write what production recorded in a store.
+) -> ExportSummary:
+    """Export the recordings of production in a store.
 
     Args:
-        url: the store's.
-        what: see the module; tasks are written once each, and only as JSONL.
-        out: as in `export_run`.
-        format: likewise.
-        only: likewise.
-        query: which attempts.
+        url: URL of the store.
+        what: kind of rows; see the module. Equal tasks are written once, and only as JSONL.
+        out: see `export_run`.
+        format: see `export_run`.
+        only: see `export_run`.
+        query: selection of attempts; None for all.
 
     Raises:
-        ConfigError: an unknown format, or one that needs a file or a package; transitions, which
-            production has none of.
+        ConfigError: the format is unknown or needs a file or a package; or `what` is transitions,
+            which production does not record.
         DataError: the file cannot be written.
     """
     if what == "transitions":
@@ -189,45 +188,26 @@ async def _export(
     out: Path | IO[bytes],
     format: Format,
     only: Filter,
-) -> Exported:
+) -> ExportSummary:
     rows = rollouts = 0
     written_tasks: set[str] = set()
     left_out: Counter[str] = Counter()
     async with open_existing(url) as store:
-        with ExitStack() as stack:
-            write = stack.enter_context(_writer(what, format, out))
+        with _writer(what, format, out) as write:
             async for view in views(store):
                 if not only.takes(view, what):
                     left_out["rollouts of another mode or reward"] += 1
                     continue
                 portion = list(_ROWS[what](view, only, left_out))
                 if what == "tasks":
-                    portion = [t for t in portion if _is_new(t, written_tasks, left_out)]
+                    new = [task for task in portion if fingerprint(task) not in written_tasks]
+                    left_out["tasks that were there already"] += len(portion) - len(new)
+                    written_tasks.update(map(fingerprint, new))
+                    portion = new
                 write(portion)
                 rows += len(portion)
                 rollouts += 1
-    return Exported(rows=rows, rollouts=rollouts, left_out=dict(left_out))
-
-
-def _is_new(task: Json, written_tasks: set[str], left_out: Counter[str]) -> bool:
-    """Whether the task was not written yet; it counts as written from now on."""
-    name = fingerprint(task)
-    if name in written_tasks:
-        left_out["tasks that were there already"] += 1
-        return False
-    written_tasks.add(name)
-    return True
-
-
-async def _views(
-    run: RunFolder, store: Store, config: Mapping[str, Any]
-) -> AsyncIterator[RolloutView]:
-    states = await store.rollouts(run_id=config.get("run_id"))
-    rewards = trained_rewards(run, config)
-    for start in range(0, len(states), PORTION):
-        portion = states[start : start + PORTION]
-        for view in await read_views(run, store, config, portion, rewards):
-            yield view
+    return ExportSummary(rows=rows, rollouts=rollouts, left_out=+left_out)
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -286,7 +266,7 @@ def _transition_rows(view: RolloutView, only: Filter, left_out: Counter[str]) ->
                 "prompt_ids": record.prompt_ids,
                 "response_ids": record.response_ids,
                 "logprobs": record.logprobs,
-                "versions": _each_version(record.versions),
+                "versions": [version for version, n in record.versions for _ in range(n)],
                 "temperature": record.sampling.temperature,
                 "top_p": record.sampling.top_p,
                 "top_k": record.sampling.top_k,
@@ -315,12 +295,12 @@ def _message_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> It
         if entry.call.choice >= len(answers):
             left_out["calls without an answer"] += 1
             continue
-        asked = genai_messages.asked_of(attributes)
+        prompt = genai_messages.asked_of(attributes)
         tools = attributes.get(c.TOOL_DEFINITIONS)
         yield {
             **_rollout_fields(view),
             **_call_fields(entry),
-            "messages": [*asked, answers[entry.call.choice]],
+            "messages": [*prompt, answers[entry.call.choice]],
             "tools": None if tools is None else json.loads(str(tools)),
         }
 
@@ -347,10 +327,6 @@ def _call_fields(entry: CallCoverage) -> Row:
     }
 
 
-def _each_version(runs: Sequence[tuple[int, int]]) -> list[int]:
-    return [version for version, count in runs for _ in range(count)]
-
-
 _ROWS: Final[Mapping[What, Callable[[RolloutView, Filter, Counter[str]], Iterator[Json]]]] = {
     "spans": _span_rows,
     "transitions": _transition_rows,
@@ -362,8 +338,8 @@ _ROWS: Final[Mapping[What, Callable[[RolloutView, Filter, Counter[str]], Iterato
 # --- files ----------------------------------------------------------------------------------
 def _format(format: Format | None, out: Path | IO[bytes]) -> Format:
     if format is None:
-        named = isinstance(out, Path) and out.suffix.lower() == ".parquet"
-        return "parquet" if named else "jsonl"
+        is_parquet = isinstance(out, Path) and out.suffix.lower() == ".parquet"
+        return "parquet" if is_parquet else "jsonl"
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: use one of {', '.join(FORMATS)}")
     if format == "parquet" and not isinstance(out, Path):
@@ -371,69 +347,75 @@ def _format(format: Format | None, out: Path | IO[bytes]) -> Format:
     return format
 
 
-def _writer(what: What, format: Format, out: Path | IO[bytes]) -> AbstractContextManager[Write]:
-    if not isinstance(out, Path):
-        return _jsonl(out)
-    return _whole(out, lambda path: _parquet(path, what) if format == "parquet" else _lines(path))
-
-
 @contextmanager
-def _whole(out: Path, opened: Callable[[Path], AbstractContextManager[Write]]) -> Iterator[Write]:
-    """Write beside the file and replace it at the end: an export that fails leaves the earlier one.
-    The file is its owner's to read alone: it holds what people asked.
+def _writer(what: What, format: Format, out: Path | IO[bytes]) -> Iterator[Write]:
+    """Open a writer of rows.
+
+    A file is written under a temporary name and renamed at the end, so that an export that fails
+    keeps the earlier file. Only its owner may read it, as it holds users' messages.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the file cannot be written.
     """
+    if not isinstance(out, Path):
+        yield _jsonl(out)
+        return
     if out.is_dir():
         raise DataError(f"{out} cannot be written: it is a folder")
-    beside = out.with_name(f".{out.name}.part")
+    temporary = out.with_name(f".{out.name}.part")
     try:
         try:
-            beside.unlink(missing_ok=True)  # of a process that was killed
-            os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            with opened(beside) as write:
-                yield write
-            beside.replace(out)
+            temporary.unlink(missing_ok=True)  # of a process that was killed
+            descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with open(descriptor, "wb") as stream:
+                if format == "parquet":
+                    with _parquet(stream, what) as write:
+                        yield write
+                else:
+                    yield _jsonl(stream)
+            temporary.replace(out)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
-@contextmanager
-def _lines(path: Path) -> Iterator[Write]:
-    with path.open("wb") as stream, _jsonl(stream) as write:
-        yield write
-
-
-@contextmanager
-def _jsonl(stream: IO[bytes]) -> Iterator[Write]:
+def _jsonl(stream: IO[bytes]) -> Write:
     encoder = msgspec.json.Encoder()
 
     def write(rows: Sequence[Json]) -> None:
         for row in rows:
             stream.write(encoder.encode(_finite(row)) + b"\n")
 
-    yield write
+    return write
 
 
 def _finite(row: Json) -> Json:
-    """JSON has no NaN and no infinity; they become null."""
+    """Replace NaN and infinity, which JSON lacks, by null."""
     if not isinstance(row, dict):
         return row
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 @contextmanager
-def _parquet(path: Path, what: What) -> Iterator[Write]:
+def _parquet(stream: IO[bytes], what: What) -> Iterator[Write]:
     try:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise ConfigError("Parquet needs pyarrow: pip install pyarrow, or export JSONL") from error
-    schema = pyarrow.schema([(name, _type(pyarrow, kind)) for name, kind in _COLUMNS[what].items()])
-    as_text = [name for name, kind in _COLUMNS[what].items() if kind == "json"]
+    types = {
+        "text": pyarrow.string(),
+        "json": pyarrow.string(),
+        "int": pyarrow.int64(),
+        "float": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+        "ids": pyarrow.list_(pyarrow.int32()),
+        "floats": pyarrow.list_(pyarrow.float32()),
+    }
+    columns = _COLUMNS[what]
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
+    as_text = [name for name, kind in columns.items() if kind == "json"]
 
     def write(rows: Sequence[Row]) -> None:
         if not rows:
@@ -444,21 +426,8 @@ def _parquet(path: Path, what: What) -> Iterator[Write]:
         ]
         writer.write_table(pyarrow.Table.from_pylist(flat, schema=schema))
 
-    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
         yield write
-
-
-def _type(pyarrow: Any, kind: str) -> Any:
-    named = {
-        "text": pyarrow.string(),
-        "json": pyarrow.string(),
-        "int": pyarrow.int64(),
-        "float": pyarrow.float64(),
-        "bool": pyarrow.bool_(),
-        "ids": pyarrow.list_(pyarrow.int32()),
-        "floats": pyarrow.list_(pyarrow.float32()),
-    }
-    return named[kind]
 
 
 _ROLLOUT_COLUMNS: Final = {
@@ -500,4 +469,4 @@ _COLUMNS: Final[Mapping[What, Mapping[str, str]]] = {
         **dict.fromkeys(("messages", "tools"), "json"),
     },
 }
-"""Parquet's columns; `_ROWS` gives exactly these keys."""
+"""Parquet columns → type; `_ROWS` yields exactly these keys."""

@@ -1,11 +1,11 @@
-"""`lightspan inspect` as text: a run, one attempt's span tree and coverage, or one call."""
+"""Describe a run, an attempt's span tree and coverage, or a call as text."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from lightspan_tools.pagination import Page, TableRow, table_lines
 from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
-"""`kind` of a line of the metrics → which tasks were evaluated."""
+"""`kind` of a line of the metrics → name of the evaluated split."""
 
 if TYPE_CHECKING:
     from lightspan_prompts.search.candidates import SearchResult
@@ -40,16 +40,17 @@ def inspect_run(
     *,
     page: Page = Page(),  # noqa: B008 - immutable
 ) -> str:
-    """The text for a run, or for one of its rollouts, or for one call of that rollout.
+    """Describe a run, one of its rollouts, or one call of the rollout.
 
     Args:
-        rollout_id: its id, or the start or end of it if no other shares that.
-        call_id: likewise.
-        page: which of the run's rollouts are listed.
+        folder: folder of the run.
+        rollout_id: id of the rollout, or a unique prefix or suffix of it.
+        call_id: id of the call, or a unique prefix or suffix of it.
+        page: the rollouts to list.
 
     Raises:
-        ConfigError: the folder is no run.
-        NotFoundError: no such rollout or call, or several.
+        ConfigError: the folder holds no run.
+        NotFoundError: there is no such rollout or call, or several match.
     """
     run = RunFolder(folder)
     config = run.read_config()
@@ -64,18 +65,18 @@ def inspect_store(
     query: Query,
     page: Page = Page(),  # noqa: B008 - immutable
 ) -> str:
-    """The text for what production recorded in a store, for one attempt, or for one call of it.
+    """Describe the attempts of production in a store, one attempt, or one call of it.
 
     Args:
-        url: the store's.
-        attempt_id: its id, or the start or end of it if no other shares that.
-        call_id: likewise.
-        query: which attempts.
-        page: which of those are listed.
+        url: URL of the store.
+        attempt_id: id of the attempt, or a unique prefix or suffix of it.
+        call_id: id of the call, or a unique prefix or suffix of it.
+        query: selection of attempts.
+        page: the attempts to list.
 
     Raises:
         ConfigError: the URL names no store.
-        NotFoundError: no such attempt or call, or several.
+        NotFoundError: there is no such attempt or call, or several match.
     """
     return "\n".join(asyncio.run(_inspect_store(url, attempt_id, call_id, query, page)))
 
@@ -85,26 +86,26 @@ async def _inspect_store(
 ) -> list[str]:
     async with open_existing(url) as store:
         if attempt_id is None:
-            return [line async for line in _recorded_lines(store, query, page)]
+            return await _production_lines(store, query, page)
         attempts = {a.attempt.attempt_id: a async for a in read_attempts(store, query)}
-    view = view_of(attempts[_chosen(attempt_id, attempts, "attempt")])
+    view = view_of(attempts[_find_id(attempt_id, attempts, "attempt")])
     if call_id is None:
         return list(_rollout_lines(view))
     return _lines_of_call(view, call_id)
 
 
-async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterator[str]:
-    """A line per attempt, then the sums."""
+async def _production_lines(store: Store, query: Query, page: Page) -> list[str]:
+    """Return the totals and the table of attempts."""
     services: Counter[str] = Counter()
     agents: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     rows = []
     async for state, attempt, episode in read_attempts(store, query):
         services[state.rollout.run_id] += 1
-        acting = Counter(call.agent_path for call in episode.calls)
-        agents.update(acting)
+        callers = Counter(call.agent_path for call in episode.calls)
+        agents.update(callers)
         calls.update(str(call.outcome) for call in episode.calls)
-        # in local time, as a person reads it beside the service's own log
+        # Local time, to compare with the service's own log.
         began = datetime.fromtimestamp(attempt.started_at).isoformat(" ", "seconds")  # noqa: DTZ006
         damaged = "damaged" if episode.capture_errors else ""
         rows.append(
@@ -112,28 +113,31 @@ async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterat
                 row_id=attempt.attempt_id,
                 status=str(episode.status),
                 reward=episode.reward,
-                agents=acting,
+                agents=callers,
                 before=f"{state.rollout.run_id:<20}  {began:<19}  ",
                 after=f"{_seconds(episode):>7.2f}  {damaged:<7}  ",
             )
         )
-    yield f"{store.url}: recorded in production"
-    yield f"{services.total()} attempts by service: {_counted(services)}"
-    yield f"calls by agent: {_counted(agents)}"
-    yield f"calls by outcome: {_counted(calls)}; none is trained by policy gradients"
-    # counted first: what is recorded meanwhile is not to pass for a training's
-    everything = sum((await store.count()).values())
-    others = everything - len(await store.rollouts(mode=Mode.PRODUCTION))
+    lines = [
+        f"{store.url}: recorded in production",
+        f"{services.total()} attempts by service: {_counted(services)}",
+        f"calls by agent: {_counted(agents)}",
+        f"calls by outcome: {_counted(calls)}; none is trained by policy gradients",
+    ]
+    # The total is read first, so that attempts recorded meanwhile do not count as trainings'.
+    total = sum((await store.count()).values())
+    others = total - len(await store.rollouts(mode=Mode.PRODUCTION))
     if others > 0:
-        yield f"rollouts of trainings (shown by lightspan inspect RUN_FOLDER): {others}"
+        lines.append(f"rollouts of trainings (shown by lightspan inspect RUN_FOLDER): {others}")
     before, after = f"{'service':<20}  {'began':<19}  ", f"{'seconds':>7}  {'':<7}  "
-    for line in table_lines(rows, page, "attempt", before, after):
-        yield line
+    return [*lines, *table_lines(rows, page, "attempt", before, after)]
 
 
 def _seconds(episode: Episode) -> float:
-    """Time from the first start of a span to the last end. Rewards do not count: feedback may
-    arrive days later."""
+    """Return the seconds from the first start of a span to the last end.
+
+    Reward spans do not count, as feedback may arrive days later.
+    """
     spans = [span for span in episode.spans if span.kind is not SpanKind.REWARD]
     if not spans:
         return 0.0
@@ -154,8 +158,8 @@ async def _inspect(
             views = await read_views(run, store, config, states, rewards)
             return list(_run_lines(run, config, views, page))
         by_id = {state.rollout.rollout_id: state for state in states}
-        chosen = by_id[_chosen(rollout_id, by_id, "rollout")]
-        (view,) = await read_views(run, store, config, [chosen], rewards)
+        state = by_id[_find_id(rollout_id, by_id, "rollout")]
+        (view,) = await read_views(run, store, config, [state], rewards)
         if call_id is None:
             return [*_rollout_lines(view), *_reward_lines(run, view.episode)]
         return _lines_of_call(view, call_id)
@@ -163,26 +167,26 @@ async def _inspect(
 
 def _lines_of_call(view: RolloutView, call_id: str) -> list[str]:
     entries = view.coverage.entries
-    chosen = _chosen(call_id, {entry.call.call_id for entry in entries}, "call")
-    choices = [entry for entry in entries if entry.call.call_id == chosen]
+    full_id = _find_id(call_id, {entry.call.call_id for entry in entries}, "call")
+    choices = [entry for entry in entries if entry.call.call_id == full_id]
     return [line for entry in choices for line in _call_lines(view, entry)]
 
 
-def _chosen(wanted: str, ids: Collection[str], what: str) -> str:
-    """The id that is meant: a whole one, or one that alone ends, as in tables, or starts so."""
-    if wanted in ids:
-        return wanted
-    ends = [name for name in ids if name.endswith(wanted)]
-    if len(ends) == 1:
-        return ends[0]
-    alike = sorted(name for name in ids if name.startswith(wanted) or name.endswith(wanted))
-    if len(alike) == 1:
-        return alike[0]
-    if not alike:
-        some = ", ".join(sorted(ids)[:5]) or "none"
-        raise NotFoundError(f"there is no {what} {wanted!r}; there are, for example: {some}")
+def _find_id(part: str, ids: Collection[str], what: str) -> str:
+    """Return the id that equals `part`, or that alone ends with it, or starts with it."""
+    if part in ids:
+        return part
+    endings = [name for name in ids if name.endswith(part)]
+    if len(endings) == 1:
+        return endings[0]
+    matching = sorted(name for name in ids if name.startswith(part) or name.endswith(part))
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
+        examples = ", ".join(sorted(ids)[:5]) or "none"
+        raise NotFoundError(f"there is no {what} {part!r}; there are, for example: {examples}")
     raise NotFoundError(
-        f"{len(alike)} {what}s start or end with {wanted!r}: {', '.join(alike[:5])}"
+        f"{len(matching)} {what}s start or end with {part!r}: {', '.join(matching[:5])}"
     )
 
 
@@ -190,8 +194,8 @@ def _chosen(wanted: str, ids: Collection[str], what: str) -> str:
 def _run_lines(
     run: RunFolder, config: Mapping[str, Any], views: Sequence[RolloutView], page: Page
 ) -> Iterator[str]:
-    on, optimize = config.get("model"), config.get("optimize")
-    yield f"{run.path}: {config.get('algorithm')}{f' on {on}' if on else ''}"
+    model, optimize = config.get("model"), config.get("optimize")
+    yield f"{run.path}: {config.get('algorithm')}{f' on {model}' if model else ''}"
     yield f"app {config.get('app')}{f', optimize {optimize}' if optimize else ''}"
     yield from _progress_lines(run, config)
     yield from _prompt_lines(run)
@@ -201,13 +205,13 @@ def _run_lines(
         coverage.update(view.coverage.counts())
         agents.update(call.agent_path for call in view.episode.calls)
     yield f"{len(views)} rollouts; calls by agent: {_counted(agents)}"
-    yield from _forgotten_lines(run, views)
+    yield from _pruned_lines(run, views)
     yield f"coverage of calls: {_counted(coverage)}"
     for name in run.reward_names():
-        rewards = [scored.value for scored in run.rewards(name).values()]
-        known = [value for value in rewards if value is not None]
-        mean = f"{math.fsum(known) / len(known):.3f} of {len(known)}" if known else "-"
-        unscored = len(rewards) - len(known)
+        rewards = run.rewards(name).values()
+        values = [reward.value for reward in rewards if reward.value is not None]
+        mean = f"{math.fsum(values) / len(values):.3f} of {len(values)}" if values else "-"
+        unscored = len(rewards) - len(values)
         yield f"reward {name}: mean {mean}{f', {unscored} unscored' if unscored else ''}"
     overridden = Counter(
         key for view in views for call in view.episode.calls for key in _overrides(call)
@@ -218,19 +222,21 @@ def _run_lines(
     yield from table_lines(rows, page, "rollout", "mode   step  ", "trained  ")
 
 
-def _forgotten_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
-    """Steps before the first that is left: pruning forgets in the order of time."""
-    counts = [line for line in run.metrics() if line.get("kind") == "train"]
-    steps = {int(line["step"]) for line in counts if line.get("rollouts")}
-    left = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]
-    gone = {step for step in steps if not left or step < min(left)}
-    if gone:
-        steps_gone = f"steps {min(gone)} to {max(gone)}"
-        yield f"rollouts of {steps_gone} are no longer in the store, as after lightspan prune"
+def _pruned_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
+    """Report the steps before the first stored one: pruning deletes the oldest rollouts."""
+    lines = [line for line in run.metrics() if line.get("kind") == "train"]
+    steps = {int(line["step"]) for line in lines if line.get("rollouts")}
+    stored = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]
+    pruned = {step for step in steps if not stored or step < min(stored)}
+    if pruned:
+        yield (
+            f"rollouts of steps {min(pruned)} to {max(pruned)} are no longer in the store, as "
+            "after lightspan prune"
+        )
 
 
 def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
-    """How training went: the evaluations, which step is kept, and what is wrong."""
+    """Describe the evaluations, the kept step and the alerts."""
     metrics = run.metrics()
     for line in metrics:
         split = _SPLITS.get(line.get("kind", ""))
@@ -263,27 +269,28 @@ def _search_lines(run: RunFolder) -> Iterator[str]:
     except ModuleNotFoundError:
         yield f"to see the candidates of its search: {how_to_install('prompts')}"
         return
-    for name, found in read_searches(run.path).items():
+    for name, search in read_searches(run.path).items():
         if name:
             yield f"search of step {int(name.removeprefix('step-'))}:"
-        yield from _candidate_lines(found)
+        yield from _candidate_lines(search)
 
 
-def _candidate_lines(found: SearchResult) -> Iterator[str]:
-    for number, candidate in enumerate(found.candidates):
-        made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
-        chosen = ", chosen" if number == found.chosen else ""
+def _candidate_lines(search: SearchResult) -> Iterator[str]:
+    for number, candidate in enumerate(search.candidates):
+        parents = ", ".join(map(str, candidate.parents))
+        origin = f"of {parents}" if parents else "as given"
+        chosen = ", chosen" if number == search.chosen else ""
         split = "selection" if candidate.is_whole else "a batch of selection"
         rewards = " ".join(map(_number, candidate.rewards.values()))
         if candidate.again:
             rewards += f"; again {' '.join(map(_number, candidate.again.values()))}"
-        yield f"candidate {number}, {made}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
-    if texts := found.texts():
+        yield f"candidate {number}, {origin}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
+    if texts := search.texts():
         yield texts
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:
-    """JSON has no NaN, which is the mean where no task was scored."""
+    """Format a figure; null stands for NaN, the mean without scored tasks."""
     value = line.get(key)
     return f"{math.nan if value is None else value:.3f}"
 
@@ -338,7 +345,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
 
 
 def _reward_lines(run: RunFolder, episode: Episode) -> Iterator[str]:
-    """What the rollout is worth under each reward that the run has beside the app's own."""
+    """Describe the rollout's score under each reward of the run."""
     for name in run.reward_names():
         scored = run.rewards(name).get(episode.rollout_id)
         if scored is not None:
@@ -364,7 +371,7 @@ def _span_line(span: Span, entry: CallCoverage | None) -> str:
 
 
 def _output_lines(span: Span) -> Iterator[str]:
-    """What a command wrote, as far as it is kept."""
+    """Yield the recorded output of a command."""
     for key, name in ((c.COMMAND_STDOUT, "stdout"), (c.COMMAND_STDERR, "stderr")):
         for line in str(span.attributes.get(key, "")).rstrip("\n").splitlines():
             yield f"{name}: {line}"
@@ -376,19 +383,17 @@ def _as_float(value: Any) -> float | None:
 
 def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     call = entry.call
-    who = f"{call.call_id}/{call.choice} {call.agent_path}"
-    yield f"  {who}: {entry.status} {entry.reason}".rstrip()
+    name = f"{call.call_id}/{call.choice} {call.agent_path}"
+    yield f"  {name}: {entry.status} {entry.reason}".rstrip()
     yield from (
         f"    {key}: {asked!r} asked, {used!r} used"
         for key, (asked, used) in sorted(_overrides(call).items())
     )
-    explanation = view.explanation(call) or view.mismatch(call)
-    if explanation is not None:
-        yield f"    {explanation}"
+    yield from (f"    {line}" for line in view.explanation_lines(call))
 
 
 def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
-    """Field of the request → what the app asked, and what was used."""
+    """Return field of the request → (the app's value, the used value)."""
     return {} if call.span is None else genai_messages.overrides_of(call.span.attributes)
 
 
@@ -408,9 +413,7 @@ def _call_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
         yield f"prompt ids {record.prompt_ids}"
         yield f"response ids {record.response_ids}"
     yield from _message_lines(call)
-    explanation = view.explanation(call) or view.mismatch(call)
-    if explanation is not None:
-        yield str(explanation)
+    yield from view.explanation_lines(call)
 
 
 def _message_lines(call: Call) -> Iterator[str]:
@@ -420,7 +423,7 @@ def _message_lines(call: Call) -> Iterator[str]:
         yield f"sampling overridden (asked, used): {overrides}"
     if c.PROMPT_APPLIED in attributes:
         original, reason = attributes.get(c.PROMPT_ORIGINAL), attributes.get(c.PROMPT_REASON)
-        yield f"told what the app says: {reason}" if reason else f"the app says: {original!r}"
+        yield f"prompt as in the app: {reason}" if reason else f"prompt in the app: {original!r}"
     for message in (*genai_messages.asked_of(attributes), *genai_messages.answers_of(attributes)):
         yield f"--- {message['role']}"
         yield str(message.get("content") or message.get("tool_calls") or "")

@@ -1,4 +1,4 @@
-"""A page of a long table: which rollouts or attempts, in which order, under which short ids."""
+"""Tables of rollouts or attempts, by pages and with short ids."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightspan.errors import ConfigError
 Sort = Literal["step", "reward", "agent"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 _MIN_LENGTH: Final = 8
-"""Characters of a short id."""
+"""Minimum length of a short id, in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What of a table is shown."""
+    """The part of a table that is shown."""
 
     sort: Sort = "step"
-    """`step`: as it was run, the end of it; `reward`: the lowest first, and before it what has
-    none; `agent`: by the names of the agents that called a model."""
+    """`step`: the last rows, in the order of steps; `reward`: unscored rows, then the lowest first;
+    `agent`: by the names of the agents that called a model."""
     limit: int = 20
-    """Rows; 0 for all."""
+    """Maximum number of rows; 0 for all."""
     status: str | None = None
-    """Only rows that ended so, or are in that state."""
+    """Only rows with this status."""
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -40,29 +40,31 @@ class TableRow:
     status: str
     reward: float | None
     agents: Mapping[str, int] = field(default_factory=dict)
-    """Agent path → its calls."""
+    """Agent path → number of calls."""
     before: str = ""
-    """What is shown between id and status."""
+    """Text of further columns between id and status."""
     after: str = ""
-    """What is shown after the calls' number."""
+    """Text of further columns after the number of calls."""
 
 
 def table_lines(
     rows: Sequence[TableRow], page: Page, what: str, before: str = "", after: str = ""
 ) -> Iterator[str]:
-    """The page, under a line that names the columns.
+    """Yield the lines of a page, after a header.
 
     Args:
-        what: a row is; its plural has an s.
-        before, after: the names of the rows' own columns.
+        rows: all rows.
+        page: part to show.
+        what: noun for a row, whose plural ends in s.
+        before, after: headers of the rows' further columns.
     """
-    known = Counter(row.status for row in rows)
-    if page.status is not None and page.status not in known:
-        had = ", ".join(f"{name} {count}" for name, count in sorted(known.items())) or "none"
-        yield f"no {what} is {page.status}; there are: {had}"
+    statuses = Counter(row.status for row in rows)
+    if page.status is not None and page.status not in statuses:
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(statuses.items()))
+        yield f"no {what} is {page.status}; there are: {counts or 'none'}"
         return
     matching = [row for row in rows if page.status in (None, row.status)]
-    shown = _shown(matching, page)
+    shown = _select(matching, page)
     names = short_ids([row.row_id for row in rows])
     width = max([len(what), *(len(names[row.row_id]) for row in shown)])
     yield f"{what:<{width}}  {before}status     reward  calls  {after}agents".rstrip()
@@ -80,8 +82,8 @@ def table_lines(
         )
 
 
-def _shown(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
-    """The rows that are shown, in their order."""
+def _select(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
+    """Return the rows of the page, sorted."""
     number = page.limit or len(rows)
     if page.sort == "step":
         return list(rows[-number:])
@@ -91,16 +93,16 @@ def _shown(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
 
 
 def short_ids(ids: Collection[str]) -> dict[str, str]:
-    """Return id → an end of it of a few characters or more, that is no other id's."""
+    """Return id → its shortest unique suffix of at least `_MIN_LENGTH` characters."""
     names = set(ids)
     longest = max(map(len, names), default=0)
     lengths = range(_MIN_LENGTH, longest)
     length = next((n for n in lengths if len({name[-n:] for name in names}) == len(names)), longest)
-    return {name: _end(name, length) for name in names}
+    return {name: _suffix(name, length) for name in names}
 
 
-def _end(name: str, length: int) -> str:
-    """Return the end of an id; a longer one where it would be read as an option (`-0-1`)."""
+def _suffix(name: str, length: int) -> str:
+    """Return a suffix of an id, longer if it would look like an option (`-0-1`)."""
     while length < len(name) and name[-length] == "-":
         length += 1
     return name[-length:]

@@ -1,4 +1,4 @@
-"""Plots: the learning curve as a picture."""
+"""Plots of learning curves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ TRAINING: Final = "0.55"
 SELECTION: Final = "tab:olive"
 COLOURS: Final = ("tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
 LABELLED: Final = 12
-"""Held-out points that are labelled one by one; of more, the first, the best and the last."""
+"""Maximum number of held-out points that all get labels; of more, only the first, the best and the
+last."""
 
 Line = Mapping[str, Any]
 
 
 def draw(event: RunEvent) -> None:
-    """Draw the learning curve into the folder of a run that trains weights (a listener)."""
+    """Draw the learning curve of a run that trains weights into its folder (a listener)."""
     if not event.trains_weights or event.kind == "step":
         return
     folder = RunFolder(event.folder)
@@ -37,24 +38,24 @@ def learning_curve(
     Args:
         metrics: lines of `metrics.jsonl`: `kind` "eval" or "selection" (step, mean, low, high, n)
             or "train".
-        path: where the PNG goes.
-        title: what was trained.
-        metric: what the reward is, for the axis.
+        path: path of the PNG file.
+        title: title of the plot.
+        metric: name of the reward, for the axis.
     """
     import matplotlib
-    from matplotlib.figure import Figure  # not pyplot: it would choose a window's back end
+    from matplotlib.figure import Figure  # pyplot would choose a GUI backend
     from matplotlib.ticker import MaxNLocator
 
     held_out = [line for line in metrics if line.get("kind") == "eval" and _is_finite(line, "mean")]
     held_out = sorted(held_out, key=_weights)
-    compared = [line for line in metrics if line.get("kind") == "selection"]
+    selection = [line for line in metrics if line.get("kind") == "selection"]
     training = [line for line in metrics if line.get("kind") == "train"]
     with matplotlib.rc_context({"font.size": 10}):
         figure = Figure(figsize=(8, 5), dpi=130, layout="constrained")
         axes = figure.subplots()
         _held_out(axes, held_out)
         _curve(axes, training, "reward", color=TRAINING, linewidth=1.3, label="training")
-        _curve(axes, compared, "mean", color=SELECTION, linewidth=1.3, label="selection split")
+        _curve(axes, selection, "mean", color=SELECTION, linewidth=1.3, label="selection split")
         _agents(axes, training)
         axes.set_xlabel("training step")
         axes.set_ylabel(metric)
@@ -82,14 +83,14 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
     low, high = [line["low"] for line in points], [line["high"] for line in points]
     axes.fill_between(steps, low, high, alpha=0.18, color=HELD_OUT, linewidth=0)
     last = points[-1]
-    odd = "".join(f", {last[what]} {what}" for what in ("unscored", "failed") if last.get(what))
-    label = f"held out, with 95% interval (n={last['n']}{odd})"
+    counts = "".join(f", {last[key]} {key}" for key in ("unscored", "failed") if last.get(key))
+    label = f"held out, with 95% interval (n={last['n']}{counts})"
     axes.errorbar(
         steps,
         means,
         yerr=[
-            [mean - least for mean, least in zip(means, low, strict=True)],
-            [most - mean for mean, most in zip(means, high, strict=True)],
+            [mean - bound for mean, bound in zip(means, low, strict=True)],
+            [bound - mean for mean, bound in zip(means, high, strict=True)],
         ],
         fmt="o-",
         color=HELD_OUT,
@@ -113,23 +114,25 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
 
 
 def _weights(line: Line) -> int:
-    """The step whose weights were evaluated."""
+    """Return the step of the evaluated weights."""
     step: int = line.get("weights", line["step"])
     return step
 
 
 def _labelled(means: Sequence[float]) -> list[int]:
-    """Which points bear their value."""
+    """Return the indices of the points with labels."""
     if len(means) <= LABELLED:
         return list(range(len(means)))
     return sorted({0, means.index(max(means)), len(means) - 1})
 
 
 def _agents(axes: Any, training: Sequence[Line]) -> None:
-    """The reward of the rollouts in which an agent acted, where those are not all of them."""
+    """Draw the reward of the rollouts of each agent that does not act in all of them."""
     keys = sorted({key for line in training for key in line if _is_agent_reward(key)})
-    apart = [key for key in keys if any(line.get(key) != line.get("reward") for line in training)]
-    for number, key in enumerate(apart):
+    distinct = [
+        key for key in keys if any(line.get(key) != line.get("reward") for line in training)
+    ]
+    for number, key in enumerate(distinct):
         name = key.removeprefix("agent/").removesuffix("/reward")
         color, label = COLOURS[number % len(COLOURS)], f"training, where {name} acts"
         _curve(axes, training, key, color=color, linewidth=1, linestyle="--", label=label)
@@ -138,7 +141,7 @@ def _agents(axes: Any, training: Sequence[Line]) -> None:
 def _curve(axes: Any, lines: Sequence[Line], key: str, **style: Any) -> None:
     points = [line for line in lines if _is_finite(line, key)]
     if points:
-        marker = "." if len(points) == 1 else None  # one point makes no line
+        marker = "." if len(points) == 1 else None  # a line needs two points
         axes.plot([p["step"] for p in points], [p[key] for p in points], marker=marker, **style)
 
 

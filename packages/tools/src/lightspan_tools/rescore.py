@@ -1,15 +1,17 @@
-"""`lightspan rescore`: a run's rollouts under another reward, and what that would change.
+"""Score a run's rollouts under another reward and compare the rewards.
 
-The run stays as it is, its rewards, its store and what its judge has answered. Asked for, the new
-reward is kept beside the old one, under a name of its own.
+The run's rewards, store and judge answers stay unchanged. On request the new reward is stored in
+the run under another name.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +19,8 @@ import msgspec
 
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Episode
-from lightspan.progress import Reporter, plural, print_line
-from lightspan.schema.records import Json, Mode
+from lightspan.progress import plural, print_line
+from lightspan.schema.records import Json, Mode, RolloutState
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
 from lightspan.training.collector import read_episodes
@@ -38,13 +40,13 @@ from lightspan_tools.pagination import short_ids
 from lightspan_tools.rollout_view import trained_rewards
 
 PORTION: Final = 256
-"""Rollouts that are in memory at once, and as many more as their last group has."""
+"""Number of rollouts that are in memory at once; the last group may exceed it."""
 EQUAL: Final = 1e-9
-"""Rewards, and advantages, that differ by no more count as equal."""
+"""Maximum difference of rewards and advantages that count as equal."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout under both rewards."""
+    """A rollout's values under both rewards."""
 
     rollout_id: str
     task_id: str
@@ -55,7 +57,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """None: unscored."""
     after: float | None
     why: str = ""
-    """Why it is unscored after."""
+    """Why the rollout is unscored under the new reward."""
 
     @property
     def size(self) -> float:
@@ -65,41 +67,42 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What another reward would change for the rollouts of one mode."""
+    """A comparison of both rewards for the rollouts of one mode."""
 
     mode: str
     rollouts: int
     both: int
-    """Scored under either reward: means and signs are of these."""
+    """Number of rollouts scored under both rewards, over which means and signs are computed."""
     unscored_before: int
     unscored_after: int
     mean_before: float | None
     mean_after: float | None
     compared: int
-    """Of those scored both times, the ones that another one of their group is compared with."""
+    """Number of rollouts scored under both rewards in groups of at least two."""
     sign_changes: int
-    """Whose advantage (reward minus the group's mean) has another sign; 0 is a sign of its own."""
+    """Number of rollouts whose advantage (reward minus the group's mean) changes its sign, of -1, 0
+    and 1."""
     reasons: dict[str, int] = {}
-    """Why rollouts are unscored after → how many."""
+    """Reason → number of rollouts that are unscored under the new reward."""
 
 
 class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """The result of scoring a run again."""
 
     run: str
     before: str
-    """The reward that was learned from: `app`, or that of a judge or a function."""
+    """Name of the trained reward: `app`, or that of a judge or a function."""
     after: str
     comparisons: list[Comparison]
     changes: list[Change]
-    """Every rollout."""
+    """All rollouts."""
     spent: dict[str, float] = {}
-    """What a judge was asked now: `calls`, `tokens`."""
+    """Costs of the judge: `calls` and `tokens`."""
     written: str = ""
-    """The name under which the run has the new reward now; empty: nothing was written."""
+    """Name under which the new reward was stored in the run; empty if it was not."""
 
     def json(self, limit: int) -> dict[str, Json]:
-        """As JSON values, with the most changed rollouts."""
+        """Return JSON values, with the most changed rollouts."""
         plain: dict[str, Json] = msgspec.to_builtins(self)
         return {**plain, "changes": msgspec.to_builtins(most_changed(self.changes, limit))}
 
@@ -108,30 +111,24 @@ class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rescore(
-    folder: Path,
-    reward: Scorer | str | Any,
-    *,
-    mode: Mode | None = None,
-    write: str | None = None,
-    reporter: Reporter | None = None,
+    folder: Path, reward: Scorer | str | Any, *, mode: Mode | None = None, write: str | None = None
 ) -> Rescoring:
-    """Score a run's rollouts again.
+    """Score a run's rollouts again and compare the rewards.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         reward: as for `Trainer(reward=)`.
         mode: only rollouts of this mode; None: of training and evaluation.
-        write: the name under which the run is to have the new reward beside the others. Without it
-            nothing is written, what a judge answers included.
-        reporter: where notes go; None for the error output.
+        write: name under which to store the new reward in the run. None stores nothing, not even
+            a judge's answers.
 
     Raises:
-        ConfigError: the folder is no run, has a reward of this name already, or is to be written
-            while somebody trains in it.
+        ConfigError: the folder holds no run, the run has a reward of this name, or `write` is set
+            while another process trains in the folder.
         AppError: the reward cannot be imported.
         DataError: the run has no rollout of this mode.
-        RewardError: what the function returns is no reward.
-        BudgetError, EngineError: as a judge raises them.
+        RewardError: the function returned an invalid reward.
+        BudgetError, EngineError: see `Scoring.score`.
     """
     scorer, run = as_scorer(reward), RunFolder(folder)
     config = run.read_config()
@@ -142,20 +139,17 @@ def rescore(
                 f"{folder} has a reward {write!r} already, and rescore replaces none: give "
                 "another name"
             )
-    place = ScoringPosition(run.path, keeps=write is not None, note=_noted(reporter))
+    note = partial(print_line, stream=sys.stderr)
+    place = ScoringPosition(run.path, keeps=write is not None, note=note)
     if write is None:
         return run_sync(_rescore(run, config, scorer, place, mode))[0]
-    run.create()  # nobody may train there: a judge's answers go into one file
+    run.create()  # locks out trainers, whose judge would write into the same file
     try:
         result, scored = run_sync(_rescore(run, config, scorer, place, mode))
         run.add_rewards(write, scored)
     finally:
         run.release()
     return msgspec.structs.replace(result, written=write)
-
-
-def _noted(reporter: Reporter | None) -> Any:
-    return reporter.line if reporter is not None else lambda text: print_line(text, sys.stderr)
 
 
 async def _rescore(
@@ -166,10 +160,11 @@ async def _rescore(
     mode: Mode | None,
 ) -> tuple[Rescoring, dict[str, Scored]]:
     failure_reward = config.get("failure_reward")
+    modes = (Mode.TRAIN, Mode.VAL) if mode is None else (mode,)
     trained = trained_rewards(run, config)
-    taken = run.taken()
+    training_steps = run.training_steps()
     changes: list[Change] = []
-    given: dict[str, Scored] = {}
+    scores: dict[str, Scored] = {}
     async with (
         open_existing(config.get("store") or run.store_url) as store,
         scorer.opened(place) as scoring,
@@ -177,23 +172,21 @@ async def _rescore(
         states = [
             state
             for state in await store.rollouts(run_id=config.get("run_id"))
-            if state.status.final and state.rollout.mode in _modes(mode)
+            if state.status.final and state.rollout.mode in modes
         ]
         states.sort(key=lambda state: (state.rollout.step, state.rollout.group_id))
         for part in _portions(states):
             episodes = await read_episodes(store, part, failure_reward=failure_reward)
             members = [Member(s.rollout.task, e) for s, e in zip(part, episodes, strict=True)]
-            scored = await scored_groups(scoring, members)
-            given |= scored
+            scores |= await scored_groups(scoring, members)
             for state, episode in zip(part, episodes, strict=True):
-                before = episode
+                rollout, before = state.rollout, episode
                 if trained is not None:
-                    kept = trained.get(episode.rollout_id)
-                    before = with_reward(episode, kept, failure_reward=failure_reward)
-                after = with_reward(
-                    episode, scored.get(episode.rollout_id), failure_reward=failure_reward
-                )
-                step = taken.get(state.rollout.group_id or "", state.rollout.step)
+                    earlier = trained.get(rollout.rollout_id)
+                    before = with_reward(episode, earlier, failure_reward=failure_reward)
+                score = scores.get(rollout.rollout_id)
+                after = with_reward(episode, score, failure_reward=failure_reward)
+                step = training_steps.get(rollout.group_id or "", rollout.step)
                 changes.append(_change(before, after, step))
         spent = dict(scoring.spent())
     if not changes:
@@ -207,23 +200,18 @@ async def _rescore(
             changes=changes,
             spent=spent,
         ),
-        given,
+        scores,
     )
 
 
-def _modes(mode: Mode | None) -> tuple[Mode, ...]:
-    return (Mode.TRAIN, Mode.VAL) if mode is None else (mode,)
-
-
-def _portions(states: Sequence[Any]) -> Iterator[list[Any]]:
-    """Nearly equal parts that leave groups whole."""
-    part: list[Any] = []
-    for state in states:
-        group = state.rollout.group_id
-        if len(part) >= PORTION and part[-1].rollout.group_id != group:
+def _portions(states: Sequence[RolloutState]) -> Iterator[list[RolloutState]]:
+    """Yield parts of about `PORTION` rollouts with complete groups; groups are consecutive."""
+    part: list[RolloutState] = []
+    for _, group in groupby(states, key=lambda state: state.rollout.group_id):
+        part += group
+        if len(part) >= PORTION:
             yield part
             part = []
-        part.append(state)
     if part:
         yield part
 
@@ -242,44 +230,43 @@ def _change(before: Episode, after: Episode, step: int) -> Change:
     )
 
 
-# --- what it would change ---------------------------------------------------------------------
+# --- comparison -------------------------------------------------------------------------------
 def compare(changes: Sequence[Change]) -> list[Comparison]:
-    """What the new reward would change, by mode."""
-    by_mode: dict[str, list[Change]] = {}
+    """Compare the rewards, by mode."""
+    by_mode: defaultdict[str, list[Change]] = defaultdict(list)
     for change in changes:
-        by_mode.setdefault(change.mode, []).append(change)
-    return [_comparison(mode, of_mode) for mode, of_mode in sorted(by_mode.items())]
+        by_mode[change.mode].append(change)
+    return [_comparison(mode, mode_changes) for mode, mode_changes in sorted(by_mode.items())]
 
 
 def _comparison(mode: str, changes: Sequence[Change]) -> Comparison:
-    both = [each for each in changes if each.before is not None and each.after is not None]
-    groups: dict[str, list[Change]] = {}
-    for change in both:
-        groups.setdefault(change.group_id, []).append(change)
-    compared = signs = 0
-    for group in groups.values():
+    pairs: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for change in changes:
+        if change.before is not None and change.after is not None:
+            pairs[change.group_id].append((change.before, change.after))
+    compared = sign_changes = 0
+    for group in pairs.values():
         if len(group) > 1:
             compared += len(group)
-            before = [each.before or 0.0 for each in group]
-            after = [each.after or 0.0 for each in group]
-            signs += sum(a != b for a, b in zip(_signs(before), _signs(after), strict=True))
+            before, after = map(_signs, zip(*group, strict=True))
+            sign_changes += sum(a != b for a, b in zip(before, after, strict=True))
+    both = [pair for group in pairs.values() for pair in group]
     return Comparison(
         mode=mode,
         rollouts=len(changes),
         both=len(both),
-        unscored_before=sum(each.before is None for each in changes),
-        unscored_after=sum(each.after is None for each in changes),
-        mean_before=_mean([each.before for each in both]),
-        mean_after=_mean([each.after for each in both]),
+        unscored_before=sum(change.before is None for change in changes),
+        unscored_after=sum(change.after is None for change in changes),
+        mean_before=_mean([before for before, _ in both]),
+        mean_after=_mean([after for _, after in both]),
         compared=compared,
-        sign_changes=signs,
-        reasons=dict(Counter(each.why for each in changes if each.after is None).most_common()),
+        sign_changes=sign_changes,
+        reasons=dict(Counter(c.why for c in changes if c.after is None).most_common()),
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 def _signs(rewards: Sequence[float]) -> list[int]:
@@ -288,12 +275,12 @@ def _signs(rewards: Sequence[float]) -> list[int]:
 
 
 def most_changed(changes: Sequence[Change], limit: int) -> list[Change]:
-    """Those whose reward differs most, the largest difference first."""
-    differing = [each for each in changes if each.size > EQUAL]
-    return sorted(differing, key=lambda each: (-each.size, each.rollout_id))[: limit or None]
+    """Return the rollouts whose reward changed, the largest changes first; limit 0 for all."""
+    changed = [change for change in changes if change.size > EQUAL]
+    return sorted(changed, key=lambda change: (-change.size, change.rollout_id))[: limit or None]
 
 
-# --- for people -------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------
 def _lines(rescoring: Rescoring, limit: int) -> Iterator[str]:
     yield f"{rescoring.run}: the reward {rescoring.after} in place of {rescoring.before}"
     for comparison in rescoring.comparisons:
@@ -305,32 +292,31 @@ def _lines(rescoring: Rescoring, limit: int) -> Iterator[str]:
         f"{len(changed)} of {plural(len(names), 'rollout')} would have another reward"
         + (", the most changed:" if shown else "")
     )
-    width = max((len(names[each.rollout_id]) for each in shown), default=0)
-    for each in shown:
+    width = max((len(names[change.rollout_id]) for change in shown), default=0)
+    for change in shown:
         yield (
-            f"  {names[each.rollout_id]:<{width}}  {each.mode:<5}  step {each.step}  task "
-            f"{each.task_id}  {each.before:.6g} -> {each.after:.6g}"
+            f"  {names[change.rollout_id]:<{width}}  {change.mode:<5}  step {change.step}  task "
+            f"{change.task_id}  {change.before:.6g} -> {change.after:.6g}"
         )
     if rescoring.spent:
         calls, tokens = (int(rescoring.spent[name]) for name in ("calls", "tokens"))
         yield f"the judge was asked {plural(calls, 'question')}, {tokens:,} tokens"
     if rescoring.written:
-        yield f"kept in the run as the reward {rescoring.written}, beside the others"
+        yield f"stored in the run as the reward {rescoring.written}"
     else:
-        yield "nothing was written (--write NAME keeps the new reward beside the others)"
+        yield "nothing was written (--write NAME stores the new reward in the run)"
 
 
-def _comparison_lines(each: Comparison) -> Iterator[str]:
+def _comparison_lines(c: Comparison) -> Iterator[str]:
     means = "no rollout is scored by both"
-    if each.mean_before is not None and each.mean_after is not None:
-        means = f"mean {each.mean_before:.3f} -> {each.mean_after:.3f} ({each.both} scored by both)"
+    if c.mean_before is not None and c.mean_after is not None:
+        means = f"mean {c.mean_before:.3f} -> {c.mean_after:.3f} ({c.both} scored by both)"
     yield (
-        f"{each.mode}, {plural(each.rollouts, 'rollout')}: {means}; unscored "
-        f"{each.unscored_before} -> {each.unscored_after}"
+        f"{c.mode}, {plural(c.rollouts, 'rollout')}: {means}; unscored "
+        f"{c.unscored_before} -> {c.unscored_after}"
     )
-    if each.compared:
+    if c.compared:
         yield (
-            f"  in their groups: {each.sign_changes} of {each.compared} get an advantage of "
-            "another sign"
+            f"  in their groups: {c.sign_changes} of {c.compared} get an advantage of another sign"
         )
-    yield from (f"  unscored: {count} {reason}" for reason, count in each.reasons.items())
+    yield from (f"  unscored: {count} {reason}" for reason, count in c.reasons.items())

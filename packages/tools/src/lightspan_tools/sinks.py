@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -19,24 +18,21 @@ class _PackageSink(MetricSink):
     package: ClassVar[str]
 
     def check(self) -> None:
-        """Raise `ConfigError` if the package is not installed, without importing it."""
-        # find_spec raises for a module without a spec, and None in sys.modules rules a package out
-        loaded = self.package in sys.modules
-        if (sys.modules[self.package] if loaded else find_spec(self.package)) is None:
-            raise _not_installed(self.package)
-
-    def _imported(self) -> Any:
-        try:
-            return importlib.import_module(self.package)
-        except ModuleNotFoundError as error:
-            raise _not_installed(self.package) from error
+        """Raise `ConfigError` if the package is not installed, without an import."""
+        # find_spec raises for a loaded module without a spec; None in sys.modules disables one.
+        is_loaded = self.package in sys.modules
+        if (sys.modules[self.package] if is_loaded else find_spec(self.package)) is None:
+            raise ConfigError(
+                f"this sink needs {self.package}, which is not installed: pip install "
+                f"{self.package}"
+            )
 
 
 class TensorBoard(_PackageSink):
-    """Event files for TensorBoard (`pip install tensorboard`).
+    """Sink of event files for TensorBoard (`pip install tensorboard`).
 
     Args:
-        folder: where the event files go; None for `tensorboard` in the run's folder.
+        folder: folder of the event files; None for `tensorboard` in the run's folder.
     """
 
     package = "tensorboard"
@@ -46,7 +42,6 @@ class TensorBoard(_PackageSink):
         self._writer: Any = None
 
     def open(self, run: SinkRun) -> None:
-        self._imported()
         from torch.utils.tensorboard import SummaryWriter
 
         folder = self._folder or run.folder / "tensorboard"
@@ -62,10 +57,10 @@ class TensorBoard(_PackageSink):
 
 
 class _ProjectSink(_PackageSink):
-    """What Weights & Biases and Trackio, which copies its interface, share.
+    """Base class of the sinks for Weights & Biases and for Trackio, which copies its interface.
 
     Args:
-        project: the project there.
+        project: name of the project.
         options: further arguments of the service's `init`.
     """
 
@@ -73,7 +68,7 @@ class _ProjectSink(_PackageSink):
         self._project = project
         self._options = options
         self._run: Any = None
-        """What takes the metrics, once it is open."""
+        """The open run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -83,17 +78,20 @@ class _ProjectSink(_PackageSink):
 
 
 class WandB(_ProjectSink):
-    """Weights & Biases (`pip install wandb`). The key comes from `wandb login` or WANDB_API_KEY.
+    """Sink for Weights & Biases (`pip install wandb`).
+
+    The key comes from `wandb login` or WANDB_API_KEY.
 
     Args:
-        project: the project there.
+        project: name of the project.
         options: further arguments of `wandb.init`, such as `mode="offline"`.
     """
 
     package = "wandb"
 
     def open(self, run: SinkRun) -> None:
-        wandb = self._imported()
+        import wandb
+
         defaults = {
             "project": self._project,
             "id": run.run_id,
@@ -106,11 +104,11 @@ class WandB(_ProjectSink):
 
 
 class MLflow(_PackageSink):
-    """MLflow tracking (`pip install mlflow`; `mlflow-skinny` suffices for a server elsewhere).
+    """Sink for MLflow (`pip install mlflow`; `mlflow-skinny` suffices for a remote server).
 
     Args:
-        experiment: the experiment there; it is made if it does not exist.
-        tracking_uri: None for MLFLOW_TRACKING_URI, else MLflow's own default.
+        experiment: name of the experiment, which is created if it does not exist.
+        tracking_uri: URI of the server; None for MLFLOW_TRACKING_URI, else MLflow's default.
     """
 
     package = "mlflow"
@@ -124,7 +122,6 @@ class MLflow(_PackageSink):
         self._run_id = ""
 
     def open(self, run: SinkRun) -> None:
-        self._imported()
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self._uri)
@@ -133,8 +130,8 @@ class MLflow(_PackageSink):
             experiment = self._client.create_experiment(self._experiment)
         else:
             experiment = existing.experiment_id
-        wanted = f"tags.`{self.RUN_TAG}` = '{run.run_id}'"
-        earlier = self._client.search_runs([experiment], wanted, max_results=1)
+        run_filter = f"tags.`{self.RUN_TAG}` = '{run.run_id}'"
+        earlier = self._client.search_runs([experiment], run_filter, max_results=1)
         if earlier:
             self._run_id = earlier[0].info.run_id
             self._client.update_run(self._run_id, status="RUNNING")
@@ -153,21 +150,19 @@ class MLflow(_PackageSink):
 
 
 class Trackio(_ProjectSink):
-    """Trackio (`pip install trackio`): kept on this machine unless told otherwise.
+    """Sink for Trackio (`pip install trackio`), which stores on this machine by default.
 
     Args:
-        project: the project there.
+        project: name of the project.
         options: further arguments of `trackio.init`, such as `space_id`.
     """
 
     package = "trackio"
 
     def open(self, run: SinkRun) -> None:
-        self._run = self._imported()  # the module itself logs to the run that it opened last
-        # it goes on with a run by its name, which folders of different runs may share
+        import trackio
+
+        self._run = trackio  # the module logs to the run that it opened last
+        # Trackio resumes a run by its name, which folders of different runs may share.
         defaults = {"name": f"{run.name}-{run.run_id[-8:]}", "config": dict(run.config)}
         self._run.init(self._project, resume="allow", **{**defaults, **self._options})
-
-
-def _not_installed(package: str) -> ConfigError:
-    return ConfigError(f"this sink needs {package}, which is not installed: pip install {package}")

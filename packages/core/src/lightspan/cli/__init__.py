@@ -1,8 +1,8 @@
-"""The `lightspan` command, run by `commands`.
+"""The `lightspan` command.
 
-A subcommand is an object with `add(subparsers)` that an entry point of the group
-`lightspan.commands` names; those in this folder are modules. Each imports what it runs only when it
-runs, so that `--help` is quick.
+A subcommand is an object with `add(subparsers)`, named by an entry point of the group
+`lightspan.commands`; those in this folder are modules. A subcommand imports its implementation only
+when it runs, so that `--help` is fast.
 """
 
 from lightspan.cli.commands import main

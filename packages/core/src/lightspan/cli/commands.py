@@ -1,4 +1,4 @@
-"""The command itself: parses arguments, runs one subcommand and prints its text."""
+"""Parse the arguments, run a subcommand and print its output."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lightspan.schema.redaction import without_keys
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that it cannot show ends no command
+    """Run the command and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that it cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     try:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LightspanError as error:
         print_line(f"lightspan: {without_keys(str(error))}", sys.stderr)
         return 1
-    except ModuleNotFoundError as error:  # what an app lacks is an `AppError`
+    except ModuleNotFoundError as error:  # a module that an app needs is an `AppError`
         if error.name is None or error.name.partition(".")[0] == "lightspan":
             raise
         print_line(f"lightspan: this needs {error.name!r}: {how_to_install('train')}", sys.stderr)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if text is not None:
             print_line(text)
     except BrokenPipeError:  # `lightspan inspect … | head`
-        sys.stderr.close()  # or Python complains there, as it ends, of what it could not flush
+        sys.stderr.close()  # Python would report the failed flush at exit
     return 0
 
 
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, point in installed_plugins("commands").items():
         try:
             point.load().add(commands)
-        except Exception as error:  # a broken plugin must not take the other commands with it
+        except Exception as error:  # a broken plugin must not disable the other commands
             print_line(
                 f"lightspan: the command {name!r} of {point.value} is left out: {error}", sys.stderr
             )

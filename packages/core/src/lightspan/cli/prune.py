@@ -1,4 +1,4 @@
-"""`lightspan prune`: have a store forget what ended long ago."""
+"""`lightspan prune`: delete rollouts that ended long ago from a store."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ def add(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "prune",
-        help="have a store forget rollouts that ended long ago",
-        description="Forget rollouts that ended before a time, with their attempts, spans, tokens "
-        "and rewards, in portions, so that whoever uses the store goes on meanwhile; Ctrl-C leaves "
-        "the rest as it is. What a training still needs to go on, or an export to be made, is gone "
-        "then: prune what is older than your longest run.",
+        help="delete rollouts that ended long ago from a store",
+        description="Delete rollouts that ended before a time, with their attempts, spans, tokens "
+        "and rewards, in batches, so that the store stays usable meanwhile; Ctrl-C keeps the rest. "
+        "A training or an export that still needs them fails: prune what is older than your "
+        "longest run.",
     )
-    parser.add_argument("store", metavar="STORE", help="its URL or file")
+    parser.add_argument("store", metavar="STORE", help="URL or file of the store")
     parser.add_argument(
-        "--older-than", required=True, metavar="AGE", help="how long ago they ended: 30d, 12h"
+        "--older-than",
+        required=True,
+        metavar="AGE",
+        help="minimum age of the rollouts, such as 30d or 12h",
     )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.set_defaults(run=_run)
 
 
@@ -36,33 +39,37 @@ def _run(options: argparse.Namespace) -> str | None:
     age_s = seconds_ago(options.older_than)
     if age_s is None:
         raise ConfigError(f"--older-than {options.older_than!r}: give an age such as 30d or 12h")
-    store, place = open_existing(options.store), public_url(options.store)
+    store, url = open_existing(options.store), public_url(options.store)
     what = f"rollouts that ended more than {options.older_than} ago"
-    if not options.yes and not _is_meant(f"Forget all {what} in {place}, for good?"):
-        return "nothing was forgotten"
-    pruned, left = run_sync(_prune(store, age_s, default_reporter()))
-    return f"{place}: forgot {pruned:,} {what}, with all that was recorded of them; {left:,} left"
+    if not options.yes and not _confirm(f"Delete all {what} from {url}, for good?"):
+        return "nothing was deleted"
+    deleted, remaining = run_sync(_prune(store, age_s, default_reporter()))
+    return f"{url}: deleted {deleted:,} {what}, with their records; {remaining:,} remain"
 
 
-def _is_meant(question: str) -> bool:
-    """Raises `ConfigError` where nobody can be asked."""
+def _confirm(question: str) -> bool:
+    """Ask the user to confirm.
+
+    Raises:
+        ConfigError: the standard input is no terminal.
+    """
     if not sys.stdin.isatty():
-        raise ConfigError("what is forgotten is gone for good: add --yes to say that it is meant")
+        raise ConfigError("deleted rollouts cannot be restored: add --yes to confirm")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 async def _prune(store: Any, age_s: float, reporter: Any) -> tuple[int, int]:
-    """(How many rollouts were forgotten, how many are left.)"""
+    """Return the numbers of deleted and of remaining rollouts."""
     from lightspan.stores.protocol import PRUNED_AT_ONCE
 
     async with store:
-        total, pruned = sum((await store.count()).values()), 0
-        reporter.start("forgetting", total)
+        total, deleted = sum((await store.count()).values()), 0
+        reporter.start("deleting", total)
         while True:
-            some = await store.prune(age_s, PRUNED_AT_ONCE)
-            pruned += some
-            reporter.advance(some)
-            if some < PRUNED_AT_ONCE:
+            batch = await store.prune(age_s, PRUNED_AT_ONCE)
+            deleted += batch
+            reporter.advance(batch)
+            if batch < PRUNED_AT_ONCE:
                 break
         reporter.finish()
-        return pruned, sum((await store.count()).values())
+        return deleted, sum((await store.count()).values())

@@ -1,4 +1,4 @@
-"""`lightspan runner`: run an app for trainings of another environment."""
+"""`lightspan runner`: run an app for trainings in another environment."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any
 from lightspan.progress import print_line
 
 DESCRIPTION = """\
-Run an app's attempts in this environment, for a training in another one. The two meet in the store
-that the trainer names (`waiting for runners: …`): a file of this machine, a database or a server.
-Started before the training, or before the server, the runner waits for it; it joins every training
-of that store which asks for the app, and no other.
+Run an app's attempts in this environment, for a training in another one. Both use the store that
+the trainer prints (`waiting for runners: …`): a file of this machine, a database or a server. If
+the training or the server has not started, the runner waits for it. It joins the trainings of that
+store that run the app, and no others.
 
-It ends when a training that it joined is complete. When one is stopped or killed it waits, for it
-can be resumed. Ctrl-C lets attempts under way end; a second Ctrl-C, or SIGTERM, gives them back to
-the training, and so does the end of their lease if the runner is killed. No attempt is lost.
+The runner ends when a training that it joined is complete. If the training is stopped or killed,
+the runner waits, as it can be resumed. Ctrl-C lets running attempts end; a second Ctrl-C, or
+SIGTERM, returns them to the training. If the runner is killed, they return when their lease
+expires. No attempt is lost.
 
-On a served store (--store https://...) the key in LIGHTSPAN_STORE_KEY is taken out of the
-environment before the app is loaded. But the app shares its process with the runner, which holds
-the key, and so it does with --isolation process: it could report for itself. Only apps that are a
-Command, a program of their own, are kept from that.
+With a served store (--store https://...) the key in LIGHTSPAN_STORE_KEY is removed from the
+environment before the app is loaded. But the app shares a process with the runner, which holds the
+key, even with --isolation process, so it could use the key. Only apps that are a Command, a
+separate program, cannot.
 
-Exit status: 0 ended as meant; 1 the app is not in this environment, the two sides' versions of
-lightspan do not fit, or the store cannot be used; 2 wrong arguments.
+Exit status: 0 ended normally; 1 the app is not in this environment, the versions of lightspan are
+incompatible, or the store cannot be used; 2 wrong arguments.
 """
 
 
@@ -38,17 +39,23 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("app", metavar="MODULE:APP", help="such as my_app:answer")
-    parser.add_argument("--store", required=True, metavar="URL", help="as the trainer names it")
-    parser.add_argument("--run", dest="run_id", metavar="ID", help="work for this run only")
-    parser.add_argument("--slots", type=int, default=8, metavar="N", help="attempts at once (8)")
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="that share the attempts (1)"
+        "--store", required=True, metavar="URL", help="URL of the store, as the trainer prints it"
+    )
+    parser.add_argument("--run", dest="run_id", metavar="ID", help="work for this run only")
+    parser.add_argument("--slots", type=int, default=8, metavar="N", help="concurrent attempts (8)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that share the attempts (1)",
     )
     parser.add_argument(
         "--isolation",
         choices=["thread", "process"],
         default="thread",
-        help="a process for each attempt at work, or shared ones (thread)",
+        help="a process per running attempt, or shared processes (thread)",
     )
     parser.add_argument(
         "--app-dir",
@@ -61,10 +68,10 @@ def add(commands: Any) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="of silence after which attempts are given to others (30)",
+        help="lease of an attempt, which is requeued without a heartbeat for so long (30)",
     )
     parser.add_argument(
-        "--until-idle", type=float, metavar="SECONDS", help="end after so long without an attempt"
+        "--until-idle", type=float, metavar="SECONDS", help="end after this time without an attempt"
     )
     parser.add_argument(
         "--stay", action="store_true", help="wait for the next training when one is complete"
@@ -76,7 +83,7 @@ def _run(options: argparse.Namespace) -> None:
     from lightspan.runners.standalone import JoinOptions, join
     from lightspan.stores import take_credentials
 
-    take_credentials(options.store)  # before the app is loaded, which must not find it
+    take_credentials(options.store)  # before the app, which must not see them, is loaded
     asyncio.run(
         join(
             JoinOptions(
@@ -96,7 +103,7 @@ def _run(options: argparse.Namespace) -> None:
     )
 
 
-def _folders(given: list[str] | None) -> tuple[str, ...]:
+def _folders(folders: list[str] | None) -> tuple[str, ...]:
     from lightspan.runners.foreign_python import check_folders
 
-    return tuple([os.getcwd()] if given is None else check_folders("--app-dir", given))
+    return tuple([os.getcwd()] if folders is None else check_folders("--app-dir", folders))

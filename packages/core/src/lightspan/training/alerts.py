@@ -1,7 +1,7 @@
-"""Alerts: what the metrics and evaluations of a run show of a training that goes wrong.
+"""Alerts about a training that goes wrong, from its metrics and evaluations.
 
-An `AlertMonitor` reads the lines of `metrics.jsonl` one by one and gives each alert once. Alerts
-follow from the lines alone, so a resumed run and `lightspan inspect` give the same ones.
+An `AlertMonitor` reads the lines of `metrics.jsonl` one by one and raises each alert once. Alerts
+depend only on the lines, so a resumed run and `lightspan inspect` raise the same ones.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from lightspan.training.statistics import paired_gain
 Line = Mapping[str, Any]
 
 WINDOW: Final = 3
-"""Steps whose mean is compared."""
+"""Number of steps whose mean is compared."""
 MIN_FALL_SE: Final = 4.0
-"""Standard errors by which a reward has fallen."""
+"""Minimum fall of a reward, in standard errors."""
 MIN_FALL_GROUPS: Final = 24
-"""Groups in a window: the standard errors of fewer are too uncertain."""
+"""Minimum groups in a window: with fewer, standard errors are too uncertain."""
 MIN_FALL_TASKS: Final = 10
-"""Held-out tasks, or clusters of them, likewise."""
+"""Minimum held-out tasks, or clusters of them."""
 MAX_IDLE_GROUPS: Final = 24
-"""Groups in a row whose rewards do not vary."""
+"""Consecutive groups without reward variance that raise an alert."""
 MIN_ENTROPY: Final = 0.1
-"""Share of the entropy at the start."""
+"""Minimum entropy, as a share of the entropy at the start."""
 MIN_KL: Final = 1e-7
-"""Mean `approx_kl` per token and step, after `MIN_UPDATES`."""
+"""Minimum mean `approx_kl` per token and step."""
 MIN_UPDATES: Final = 10
+"""Number of updates over which `approx_kl` is averaged."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong, with the figures and the setting to change."""
+    """A warning with its figures and the setting to change."""
 
     name: str
     step: int
@@ -45,7 +46,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertMonitor:
-    """Check a run after every step and every evaluation on held-out tasks."""
+    """Monitor of a run, checked after every step and every evaluation on held-out tasks."""
 
     def __init__(self) -> None:
         self._train: list[Line] = []
@@ -80,7 +81,7 @@ class AlertMonitor:
         return [Alert(name=name, step=step, text=text) for name, text in new.items()]
 
 
-# --- checks: each returns the text of an alert, or nothing ----------------------------------
+# --- checks: each returns the text of an alert, or "" ---------------------------------------
 def reward_falls(train: Sequence[Line]) -> str:
     """Compare the reward of the latest steps with the best earlier ones."""
     lines = [line for line in train if "reward" in line and "reward_se" in line]
@@ -102,10 +103,10 @@ def reward_falls(train: Sequence[Line]) -> str:
 
 def validation_falls(evaluations: Sequence[Evaluation]) -> str:
     """Compare the latest evaluation with the best earlier one, on the tasks that both scored."""
-    scored = [each for each in evaluations[:-1] if math.isfinite(each.mean)]
+    scored = [earlier for earlier in evaluations[:-1] if math.isfinite(earlier.mean)]
     if not scored:
         return ""
-    best, latest = max(scored, key=lambda each: each.mean), evaluations[-1]
+    best, latest = max(scored, key=lambda earlier: earlier.mean), evaluations[-1]
     gain = paired_gain(best.rewards, latest.rewards, latest.clusters)
     error = (gain.high - gain.low) / (2 * 1.96)
     if (gain.clusters or gain.n) < MIN_FALL_TASKS or not -gain.mean > MIN_FALL_SE * error:
@@ -113,12 +114,12 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
     return (
         f"the held-out reward has fallen since step {best.step}: by {gain} on the tasks that both "
         "evaluations scored. Lower learning_rate, train for fewer steps, or keep the best step by "
-        'tasks of its own: Trainer(keep="best"), fit(…, selection=…)'
+        'a selection split: Trainer(keep="best"), fit(…, selection=…)'
     )
 
 
 def no_group_varies(train: Sequence[Line]) -> str:
-    """Count the groups of the latest steps in which nothing varied."""
+    """Count the groups of the latest steps without reward variance."""
     latest = list(takewhile(_is_idle, reversed(train)))
     groups = sum(int(line["batch/groups"]) for line in latest)
     if groups < MAX_IDLE_GROUPS:
@@ -132,7 +133,7 @@ def no_group_varies(train: Sequence[Line]) -> str:
 
 
 def entropy_collapses(train: Sequence[Line]) -> str:
-    """Compare the entropy of the latest updates with the first ones' while the reward stays."""
+    """Compare the entropy of the latest updates with that of the first, if the reward stays."""
     lines = [line for line in train if "learner/entropy" in line and "reward" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -142,8 +143,8 @@ def entropy_collapses(train: Sequence[Line]) -> str:
         return ""
     return (
         f"the policy's entropy has fallen from {before:.3g} to {now:.3g} per token, and the reward "
-        "has not risen with it: the policy answers more and more alike. Lower learning_rate"
-        f"{_rate(train)}, or pay for variety with loss=PolicyLoss(entropy=0.01)"
+        "has not risen with it: the policy's answers become alike. Lower learning_rate"
+        f"{_rate(train)}, or reward variety with loss=PolicyLoss(entropy=0.01)"
     )
 
 
@@ -153,11 +154,11 @@ def policy_stays(train: Sequence[Line]) -> str:
     rates = [line.get("learner/learning_rate", 0.0) for line in lines]
     if len(lines) < MIN_UPDATES or rates[-1] > rates[0]:
         return ""
-    moved = _mean(lines, "learner/approx_kl")
-    if moved >= MIN_KL:
+    kl = _mean(lines, "learner/approx_kl")
+    if kl >= MIN_KL:
         return ""
     return (
-        f"the policy hardly moves: approx_kl was {moved:.2g} per token and step in the latest "
+        f"the policy hardly moves: approx_kl was {kl:.2g} per token and step in the latest "
         f"{MIN_UPDATES} updates. Raise learning_rate{_rate(train)}: tenfold at first"
     )
 
@@ -175,8 +176,10 @@ def _reward(lines: Sequence[Line]) -> float:
 
 
 def _is_idle(line: Line) -> bool:
-    """Whether no group's rewards varied; an estimator without groups may have learned all the
-    same."""
+    """Whether no group's rewards varied and nothing was learned.
+
+    An estimator without groups can learn from equal rewards.
+    """
     groups = line.get("batch/groups", 0)
     idle = sum(value for key, value in line.items() if key.startswith("batch/groups:"))
     learned = line.get("batch/scored", 0) - line.get("batch/zero_advantage_rollouts", 0)

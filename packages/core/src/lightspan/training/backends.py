@@ -1,8 +1,8 @@
-"""Build the engine and the learner of a training from their specs, and check what they can do."""
+"""Build the engine and the learner of a training, and check their capabilities."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import UnsupportedError
@@ -13,44 +13,42 @@ from lightspan.training.settings import TrainerSettings
 
 
 def make_learner(settings: TrainerSettings) -> Learner:
-    """Return the learner that was given, or build one with the algorithm's policies."""
+    """Return the user's learner, or build one with the algorithm's policies."""
     spec = settings.learner_spec
-    return settings.own_learner if spec is None else spec.build(learner_request(settings))
-
-
-def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
-    """Return the engine that was given, or build one with the algorithm's policies."""
-    spec = settings.engine_spec
-    return settings.own_engine if spec is None else spec.build(engine_request(settings, seed=seed))
-
-
-def learner_request(settings: TrainerSettings) -> LearnerRequest:
-    """Return what a learner has to train for these settings."""
+    if spec is None:
+        return cast("Learner", settings.learner)
     algorithm = settings.algorithm
-    specs = algorithm.policies()
-    return LearnerRequest(
-        models={name: spec.model for name, spec in specs.items()},
-        lora={name: spec.lora for name, spec in specs.items()},
+    policies = algorithm.policies()
+    request = LearnerRequest(
+        models={name: policy.model for name, policy in policies.items()},
+        lora={name: policy.lora for name, policy in policies.items()},
         optimizer=algorithm.optimizer,
         critic=algorithm.critic,
         seed=algorithm.seed,
         device=settings.device,
     )
+    return spec.build(request)
+
+
+def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
+    """Return the user's engine, or build one with the algorithm's policies."""
+    spec = settings.engine_spec
+    if spec is None:
+        return cast("TokenEngine", settings.engine)
+    return spec.build(engine_request(settings, seed=seed))
 
 
 def engine_request(settings: TrainerSettings, *, seed: int = 0) -> EngineRequest:
-    """Return what an engine has to serve for these settings: the policies, and the starting weights
-    where an agent is answered with them."""
+    """Return the request for an engine that serves the policies.
+
+    The request includes the starting weights if an agent is frozen as `"base"`.
+    """
     algorithm = settings.algorithm
     specs = algorithm.policies()
     models: dict[str, Any] = {name: spec.model for name, spec in specs.items()}
     lora = {name: spec.lora.rank for name, spec in specs.items() if spec.lora is not None}
     request = EngineRequest(
-        models=models,
-        lora=lora,
-        device=settings.device,
-        seed=seed,
-        folder=settings.run_folder.path,
+        models=models, lora=lora, device=settings.device, seed=seed, folder=settings.run_folder.path
     )
     if uses_base(algorithm.routing()):
         models[BASE_POLICY] = algorithm.base_model
@@ -60,30 +58,29 @@ def engine_request(settings: TrainerSettings, *, seed: int = 0) -> EngineRequest
 
 
 def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> None:
-    """Raise for what engine or learner do not have or honour.
+    """Check that engine and learner have the policies and capabilities of the algorithm.
 
     Raises:
-        UnsupportedError: a policy, or what they do not declare.
-        ConfigError: the algorithm asks a critic, and the learner could have one but was made
-            without.
+        UnsupportedError: a policy or a capability is missing.
+        ConfigError: the algorithm needs a critic, and the learner was made without one.
     """
-    wanted = set(algorithm.policies())
-    lacking = sorted(wanted - set(learner.policies()))
-    if lacking:
-        raise UnsupportedError(f"the learner has no policy {lacking}; it has {learner.policies()}")
+    needed = set(algorithm.policies())
+    missing = sorted(needed - set(learner.policies()))
+    if missing:
+        raise UnsupportedError(f"the learner has no policy {missing}; it has {learner.policies()}")
     if uses_base(algorithm.routing()):
-        wanted.add(BASE_POLICY)
-    lacking = sorted(wanted - engine.policies().keys())
-    if lacking:
+        needed.add(BASE_POLICY)
+    missing = sorted(needed - engine.policies().keys())
+    if missing:
         raise UnsupportedError(
-            f"the engine serves no policy {lacking}; it serves {sorted(engine.policies())}"
+            f"the engine serves no policy {missing}; it serves {sorted(engine.policies())}"
         )
-    whole = {name for name, spec in algorithm.policies().items() if spec.lora is None}
-    unfit = sorted(whole & set(engine.capabilities.lora))
-    if unfit:
+    full = {name for name, spec in algorithm.policies().items() if spec.lora is None}
+    only_lora = sorted(full & set(engine.capabilities.lora))
+    if only_lora:
         raise UnsupportedError(
-            f"the engine serves {unfit} as LoRA, and the algorithm trains all weights of it: give "
-            "it lora=LoRA(…), or make the engine without lora= for it"
+            f"the engine serves {only_lora} as LoRA, and the algorithm trains all weights of it: "
+            "give it lora=LoRA(…), or make the engine without lora= for it"
         )
     algorithm.check(engine.capabilities, learner.capabilities)
     if algorithm.critic is not None:
@@ -97,6 +94,6 @@ def check_chat_templates(engine: TokenEngine) -> None:
 
 
 def uses_base(routing: Routing) -> bool:
-    """Whether an agent is served with the starting weights."""
+    """Whether a routing sends an agent to the starting weights."""
     targets = [routing.default, *(rule.target for rule in routing.rules)]
     return any(target.route is Route.BASE for target in targets)

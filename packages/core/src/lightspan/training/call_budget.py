@@ -1,4 +1,4 @@
-"""The budget of calls that cost money: those of frozen agents to endpoints."""
+"""Budget of the calls of frozen agents to endpoints, which cost money."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
 
 READ_AT_ONCE: Final = 500
-"""Rollouts whose spans are read together."""
+"""Number of rollouts whose spans are read together."""
 _ELSEWHERE: Final = (Route.APP.value, Route.ENDPOINT.value)
 
 
 class CallBudget:
-    """Counts the calls over all lives of a run. Without a limit nothing is counted.
+    """Counter of the calls of a run, across restarts; without a limit it counts nothing.
 
     Args:
-        limit: `max_frozen_calls`; None for none.
-        folder: of the run.
+        limit: `max_frozen_calls`; None for no limit.
+        folder: folder of the run.
     """
 
     def __init__(self, limit: int | None, folder: Path) -> None:
@@ -31,14 +31,14 @@ class CallBudget:
         self._folder = folder
         self._calls = 0
 
-    async def recall(self, store: Store, run_id: str) -> None:
-        """Count the calls of earlier lives."""
+    async def count_earlier(self, store: Store, run_id: str) -> None:
+        """Count the calls of earlier run segments."""
         if self._limit is not None:
             states = await store.rollouts(run_id=run_id)
             await self.count(store, [state.rollout for state in states])
 
     async def count(self, store: Store, rollouts: Sequence[Rollout]) -> None:
-        """Count the calls of these rollouts, if they are of no dry run."""
+        """Count the calls of rollouts, but those of a dry run."""
         if self._limit is not None:
             ids = [rollout.rollout_id for rollout in rollouts if rollout.mode is not Mode.DEV]
             self._calls += await endpoint_calls(store, ids)
@@ -48,7 +48,7 @@ class CallBudget:
         return self._limit is not None and self._calls > self._limit
 
     def check(self, step: int) -> None:
-        """Raise `BudgetError` if the run has made more calls than it may after this step."""
+        """Raise `BudgetError` if the run has made more calls than the limit."""
         if self.is_overspent:
             raise BudgetError(
                 f"after step {step} the run's frozen agents have made {self._calls} calls to "
@@ -59,13 +59,15 @@ class CallBudget:
 
 
 async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
-    """How many model calls of these rollouts went to endpoints that are not ours: where the app
-    points, or to an `LLM`. Calls of every attempt count, those of lost ones and late ones too."""
+    """Return the number of the rollouts' calls to the app's own endpoint or to an `LLM`.
+
+    The calls of all attempts count, also of lost ones, and late calls.
+    """
     count = 0
     for start in range(0, len(rollout_ids), READ_AT_ONCE):
         attempts = await store.attempts(rollout_ids[start : start + READ_AT_ONCE])
         spans = await store.spans([attempt.attempt_id for attempt in attempts])
-        for of_attempt in spans.values():
-            calls = (span for span in of_attempt if span.kind is SpanKind.LLM)
+        for attempt_spans in spans.values():
+            calls = (span for span in attempt_spans if span.kind is SpanKind.LLM)
             count += sum(str(span.attributes.get(c.ROUTE)) in _ELSEWHERE for span in calls)
     return count

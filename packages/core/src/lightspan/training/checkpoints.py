@@ -1,8 +1,8 @@
 """Checkpoints: one folder per checkpoint, renamed into place when complete.
 
-The checkpoint alone records what was trained. A folder `step-000012` exists only whole: it is
-written under another name, flushed to disk, and renamed. Without the flush a power cut could leave
-a complete name with empty files under it.
+A folder such as `step-000012` is written under another
+name, flushed to disk and renamed, so that it is always complete. Without the flush, a power cut
+could leave the final name with empty files under it.
 """
 
 from __future__ import annotations
@@ -23,65 +23,30 @@ STATE: Final = "state.json"
 LEARNER: Final = "learner"
 
 
-class RunSegment(msgspec.Struct, frozen=True, array_like=True):
-    """What a run trained between two interruptions."""
-
-    name: str
-    """Part of the ids of its rollouts; never used again."""
-    first_step: int
-    last_step: int
-
-
 class TrainerState(msgspec.Struct, kw_only=True):
-    """Everything beside the learner that resuming needs."""
+    """The state that a resumed run needs in addition to the learner's."""
 
     run_id: str
     step: int = 0
-    """Iterations done."""
+    """Number of completed iterations."""
     cursor: int = 0
-    """Training tasks used so far."""
+    """Number of training tasks used so far."""
     in_flight: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Group → task, of those that were submitted and not taken for training yet."""
+    """Group → task, of groups that were submitted and not yet taken."""
     returned: list[Any] = msgspec.field(default_factory=list)
-    """Tasks of groups that an interruption cut off: they come again before any others."""
-    untrained: list[str] = msgspec.field(default_factory=list)
-    """Those groups."""
-    segments: list[RunSegment] = msgspec.field(default_factory=list)
-    """Which rollouts were trained: those that each life made in its steps."""
+    """Tasks of groups that a restart cut off, to be used before any others."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
-    """Policy → the version that its weights were last served as."""
+    """Policy → version of its weights that was last published."""
     rng: Any = None
     """State of the trainer's random generator."""
     algorithm: dict[str, Any] = msgspec.field(default_factory=dict)
     seconds: dict[str, float] = msgspec.field(default_factory=dict)
-    """Part → CPU-seconds so far."""
+    """Part → CPU-seconds so far, across restarts."""
 
-    def trained(self, rollout_id: str, step: int) -> bool:
-        """Whether a training rollout of this run was part of an update."""
-        name = life_of(rollout_id, self.run_id)
-        group = rollout_id.rpartition("-")[0]
-        if group in self.in_flight or group in self.untrained:
-            return False
-        return any(
-            life.name == name and life.first_step <= step <= life.last_step
-            for life in self.segments
-        )
-
-    def cut_off(self) -> None:
-        """Nothing is in flight any more: an interruption has ended it."""
+    def return_in_flight(self) -> None:
+        """Return the tasks of the groups in flight, which a restart cut off."""
         self.returned = [*self.returned, *self.in_flight.values()]
-        self.untrained = [*self.untrained, *self.in_flight]
         self.in_flight = {}
-
-
-def rollout_stem(run_id: str, life: str, step: int, batch: int) -> str:
-    """What the ids of a batch's rollouts begin with."""
-    return f"{run_id}-{life}-{step}-{batch}"
-
-
-def life_of(rollout_id: str, run_id: str) -> str:
-    """The life that made a rollout."""
-    return rollout_id.removeprefix(f"{run_id}-").partition("-")[0]
 
 
 def save(
@@ -92,13 +57,17 @@ def save(
     keep: int = 2,
     best: int | None = None,
 ) -> Path:
-    """Write the checkpoint of a step and drop all but the newest `keep` and that of step `best`.
+    """Write the checkpoint of a step; delete all but the newest `keep` and that of step `best`.
 
     Args:
-        save_learner: None where there is no learner.
+        folder: folder of the checkpoints.
+        state: state of the trainer.
+        save_learner: saves the learner in a folder; None without a learner.
+        keep: number of checkpoints to keep.
+        best: step of the best weights, whose checkpoint is kept too.
 
     Raises:
-        CheckpointError: it cannot be written; earlier ones are untouched.
+        CheckpointError: it cannot be written; earlier checkpoints are untouched.
     """
     final = at_step(folder, state.step)
     temporary = folder / f".{final.name}"
@@ -109,7 +78,7 @@ def save(
             save_learner(temporary / LEARNER)
         (temporary / STATE).write_bytes(msgspec.json.encode(state))
         _flush(temporary)
-        if final.exists():  # a run that was set back does this step again
+        if final.exists():  # of an earlier attempt at this step
             shutil.rmtree(final)
         temporary.rename(final)
         _flush_folder(folder)
@@ -124,24 +93,28 @@ def save(
 
 
 def at_step(folder: Path, step: int) -> Path:
-    """The checkpoint of a step, if there is one."""
+    """Return the path of the checkpoint of a step."""
     return folder / f"step-{step:06d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     complete = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-    # by number: step-1000000 follows step-999999, though not as text
+    # Sorted by number: as text, step-1000000 would precede step-999999.
     return sorted(complete, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint."""
+    """Return the newest complete checkpoint."""
     return next(reversed(list_checkpoints(folder)), None)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
-    """The trainer's state in a checkpoint. Raises `CheckpointError` if it cannot be read."""
+    """Return the trainer's state in a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     try:
         return msgspec.json.decode((checkpoint / STATE).read_bytes(), type=TrainerState)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -152,7 +125,7 @@ def load_state(checkpoint: Path) -> TrainerState:
 
 
 def _flush(folder: Path) -> None:
-    """Put everything in a folder on disk: the files, and the folders that name them."""
+    """Flush the files and folders of a folder to disk."""
     for path in folder.rglob("*"):
         if path.is_dir():
             _flush_folder(path)

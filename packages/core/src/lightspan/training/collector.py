@@ -1,4 +1,4 @@
-"""Rollouts: enqueue them, wait until they have ended, read what they did."""
+"""Enqueue rollouts, wait until they have ended, and read their episodes."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.in_flight import InFlight
 from lightspan.training.rewards import with_reward
 
-EXPIRE_S: Final = 2.0
-"""How often leases are looked at while waiting."""
-WATCH_S: Final = 0.5
-"""How long one look at the store waits for news."""
+EXPIRE_INTERVAL_S: Final = 2.0
+"""Seconds between two checks for expired leases while waiting."""
+WATCH_TIMEOUT_S: Final = 0.5
+"""Timeout of one long poll of the store, in seconds."""
 
 
 class Collector:
     """Runs batches of rollouts of one training run.
 
     Args:
-        store: where the runners find them.
-        runners: asked while waiting whether they can go on.
-        engine: whose tokens are counted; None where none of ours answers.
-        reporter: sees the rewards come in.
-        failure_reward: of an app that failed; None leaves it unscored.
+        store: store from which the runners claim attempts.
+        runners: runners, checked while waiting.
+        engine: engine whose token throughput is shown; None for no engine.
+        reporter: reporter that shows progress and rewards.
+        failure_reward: reward if the app failed; None leaves the rollout unscored.
     """
 
     def __init__(
@@ -60,24 +60,25 @@ class Collector:
         self._engine = engine
         self._reporter = reporter
         self._failure_reward = failure_reward
-        self._in_flight = InFlight()
+        self.in_flight = InFlight()
         self._cursor = 0
         self._since = 0.0
-        """Since when groups have been in flight without a pause."""
+        """Start of the current period with groups in flight (monotonic)."""
         self._expired = time.monotonic()
+        """Last check for expired leases (monotonic)."""
         self._seconds = 0.0
 
     @property
     def seconds(self) -> float:
-        """Return the wall time in which groups were in flight, whatever else was done meanwhile."""
-        return self._seconds + (time.monotonic() - self._since if self._in_flight else 0.0)
+        """The wall time with groups in flight, in seconds."""
+        return self._seconds + (time.monotonic() - self._since if self.in_flight else 0.0)
 
     async def run(self, rollouts: Sequence[Rollout], title: str) -> list[Episode]:
-        """Return the episodes of rollouts, whole groups, in the order given.
+        """Run whole groups of rollouts and return their episodes in the same order.
 
         Raises:
-            RewardError: an app returned something that is no reward; nothing waits for the others.
-            LightspanError: the runners cannot go on.
+            RewardError: an app returned an invalid reward; the other rollouts are not awaited.
+            LightspanError: the runners cannot continue.
         """
         await self.submit(rollouts)
         groups = list(dict.fromkeys(str(rollout.group_id) for rollout in rollouts))
@@ -85,88 +86,80 @@ class Collector:
         return episodes
 
     async def submit(self, rollouts: Sequence[Rollout]) -> None:
-        """Enqueue rollouts, whole groups, for `take` to wait for."""
+        """Enqueue whole groups of rollouts for `take`."""
         if not rollouts:
             return
-        if not self._in_flight:
+        if not self.in_flight:
             self._since = time.monotonic()
-            # what changed before these rollouts exist is no news of them
-            seen = await self._store.watch(self._cursor, run_id=rollouts[0].run_id)
-            self._cursor = max(self._cursor, seen.cursor)
+            # Skip earlier changes, which cannot concern these rollouts.
+            changes = await self._store.watch(self._cursor, run_id=rollouts[0].run_id)
+            self._cursor = max(self._cursor, changes.cursor)
         await self._store.enqueue(rollouts)
-        self._in_flight.add(rollouts)
+        self.in_flight.add(rollouts)
 
     async def take(
         self, count: int, first: Sequence[str], title: str
     ) -> tuple[list[Rollout], list[Episode]]:
-        """Return the rollouts of so many groups that were submitted, and their episodes, once they
-        have ended; see `World.take`.
+        """Wait for `count` submitted groups; return their rollouts and their episodes.
 
         Raises:
-            ConfigError, RewardError, LightspanError: as there and in `run`.
+            ConfigError: see `TrainerContext.take`.
+            RewardError, LightspanError: see `run`.
         """
-        self._in_flight.check(count, first)
+        self.in_flight.check(count, first)
         if not count:
             return [], []
         progress = _Progress(self._engine)
-        total, shown = self._in_flight.size(count, first)
+        total, shown = self.in_flight.size(count, first)
         self._reporter.start(title, total)
         self._reporter.advance(shown)
-        while (groups := self._in_flight.ready(count, first)) is None:
-            ended = await self._news(self._in_flight.run_id)
-            await self._look(self._in_flight.update(ended), progress)
-            _, now = self._in_flight.size(count, first)
-            self._reporter.advance(now - shown, **progress.values())
-            shown = now
-        states = self._in_flight.pop(groups)
-        if not self._in_flight:
+        while (groups := self.in_flight.ready(count, first)) is None:
+            ended = self.in_flight.update(await self._poll_ended())
+            attempts = await last_attempts(self._store, ended)
+            for state, attempt in zip(ended, attempts, strict=True):
+                progress.add(state, attempt)
+            _, done = self.in_flight.size(count, first)
+            self._reporter.advance(done - shown, **progress.values())
+            shown = done
+        states = self.in_flight.pop(groups)
+        if not self.in_flight:
             self._seconds += time.monotonic() - self._since
-        return [state.rollout for state in states], await self._read(states)
+        episodes = await read_episodes(self._store, states, failure_reward=self._failure_reward)
+        return [state.rollout for state in states], episodes
 
-    def news(self) -> list[Rollout]:
-        """Return the rollouts that have ended since the last call, taken or not."""
-        return self._in_flight.news()
-
-    def clear(self) -> list[str]:
-        """Forget what is in flight, and return its rollouts that have not ended."""
-        return self._in_flight.clear()
-
-    async def _news(self, run_id: str) -> list[RolloutState]:
-        """Return the rollouts that have ended since the last call; wait a moment if none has.
+    async def _poll_ended(self) -> list[RolloutState]:
+        """Return the rollouts that have ended since the last poll, and check leases and runners.
 
         Raises:
-            LightspanError: the runners cannot.
+            LightspanError: the runners cannot continue.
         """
-        changes = await self._store.watch(self._cursor, run_id=run_id, timeout_s=WATCH_S)
+        changes = await self._store.watch(
+            self._cursor, run_id=self.in_flight.run_id, timeout_s=WATCH_TIMEOUT_S
+        )
         self._cursor = changes.cursor
         self._runners.check()
-        if time.monotonic() - self._expired > EXPIRE_S:
+        if time.monotonic() - self._expired > EXPIRE_INTERVAL_S:
             await self._store.expire()
             self._expired = time.monotonic()
         return [state for state in changes.rollouts if state.status.final]
 
-    async def _look(self, fresh: Sequence[RolloutState], progress: _Progress) -> None:
-        """Raises `RewardError`: what an app returned is no reward."""
-        attempts = await last_attempts(self._store, fresh)
-        for state, attempt in zip(fresh, attempts, strict=True):
-            progress.add(state, attempt)
-
-    async def _read(self, states: Sequence[RolloutState]) -> list[Episode]:
-        return await read_episodes(self._store, states, failure_reward=self._failure_reward)
-
 
 class _Progress:
-    """What is worth seeing while rollouts end."""
+    """The figures that are shown while rollouts end."""
 
     def __init__(self, engine: TokenEngine | None) -> None:
         self._engine = engine
         self._rewards: list[float] = []
         self._failed = 0
         self._started = time.monotonic()
-        self._tokens = self._made()
+        self._tokens = self._generated()
 
     def add(self, state: RolloutState, attempt: Attempt) -> None:
-        """A rollout ended. Raises `RewardError` if what its app returned is no reward."""
+        """Add a rollout that has ended.
+
+        Raises:
+            RewardError: its app returned an invalid reward.
+        """
         if attempt.outcome is Outcome.BAD_REWARD:
             raise RewardError(f"task {state.rollout.task_id}: {attempt.message}")
         self._failed += attempt.status is not AttemptStatus.SUCCEEDED
@@ -175,25 +168,30 @@ class _Progress:
             self._rewards.append(value)
 
     def values(self) -> dict[str, float]:
-        """Mean of the returned rewards so far, the engine's speed, failures if there are any."""
-        seconds = max(1e-3, time.monotonic() - self._started)
-        values = {"tokens_per_s": (self._made() - self._tokens) / seconds} if self._engine else {}
+        """Return the mean reward so far, the engine's tokens per second, and failures if any."""
+        values = {}
         if self._rewards:
-            values = {"reward": math.fsum(self._rewards) / len(self._rewards), **values}
-        return {**values, "failed": float(self._failed)} if self._failed else values
+            values["reward"] = math.fsum(self._rewards) / len(self._rewards)
+        if self._engine is not None:
+            seconds = max(1e-3, time.monotonic() - self._started)
+            values["tokens_per_s"] = (self._generated() - self._tokens) / seconds
+        if self._failed:
+            values["failed"] = float(self._failed)
+        return values
 
-    def _made(self) -> float:
+    def _generated(self) -> float:
+        """Return the number of tokens that the engine has generated."""
         return self._engine.usage().get("tokens", 0.0) if self._engine is not None else 0.0
 
 
 async def read_episodes(
     store: Store, states: Sequence[RolloutState], *, failure_reward: float | None = None
 ) -> list[Episode]:
-    """The episode of each rollout's last attempt.
+    """Return the episode of each rollout's last attempt.
 
     Args:
-        store: an open store.
-        states: of `Store.rollouts`, whether they have ended or not.
+        store: open store.
+        states: rollouts, ended or not.
         failure_reward: see `build_episode`.
     """
     attempts = await last_attempts(store, states)
@@ -219,16 +217,16 @@ def stored_episodes(
     mode: Mode | None = None,
     failure_reward: float | None = None,
 ) -> list[Episode]:
-    """The episodes of a store, such as those of a run (`runs/<name>/store.db`).
+    """Return the episodes of a store, such as that of a run (`runs/<name>/store.db`).
 
     Args:
-        url: of the store.
-        run_id: those of one training run.
-        mode: those made for training, or for evaluation.
+        url: URL of the store.
+        run_id: only episodes of this training run.
+        mode: only episodes of this mode.
         failure_reward: see `build_episode`.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the store cannot be read.
     """
 
     async def read() -> list[Episode]:
@@ -242,30 +240,32 @@ def stored_episodes(
 def rewarded_episodes(
     folder: str | os.PathLike[str], name: str, *, mode: Mode | None = None
 ) -> list[Episode]:
-    """The episodes of a run that were scored under one of its rewards (`Trainer(reward=)`,
-    `lightspan rescore --write`), with that reward; to imitate the best of them, say.
+    """Return the episodes of a run that have a score under a reward, with that reward.
+
+    Rewards come from `Trainer(reward=)` and `lightspan rescore --write`. The best episodes can
+    serve as demonstrations, for example.
 
     Args:
-        folder: of the run.
-        name: of the reward.
-        mode: as for `stored_episodes`.
+        folder: folder of the run.
+        name: name of the reward.
+        mode: only episodes of this mode.
 
     Raises:
-        ConfigError: the folder is no run, or has no such reward.
-        StoreError: its store cannot be read.
+        ConfigError: the folder holds no run, or the run has no such reward.
+        StoreError: the run's store cannot be read.
     """
     run = RunFolder(Path(folder))
     config, rewards = run.read_config(), run.rewards(name)
     if not rewards:
-        has = ", ".join(run.reward_names()) or "none beside the app's own"
-        raise ConfigError(f"the run in {folder} has no reward {name!r}; it has {has}")
+        names = ", ".join(run.reward_names()) or "only the app's own"
+        raise ConfigError(f"the run in {folder} has no reward {name!r}; it has {names}")
     url = config.get("store") or run.store_url
-    found = stored_episodes(url, run_id=config.get("run_id"), mode=mode)
-    return [with_reward(e, rewards[e.rollout_id]) for e in found if e.rollout_id in rewards]
+    episodes = stored_episodes(url, run_id=config.get("run_id"), mode=mode)
+    return [with_reward(e, rewards[e.rollout_id]) for e in episodes if e.rollout_id in rewards]
 
 
 async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:
-    """The last attempt of each rollout; of one that nobody claimed, an attempt number 0."""
+    """Return the last attempt of each rollout; attempt number 0 if no runner claimed it."""
     ids = [state.rollout.rollout_id for state in states]
     last = {a.rollout_id: a for a in await store.attempts(ids)} if ids else {}
     return [last.get(state.rollout.rollout_id) or _unclaimed(state) for state in states]

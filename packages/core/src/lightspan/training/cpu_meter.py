@@ -1,4 +1,4 @@
-"""The meter of a run: the CPU-seconds that its parts used, and how fast a step was."""
+"""Meter of CPU-seconds and step speed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lightspan.training.collector import Collector
 from lightspan.training.folder import RunFolder
 
 _CPU: Final = "cpu_s/"
-"""What the names of CPU-seconds begin with in a line of the metrics."""
+"""Prefix of CPU-seconds in a line of the metrics."""
 
 
 class Meter:
-    """Reads engine, learner and collector.
+    """Meter of the CPU-seconds of engine and learner, and of the duration of steps.
 
     Args:
-        engine: what it has used so far is the run's; None where there is none.
-        learner: likewise.
-        collector: of the rollouts.
-        seconds: CPU-seconds of earlier lives, which those of this one are added to: part
-            (`engine`, and `engine_evaluation` apart; the learner likewise) → seconds.
+        engine: engine of the run; None without an engine.
+        learner: learner of the run; None without a learner.
+        collector: collector of the rollouts.
+        seconds: part → CPU-seconds of earlier run segments, to which this segment's are added.
+            Parts are `engine`, `engine_evaluation`, `learner` and `learner_evaluation`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Meter:
         self._start = self._now()
 
     def charge(self, phase: str = "") -> None:
-        """Add the CPU-seconds since the last call to a phase (`_evaluation`, or training)."""
+        """Charge the CPU-seconds since the last call to training, or to `_evaluation`."""
         for name, part in self._parts.items():
             used = float(part.usage().get("cpu_s", 0.0))
             before = self._seconds.get(name + phase, 0.0)
@@ -50,15 +50,15 @@ class Meter:
             self._read[name] = used
 
     def spent(self) -> Metrics:
-        """The CPU-seconds, as a line of the metrics has them."""
+        """Return the CPU-seconds as metrics."""
         return {f"{_CPU}{part}": round(value, 6) for part, value in self._seconds.items()}
 
     def start_step(self) -> None:
-        """A step begins."""
+        """Mark the beginning of a step."""
         self._start = self._now()
 
     def end_step(self) -> Metrics:
-        """How long the step took, and how fast the engine was."""
+        """Return the duration of the step and the speed of the engine."""
         self.charge()
         seconds, waited, tokens = (
             now - before for now, before in zip(self._now(), self._start, strict=True)
@@ -78,7 +78,7 @@ class Meter:
 
 
 def last_seconds(folder: RunFolder) -> dict[str, float]:
-    """CPU-seconds as the last line of the metrics has them: it may be newer than a checkpoint."""
+    """Return the CPU-seconds in the last line of the metrics, which may follow a checkpoint."""
     lines = folder.metrics()
     last = lines[-1] if lines else {}
     return {key[len(_CPU) :]: value for key, value in last.items() if key.startswith(_CPU)}

@@ -1,4 +1,4 @@
-"""Tasks, from a sequence of JSON values, a JSONL file, or what production was asked."""
+"""Load tasks from JSON values, a JSONL file, or attempts recorded in production."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.recorded_attempts import Query, Time, read_attempts, reward_bound
-from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import DataError
 from lightspan.schema.records import Json, fingerprint, task_id
 from lightspan.stores import open_existing, public_url
@@ -21,19 +20,19 @@ from lightspan.stores.aio import run_sync
 
 
 def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
-    """Tasks as a list, checked.
+    """Return validated tasks as a list.
 
     Args:
-        tasks: any iterable of JSON values, or the path of a `.jsonl` file.
-        what: the data's name in errors, such as `train`.
+        tasks: iterable of JSON values, or path of a `.jsonl` file.
+        what: name of the data in errors, such as `train`.
 
     Raises:
-        DataError: no task at all, one that is not JSON, or a malformed line of the file.
+        DataError: there is no task, a task is not JSON, or a line of the file is malformed.
     """
     table = type(tasks)
     rows = _ROWS.get(table.__module__.partition(".")[0])
-    if rows is not None and hasattr(table, "columns"):  # iterating gives the columns
-        if hasattr(table, "collect"):  # polars' LazyFrame has none yet
+    if rows is not None and hasattr(table, "columns"):  # iteration would yield columns
+        if hasattr(table, "collect"):  # polars' LazyFrame has no rows yet
             rows = f"collect().{rows}"
         raise DataError(
             f"{what} is a {table.__name__}: give its rows, such as {what}={what}.{rows}"
@@ -49,14 +48,14 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
         items = list(tasks)
     if not items:
         raise DataError(f"{what}: there is no task; give at least one")
-    return [_checked(task, f"{what}[{index}]") for index, task in enumerate(items)]
+    return [_to_json(task, f"{what}[{index}]") for index, task in enumerate(items)]
 
 
 def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
-    """`load_tasks` for tasks that are compared one by one.
+    """Return validated tasks with distinct ids; see `load_tasks`.
 
     Raises:
-        DataError: two of them are equal, or have one id.
+        DataError: two tasks are equal or share an id.
     """
     items = load_tasks(tasks, what)
     [(name, count)] = Counter(map(task_id, items)).most_common(1)
@@ -70,36 +69,35 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
 
 
 def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> dict[str, str]:
-    """Task id → its cluster, by a key of the tasks; empty without a key.
+    """Return task id → cluster, which is the value of a key of the task; empty without a key.
 
     Raises:
-        DataError: a task that has it not, or whose value is neither text nor a whole number.
+        DataError: a task lacks the key, or its value is neither text nor an integer.
     """
     if key is None:
         return {}
-    found: dict[str, str] = {}
+    clusters: dict[str, str] = {}
     for index, task in enumerate(tasks):
         value = task.get(key) if isinstance(task, dict) else None
         if not isinstance(value, str | int):
             raise DataError(
-                f"{what}[{index}] does not say which cluster it is in: cluster={key!r} is the key "
-                f"of a text or a whole number that tasks have: {task!r:.200}"
+                f"{what}[{index}] has no cluster: cluster={key!r} names a key of every task, whose "
+                f"value is a text or a whole number: {task!r:.200}"
             )
         name = str(value)
-        found[task_id(task)] = name if len(name) <= MAX_NAME_LENGTH else fingerprint(name)
-    return found
+        clusters[task_id(task)] = name if len(name) <= MAX_NAME_LENGTH else fingerprint(name)
+    return clusters
 
 
 MAX_NAME_LENGTH: Final = 80
-"""Characters of a cluster's name; a longer one, such as a whole schema, is kept by its hash."""
-
+"""Characters of a cluster's name; a longer one, such as a whole schema, is hashed."""
 
 _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow": "to_pylist()"}
-"""Library → how its tables give their rows."""
+"""Library → expression that returns the rows of its tables."""
 
 
-def _checked(task: Any, where: str) -> Json:
-    """The task as JSON gives it back, which is what runners and a resumed run see of it."""
+def _to_json(task: Any, where: str) -> Json:
+    """Return the task after a JSON round trip, as runners and a resumed run get it."""
     try:
         plain = msgspec.to_builtins(task, str_keys=True)
         return json.loads(json.dumps(plain, allow_nan=False))
@@ -120,33 +118,33 @@ def tasks_from_store(
     until: Time | None = None,
     distinct: bool = True,
 ) -> list[Json]:
-    """What production was asked, as tasks: the input of each attempt, oldest first.
+    """Return the inputs of attempts recorded in production as tasks, oldest first.
 
-    The input is what its root was given, else the messages of its first call (`{"messages": […]}`).
+    The input is that of the root span, else the messages of the first call (`{"messages": […]}`).
 
     Args:
-        store: its URL.
-        service: only attempts of this one.
-        min_reward: only attempts that scored at least so much.
-        max_reward: only attempts that scored at most so much: what went wrong, say.
-        since: only attempts that began then or later.
-        until: only attempts that began before.
-        distinct: equal tasks once.
+        store: URL of the store.
+        service: only attempts of this service.
+        min_reward: only attempts with at least this reward.
+        max_reward: only attempts with at most this reward, such as failures.
+        since: only attempts that began at this time or later.
+        until: only attempts that began before this time.
+        distinct: whether to return equal tasks only once.
 
     Raises:
-        ConfigError: a value that its argument does not take.
+        ConfigError: an argument has an invalid value.
         DataError: there is no such task.
     """
     query = Query.of(service, since, until)
-    least = reward_bound("min_reward", min_reward)
-    most = reward_bound("max_reward", max_reward)
+    low = reward_bound("min_reward", min_reward)
+    high = reward_bound("max_reward", max_reward)
 
     async def read() -> list[Json]:
         async with open_existing(store) as opened:
             return [
                 state.rollout.task
                 async for state, _, episode in read_attempts(opened, query)
-                if _is_within(episode.reward, least, most)
+                if _is_within(episode.reward, low, high)
             ]
 
     tasks = [task for task in run_sync(read()) if task is not None]
@@ -155,19 +153,8 @@ def tasks_from_store(
     return list({fingerprint(task): task for task in tasks}.values()) if distinct else tasks
 
 
-def _is_within(reward: float | None, least: float | None, most: float | None) -> bool:
-    """Whether the reward is within the bounds; an unscored attempt is only where there are none."""
+def _is_within(reward: float | None, low: float | None, high: float | None) -> bool:
+    """Whether a reward is within the bounds; an unscored attempt is, if there are no bounds."""
     if reward is None:
-        return least is None and most is None
-    return (least is None or reward >= least) and (most is None or reward <= most)
-
-
-__all__ = [
-    "Epochs",
-    "clusters_of",
-    "fingerprint",
-    "load_distinct",
-    "load_tasks",
-    "task_id",
-    "tasks_from_store",
-]
+        return low is None and high is None
+    return (low is None or reward >= low) and (high is None or reward <= high)

@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, and who may write."""
+"""The folder of a run: its files and the lock of the process that trains in it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from lightspan.errors import ConfigError, StoreError
+from lightspan.errors import ConfigError
 from lightspan.lightning.advantages import Explanation
 from lightspan.schema.prompts import LearnedPrompt
-from lightspan.training.jsonl_log import append, read
+from lightspan.training.jsonl_log import append, read, read_bytes, store_errors
 from lightspan.training.results import Evaluation
-from lightspan.training.rewards import Kept, Scored
+from lightspan.training.rewards import RewardLine, Scored
 
 T = TypeVar("T")
 
@@ -30,21 +29,24 @@ PROMPTS: Final = "prompts.json"
 JOURNAL: Final = "journal"
 REWARDS: Final = "rewards"
 TAKEN: Final = "taken"
+EXPLANATIONS: Final = "explanations"
+MISMATCHES: Final = "mismatches"
 LOCK: Final = "lock"
 
 EvaluationKind = Literal["eval", "selection"]
-"""`kind` of a line of the metrics: on held-out tasks, or on the selection split."""
+"""`kind` of a line of the metrics: held-out tasks or the selection split."""
 _EVALUATIONS: Final[Mapping[EvaluationKind, str]] = {
     "eval": "evaluations",
     "selection": "selections",
 }
+"""Kind → folder of the evaluations."""
 
 
 class RunFolder:
-    """`runs/<name>/`, readable by its owner alone.
+    """`runs/<name>/`, readable by its owner only.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +59,7 @@ class RunFolder:
 
     @property
     def is_used(self) -> bool:
-        """Whether a run began here."""
+        """Whether the folder holds a run."""
         return (self.path / CONFIG).exists()
 
     @property
@@ -73,16 +75,16 @@ class RunFolder:
         return self.path / "learning_curve.png"
 
     def create(self) -> None:
-        """Make the folder and keep others from training in it.
+        """Create the folder and lock it against other trainers.
 
         Raises:
-            ConfigError: it cannot be written, is not for one run alone, or another trainer works
-                in it.
+            ConfigError: it cannot be written, is a shared folder, or another trainer holds the
+                lock.
         """
-        if _shared(self.path):
+        if _is_shared(self.path):
             raise ConfigError(
-                f"{self.path} is not for one run alone, and a run's folder is closed to others: "
-                "give the run one of its own (folder=), such as runs/first"
+                f"{self.path} holds more than a run, and a run's folder is closed to other users: "
+                "give the run a new folder (folder=), such as runs/first"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -110,31 +112,39 @@ class RunFolder:
         self._lock = lock
 
     def release(self) -> None:
-        """Let others train here."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     # --- settings and result --------------------------------------------------------------
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """The settings, as JSON."""
+        """Write the settings."""
         self.write(CONFIG, json.dumps(config, indent=2, default=str).encode() + b"\n")
 
     def read_config(self) -> dict[str, Any]:
-        """Raises `ConfigError` if this is no run's folder, or the file is damaged."""
+        """Return the settings.
+
+        Raises:
+            ConfigError: the folder holds no run, or the file is damaged.
+        """
         return self._read_json(CONFIG)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """What the complete run gave."""
+        """Write the result, which marks the run as complete."""
         self.write(RESULT, json.dumps(result, indent=2).encode() + b"\n")
 
-    def forget_result(self) -> None:
-        """The run is not complete any more: its model is about to change."""
-        with _written(self.path / RESULT):
+    def delete_result(self) -> None:
+        """Mark the run as incomplete, before its model changes."""
+        with store_errors(self.path / RESULT):
             (self.path / RESULT).unlink(missing_ok=True)
 
     def read_result(self) -> dict[str, Any] | None:
-        """None while the run is not complete. Raises `ConfigError` if the file is damaged."""
+        """Return the result; None while the run is incomplete.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
         path = self.path / RESULT
         if not path.exists():
             return None
@@ -149,12 +159,11 @@ class RunFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name
+        data = read_bytes(path)
+        if data is None:
+            raise ConfigError(f"{self.path} is no run of lightspan: it has no {name}")
         try:
-            value = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise ConfigError(f"{self.path} is no run of lightspan: it has no {name}") from error
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+            value = json.loads(data)
         except ValueError as error:
             raise ConfigError(f"{path} is damaged, it is not JSON: {error}") from error
         if not isinstance(value, dict):
@@ -162,106 +171,106 @@ class RunFolder:
         return value
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file as a whole.
+        """Replace a file atomically.
 
         Raises:
-            StoreError: it cannot be written; what was there is untouched.
+            StoreError: it cannot be written; the previous file is untouched.
         """
         target = self.path / name
-        with _written(target):
+        with store_errors(target):
             target.parent.mkdir(exist_ok=True, mode=0o700)
             temporary = target.with_name(f".{target.name}")
             temporary.write_bytes(data)
             temporary.replace(target)
 
     def write_prompts(self, prompts: Mapping[str, LearnedPrompt]) -> None:
-        """The prompts that were learned; nothing where none was to be."""
+        """Write the learned prompts, if there are any."""
         if prompts:
             self.write(PROMPTS, msgspec.json.format(msgspec.json.encode(prompts), indent=2) + b"\n")
 
     def prompts(self) -> dict[str, LearnedPrompt]:
-        """Raises `ConfigError` if the file is damaged."""
-        return self._decoded(PROMPTS, dict[str, LearnedPrompt]) or {}
+        """Return the learned prompts by name.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        return self._decode(PROMPTS, dict[str, LearnedPrompt]) or {}
 
     # --- metrics --------------------------------------------------------------------------
     def add_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append one line to `metrics.jsonl`. Raises `StoreError` if it cannot be written."""
-        path = self.path / METRICS
-        with _written(path), path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every complete line of `metrics.jsonl`.
+        """Append a line to `metrics.jsonl`.
 
         Raises:
-            ConfigError: such a line is damaged.
+            StoreError: the file cannot be written.
         """
-        path = self.path / METRICS
-        data = _read(path)
-        lines = (data or b"").split(b"\n")[:-1]  # a process killed while writing leaves a rest
-        decoded: list[dict[str, Any]] = []
-        for number, line in enumerate(lines, 1):
-            try:
-                msgspec.json.decode(line, type=_Line)
-                decoded.append(msgspec.json.decode(line, type=dict[str, Any]))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise ConfigError(
-                    f"{path} is damaged in line {number}: {error}; mend or delete the line"
-                ) from error
-        return decoded
+        append(self.path / METRICS, [line])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the complete lines of `metrics.jsonl`.
+
+        Raises:
+            ConfigError: a line is damaged.
+        """
+        read(self.path / METRICS, _MetricsLine)  # checks the fields that every line has
+        return read(self.path / METRICS, dict[str, Any])
 
     def add_evaluation(self, evaluation: Evaluation, line: Mapping[str, Any]) -> None:
-        """Keep an evaluation: the rewards, then the line that says that it is complete."""
-        path = _evaluation(evaluation.step, line["kind"])
-        self.write(path, msgspec.json.encode(evaluation))
+        """Store an evaluation: first the rewards, then the line that marks it as complete."""
+        name = _step_file(_EVALUATIONS[line["kind"]], evaluation.step)
+        self.write(name, msgspec.json.encode(evaluation))
         self.add_metrics(line)
 
     def evaluations(self, kind: EvaluationKind = "eval") -> list[Evaluation]:
-        """The complete evaluations, by step: on held-out tasks, or on the selection split."""
+        """Return the complete evaluations of a kind, ordered by step."""
         steps = sorted({line["step"] for line in self.metrics() if line["kind"] == kind})
-        evaluations = [self._decoded(_evaluation(step, kind), Evaluation) for step in steps]
-        return [each for each in evaluations if each is not None]
+        names = [_step_file(_EVALUATIONS[kind], step) for step in steps]
+        evaluations = [self._decode(name, Evaluation) for name in names]
+        return [evaluation for evaluation in evaluations if evaluation is not None]
 
-    # --- what the learner was told --------------------------------------------------------
+    # --- what a step trained ----------------------------------------------------------------
     def write_explanations(
         self, step: int, explanations: Iterable[tuple[str, Explanation]]
     ) -> None:
-        """Keep why each transition of a step had its advantage and weight."""
-        self.write(_explanations(step), msgspec.json.encode(dict(explanations)))
+        """Store the advantage and weight of each transition of a step, with their reasons."""
+        self.write(_step_file(EXPLANATIONS, step), msgspec.json.encode(dict(explanations)))
 
     def explanations(self, step: int) -> dict[str, Explanation]:
-        """`attempt/call/choice` → explanation; empty where none was kept."""
-        return self._decoded(_explanations(step), dict[str, Explanation]) or {}
+        """Return `attempt/call/choice` → explanation; empty if the step has none."""
+        return self._decode(_step_file(EXPLANATIONS, step), dict[str, Explanation]) or {}
 
     def is_explained(self, step: int) -> bool:
-        """Whether a step said what it learned from, be it nothing."""
-        return (self.path / _explanations(step)).exists()
+        """Whether a step stored its explanations, even if there were none."""
+        return (self.path / _step_file(EXPLANATIONS, step)).exists()
 
     def write_taken(self, step: int, groups: Sequence[str]) -> None:
-        """Keep which groups a step trained, of those that were begun before it."""
-        self.write(_taken(step), msgspec.json.encode(groups))
+        """Store the groups that a step trained, of those that were submitted."""
+        self.write(_step_file(TAKEN, step), msgspec.json.encode(groups))
 
-    def taken(self) -> dict[str, int]:
-        """Group → the step that trained it; empty where each step trains the groups that it begins.
+    def training_steps(self) -> dict[str, int]:
+        """Return group → the step that trained it; empty if no step took submitted groups.
 
         Raises:
             ConfigError: a file is damaged.
         """
         steps = sorted(map(_step_of, (self.path / TAKEN).glob("step-*.json")))
-        return {group: s for s in steps for group in self._decoded(_taken(s), list[str]) or ()}
+        return {
+            group: step
+            for step in steps
+            for group in self._decode(_step_file(TAKEN, step), list[str]) or ()
+        }
 
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
-        """Keep why the learner could not compute calls of a step under their grammar."""
-        self.write(_mismatches(step), msgspec.json.encode(mismatches))
+        """Store why the learner could not compute calls of a step under their grammar."""
+        self.write(_step_file(MISMATCHES, step), msgspec.json.encode(mismatches))
 
     def mismatches(self, step: int) -> dict[str, str]:
-        """`attempt/call/choice` → why; empty where none was kept."""
-        return self._decoded(_mismatches(step), dict[str, str]) or {}
+        """Return `attempt/call/choice` → grammar mismatch; empty if the step has none."""
+        return self._decode(_step_file(MISMATCHES, step), dict[str, str]) or {}
 
-    def _decoded(self, name: str, kind: type[T]) -> T | None:
-        """What a file says; None where there is none."""
+    def _decode(self, name: str, kind: type[T]) -> T | None:
+        """Return the decoded file; None if it does not exist."""
         path = self.path / name
-        data = _read(path)
+        data = read_bytes(path)
         try:
             return None if data is None else msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -269,51 +278,57 @@ class RunFolder:
                 f"{path} is damaged: {error}; restore a copy, or delete it"
             ) from error
 
-    # --- rewards from elsewhere than the app ------------------------------------------------
+    # --- rewards of scorers -----------------------------------------------------------------
     def add_rewards(self, name: str, rewards: Mapping[str, Scored]) -> None:
-        """Keep what rollouts are worth under a reward; the last that was said of one counts.
+        """Append the scores of rollouts under a reward; the last score of a rollout counts.
 
         Args:
-            rewards: by rollout id.
+            name: name of the reward.
+            rewards: rollout id → score.
 
         Raises:
-            StoreError: they cannot be written.
+            StoreError: the file cannot be written.
         """
-        append(self._rewards(name), [_kept(key, scored) for key, scored in rewards.items()])
+        lines = [
+            RewardLine(rollout_id=key, **msgspec.structs.asdict(scored))
+            for key, scored in rewards.items()
+        ]
+        append(self._reward_file(name), lines)
 
     def rewards(self, name: str) -> dict[str, Scored]:
-        """Rollout id → what it is worth under the reward; empty if the run has none of this name.
+        """Return rollout id → score under a reward; empty if the run has no such reward.
 
         Raises:
             ConfigError: the file is damaged.
         """
-        return {each.rollout_id: each for each in read(self._rewards(name), Kept)}
+        return {line.rollout_id: line for line in read(self._reward_file(name), RewardLine)}
 
     def reward_names(self) -> list[str]:
-        """The rewards that the run has beside the app's own."""
+        """Return the names of the run's rewards, without the app's."""
         return sorted(path.stem for path in (self.path / REWARDS).glob("*.jsonl"))
 
-    def _rewards(self, name: str) -> Path:
-        if Path(name).name != name:  # it may stand in a file of somebody else's
+    def _reward_file(self, name: str) -> Path:
+        # A name from an untrusted config.json could lead out of the folder.
+        if Path(name).name != name:
             raise ConfigError(f"{self.path}: a reward cannot be called {name!r}")
         return self.path / REWARDS / f"{name}.jsonl"
 
     def rewind(self, step: int) -> None:
-        """Forget what came after a checkpoint: it did not happen. -1 forgets everything."""
-        kept = [line for line in self.metrics() if line["step"] <= step]
-        self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
-        if step < 0:  # another run was here
+        """Delete everything after the checkpoint of a step; -1 deletes everything."""
+        lines = [line for line in self.metrics() if line["step"] <= step]
+        self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        if step < 0:  # the folder may hold files of another run
             (self.path / PROMPTS).unlink(missing_ok=True)
             for name in (JOURNAL, REWARDS):
                 shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in (*_EVALUATIONS.values(), "explanations", "mismatches", TAKEN):
+        for name in (*_EVALUATIONS.values(), EXPLANATIONS, MISMATCHES, TAKEN):
             for path in (self.path / name).glob("step-*.json"):
                 if _step_of(path) > step:
                     path.unlink()
 
 
-class _Line(msgspec.Struct):
-    """What every line of `metrics.jsonl` has."""
+class _MetricsLine(msgspec.Struct):
+    """The fields of every line of `metrics.jsonl`."""
 
     kind: str
     step: int
@@ -324,64 +339,25 @@ class _KeptStep(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """What every `result.json` has."""
+    """The fields of every `result.json`."""
 
     steps: int
     seconds: dict[str, float] = {}
     kept: _KeptStep | None = None
 
 
-def _kept(rollout_id: str, scored: Scored) -> Kept:
-    fields = {name: getattr(scored, name) for name in ("value", "dimensions", "why", "reasons")}
-    return Kept(rollout_id=rollout_id, **fields)
-
-
-def _read(path: Path) -> bytes | None:
-    """What is in the file; None where there is none. Raises `ConfigError` if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """Say which file could not be written."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror}; see to its disk and its permissions, "
-            "then go on with resume=True (--resume)"
-        ) from error
-
-
-def _shared(path: Path) -> bool:
-    """Whether closing this folder to others would close more than a run."""
-    whole = path.resolve()
-    home = Path(os.path.expanduser("~"))  # as it is where nobody has a home, as in a container
-    if any(place.is_relative_to(whole) for place in (Path.cwd(), home)):
+def _is_shared(path: Path) -> bool:
+    """Whether the folder holds more than a run: the working or home folder, or a sticky one."""
+    folder = path.resolve()
+    home = Path(os.path.expanduser("~"))  # unchanged where there is no home, as in a container
+    if any(place.is_relative_to(folder) for place in (Path.cwd(), home)):
         return True
-    return whole.is_dir() and bool(whole.stat().st_mode & stat.S_ISVTX)
+    return folder.is_dir() and bool(folder.stat().st_mode & stat.S_ISVTX)
 
 
-def _evaluation(step: int, kind: EvaluationKind) -> str:
-    return f"{_EVALUATIONS[kind]}/step-{step:06d}.json"
-
-
-def _explanations(step: int) -> str:
-    return f"explanations/step-{step:06d}.json"
-
-
-def _taken(step: int) -> str:
-    return f"{TAKEN}/step-{step:06d}.json"
+def _step_file(folder: str, step: int) -> str:
+    return f"{folder}/step-{step:06d}.json"
 
 
 def _step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
-
-
-def _mismatches(step: int) -> str:
-    return f"mismatches/step-{step:06d}.json"

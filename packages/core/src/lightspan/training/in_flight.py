@@ -1,4 +1,4 @@
-"""Groups of rollouts that are under way."""
+"""Bookkeeping of groups of rollouts in flight."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lightspan.schema.validation import check_whole
 
 
 class InFlight:
-    """The groups that were submitted and not taken, and which of their rollouts have ended."""
+    """The groups that were submitted and not taken, with the states of their rollouts."""
 
     def __init__(self) -> None:
         self._groups: dict[str, list[Rollout]] = {}
         self._states: dict[str, RolloutState] = {}
-        """Rollout → its state, of those that have ended."""
+        """Rollout id → state, of rollouts that have ended."""
         self._ended: list[str] = []
-        """Groups of which all rollouts have ended, the earliest first."""
+        """Groups whose rollouts have all ended, the earliest first."""
         self._news: list[Rollout] = []
 
     def __bool__(self) -> bool:
@@ -25,37 +25,37 @@ class InFlight:
 
     @property
     def run_id(self) -> str:
-        """Return the run of the groups; there is one."""
+        """The run of all groups."""
         return next(iter(self._groups.values()))[0].run_id
 
     def size(self, count: int, first: Sequence[str]) -> tuple[int, int]:
-        """Return how many rollouts so many groups have, and how many at most have ended."""
+        """Return the number of rollouts of `count` groups, and an upper bound of those ended."""
         groups = first if len(first) == count else list(self._groups)
         sizes = [len(self._groups[group]) for group in groups]
-        rollouts = [each.rollout_id for group in groups for each in self._groups[group]]
+        rollouts = [r.rollout_id for group in groups for r in self._groups[group]]
         total = sum(sizes[:count])
         return total, min(total, sum(rollout_id in self._states for rollout_id in rollouts))
 
     def add(self, rollouts: Sequence[Rollout]) -> None:
-        """Add rollouts that were enqueued; each is in a group."""
+        """Add enqueued rollouts, each of which has a group."""
         for rollout in rollouts:
             assert rollout.group_id is not None
             self._groups.setdefault(rollout.group_id, []).append(rollout)
 
     def update(self, states: Sequence[RolloutState]) -> list[RolloutState]:
-        """Record rollouts that have ended, and return those that were not known to have."""
-        fresh = []
+        """Record rollouts that have ended, and return the new ones among them."""
+        new = []
         for state in states:
             rollout = state.rollout
             group = self._groups.get(rollout.group_id or "")
             if group is None or rollout.rollout_id in self._states:
                 continue
-            fresh.append(state)
+            new.append(state)
             self._states[rollout.rollout_id] = state
             self._news.append(rollout)
-            if all(each.rollout_id in self._states for each in group):
+            if all(member.rollout_id in self._states for member in group):
                 self._ended.append(str(rollout.group_id))
-        return fresh
+        return new
 
     def news(self) -> list[Rollout]:
         """Return the rollouts that have ended since the last call."""
@@ -63,14 +63,14 @@ class InFlight:
         return news
 
     def check(self, count: int, first: Sequence[str]) -> None:
-        """Raise `ConfigError` if so many groups cannot be taken, or not those of `first`."""
+        """Raise `ConfigError` unless `count` groups, with those of `first`, can be taken."""
         check_whole("take: count", count, 0)
         if isinstance(first, str):
             raise ConfigError(f"take(first={first!r}): give a list of ids, such as [{first!r}]")
         if unknown := [group for group in first if group not in self._groups]:
             raise ConfigError(
-                f"take(first={unknown}): no such group is in flight; give ids that submit gave, "
-                "each once"
+                f"take(first={unknown}): no such group is in flight; give ids that submit "
+                "returned, each once"
             )
         if not len(set(first)) <= count <= len(self._groups):
             raise ConfigError(
@@ -79,21 +79,20 @@ class InFlight:
             )
 
     def ready(self, count: int, first: Sequence[str]) -> list[str] | None:
-        """Return so many groups that have ended, those of `first` and then the earliest; None as
-        long as there are not."""
+        """Return `count` ended groups, first those of `first`; None if too few have ended."""
         others = [group for group in self._ended if group not in first]
         groups = [*dict.fromkeys(first), *others][:count]
         return groups if len(groups) == count and set(groups) <= set(self._ended) else None
 
     def pop(self, groups: Sequence[str]) -> list[RolloutState]:
-        """Remove groups and return their rollouts, in the order of submission."""
+        """Remove groups and return the states of their rollouts, in the order of submission."""
         self._ended = [group for group in self._ended if group not in groups]
-        rollouts = [each for group in groups for each in self._groups.pop(group)]
-        return [self._states.pop(each.rollout_id) for each in rollouts]
+        rollouts = [rollout for group in groups for rollout in self._groups.pop(group)]
+        return [self._states.pop(rollout.rollout_id) for rollout in rollouts]
 
     def clear(self) -> list[str]:
-        """Remove everything and return the rollouts that have not ended."""
-        rollouts = [each.rollout_id for group in self._groups.values() for each in group]
+        """Remove everything and return the ids of the rollouts that have not ended."""
+        rollouts = [member.rollout_id for group in self._groups.values() for member in group]
         unfinished = [rollout_id for rollout_id in rollouts if rollout_id not in self._states]
         for part in (self._groups, self._states, self._ended, self._news):
             part.clear()

@@ -1,9 +1,10 @@
-"""Lines: files that grow by one JSON value a line, by processes that may be killed."""
+"""Append-only files of JSON lines that survive a kill of the writing process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,44 +16,34 @@ T = TypeVar("T")
 
 
 def append(path: Path, values: Iterable[object]) -> None:
-    """Add lines; when this returns they survive whatever happens. What a process left that was
-    killed while it wrote is cut off.
+    """Append lines and flush them to disk.
+
+    An incomplete last line, left by a process that was killed while it wrote, is cut off first.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the file cannot be written.
     """
     data = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
     if not data:
         return
-    try:
+    with store_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with path.open("a+b") as file:
-            _cut(file.fileno())
+            _cut_incomplete_line(file.fileno())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror}; see to its disk, then go on with "
-            "resume=True (--resume)"
-        ) from error
 
 
 def read(path: Path, kind: type[T]) -> list[T]:
-    """Every whole line; none where there is no file.
+    """Return the complete lines; an empty list if there is no file.
 
     Raises:
-        ConfigError: the file is damaged, or cannot be read.
+        ConfigError: the file is damaged or cannot be read.
     """
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     decoder = msgspec.json.Decoder(kind)
     values = []
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+    for number, line in enumerate((read_bytes(path) or b"").split(b"\n")[:-1], 1):
         try:
             values.append(decoder.decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -62,14 +53,40 @@ def read(path: Path, kind: type[T]) -> list[T]:
     return values
 
 
-def _cut(descriptor: int) -> None:
-    """Cut off what stands after the last newline."""
+def read_bytes(path: Path) -> bytes | None:
+    """Return the content of a file; None if it does not exist.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of writing `path` into a `StoreError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror}; check its disk and its permissions, "
+            "then go on with resume=True (--resume)"
+        ) from error
+
+
+def _cut_incomplete_line(descriptor: int) -> None:
+    """Truncate a file after its last newline."""
     size = end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - 65_536)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        end = start if found < 0 else start + found + 1
-        if found >= 0:
+        position = os.pread(descriptor, end - start, start).rfind(b"\n")
+        end = start + position + 1  # `start` if there is no newline
+        if position >= 0:
             break
     if end != size:
         os.ftruncate(descriptor, end)

@@ -1,4 +1,4 @@
-"""Listeners: plugins that are called when a run has moved on."""
+"""Listeners: plugins that are called after steps and evaluations of a run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lightspan.plugins import installed_plugins
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A step, an evaluation or the end of a run, after its metrics were written to the folder."""
+    """The end of a step, an evaluation or a run, after its metrics were written to the folder."""
 
     kind: Literal["step", "evaluation", "end"]
     step: int
     folder: Path
-    """The run's, with `metrics.jsonl`."""
+    """Folder of the run, with `metrics.jsonl`."""
     algorithm: str
-    """The name of the algorithm."""
+    """Name of the algorithm."""
     metric: str
-    """The name of the reward."""
+    """Name of the reward."""
     trains_weights: bool
 
 
@@ -29,10 +29,10 @@ Listener = Callable[[RunEvent], object]
 
 
 class Listeners:
-    """Every listener that is installed (entry points of `lightspan.listeners`).
+    """The installed listeners (entry points of `lightspan.listeners`).
 
     Args:
-        note: called with the error of a listener, which is left out from then on.
+        note: prints a note about a listener that fails.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -45,7 +45,7 @@ class Listeners:
                 note(f"the listener {name!r} of {point.value} is left out: {error}")
 
     def notify(self, event: RunEvent) -> None:
-        """Call each listener; one that raises is noted and left out from then on."""
+        """Call each listener; disable a listener that raises."""
         for name, listener in list(self._listeners.items()):
             try:
                 listener(event)

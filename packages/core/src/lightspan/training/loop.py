@@ -1,4 +1,4 @@
-"""The loop of a training: step after step, with evaluations and checkpoints in between."""
+"""Training loop: steps with evaluations and checkpoints in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from lightspan.progress import duration
 from lightspan.schema.records import Json
 from lightspan.training import checkpoints
 from lightspan.training.alerts import Alert, AlertMonitor
-from lightspan.training.checkpoints import RunSegment
 from lightspan.training.cpu_meter import Meter, last_seconds
 from lightspan.training.folder import EvaluationKind
 from lightspan.training.listeners import Listeners, RunEvent
@@ -29,14 +28,14 @@ _SHOWN = {
     "engine/tokens_per_s": "{:.0f} tokens/s",
     "seconds": "{:.1f} s",
 }
-"""Metric of a step → how its line says it."""
+"""Metric of a step → its format in the step's progress line."""
 
 
 class TrainingLoop:
-    """Every step that a run has left.
+    """Loop over the remaining steps of a run.
 
     Args:
-        session: open.
+        session: open session.
     """
 
     def __init__(self, session: Session) -> None:
@@ -44,7 +43,7 @@ class TrainingLoop:
         self._settings = session.settings
         self._folder = session.folder
         self._state = session.state
-        self._total = session.planned_steps
+        self._total = session.last_step
         self._first_step = self._state.step + 1
         self._sinks = Sinks(self._settings.sinks, session.note)
         self._listeners = Listeners(session.note)
@@ -62,14 +61,21 @@ class TrainingLoop:
         self._started = time.monotonic()
 
     async def run(self) -> FitResult:
-        """Train.
+        """Train until the end and return the result.
 
         Raises:
-            BudgetError: above `max_frozen_calls`; what was learned is kept.
+            BudgetError: `max_frozen_calls` is exceeded; a checkpoint was saved.
         """
         with closing(self._sinks):
-            self._open_sinks()
-            await self._begin()
+            is_new = self._session.checkpoint is None
+            run = SinkRun(
+                run_id=self._state.run_id,
+                folder=self._folder.path,
+                config=self._folder.read_config(),
+                first_step=0 if is_new else self._first_step,
+            )
+            self._sinks.open(run)
+            await self._begin(is_new=is_new)
             self._started = time.monotonic()
             while not self._has_ended:
                 await self._step()
@@ -77,38 +83,29 @@ class TrainingLoop:
 
     @property
     def _has_ended(self) -> bool:
-        return self._settings.has_ended(self._state.step, self._total, self._standing.waited)
+        return self._settings.has_ended(self._state.step, self._total, self._standing.since_best)
 
-    def _open_sinks(self) -> None:
-        run = SinkRun(
-            run_id=self._state.run_id,
-            folder=self._folder.path,
-            config=self._folder.read_config(),
-            first_step=0 if self._session.checkpoint is None else self._first_step,
-        )
-        self._sinks.open(run)
-
-    async def _begin(self) -> None:
-        """What comes before the first step of this life."""
+    async def _begin(self, *, is_new: bool) -> None:
+        """Save or restore the state before the first step of this run segment, and evaluate."""
         session, budget = self._session, self._session.budget
-        if session.checkpoint is None:
+        if is_new:
             await self._save()
         else:
-            await budget.recall(session.store, self._state.run_id)
+            await budget.count_earlier(session.store, self._state.run_id)
             budget.check(self._state.step)
             self._alerts.read(self._folder.metrics(), self._folder.evaluations())
         await self._evaluate_if_due()
         budget.check(self._state.step)
 
     async def _step(self) -> None:
-        """One iteration, and what is due after it. Above the budget that is a checkpoint."""
+        """Run one iteration, then save and evaluate if due; above the budget, save and stop."""
         await self._learn()
-        at, budget, settings = self._state.step, self._session.budget, self._settings
+        step, budget, settings = self._state.step, self._session.budget, self._settings
         is_saved = (
-            at == self._total
-            or at % settings.checkpoint_every == 0
-            # it may be the best, which is kept
-            or (settings.chooses and settings.compares(at, self._total, selection=True))
+            step == self._total
+            or step % settings.checkpoint_every == 0
+            # It may turn out to be the best step, whose checkpoint is kept.
+            or (settings.selection_setting and settings.selects_at(step, self._total))
         )
         if is_saved:
             await self._save()
@@ -116,9 +113,11 @@ class TrainingLoop:
             await self._evaluate_if_due()
         if budget.is_overspent and not is_saved:
             await self._save()
-        if budget.is_overspent:  # what is in flight would ask on, of runners started by hand
+        if budget.is_overspent:
+            # Runners that were started by hand would continue the rollouts in flight and their
+            # paid calls.
             await self._session.cancel_in_flight()
-        budget.check(at)
+        budget.check(step)
 
     async def _learn(self) -> None:
         self._state.step += 1
@@ -129,7 +128,7 @@ class TrainingLoop:
         line = self._line("train", metrics)
         self._folder.add_metrics(line)
         self._sinks.add(line)
-        self._session.reporter.finish(self._told(metrics))
+        self._session.reporter.finish(self._summary(metrics))
         self._warn(self._alerts.step(line))
         self._notify("step")
 
@@ -137,15 +136,17 @@ class TrainingLoop:
         for alert in alerts:
             self._session.note(f"warning: {alert.text}")
 
-    def _told(self, metrics: Metrics) -> str:
-        """A step, for people."""
-        at = self._state.step
-        parts = [f"step {at}/{self._total}"]
+    def _summary(self, metrics: Metrics) -> str:
+        """Return the progress line of a step."""
+        step = self._state.step
+        parts = [f"step {step}/{self._total}"]
         parts += [text.format(metrics[key]) for key, text in _SHOWN.items() if key in metrics]
-        parts += [odd] if (odd := Outcomes.of([{**metrics, "kind": "train"}]).odd) else []
-        steps = at - self._first_step + 1
-        left = (time.monotonic() - self._started) / steps * (self._total - at)
-        return "  ".join([*parts, f"{duration(left)} left"] if at < self._total else parts)
+        if problems := Outcomes.of([{**metrics, "kind": "train"}]).problems:
+            parts.append(problems)
+        if step < self._total:
+            step_s = (time.monotonic() - self._started) / (step - self._first_step + 1)
+            parts.append(f"{duration(step_s * (self._total - step))} left")
+        return "  ".join(parts)
 
     def _line(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         return {"kind": kind, "step": self._state.step, **values, **self._meter.spent()}
@@ -154,9 +155,6 @@ class TrainingLoop:
         session, state = self._session, self._state
         state.rng = session.rng.getstate()
         state.algorithm = session.algorithm.state()
-        state.segments = [life for life in state.segments if life.name != session.life]
-        if state.step >= self._first_step:
-            state.segments.append(RunSegment(session.life, self._first_step, state.step))
         best = self._standing.best
         save = partial(
             checkpoints.save,
@@ -168,27 +166,29 @@ class TrainingLoop:
         await session.learn(save)
 
     async def _evaluate_if_due(self) -> None:
-        """Evaluate on the selection split and on the held-out tasks."""
-        at, settings = self._state.step, self._settings
-        selection = self._session.selection is not None
-        if settings.compares(at, self._total, selection=selection):
+        """Evaluate on the selection split and on the held-out tasks, if due at this step."""
+        step, settings = self._state.step, self._settings
+        has_selection = self._session.selection is not None
+        if has_selection and settings.selects_at(step, self._total):
             await self._evaluate("selection", self._session.selection)
             self._standing = BestSoFar.of(self._folder.evaluations("selection"))
-        # where a step is chosen, the weights to report are known at the end only
-        is_due = settings.evaluates(at, self._total, selection=selection)
-        if is_due and not (settings.chooses and self._has_ended):
+        # With model selection, the final weights are known only at the end.
+        is_due = settings.evaluates_at(step, self._total, has_selection=has_selection)
+        if is_due and not (settings.selection_setting and self._has_ended):
             await self._evaluate("eval", self._session.val)
 
     async def _evaluate(
         self, kind: EvaluationKind, tasks: Sequence[Json] | None, weights: int | None = None
     ) -> None:
-        """Evaluate, unless there are no tasks or an earlier life did.
+        """Evaluate, unless there are no tasks or an earlier run segment did.
 
         Args:
-            weights: the step whose weights the learner has, if not those of this one.
+            kind: split of the tasks.
+            tasks: tasks to run.
+            weights: step of the loaded weights, if it is an earlier one.
         """
         session, folder = self._session, self._folder
-        done = {(found.step, found.weights) for found in folder.evaluations(kind)}
+        done = {(earlier.step, earlier.weights) for earlier in folder.evaluations(kind)}
         if tasks is None or (self._state.step, weights) in done:
             return
         self._meter.charge()
@@ -203,41 +203,46 @@ class TrainingLoop:
             self._warn(self._alerts.evaluated(evaluation))
         self._notify("evaluation")
 
-    async def _take_kept(self) -> Evaluation | None:
-        """Go back to the weights that are kept, and evaluate them on the held-out tasks. Returns
-        the evaluation that they were chosen by; None without `keep="best"`."""
-        session, at = self._session, self._state.step
-        if at < self._total:
+    async def _select_model(self) -> Evaluation | None:
+        """Restore the weights to keep and evaluate them on the held-out tasks.
+
+        Returns:
+            The evaluation on the selection split by which they were chosen; None without
+            `keep="best"`.
+        """
+        session, step = self._session, self._state.step
+        if step < self._total:
             session.note(
-                f"stopped early: the last {self._standing.waited} evaluations on the selection "
+                f"stopped early: the last {self._standing.since_best} evaluations on the selection "
                 "split were no better than the best before them"
             )
-        kept = self._standing.best if self._settings.keep == "best" else None
+        best = self._standing.best if self._settings.keep == "best" else None
         weights = None
-        if kept is not None:
-            if kept.step != at:
-                weights = kept.step
-                await session.take_weights(kept.step)
+        if best is not None:
+            if best.step != step:
+                weights = best.step
+                await session.restore_weights(weights)
             session.note(
-                f"step {kept.step} is kept: its {self._settings.metric} on the selection split is "
-                f"{kept.interval}, the highest of {self._standing.evaluated}, so by luck too: what "
+                f"step {best.step} is kept: its {self._settings.metric} on the selection split is "
+                f"{best.interval}, the highest of {self._standing.evaluated}, so by luck too: what "
                 f"counts is the held-out one{'' if session.val else ', which needs val tasks'}"
             )
         await self._evaluate("eval", session.val, weights)
-        session.budget.check(at)
-        return kept
+        session.budget.check(step)
+        return best
 
     async def _finish(self) -> FitResult:
         session, folder = self._session, self._folder
-        await session.cancel_in_flight()  # before weights of an earlier step are served to them
-        kept = await self._take_kept() if self._settings.chooses else None
+        await session.cancel_in_flight()  # before an earlier step's weights are served to them
+        best = await self._select_model() if self._settings.selection_setting else None
         algorithm = session.algorithm
         served = ServedRun.of(algorithm, folder, self._state.versions) if self._trains else None
-        folder.forget_result()  # a run that went on: stopped here, it would name other weights
+        # If a resumed run were stopped here, its old result would name other weights.
+        folder.delete_result()
         folder.write_prompts(algorithm.learned_prompts())
         for name, policy in (served.policies if served is not None else {}).items():
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
-        result = fit_result(folder, self._state.step, self._state.seconds, kept)
+        result = fit_result(folder, self._state.step, self._state.seconds, best)
         write_result(folder, result, served, self._settings.metric)
         self._notify("end")
         await session.complete()

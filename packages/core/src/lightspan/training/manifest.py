@@ -1,5 +1,5 @@
-"""The manifest of a run: what its folder says of the data it learns from (`config.json`), what it
-gave and how its policies are to be served (`result.json`)."""
+"""The manifest of a run: the data in `config.json`, the result and the served policies in
+`result.json`."""
 
 from __future__ import annotations
 
@@ -12,33 +12,30 @@ import msgspec
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError
-from lightspan.schema.records import Json
+from lightspan.schema.records import Json, fingerprint
 from lightspan.schema.routing import Routing
-from lightspan.training.data import fingerprint
 from lightspan.training.folder import PROMPTS, RunFolder
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 
 KEY: Final = "serving"
-"""In `result.json`."""
+"""Key of the `ServedRun` in `result.json`."""
 
 
 def data_config(
     train: Sequence[Json], val: Sequence[Json] | None, selection: Sequence[Json] | None
 ) -> dict[str, Json]:
-    """What `config.json` says of the data."""
-    splits = {"val": val, "selection": selection}
-    others = {name: None if tasks is None else _described(tasks) for name, tasks in splits.items()}
-    return {"train": _described(train), **others}
-
-
-def _described(tasks: Sequence[Json]) -> dict[str, Json]:
-    return {"tasks": len(tasks), "fingerprint": fingerprint(list(tasks))}
+    """Return the size and fingerprint of each split, for `config.json`."""
+    splits = {"train": train, "val": val, "selection": selection}
+    return {
+        name: tasks and {"tasks": len(tasks), "fingerprint": fingerprint(list(tasks))}
+        for name, tasks in splits.items()
+    }
 
 
 def fit_result(
     folder: RunFolder, steps: int, seconds: Mapping[str, float], kept: Evaluation | None = None
 ) -> FitResult:
-    """The result of the run in this folder, whose model, or prompts, are there."""
+    """Return the result of the run in a folder that holds its model or prompts."""
     return FitResult(
         folder=folder.path,
         model=folder.model if folder.model.is_dir() else None,
@@ -52,68 +49,74 @@ def fit_result(
 
 
 def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> FitResult | None:
-    """The result of a run whose training has ended with this step, if the run is complete.
+    """Return the result of a run whose training has ended with a step; None if incomplete.
 
     Args:
-        kept: by which the weights are chosen; None for the last ones.
+        folder: folder of the run.
+        step: last step.
+        kept: evaluation by which the weights were chosen; None for the last weights.
     """
     saved = folder.read_result()
-    if saved is None or saved["steps"] != step or saved.get("kept") != _kept(kept):
+    if saved is None or saved["steps"] != step or saved.get("kept") != _kept_step(kept):
         return None
-    has_model = saved.get(KEY) is not None
-    if has_model and not folder.model.is_dir():
+    if saved.get(KEY) is not None and not folder.model.is_dir():
         return None
     return fit_result(folder, step, saved.get("seconds", {}), kept)
 
 
-def _kept(kept: Evaluation | None) -> dict[str, Json] | None:
-    """What `result.json` says of the choice of a step."""
+def _kept_step(kept: Evaluation | None) -> dict[str, Json] | None:
+    """Return the value of `kept` in `result.json`."""
     return None if kept is None else {"step": kept.step, "selection": kept.metrics()}
 
 
 def write_result(
-    folder: RunFolder,
-    result: FitResult,
-    served: ServedRun | None,
-    metric: str,
+    folder: RunFolder, result: FitResult, served: ServedRun | None, metric: str
 ) -> None:
-    """Say that the run is complete, what it gave and how it is to be served (None: no model)."""
-    summary = {
-        "steps": result.steps,
-        "summary": result.summary(metric),
-        "evaluations": [_figures(each) for each in result.evaluations],
-        "training": result.outcomes._asdict(),
-        "seconds": result.seconds,
-    }
-    document = None if served is None else served.as_json()
-    folder.write_result({**summary, "kept": _kept(result.kept), KEY: document})
+    """Write `result.json`, which marks the run as complete.
+
+    Args:
+        folder: folder of the run.
+        result: result of the run.
+        served: trained policies; None if no weights were trained.
+        metric: name of the reward.
+    """
+    folder.write_result(
+        {
+            "steps": result.steps,
+            "summary": result.summary(metric),
+            "evaluations": [_figures(evaluation) for evaluation in result.evaluations],
+            "training": result.outcomes._asdict(),
+            "seconds": result.seconds,
+            "kept": _kept_step(result.kept),
+            KEY: msgspec.to_builtins(served),
+        }
+    )
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Json]:
-    """An evaluation's line; a mean of nothing is null, as JSON knows no NaN."""
+    """Return the metrics of an evaluation, with null for NaN, which JSON lacks."""
     line = {"step": evaluation.step, **evaluation.metrics()}
-    lacking = {name for name, value in line.items() if value != value}
-    return {name: None if name in lacking else value for name, value in line.items()}
+    return {name: value if value == value else None for name, value in line.items()}
 
 
 class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A trained policy."""
 
     folder: str
-    """Of the model or PEFT adapter, relative to the run's."""
+    """Folder of the model or PEFT adapter, relative to the run's folder."""
     model: str
-    """Its starting weights, which an adapter needs."""
+    """Starting weights, which an adapter needs."""
     version: int = 0
 
 
 class Upstream(NamedTuple):
-    """An endpoint that a run has agents' calls sent to."""
+    """An endpoint that answers calls of frozen agents."""
 
     agents: str
     """A pattern."""
     url: str
     variable: str | None
-    """With the key that is sent; None: none is."""
+    """Environment variable of the API key; None: no key is sent."""
 
     def __str__(self) -> str:
         key = f"the key in ${self.variable}" if self.variable else "no key"
@@ -122,7 +125,7 @@ class Upstream(NamedTuple):
 
     @property
     def _host(self) -> str | None:
-        """Where it leads, which a user's name before it may hide."""
+        """The host of the URL, which a user name before `@` may disguise."""
         try:
             return urlsplit(self.url).hostname
         except ValueError:
@@ -130,16 +133,16 @@ class Upstream(NamedTuple):
 
 
 class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The policies of a run, and which agents they answer."""
+    """The trained policies of a run, with the routing of agents to them."""
 
     policies: dict[str, ServedPolicy]
     base_model: str
-    """For agents frozen as `"base"`."""
+    """Starting weights for agents that are frozen as `"base"`."""
     routing: Routing
 
     @classmethod
     def of(cls, algorithm: Algorithm, folder: RunFolder, versions: Mapping[str, int]) -> ServedRun:
-        """The algorithm's policies, where the run leaves them; one alone is the run's model."""
+        """Return the algorithm's policies; a single one is exported to the run's `model` folder."""
         specs = algorithm.policies()
         model = folder.model.relative_to(folder.path)
         policies = {
@@ -153,25 +156,20 @@ class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
         return cls(policies=policies, base_model=algorithm.base_model, routing=algorithm.routing())
 
     def upstreams(self) -> list[Upstream]:
-        """The endpoints that calls of frozen agents go to."""
-        table = [*((rule.pattern, rule.target) for rule in self.routing.rules)]
+        """Return the endpoints of frozen agents."""
+        rules = [(rule.pattern, rule.target) for rule in self.routing.rules]
         return [
             Upstream(pattern, target.endpoint.base_url, target.endpoint.api_key_env)
-            for pattern, target in [*table, ("other agents", self.routing.default)]
+            for pattern, target in [*rules, ("other agents", self.routing.default)]
             if target.endpoint is not None
         ]
 
-    def as_json(self) -> dict[str, Json]:
-        """For `result.json`."""
-        plain: dict[str, Json] = msgspec.to_builtins(self)
-        return plain
-
 
 def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
-    """What `result.json` says.
+    """Return the trained policies of a run from its `result.json`.
 
     Raises:
-        ConfigError: the run is not complete, trained no policy, or its file is damaged.
+        ConfigError: the run is incomplete, trained no policy, or the file is damaged.
     """
     if result is None:
         raise ConfigError(
@@ -185,10 +183,11 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
     try:
         return msgspec.convert(result[KEY], ServedRun)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{folder} does not say how it is to be served: {error}") from error
+        raise ConfigError(
+            f"{folder} cannot be served, its result.json is damaged: {error}"
+        ) from error
 
 
 def quoted(text: str) -> str:
-    """The text of a file from elsewhere, with nothing that a terminal obeys or that looks like
-    other letters."""
+    """Escape a text from an untrusted file: control characters and look-alike letters."""
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

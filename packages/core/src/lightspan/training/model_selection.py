@@ -1,24 +1,24 @@
-"""The best step: which weights of a run are kept, and when it stops early.
+"""Model selection: choose the best step and stop early.
 
-Steps are looked at by a selection split: tasks that are neither trained on nor reported. The
-highest of several scores is high partly by luck, so the score that a step was chosen by is never
-its result: that is its reward on the held-out tasks, which had no part in the choice.
+Steps are compared on a selection split: tasks that are neither trained on nor reported. The highest
+of several scores is biased upwards, so the result is the reward on the held-out tasks, which had no
+part in the choice.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import plural
-from lightspan.schema.records import Json
+from lightspan.schema.records import Json, task_id
 from lightspan.schema.validation import is_number
-from lightspan.training.data import clusters_of, load_distinct, task_id
+from lightspan.training.data import clusters_of, load_distinct
 from lightspan.training.results import Evaluation
 from lightspan.training.settings import TrainerSettings
 
@@ -26,26 +26,26 @@ SelectionData = Iterable[Json] | str | Path | float
 
 
 class BestSoFar(NamedTuple):
-    """How the evaluations on the selection split stand."""
+    """The best of the evaluations on the selection split."""
 
     best: Evaluation | None
-    """The first with the highest mean; None while none scored a task."""
-    waited: int
-    """Evaluations since then."""
+    """The first evaluation with the highest mean; None if none scored a task."""
+    since_best: int
+    """Number of evaluations after the best."""
     evaluated: int
-    """Steps in all."""
+    """Number of evaluations."""
 
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation]) -> BestSoFar:
-        """That of these evaluations, in the order of their steps."""
+        """Return the best of evaluations, which are ordered by step."""
         best: Evaluation | None = None
-        waited = 0
-        for found in evaluations:
-            mean = found.mean
-            waited += 1
+        since_best = 0
+        for evaluation in evaluations:
+            mean = evaluation.mean
+            since_best += 1
             if math.isfinite(mean) and (best is None or mean > best.mean):
-                best, waited = found, 0
-        return cls(best, waited, len(evaluations))
+                best, since_best = evaluation, 0
+        return cls(best, since_best, len(evaluations))
 
 
 class Splits(NamedTuple):
@@ -62,63 +62,66 @@ def split_tasks(
     held_out: list[Json] | None,
     selection: SelectionData | None,
 ) -> Splits:
-    """The three splits, checked.
+    """Return the three splits, validated.
 
     Args:
-        selection: tasks, or the share of `train` to take for it, by the algorithm's seed.
+        settings: settings of the trainer.
+        train: training tasks.
+        held_out: held-out tasks.
+        selection: tasks, or the share of `train` to take for it, drawn by the algorithm's seed.
 
     Raises:
-        ConfigError: it is missing and a step is to be chosen, or there and never run.
-        DataError: a task of it is held out too, or is in no cluster (`Trainer(cluster=)`).
+        ConfigError: the selection split is needed and missing, or would never be evaluated.
+        DataError: a selection task is held out too, or has no cluster (`Trainer(cluster=)`).
     """
-    chooses = settings.chooses
+    clusters_of(held_out or (), settings.cluster, "val")
     if selection is None:
-        if chooses:
+        if settings.selection_setting:
             raise ConfigError(
-                f"{chooses} compares steps, by tasks that are neither trained on nor reported: "
-                "give fit(…, selection=tasks), or selection=0.1 for a tenth of train"
+                f"{settings.selection_setting} compares steps, by tasks that are neither trained "
+                "on nor reported: give fit(…, selection=tasks), or selection=0.1 for a tenth of "
+                "train"
             )
-        clusters_of(held_out or (), settings.cluster, "val")
         return Splits(train, None, held_out)
     if settings.validate_every is None:
         raise ConfigError(
-            "selection= is evaluated on the way: give Trainer(validate_every=) too, such as a "
+            "selection= is evaluated between steps: give Trainer(validate_every=) too, such as a "
             "tenth of the steps, or leave it out"
         )
     if isinstance(selection, int | float):
-        train, chosen = _taken(train, selection, settings.algorithm.seed)
+        train, tasks = _split_off(train, selection, settings.algorithm.seed)
     else:
-        chosen = load_distinct(selection, "selection")
-    _check_apart(chosen, held_out)
-    clusters_of(held_out or (), settings.cluster, "val")
-    clusters_of(chosen, settings.cluster, "selection")
-    return Splits(train, chosen, held_out)
+        tasks = load_distinct(selection, "selection")
+    shared = sorted(_ids(tasks) & _ids(held_out))
+    if shared:
+        raise DataError(
+            f"{len(shared)} of {len(tasks)} tasks of selection are held out too (for example "
+            f"{shared[0]}): the result on tasks that chose the step would be too high. Make the "
+            "two differ"
+        )
+    clusters_of(tasks, settings.cluster, "selection")
+    return Splits(train, tasks, held_out)
 
 
-def overlap_warning(splits: Splits) -> str:
-    """What to say of tasks of the selection split that are trained on; empty if none is."""
-    shared, given = len(_ids(splits.train) & _ids(splits.selection)), len(splits.selection or ())
-    if not shared:
-        return ""
-    return (
-        f"{shared} of the {plural(given, 'task')} of selection are trained on too: the best step "
-        "may be the one that knows them by heart"
-    )
+def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
+    """Warn of selection tasks and of held-out tasks that are training tasks too."""
+    train = _ids(splits.train)
+    if shared := len(train & _ids(splits.selection)):
+        yield (
+            f"{shared} of the {plural(len(splits.selection or ()), 'task')} of selection are "
+            "trained on too: the best step may be the one that knows them by heart"
+        )
+    searches = algorithm.searches or not algorithm.policies()
+    if searches and (shared := len(train & _ids(splits.held_out))):
+        yield (
+            f"{shared} of the {plural(len(splits.held_out or ()), 'held-out task')} are training "
+            "tasks too: prompts may be chosen by them and contain their answers, so the reported "
+            "reward is too high; give other held-out tasks"
+        )
 
 
-def describe_selection(algorithm: Algorithm, splits: Splits) -> str:
-    """What to say of held-out tasks by which prompts may be chosen; empty if there is none."""
-    shared, given = len(_ids(splits.train) & _ids(splits.held_out)), len(splits.held_out or ())
-    if not shared or (algorithm.policies() and not algorithm.searches):
-        return ""
-    return (
-        f"{shared} of the {plural(given, 'held-out task')} are training tasks too: prompts may be "
-        "chosen by them and know their answers, so what is reported is too high; give others"
-    )
-
-
-def _taken(train: list[Json], share: float, seed: int) -> tuple[list[Json], list[Json]]:
-    """(what is left of the training tasks, a share of them); equal tasks stay together."""
+def _split_off(train: list[Json], share: float, seed: int) -> tuple[list[Json], list[Json]]:
+    """Return (the remaining training tasks, a share of them); equal tasks stay together."""
     if not is_number(share) or not 0 < share < 1:
         raise ConfigError(f"selection={share!r}: the share of train to take is between 0 and 1")
     distinct = {task_id(task): task for task in train}
@@ -129,18 +132,8 @@ def _taken(train: list[Json], share: float, seed: int) -> tuple[list[Json], list
             "on: give more tasks, or a smaller share"
         )
     names = random.Random(f"{seed}/selection").sample(list(distinct), count)
-    taken = set(names)
-    return [task for task in train if task_id(task) not in taken], [distinct[n] for n in names]
-
-
-def _check_apart(selection: Sequence[Json], held_out: Sequence[Json] | None) -> None:
-    shared = sorted(_ids(selection) & _ids(held_out))
-    if shared:
-        raise DataError(
-            f"{len(shared)} of {len(selection)} tasks of selection are held out too (for example "
-            f"{shared[0]}): what a step is chosen by cannot be what is reported of it, which would "
-            "be too high. Make the two differ"
-        )
+    chosen = set(names)
+    return [task for task in train if task_id(task) not in chosen], [distinct[n] for n in names]
 
 
 def _ids(tasks: Sequence[Json] | None) -> set[str]:

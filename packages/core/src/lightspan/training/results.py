@@ -1,4 +1,4 @@
-"""Results of evaluating and of training."""
+"""Results of evaluation and of training."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ from lightspan.training.statistics import Interval, clustered_interval, paired_g
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Held-out rewards after a step; step 0 is before training."""
+    """Rewards of an evaluation after a step; step 0 is before training."""
 
     step: int
     rewards: dict[str, float]
-    """Task id → reward; unscored tasks are not in it."""
+    """Task id → reward, of scored tasks."""
     unscored: int = 0
-    """Tasks without a usable reward, which is not a reward of zero."""
+    """Number of tasks without a valid reward, which is not a reward of zero."""
     failed: int = 0
-    """Tasks on which the app failed, scored or not."""
+    """Number of tasks on which the app failed, scored or not."""
     temperatures: dict[str, list[float | None]] = {}
-    """Agent path → what its calls were sampled at; None: whatever the endpoint that answered takes
-    where a request does not say."""
+    """Agent path → temperatures of its calls; None: the endpoint's default."""
     weights: int | None = None
-    """The step whose weights were evaluated, if an earlier one's were (`keep="best"`)."""
+    """Step of the evaluated weights, if it is an earlier one (`keep="best"`)."""
     clusters: dict[str, str] = {}
-    """Task id → the cluster that it is in; empty where each task stands for itself."""
+    """Task id → cluster; empty if tasks are independent."""
 
     @classmethod
     def of(
@@ -50,10 +49,14 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         weights: int | None = None,
         clusters: Mapping[str, str] | None = None,
     ) -> Evaluation:
-        """The evaluation of these episodes, one per task.
+        """Return the evaluation of episodes, one per task.
 
         Args:
-            routing: where their calls went.
+            step: current step.
+            episodes: episodes in val mode.
+            routing: routing of their calls.
+            weights: step of the evaluated weights, if it is an earlier one.
+            clusters: task id → cluster.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         return cls(
@@ -68,14 +71,14 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean(self) -> float:
-        """Mean reward of the scored tasks; NaN where there is none."""
+        """The mean reward of the scored tasks; NaN if there are none."""
         if not self.rewards:
             return math.nan
         return math.fsum(self.rewards.values()) / len(self.rewards)
 
     @property
     def interval(self) -> Interval:
-        """Mean reward with its 95 % interval, over clusters where there are any."""
+        """The mean reward with its 95 % interval, over clusters if there are any."""
         return clustered_interval(self.rewards, self.clusters)
 
     @property
@@ -83,65 +86,74 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return {"unscored": self.unscored, "failed": self.failed}
 
     def metrics(self) -> dict[str, Json]:
-        """The line of `metrics.jsonl`."""
-        of = {} if self.weights is None else {"weights": self.weights}
-        return {**msgspec.to_builtins(self.interval), **self._counts, **of}
+        """Return the metrics for `metrics.jsonl`."""
+        weights = {} if self.weights is None else {"weights": self.weights}
+        return {**msgspec.to_builtins(self.interval), **self._counts, **weights}
 
     def text(self, metric: str, split: str = "held-out") -> str:
-        """One line for people."""
-        odd = counted(self._counts)
-        odd = f", {odd}" if odd else ""
+        """Describe the evaluation in one line."""
+        counts = counted(self._counts)
+        counts = f", {counts}" if counts else ""
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
-        return f"step {self.step}: {split} {metric}{of} {self.interval}{odd}{self._sampled}"
+        sampled = self._sampling_text()
+        return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}{sampled}"
 
-    @property
-    def _sampled(self) -> str:
-        """At which temperatures, for people."""
+    def _sampling_text(self) -> str:
+        """Describe the sampling temperatures."""
         agents = {
-            agent: " and ".join(_ENDPOINTS if value is None else f"{value:g}" for value in values)
+            agent: " and ".join(_DEFAULT if value is None else f"{value:g}" for value in values)
             for agent, values in self.temperatures.items()
         }
-        several = set(agents.values())
-        if several == {_ENDPOINTS}:
-            return f"; sampled at {_ENDPOINTS} temperature"
-        if len(several) == 1:
-            return f"; sampled at temperature {several.pop()}"
+        distinct = set(agents.values())
+        if distinct == {_DEFAULT}:
+            return f"; sampled at {_DEFAULT} temperature"
+        if len(distinct) == 1:
+            return f"; sampled at temperature {distinct.pop()}"
         named = ", ".join(f"{agent} at {value}" for agent, value in agents.items())
         return f"; sampled at temperature: {named}" if named else ""
 
 
-_ENDPOINTS: Final = "its endpoint's own"
+_DEFAULT: Final = "its endpoint's own"
 
 
 def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, list[float | None]]:
-    found: dict[str, set[float | None]] = defaultdict(set)
+    temperatures: dict[str, set[float | None]] = defaultdict(set)
     for call in (call for episode in episodes for call in episode.calls):
         if call.record is not None:
-            found[call.agent_path].add(call.record.sampling.temperature)
+            temperatures[call.agent_path].add(call.record.sampling.temperature)
         elif call.span is not None:
             endpoint = routing.target(call.agent_path).endpoint
-            given = {} if endpoint is None else endpoint.sampling  # whatever the app asks
-            asked = given.get("temperature", call.span.attributes.get(c.REQUEST_TEMPERATURE))
-            found[call.agent_path].add(float(asked) if isinstance(asked, int | float) else None)
+            override = {} if endpoint is None else endpoint.sampling  # replaces the app's sampling
+            value = override.get("temperature", call.span.attributes.get(c.REQUEST_TEMPERATURE))
+            number = float(value) if isinstance(value, int | float) else None
+            temperatures[call.agent_path].add(number)
     return {
         agent: sorted(values, key=lambda value: math.inf if value is None else value)
-        for agent, values in sorted(found.items())
+        for agent, values in sorted(temperatures.items())
     }
 
 
 class Outcomes(NamedTuple):
-    """What became of the rollouts that were to be trained on, over all lives of a run."""
+    """Counts of a run's training rollouts, across restarts."""
 
     rollouts: int = 0
     unscored: int = 0
-    """Without a usable reward: nothing was learned from them, and no mean has them."""
+    """Rollouts without a valid reward, which are neither trained nor in any mean."""
     failed: int = 0
-    """On which the app failed, scored or not."""
+    """Rollouts on which the app failed, scored or not."""
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
-        """Those of the lines of `metrics.jsonl`, as far as they count them."""
-        lines = [line for line in metrics if line["kind"] == "train" and _counts_rollouts(line)]
+        """Return the sums of the training lines of `metrics.jsonl` that have these counts.
+
+        Lines of a user's own algorithm may lack them, or hold other values.
+        """
+        names = ("rollouts", "scored", "failed")
+        lines = [
+            line
+            for line in metrics
+            if line["kind"] == "train" and all(is_number(line.get(name)) for name in names)
+        ]
         return cls(
             rollouts=sum(int(line["rollouts"]) for line in lines),
             unscored=sum(int(line["rollouts"] - line["scored"]) for line in lines),
@@ -149,50 +161,46 @@ class Outcomes(NamedTuple):
         )
 
     @property
-    def odd(self) -> str:
-        """Those that went wrong, for people; empty if none did."""
+    def problems(self) -> str:
+        """The counts of unscored and failed rollouts as text; empty if both are 0."""
         return counted({"unscored": self.unscored, "failed": self.failed})
 
     def __str__(self) -> str:
-        return f"of {plural(self.rollouts, 'rollout')} in training {self.odd}" if self.odd else ""
-
-
-def _counts_rollouts(line: Mapping[str, Any]) -> bool:
-    """An algorithm of one's own may count nothing, or say anything."""
-    return all(is_number(line.get(name)) for name in ("rollouts", "scored", "failed"))
+        rollouts = plural(self.rollouts, "rollout")
+        return f"of {rollouts} in training {self.problems}" if self.problems else ""
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """What a mean does not say: each count that is not 0; empty if all are."""
+    """Return the counts above 0 as text, such as `2 unscored, 1 failed`."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """What training gave."""
+    """The result of `Trainer.fit`."""
 
     folder: Path
     model: Path | None
-    """The trained model (with several policies: one folder each inside); None where no policy was
-    trained."""
+    """Folder of the trained model, with a subfolder per policy if there are several; None without
+    policies."""
     evaluations: tuple[Evaluation, ...]
     seconds: Mapping[str, float]
-    """CPU-seconds of `engine` and `learner` in training; evaluation apart, as
-    `engine_evaluation` and `learner_evaluation`."""
+    """CPU-seconds of `engine` and `learner` in training, and of `engine_evaluation` and
+    `learner_evaluation`."""
     steps: int
     kept: Evaluation | None = None
-    """With `keep="best"`: the evaluation on the selection split by which the weights of its step
-    were kept. Its score is too high, since it is the highest of several; the last of `evaluations`
-    has the held-out reward of the same weights."""
+    """With `keep="best"`: the evaluation on the selection split by which the step was chosen. Its
+    score is biased upwards, as the highest of several; the last of `evaluations` has the held-out
+    reward of the same weights."""
     outcomes: Outcomes = field(default_factory=Outcomes)
-    """What became of the rollouts in training."""
+    """Counts of the training rollouts."""
     prompts: Mapping[str, LearnedPrompt] = field(default_factory=dict)
-    """The prompts that were learned, by name, and what they were before."""
+    """Name → learned prompt with its earlier text."""
 
     @property
     def gain(self) -> Interval | None:
-        """The gain from the first to the last evaluation, paired by task; None without two that
-        share scored tasks."""
+        """The gain from the first to the last evaluation, paired by task; None if they share no
+        scored task."""
         if len(self.evaluations) < 2:
             return None
         first, last = self.evaluations[0], self.evaluations[-1]
@@ -200,9 +208,11 @@ class FitResult:
         return gain if gain.n else None
 
     def summary(self, metric: str = "reward") -> str:
-        """The line to end with. Means are of scored tasks, the gain of those that were scored both
-        times: how many were not stands beside them, and on how many tasks and rollouts the app
-        failed."""
+        """Describe the result in one line.
+
+        Means are over scored tasks, the gain over tasks scored both times. The numbers of unscored
+        and of failed tasks and rollouts follow.
+        """
         of = "" if self.kept is None else f", keeping step {self.kept.step}"
         trained = f"; {self.outcomes}" if str(self.outcomes) else ""
         gain = self.gain
@@ -211,13 +221,13 @@ class FitResult:
         first, last = self.evaluations[0], self.evaluations[-1]
         return (
             f"held-out {metric}: {first.mean:.2f} -> {last.mean:.2f} ({gain.size}, 95% CI of the "
-            f"gain {gain.low:.2f}..{gain.high:.2f}){_left_out(first, last)}{of}{trained}"
+            f"gain {gain.low:.2f}..{gain.high:.2f}){_problems(first, last)}{of}{trained}"
         )
 
 
-def _left_out(first: Evaluation, last: Evaluation) -> str:
-    """The tasks that were not scored, and those on which the app failed, before and after."""
+def _problems(first: Evaluation, last: Evaluation) -> str:
+    """Describe the unscored and the failed tasks, before and after."""
     pairs = {"unscored": (first.unscored, last.unscored), "failed": (first.failed, last.failed)}
     parts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
-    some = [part for part, counts in zip(parts, pairs.values(), strict=True) if any(counts)]
-    return f"; held out: {', '.join(some)}" if some else ""
+    counts = [part for part, pair in zip(parts, pairs.values(), strict=True) if any(pair)]
+    return f"; held out: {', '.join(counts)}" if counts else ""

@@ -1,4 +1,4 @@
-"""Whether a run begins or goes on, and from where."""
+"""Find the state and checkpoint from which a run starts or resumes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.settings import RECORDED
 
 FREE: Final = frozenset({"run_id", "app", *RECORDED, "store", "timeout_s", "budget", "reflection"})
-"""Settings that may change between the lives of a run: none decides what its steps so far mean."""
+"""Settings that may change across restarts, as none changes the meaning of earlier steps."""
 
 
 def find_start(
     folder: RunFolder, config: Mapping[str, Any], reporter: Reporter, *, resume: bool
 ) -> tuple[TrainerState, Path | None]:
-    """The state to start from, and the checkpoint that it is of (None: a new run).
+    """Return the initial state and its checkpoint (None for a new run).
 
     Raises:
-        ConfigError: the folder holds a run that is not to be resumed, or one of other settings.
+        ConfigError: the folder holds a run and `resume` is false, or the run's settings differ.
         CheckpointError: the checkpoint cannot be read.
     """
     saved = checkpoints.latest(folder.checkpoints)
@@ -39,12 +39,12 @@ def find_start(
             f"{folder.path} holds a run already: resume it (resume=True, --resume), or give "
             "another folder"
         )
-    check_same(folder, config)
+    _check_settings(folder, config)
     return checkpoints.load_state(saved), saved
 
 
-def check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if the folder's run has other settings than these."""
+def _check_settings(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if the settings of the folder's run differ."""
     before, now = folder.read_config(), json.loads(json.dumps(config, default=str))
     differing = [
         f"{key}: {before.get(key)!r:.200} before, {now[key]!r:.200} now"
@@ -59,10 +59,10 @@ def check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
 
 
 async def next_version(store: Store, policy: str, state: TrainerState) -> int:
-    """A new version of a policy.
+    """Allot a new version of a policy.
 
     Raises:
-        CheckpointError: the store does not know the versions of this run.
+        CheckpointError: the store lacks the earlier versions of this run.
     """
     version = await store.allot_version(policy, state.run_id, state.step)
     if version <= state.versions.get(policy, 0):

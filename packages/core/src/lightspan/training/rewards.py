@@ -1,10 +1,10 @@
-"""Rewards from elsewhere than the app: a function, or a `Judge`, scores what rollouts did.
+"""Rewards by a scorer, a function or a `Judge`, in place of the app's rewards.
 
-It happens between the rollouts and the algorithm (`Session.rollouts`), so that every algorithm
-learns from such rewards, and none knows of it. What a scorer asks of a model is asked by the
-trainer's process, when the attempt is sealed: it is never among its calls. The app's own reward
-stays in the store and is a dimension of the episode; the new one is in the run's folder, by its
-name, for whoever reads the run later.
+`Session.rollouts` scores episodes before the algorithm gets them, so every algorithm learns from
+such rewards without knowing about scorers. The trainer's process makes the model calls of a scorer,
+after the attempt is sealed, so they are never among the attempt's calls. The app's own reward stays
+in the store and becomes a dimension of the episode; the new one is stored in the run's folder under
+its name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import asyncio
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -30,21 +31,16 @@ from lightspan.schema.records import Json
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.spans import text_of
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from lightspan.training.folder import RunFolder
-
 JOURNAL: Final = "journal"
 """Folder of a run for the logs of judges and prompt searches."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
 _RESERVED_NAME: Final = re.compile(r"(?:gepa|apo)$|step-")
 OWN: Final = "app"
-"""The name of the app's own reward beside another one."""
+"""The name of the app's own reward."""
 ARGUMENTS: Final = ("task", "answer", "episode", "episodes")
-"""What a reward function may ask for by name."""
+"""The parameters that a reward function may have."""
 MAX_CONCURRENT: Final = 8
-"""Groups that an async function is asked about at once."""
+"""Concurrent groups of an async reward function."""
 
 
 class Member(NamedTuple):
@@ -55,73 +51,79 @@ class Member(NamedTuple):
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout is worth."""
+    """The score of a rollout."""
 
     value: float | None = None
     """None: unscored, which is not zero."""
     dimensions: dict[str, float] = {}
     why: str = ""
-    """Why there is none."""
+    """Why the rollout is unscored."""
     reasons: str = ""
-    """Why it is this much, in a judge's words."""
+    """A judge's reasons for the value."""
 
 
-class Kept(Scored, frozen=True, kw_only=True):
+class RewardLine(Scored, frozen=True, kw_only=True):
     """A line of `rewards/NAME.jsonl` in a run's folder."""
 
     rollout_id: str
 
 
 class ScoringPosition(NamedTuple):
-    """Where a scorer works."""
+    """The run that a scorer works for."""
 
     folder: Path | None
-    """Of the run, whose answers are known from earlier lives; None for none."""
+    """Folder of the run, which holds earlier answers of a judge; None for no folder."""
     keeps: bool
-    """Whether further answers are written there."""
+    """Whether new answers are stored in the folder."""
     note: Callable[[str], None]
+    """Prints a note for the user."""
 
 
 class Scoring(Protocol):
-    """A scorer at work."""
+    """An open scorer."""
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
-        """What each rollout of each group is worth.
+        """Return the score of each rollout of each group.
 
         Raises:
-            RewardError: what it gave is no reward.
-            BudgetError: it may ask no more.
-            EngineError: the model that it asks can never answer.
+            RewardError: the scorer returned an invalid reward.
+            BudgetError: the scorer's call budget is used up.
+            EngineError: the scorer's model can never answer.
         """
         ...
 
     def spent(self) -> Mapping[str, float]:
-        """What was asked since it was opened; empty where nothing is."""
+        """Return cost → amount since the scorer was opened; empty for a free scorer."""
         ...
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Gives rewards in the app's place: a `Judge`, or a function."""
+    """A source of rewards in place of the app: a `Judge` or a function."""
 
     @property
     def name(self) -> str:
-        """Of the reward, and of its file in the run's folder."""
+        """Name of the reward and of its file in the run's folder."""
         ...
 
     def config(self) -> dict[str, Json]:
-        """What decides the rewards, for `config.json`: a run goes on with the same only."""
+        """Return the settings that decide the rewards, for `config.json`.
+
+        A run is resumed with equal ones only.
+        """
         ...
 
-    def opened(self, place: ScoringPosition) -> AbstractAsyncContextManager[Scoring]: ...
+    def opened(self, place: ScoringPosition) -> AbstractAsyncContextManager[Scoring]:
+        """Open the scorer for a run."""
+        ...
 
 
 def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
-    """The scorer that was given or named.
+    """Return the scorer for a `reward=` argument.
 
     Raises:
-        AppError: a name that cannot be imported.
-        ConfigError: it is none.
+        AppError: the name cannot be imported.
+        ConfigError: the argument is no scorer.
     """
     if isinstance(reward, str):
         if not all(reward.partition(":")):
@@ -144,49 +146,51 @@ def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
 # --- a function -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class FunctionScorer:
-    """A plain function that gives a reward, sync or async, in the trainer's process.
+    """A sync or async reward function, called in the trainer's process.
 
     Args:
-        function: asks by name for `task` (as the app was given it), `answer` (the text of the last
-            answer of a model) and `episode` (all that was recorded), and returns a reward as an app
-            does; or for `episodes`, those of a group, and returns a reward for each.
+        function: has any of the parameters `task` (as the app got it), `answer` (text of the last
+            model answer) and `episode` (everything recorded), and returns a reward as an app
+            does; or has the parameter `episodes`, those of a group, and returns a reward for each.
 
     Raises:
-        ConfigError: it asks for anything else.
+        ConfigError: the function has other required parameters.
     """
 
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        asked = self._asked
-        if not asked or ("episodes" in asked and {"episode", "answer"} & set(asked)):
+        names = set(self._parameters)
+        if not names or ("episodes" in names and {"episode", "answer"} & names):
             raise ConfigError(
-                f"the reward {self._shown} has to ask for task, answer or episode, or for the "
+                f"the reward {self._title} has to ask for task, answer or episode, or for the "
                 "episodes of a group"
             )
 
-    @property
-    def _asked(self) -> list[str]:
+    @cached_property
+    def _parameters(self) -> list[str]:
+        """The names of `ARGUMENTS` that the function takes."""
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"the arguments of reward={self.function!r} cannot be seen"
-            ) from error
-        named = [
-            each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        ]
-        for each in named:
-            if each.name not in ARGUMENTS and each.default is each.empty:
+            raise ConfigError(f"the arguments of reward={self.function!r} are unknown") from error
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        for parameter in named:
+            if parameter.name not in ARGUMENTS and parameter.default is parameter.empty:
                 raise ConfigError(
-                    f"the reward {self._shown} asks for {each.name!r}, which nothing provides; it "
-                    f"can ask for {', '.join(ARGUMENTS)}, by these names"
+                    f"the reward {self._title} asks for {parameter.name!r}, which nothing "
+                    f"provides; it can ask for {', '.join(ARGUMENTS)}, by these names"
                 )
-        return [each.name for each in named if each.name in ARGUMENTS]
+        return [parameter.name for parameter in named if parameter.name in ARGUMENTS]
 
     @property
-    def _shown(self) -> str:
+    def _title(self) -> str:
         return f"{getattr(self.function, '__qualname__', type(self.function).__name__)!r}"
+
+    @cached_property
+    def _is_async(self) -> bool:
+        call = getattr(self.function, "__call__", None)  # noqa: B004 - an async __call__
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     @property
     def name(self) -> str:
@@ -195,93 +199,84 @@ class FunctionScorer:
 
     def config(self) -> dict[str, Json]:
         module = getattr(self.function, "__module__", "")
-        return {"name": self.name, "function": f"{module}:{self._shown[1:-1]}"}
+        return {"name": self.name, "function": f"{module}:{self._title[1:-1]}"}
 
     @asynccontextmanager
     async def opened(self, place: ScoringPosition) -> AsyncIterator[Scoring]:
         yield self
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
-        """See `Scoring`."""
-        turns = asyncio.Semaphore(MAX_CONCURRENT if _is_async(self.function) else 1)
+        """Return the score of each rollout of each group; see `Scoring`."""
+        slots = asyncio.Semaphore(MAX_CONCURRENT if self._is_async else 1)
 
-        async def one(group: Sequence[Member]) -> list[Scored]:
-            async with turns:
-                return await self._of_group(group)
+        async def score_group(group: Sequence[Member]) -> list[Scored]:
+            async with slots:
+                if "episodes" in self._parameters:
+                    return await self._score_together(group)
+                return [await self._score_one(member) for member in group]
 
         async with asyncio.TaskGroup() as tasks:
-            scored = [tasks.create_task(one(group)) for group in groups]
-        return [task.result() for task in scored]
+            scores = [tasks.create_task(score_group(group)) for group in groups]
+        return [task.result() for task in scores]
 
     def spent(self) -> Mapping[str, float]:
         return {}
 
-    async def _of_group(self, group: Sequence[Member]) -> list[Scored]:
-        if "episodes" not in self._asked:
-            return [await self._of_one(member) for member in group]
-        task, episodes = group[0].task, [member.episode for member in group]
+    async def _score_together(self, group: Sequence[Member]) -> list[Scored]:
+        episodes = [member.episode for member in group]
         try:
-            values = await self._call({"task": task, "episodes": episodes})
+            values = await self._call({"task": group[0].task, "episodes": episodes})
         except Exception as error:
-            return [self._raised(error)] * len(group)
+            return [self._unscored(error)] * len(group)
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(group):
             raise RewardError(
-                f"the reward {self._shown} has to return a reward for each of the "
+                f"the reward {self._title} has to return a reward for each of the "
                 f"{len(group)} episodes, in a list: it returned {values!r:.100}"
             )
-        return [self._scored(v, member) for v, member in zip(values, group, strict=True)]
+        return [self._parse(v, member) for v, member in zip(values, group, strict=True)]
 
-    async def _of_one(self, member: Member) -> Scored:
+    async def _score_one(self, member: Member) -> Scored:
         task, episode = member
-        offered = {"task": task, "answer": answer_of(episode), "episode": episode}
+        arguments = {"task": task, "answer": answer_of(episode), "episode": episode}
         try:
-            value = await self._call(offered)
+            value = await self._call(arguments)
         except Exception as error:
-            return self._raised(error)
-        return self._scored(value, member)
+            return self._unscored(error)
+        return self._parse(value, member)
 
-    async def _call(self, offered: Mapping[str, Any]) -> Any:
-        asked = {name: offered[name] for name in self._asked}
-        if _is_async(self.function):
-            return await self.function(**asked)
-        # beside the event loop, in which the gateway answers
-        return await asyncio.to_thread(self.function, **asked)
+    async def _call(self, arguments: Mapping[str, Any]) -> Any:
+        chosen = {name: arguments[name] for name in self._parameters}
+        if self._is_async:
+            return await self.function(**chosen)
+        # A sync function would block the event loop of the gateway.
+        return await asyncio.to_thread(self.function, **chosen)
 
-    def _raised(self, error: Exception) -> Scored:
+    def _unscored(self, error: Exception) -> Scored:
         return Scored(
-            why=f"the reward {self._shown} raised {type(error).__name__}: {text_of(error)}"
+            why=f"the reward {self._title} raised {type(error).__name__}: {text_of(error)}"
         )
 
-    def _scored(self, value: Any, member: Member) -> Scored:
+    def _parse(self, value: Any, member: Member) -> Scored:
         try:
             reward = parse_reward(value)
         except RewardError as error:
             task = member.episode.task_id
-            raise RewardError(f"task {task}: the reward {self._shown} returned: {error}") from error
+            raise RewardError(f"task {task}: the reward {self._title} returned: {error}") from error
         if reward is None or reward.value is None:
-            return Scored(why=f"the reward {self._shown} returned {value!r:.40}")
+            return Scored(why=f"the reward {self._title} returned {value!r:.40}")
         return Scored(value=reward.value, dimensions=reward.dimensions)
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    called = getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
-
-
-# --- what becomes of episodes -----------------------------------------------------------------
-def is_scorable(episode: Episode) -> bool:
-    """Whether it is for a scorer: the app ended well, and all of it was recorded."""
-    return episode.finished and not app_failed(episode) and not episode.capture_errors
-
-
+# --- episodes with their scores ---------------------------------------------------------------
 def with_reward(
     episode: Episode, scored: Scored | None, *, failure_reward: float | None = None
 ) -> Episode:
-    """The episode with the reward of a scorer in place of the app's own, which becomes a dimension.
+    """Return the episode with a scorer's reward; the app's own becomes a dimension.
 
     Args:
-        scored: None: it was not scored.
-        failure_reward: of an episode whose app failed, which no scorer is asked about.
+        episode: episode of a rollout.
+        scored: score of the rollout; None if it was not scored.
+        failure_reward: reward of an episode whose app failed, which scorers never score.
     """
     own = {} if episode.reward is None else {OWN: episode.reward}
     if not episode.finished:
@@ -303,70 +298,76 @@ def with_reward(
 
 
 async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str, Scored]:
-    """Rollout id → what it is worth, of those that are for a scorer; rollouts of one group are
-    scored together."""
+    """Return rollout id → score of the rollouts that ended well and have no capture error.
+
+    Rollouts of one group are scored together.
+    """
     groups: dict[str, list[Member]] = {}
     for member in members:
-        if is_scorable(member.episode):
-            groups.setdefault(member.episode.group_id, []).append(member)
+        episode = member.episode
+        if episode.finished and not app_failed(episode) and not episode.capture_errors:
+            groups.setdefault(episode.group_id, []).append(member)
     try:
-        scored = await scoring.score(list(groups.values()))
-    except BaseExceptionGroup as errors:  # the first says why the others were cancelled
+        scores = await scoring.score(list(groups.values()))
+    except BaseExceptionGroup as errors:  # the first error cancelled the other groups
         raise errors.exceptions[0] from None
     return {
-        member.episode.rollout_id: each
-        for group, of_group in zip(groups.values(), scored, strict=True)
-        for member, each in zip(group, of_group, strict=True)
+        member.episode.rollout_id: score
+        for group, group_scores in zip(groups.values(), scores, strict=True)
+        for member, score in zip(group, group_scores, strict=True)
     }
 
 
 class Rewards:
-    """Gives the episodes of one session their rewards.
+    """Scores the episodes of one session.
 
     Args:
-        scorer: who says what they are worth.
-        scoring: the same, at work.
-        folder: of the run, which keeps what was said.
-        failure_reward: of the algorithm.
+        name: name of the reward.
+        scoring: open scorer.
+        store: stores the scores of rollouts under the name.
+        failure_reward: the algorithm's `failure_reward`.
     """
 
     def __init__(
-        self, scorer: Scorer, scoring: Scoring, folder: RunFolder, failure_reward: float | None
+        self,
+        name: str,
+        scoring: Scoring,
+        store: Callable[[str, Mapping[str, Scored]], None],
+        failure_reward: float | None,
     ) -> None:
-        self.scorer = scorer
+        self._name = name
         self._scoring = scoring
-        self._folder = folder
+        self._store = store
         self._failure_reward = failure_reward
         self._unscored = 0
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     async def apply(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Episode]:
-        """The episodes with their rewards, in the order given.
+        """Return the episodes with their rewards, in the same order.
 
         Raises:
             RewardError, BudgetError, EngineError: see `Scoring.score`.
-            StoreError: they cannot be kept.
+            StoreError: the scores cannot be stored.
         """
-        members = [Member(task, each) for task, each in zip(tasks, episodes, strict=True)]
-        scored = await scored_groups(self._scoring, members)
-        self._unscored += sum(each.value is None for each in scored.values())
-        self._folder.add_rewards(self.scorer.name, scored)
+        members = [Member(task, episode) for task, episode in zip(tasks, episodes, strict=True)]
+        scores = await scored_groups(self._scoring, members)
+        self._unscored += sum(score.value is None for score in scores.values())
+        self._store(self._name, scores)
         return [
-            with_reward(each, scored.get(each.rollout_id), failure_reward=self._failure_reward)
-            for each in episodes
+            with_reward(e, scores.get(e.rollout_id), failure_reward=self._failure_reward)
+            for e in episodes
         ]
 
     def metrics(self) -> dict[str, float]:
-        """How many rollouts got no score, and what was asked, since this was asked last."""
-        spent = {"unscored": float(self._unscored), **self._scoring.spent()}
-        fresh = {f"{self.scorer.name}/{k}": v - self._told.get(k, 0.0) for k, v in spent.items()}
-        self._told = spent
-        return fresh
+        """Return the number of unscored rollouts and the scorer's costs since the last call."""
+        total = {"unscored": float(self._unscored), **self._scoring.spent()}
+        new = {f"{self._name}/{k}": v - self._reported.get(k, 0.0) for k, v in total.items()}
+        self._reported = total
+        return new
 
 
 def own_reward(episodes: Sequence[Episode]) -> str:
-    """What the app itself said of episodes that a scorer has scored, for people; empty where it
-    said nothing."""
+    """Describe the app's own rewards of scored episodes; empty if there are none."""
     own = [
         e.dimensions[OWN] for e in episodes if e.reward_source == "scored" and OWN in e.dimensions
     ]

@@ -1,4 +1,4 @@
-"""Session: one `fit` or `evaluate`, and everything that is open while it runs."""
+"""The session of one `fit`, `evaluate` or dry run, with everything that it opens."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
@@ -28,28 +29,23 @@ from lightspan.runners.discovery import Presence, here
 from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
-from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id
+from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id, task_id
 from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
 from lightspan.schema.validation import check_whole
 from lightspan.stores import open_store, take_credentials
 from lightspan.stores.protocol import Store
 from lightspan.training import checkpoints
-from lightspan.training.backends import (
-    check_chat_templates,
-    check_parts,
-    make_engine,
-    make_learner,
-)
+from lightspan.training.backends import check_chat_templates, check_parts, make_engine, make_learner
 from lightspan.training.call_budget import CallBudget
-from lightspan.training.checkpoints import TrainerState, rollout_stem
+from lightspan.training.checkpoints import TrainerState
 from lightspan.training.collector import Collector
-from lightspan.training.data import Epochs, clusters_of, task_id
+from lightspan.training.data import clusters_of
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.model_selection import BestSoFar
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
-from lightspan.training.rewards import Rewards, Scorer, ScoringPosition, own_reward
+from lightspan.training.rewards import Rewards, ScoringPosition, own_reward
 from lightspan.training.settings import TrainerSettings
 from lightspan.training.span_export import SpanExport
 from lightspan.training.weight_sync_check import check_probes
@@ -58,15 +54,15 @@ T = TypeVar("T")
 
 
 class Session:
-    """All that is open while a run trains, evaluates or is tried out; the `World` of its algorithm.
+    """A run that trains, evaluates or is tried out; the `TrainerContext` of its algorithm.
 
     Args:
-        settings: of the trainer.
+        settings: settings of the trainer.
         app: the user's program.
-        train: tasks to learn from.
+        train: training tasks.
         val: held-out tasks.
-        agents: every agent path, where it is known.
-        selection: tasks that steps are compared by.
+        agents: paths of all agents, if known.
+        selection: tasks by which steps are compared.
     """
 
     def __init__(
@@ -81,40 +77,43 @@ class Session:
         self.settings = settings
         self.algorithm = settings.algorithm
         self.folder = settings.run_folder
+        self.path = self.folder.path
         self.reporter = settings.progress
         self.rng = random.Random(self.algorithm.seed)
-        self.budget = CallBudget(settings.max_frozen_calls, self.folder.path)
-        self.planned_steps = settings.planned_steps(len(train))
+        self.budget = CallBudget(settings.max_frozen_calls, self.path)
+        self.last_step = settings.planned_steps(len(train))
+        self.tasks = train
         self.val = val
         self.selection = selection
         self.state = TrainerState(run_id="")
         self.checkpoint: Path | None = None
-        """Where this life of the run begins; None for a new run."""
-        self.life = new_id("")[-12:]
+        """Checkpoint where this run segment begins; None for a new run."""
         self.runners: Runners
         self.store: Store
         self.collector: Collector
         self._engine: TokenEngine | None = None
         self._learner: Learner | None = None
         self._app = app
-        self._tasks = Epochs(train, self.algorithm.seed)
+        self._sampler = Epochs(train, self.algorithm.seed)
         self._rollout_checks = RolloutChecks(self.algorithm.routing(), self.note, agents)
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
+        self._segment = new_id("")[-12:]
+        """Name of this run segment, in the ids of its rollouts."""
         self._batches = 0
         self._published = 0
-        self._begun: dict[str, int] = {}
+        """Number of publications."""
+        self._submitted: dict[str, int] = {}
         """Group in flight → `_published` when it was submitted."""
         self._taken: dict[int, list[str]] = {}
-        """This step → the groups that it has taken so far, by one call or by several."""
+        """The current step → the groups that it has taken so far."""
         self._presence: Presence
         self._watch: RunnerWatch
         self._routing = Routing()
-        self._span_export = SpanExport(self.folder.path.name, self.reporter.line)
+        self._span_export = SpanExport(self.path.name, self.reporter.line)
         self._is_stopped = False
-        self._has_begun = False
-        """A training has its folder, and so can go on whatever ends it; a dry run and an evaluation
-        have nothing to go on with."""
+        self._is_resumable = False
+        """Whether a training began, which can be resumed."""
         self._rewards: Rewards | None = None
 
     async def __aenter__(self) -> Self:
@@ -131,35 +130,33 @@ class Session:
             await self._stack.aclose()
         finally:
             self._thread.shutdown()
-            if error is not None:
-                self._tell_what_is_kept(error)
+            if error is not None and self._is_resumable:
+                self._print_checkpoint(error)
 
-    def _tell_what_is_kept(self, error: BaseException) -> None:
-        if not self._has_begun:
-            return
+    def _print_checkpoint(self, error: BaseException) -> None:
         saved = checkpoints.latest(self.folder.checkpoints)
         if self._is_stopped:
-            kept = saved.name if saved is not None else "no checkpoint yet"
+            name = saved.name if saved is not None else "no checkpoint yet"
             self.reporter.line(
-                f"stopped; {self.folder.path} keeps {kept}: go on with resume=True (--resume)"
+                f"stopped; {self.path} keeps {name}: go on with resume=True (--resume)"
             )
         elif saved is not None and "resume=True" not in str(error):
             self.reporter.line(
-                f"ended by an error; {self.folder.path} keeps {saved.name}: once that is mended, "
+                f"ended by an error; {self.path} keeps {saved.name}: once that is mended, "
                 "go on with resume=True (--resume)"
             )
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:
-        """Take the folder and find where to start. A run with nothing left to do has its result.
+        """Lock the folder and find the start; return the result of a run that is complete.
 
         Raises:
             AppError, CheckpointError, ConfigError
         """
-        span_exporter.current()  # a wrong address is an error before anything begins
+        span_exporter.current()  # raises for a wrong address before anything begins
         config = {**self.settings.config(), "app": self._app.reference}
         if training:
-            config |= data_config(self._tasks.tasks, self.val, self.selection)
+            config |= data_config(self.tasks, self.val, self.selection)
         self.folder.create()
         self._stack.callback(self.folder.release)
         start = find_start(self.folder, config, self.reporter, resume=resume)
@@ -168,44 +165,44 @@ class Session:
             self.folder.rewind(self.state.step if self.checkpoint else -1)
             self.folder.write_config({**config, "run_id": self.state.run_id})
         standing = BestSoFar.of(self.folder.evaluations("selection"))
-        kept = standing.best if self.settings.keep == "best" else None
+        best = standing.best if self.settings.keep == "best" else None
         if not training:
-            if self.checkpoint is not None and kept is not None:
-                self.checkpoint = self._saved(kept.step)
+            if self.checkpoint is not None and best is not None:
+                self.checkpoint = self._checkpoint_at(best.step)
                 self.state = checkpoints.load_state(self.checkpoint)
             return None
         step = self.state.step
-        has_ended = self.settings.has_ended(step, self.planned_steps, standing.waited)
+        has_ended = self.settings.has_ended(step, self.last_step, standing.since_best)
         if self.checkpoint is None or not has_ended:
-            self._has_begun = True
+            self._is_resumable = True
             return None
-        finished = finished_result(self.folder, step, kept)
-        if finished is not None:
+        result = finished_result(self.folder, step, best)
+        if result is not None:
             early = f" (patience={self.settings.patience} has ended it after step {step})"
-            why = early if step < self.planned_steps else ""
-            self.reporter.line(f"{self.folder.path} is complete: nothing is left to train{why}")
-        return finished
+            why = early if step < self.last_step else ""
+            self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
+        return result
 
-    async def open(self) -> None:
-        """Open the store, the learner, the engine, the gateway and the runners, in that order."""
+    async def open(self, routing: Routing | None = None) -> None:
+        """Open the store, the learner, the engine, the gateway and the runners, in that order.
+
+        Args:
+            routing: routing of a dry run without models; None for the algorithm's.
+        """
+        has_models = self.settings.has_policies and routing is None
         await self._open_store()
-        if self.settings.has_policies:
+        if has_models:
             await self._open_learner()
         if self.checkpoint is not None:
             await self._restore(self.checkpoint)
-        if self.settings.has_policies:
+        if has_models:
             await self._open_engine()
-        await self._serve(self._engine, self.algorithm.routing())
-
-    async def open_without_models(self, routing: Routing) -> None:
-        """Open the store, a gateway that serves no model of ours, and the runners (a dry run)."""
-        await self._open_store()
-        await self._serve(None, routing)
+        await self._serve(self.algorithm.routing() if routing is None else routing)
 
     async def _open_store(self) -> None:
         url = self.settings.store_url
-        # Before any process is started: a runner's own has the app in it, and finds its environment
-        # in /proc even where the variable was removed later.
+        # A runner process inherits the environment and runs the app, which could read the
+        # credentials in /proc even after their removal: remove them before any process starts.
         take_credentials(url)
         self.store = await self._stack.enter_async_context(open_store(url))
         if not self.store.capabilities.multi_process:
@@ -213,30 +210,29 @@ class Session:
                 f"store {url!r} lives in one process, and runners have their own: leave store= "
                 "out for a SQLite file in the run's folder"
             )
-        self._stack.push_async_callback(self._end_span_export)
+        self._stack.push_async_callback(self._close_span_export)
 
-    async def _end_span_export(self) -> None:
-        """Export what is left, after all else."""
+    async def _close_span_export(self) -> None:
         await self._span_export.close(is_patient=not self._is_stopped)
 
-    async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
+    async def _serve(self, routing: Routing) -> None:
+        """Open the gateway, the runners and the scorer."""
         host, port = self.settings.gateway_place
-        gateway = load_plugin("gateway", "default")(self.store, engine, host=host, port=port)
+        gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
         routing = routing.naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
         self._routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
+        failure_reward = self.algorithm.failure_reward
         self.runners = await self._start_runners()
         self.collector = Collector(
-            self.store, self.runners, engine, self.reporter, self.algorithm.failure_reward
+            self.store, self.runners, self._engine, self.reporter, failure_reward
         )
-        if self.settings.scorer is not None:
-            self._rewards = await self._open_rewards(self.settings.scorer)
-
-    async def _open_rewards(self, scorer: Scorer) -> Rewards:
-        place = ScoringPosition(self.folder.path, keeps=True, note=self.note)
-        scoring = await self._stack.enter_async_context(scorer.opened(place))
-        return Rewards(scorer, scoring, self.folder, self.algorithm.failure_reward)
+        scorer = self.settings.scorer
+        if scorer is not None:
+            place = ScoringPosition(self.path, keeps=True, note=self.note)
+            scoring = await self._stack.enter_async_context(scorer.opened(place))
+            self._rewards = Rewards(scorer.name, scoring, self.folder.add_rewards, failure_reward)
 
     async def _restore(self, checkpoint: Path) -> None:
         if self._learner is not None:
@@ -244,13 +240,17 @@ class Session:
         version, internal, gauss = self.state.rng
         self.rng.setstate((version, tuple(internal), gauss))
         self.algorithm.load_state(self.state.algorithm)
-        self.state.cut_off()
-        left = await self.store.rollouts(run_id=self.state.run_id)
-        await self.store.cancel([s.rollout.rollout_id for s in left if not s.status.final])
-        self.reporter.line(f"resuming {self.folder.path} after step {self.state.step}")
+        self.state.return_in_flight()
+        states = await self.store.rollouts(run_id=self.state.run_id)
+        await self.store.cancel([s.rollout.rollout_id for s in states if not s.status.final])
+        self.reporter.line(f"resuming {self.path} after step {self.state.step}")
 
-    def _saved(self, step: int) -> Path:
-        """The checkpoint of a step that is kept."""
+    def _checkpoint_at(self, step: int) -> Path:
+        """Return the checkpoint of the best step.
+
+        Raises:
+            CheckpointError: it was deleted.
+        """
         saved = checkpoints.at_step(self.folder.checkpoints, step)
         if not saved.is_dir():
             raise CheckpointError(
@@ -259,10 +259,9 @@ class Session:
             )
         return saved
 
-    async def take_weights(self, step: int) -> None:
-        """Go back to the weights of a step, whose checkpoint there is, and serve them; where
-        prompts learn too, to those of that step."""
-        saved = self._saved(step)
+    async def restore_weights(self, step: int) -> None:
+        """Load and publish the weights of a step that has a checkpoint, and its prompts."""
+        saved = self._checkpoint_at(step)
         if self.algorithm.learned_prompts():
             self.algorithm.load_state(checkpoints.load_state(saved).algorithm)
         await self.learn(partial(self.learner.load, saved / checkpoints.LEARNER))
@@ -278,58 +277,57 @@ class Session:
             self._stack.push_async_callback(asyncio.to_thread, close)
 
     async def _open_engine(self) -> None:
-        # another stream of random numbers in each life, or the first answers would come again
+        # With one seed, a resumed run would sample the same first answers again.
         seed = random.Random(f"{self.algorithm.seed}/{self.state.step}").randrange(2**31)
         self._engine = await asyncio.to_thread(make_engine, self.settings, seed=seed)
         self._stack.push_async_callback(self.engine.close)
         check_parts(self.algorithm, self.engine, self.learner)
         check_chat_templates(self.engine)
         spec = self.settings.engine_spec
-        if spec is not None and (line := spec.describe(self.folder.path)):
+        if spec is not None and (line := spec.describe(self.path)):
             self.reporter.line(line)
         await self.engine.start()
         await self.publish()
 
     async def _start_runners(self) -> Runners:
-        given = self.settings.runners
-        if isinstance(given, str):
-            given = load_plugin("runners", given)()
-        runners = LocalRunners(given) if isinstance(given, int) else given
+        """Start the runners and announce the training to runners that are started by hand."""
+        runners = self.settings.runners
+        if isinstance(runners, str):
+            runners = load_plugin("runners", runners)()
+        if isinstance(runners, int):
+            runners = LocalRunners(runners)
+        run_id, app = self.state.run_id, self._app.reference
         plan = RunnerPlan(
             store_url=self.store.url,
-            app=self._app.reference,
-            run_id=self.state.run_id,
+            app=app,
+            run_id=run_id,
             lease_s=self.settings.lease_s,
             sys_path=list(sys.path),
         )
         self._stack.push_async_callback(runners.stop)
         await runners.start(plan)
-        await self._announce(RunnerWatch(plan, runners, self.reporter.line))
+        peer = here(run_id, PeerRole.TRAINER, app, run_id=run_id)
+        self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
+        self._watch = RunnerWatch(plan, runners, self.reporter.line)
+        watching = asyncio.create_task(self._watch.watch(self.store), name="lightspan-runner-watch")
+        self._stack.callback(watching.cancel)
         return runners
 
-    async def _announce(self, watch: RunnerWatch) -> None:
-        """Let runners that are started by hand find this training, and say who has come."""
-        run_id = self.state.run_id
-        peer = here(run_id, PeerRole.TRAINER, self._app.reference, run_id=run_id)
-        self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
-        self._watch = watch
-        watching = asyncio.create_task(watch.watch(self.store), name="lightspan-runner-watch")
-        self._stack.callback(watching.cancel)
-
     async def cancel_in_flight(self) -> None:
-        """Cancel what is in flight: no step trains it any more."""
-        await self.store.cancel(self.collector.clear())
+        """Cancel the rollouts in flight, which no step trains any more."""
+        await self.store.cancel(self.collector.in_flight.clear())
 
     async def complete(self) -> None:
-        """Let runners that were started by hand end: the run is complete."""
+        """Announce that the run is complete, so that runners started by hand can end."""
         await self._watch.end(self.store)
         await self._presence.stay(complete=True)
 
     async def evaluate(self, tasks: Sequence[Json], *, weights: int | None = None) -> Evaluation:
-        """Run the app once per task in val mode.
+        """Run the app once per task in val mode and return the evaluation.
 
         Args:
-            weights: the step whose weights these are, if not those of this one.
+            tasks: tasks to run.
+            weights: step of the loaded weights, if it is an earlier one.
         """
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
         clusters = clusters_of(tasks, self.settings.cluster)
@@ -337,65 +335,44 @@ class Session:
             self.state.step, episodes, routing=self._routing, weights=weights, clusters=clusters
         )
 
-    # --- what algorithms use (World) ------------------------------------------------------
+    # --- TrainerContext, which documents these -------------------------------------------
     @property
     def engine(self) -> TokenEngine:
-        """See `World`."""
         if self._engine is None:
-            raise self._has_no("engine")
+            raise self._missing("engine")
         return self._engine
 
     @property
     def learner(self) -> Learner:
-        """See `World`."""
         if self._learner is None:
-            raise self._has_no("learner")
+            raise self._missing("learner")
         return self._learner
 
-    def _has_no(self, part: str) -> ConfigError:
+    def _missing(self, part: str) -> ConfigError:
         return ConfigError(
             f"{self.algorithm.name} has no policies, so a run of it has no {part}: give it "
             "policies(), or do without"
         )
 
     @property
-    def path(self) -> Path:
-        """See `World`."""
-        return self.folder.path
-
-    @property
-    def tasks(self) -> Sequence[Json]:
-        """See `World`."""
-        return self._tasks.tasks
-
-    @property
     def step(self) -> int:
-        """See `World`."""
         return self.state.step
 
     @property
-    def last_step(self) -> int:
-        """See `World`."""
-        return self.planned_steps
-
-    @property
     def versions(self) -> dict[str, int]:
-        """See `World`."""
         return self.state.versions
 
     @property
     def in_flight(self) -> dict[str, int]:
-        """See `World`."""
-        return {group: self._published - begun for group, begun in self._begun.items()}
+        return {group: self._published - number for group, number in self._submitted.items()}
 
     def next_tasks(self, count: int) -> list[Json]:
-        """See `World`."""
         returned = self.state.returned[:count]
         self.state.returned = self.state.returned[count:]
-        fresh = count - len(returned)
-        chosen = self._tasks.take(self.state.cursor, fresh)
-        self.state.cursor += fresh
-        return [*returned, *chosen]
+        missing = count - len(returned)
+        tasks = self._sampler.take(self.state.cursor, missing)
+        self.state.cursor += missing
+        return [*returned, *tasks]
 
     async def rollouts(
         self,
@@ -405,15 +382,13 @@ class Session:
         *,
         resources: Resources | Sequence[Resources] | None = None,
     ) -> list[Episode]:
-        """See `World`."""
         check_whole("rollouts: group_size", group_size, 1)
-        if not self.settings.has_policies:  # one that learns by evaluating may do so all day long
+        if not self.settings.has_policies:  # a prompt search may evaluate many times in a step
             self.budget.check(self.state.step)
         ids = await self._resources_ids(len(tasks), resources, "rollouts")
-        planned = self._planned(tasks, group_size, mode, ids)
-        episodes = await self.collector.run(planned, self._title(mode))
-        await self.budget.count(self.store, self.collector.news())
-        return await self._ended(planned, episodes, mode)
+        rollouts = self._plan_rollouts(tasks, group_size, mode, ids)
+        episodes = await self.collector.run(rollouts, self._title(mode))
+        return await self._process(rollouts, episodes, mode)
 
     async def submit(
         self,
@@ -422,34 +397,33 @@ class Session:
         *,
         resources: Resources | Sequence[Resources] | None = None,
     ) -> list[str]:
-        """See `World`."""
         check_whole("submit: group_size", group_size, 1)
         ids = await self._resources_ids(len(tasks), resources, "submit")
-        planned = self._planned(tasks, group_size, Mode.TRAIN, ids)
-        await self.collector.submit(planned)
-        groups = {rollout.group_id: rollout.task for rollout in planned if rollout.group_id}
+        rollouts = self._plan_rollouts(tasks, group_size, Mode.TRAIN, ids)
+        await self.collector.submit(rollouts)
+        groups = {rollout.group_id: rollout.task for rollout in rollouts if rollout.group_id}
         self.state.in_flight |= groups
-        self._begun |= dict.fromkeys(groups, self._published)
+        self._submitted |= dict.fromkeys(groups, self._published)
         return list(groups)
 
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
-        """See `World`."""
-        planned, episodes = await self.collector.take(count, first, self._title(Mode.TRAIN))
-        groups = list(dict.fromkeys(each.group_id for each in planned if each.group_id))
+        rollouts, episodes = await self.collector.take(count, first, self._title(Mode.TRAIN))
+        groups = list(dict.fromkeys(rollout.group_id for rollout in rollouts if rollout.group_id))
         step = self.state.step
         self._taken = {step: [*self._taken.get(step, ()), *groups]}
         self.folder.write_taken(step, self._taken[step])
         for group in groups:
-            del self.state.in_flight[group], self._begun[group]
-        await self.budget.count(self.store, self.collector.news())
-        return await self._ended(planned, episodes, Mode.TRAIN)
+            del self.state.in_flight[group], self._submitted[group]
+        return await self._process(rollouts, episodes, Mode.TRAIN)
 
-    async def _ended(
+    async def _process(
         self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode
     ) -> list[Episode]:
-        """The episodes of these rollouts, scored and looked at."""
+        """Score, check and export the episodes of rollouts that have ended."""
+        await self.budget.count(self.store, self.collector.in_flight.news())
         if self._rewards is not None:
-            episodes = await self._rewards.apply([each.task for each in rollouts], episodes)
+            tasks = [rollout.task for rollout in rollouts]
+            episodes = await self._rewards.apply(tasks, episodes)
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
         self._rollout_checks.check(episodes)
@@ -457,30 +431,30 @@ class Session:
         return episodes
 
     async def _resources_ids(
-        self, count: int, resources: Resources | Sequence[Resources] | None, asked: str
+        self, count: int, resources: Resources | Sequence[Resources] | None, method: str
     ) -> list[str]:
-        """The version of the resources of each group."""
+        """Store the resources and return the id of each group's version."""
         if resources is None or isinstance(resources, Mapping):
-            return [await self._put(resources or {})] * count
+            return [await self._put_resources(resources or {})] * count
         if len(resources) != count:
             raise ConfigError(
-                f"{asked}(resources=) has {len(resources)} mappings for {count} tasks: give one "
+                f"{method}(resources=) has {len(resources)} mappings for {count} tasks: give one "
                 "for all, or one per task"
             )
-        return [await self._put(each) for each in resources]
+        return [await self._put_resources(each) for each in resources]
 
-    async def _put(self, resources: Resources) -> str:
-        """The id of a version of the resources; equal ones have one."""
-        offered: NamedResources = {**self.algorithm.resources(), **resources}
-        if ROUTING in offered:
+    async def _put_resources(self, resources: Resources) -> str:
+        """Store a version of the resources and return its id; equal versions share one."""
+        named: NamedResources = {**self.algorithm.resources(), **resources}
+        if ROUTING in named:
             raise ConfigError(f"a resource cannot be called {ROUTING!r}: the trainer's own is")
-        return await self.store.put_resources({**offered, ROUTING: self._routing})
+        return await self.store.put_resources({**named, ROUTING: self._routing})
 
-    def _planned(
+    def _plan_rollouts(
         self, tasks: Sequence[Json], group_size: int, mode: Mode, resources_ids: Sequence[str]
     ) -> list[Rollout]:
         self._batches += 1
-        stem = rollout_stem(self.state.run_id, self.life, self.state.step, self._batches)
+        stem = f"{self.state.run_id}-{self._segment}-{self.state.step}-{self._batches}"
         return [
             Rollout(
                 rollout_id=f"{stem}-{index}-{member}",
@@ -501,48 +475,44 @@ class Session:
     def _title(self, mode: Mode) -> str:
         if mode is Mode.DEV:
             return "dry run"
-        at = self.state.step
-        return f"step {at}: evaluating" if mode is Mode.VAL else f"step {at}/{self.planned_steps}"
+        step = self.state.step
+        return f"step {step}: evaluating" if mode is Mode.VAL else f"step {step}/{self.last_step}"
 
     async def learn(self, function: Callable[[], T]) -> T:
-        """See `World`."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def publish(self) -> None:
-        """See `World`."""
         if self._engine is None:
-            raise self._has_no("engine to publish to")
-        fresh = {
+            raise self._missing("engine to publish to")
+        versions = {
             policy: await next_version(self.store, policy, self.state)
             for policy in self.algorithm.policies()
         }
-        await self.learner.publish(self.engine, fresh)
+        await self.learner.publish(self.engine, versions)
         if isinstance(self.engine, ProbedEngine):
-            for policy, version in fresh.items():
+            for policy, version in versions.items():
                 probes = await self.engine.probes(policy)
                 await self.learn(partial(check_probes, probes, policy, version, self.learner))
-        self.state.versions = fresh
+        self.state.versions = versions
         self._published += 1
 
-    def send_spans(self) -> None:
-        """Have the spans of what ended sent, where the user asked for it: all is known of them."""
-        self._span_export.send()
-
-    def reward_metrics(self) -> dict[str, float]:
-        """See `Rewards.metrics`; empty where the app gives rewards."""
-        return {} if self._rewards is None else self._rewards.metrics()
-
     def note(self, text: str) -> None:
-        """See `World`."""
         self.reporter.line(f"step {self.state.step}: {text}")
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """See `World`."""
         self._span_export.explain(explanations)
         named = ((f"{a}/{call}/{choice}", why) for (a, call, choice), why in explanations.items())
         self.folder.write_explanations(self.state.step, named)
 
     def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
-        """See `World`."""
         named = {f"{a}/{call}/{choice}": why for (a, call, choice), why in mismatches.items()}
         self.folder.write_mismatches(self.state.step, named)
+
+    # --- after a step -----------------------------------------------------------------------
+    def send_spans(self) -> None:
+        """Export the spans of the step, now that its advantages are known."""
+        self._span_export.send()
+
+    def reward_metrics(self) -> dict[str, float]:
+        """Return the scorer's metrics, see `Rewards.metrics`; empty without a scorer."""
+        return {} if self._rewards is None else self._rewards.metrics()

@@ -1,4 +1,4 @@
-"""The settings of a training: what a `Trainer` is given, checked once."""
+"""The validated settings of a `Trainer`."""
 
 from __future__ import annotations
 
@@ -43,36 +43,31 @@ RECORDED: Final = (
     *("steps", "epochs", "validate_every", "validate_temperature", "keep", "patience"),
     *("checkpoint_every", "device", "metric", "cluster"),
 )
-"""What `config.json` says of a trainer as it was given."""
+"""Settings that `config.json` records unchanged."""
 
-
-_LEAST: Final = {
+_MIN_VALUES: Final = {
     "steps": 0,
     "checkpoint_every": 1,
     "validate_every": 1,
+    "patience": 1,
     "max_frozen_calls": 0,
 }
-_METHODS: Final = {
-    "engine": ("build", "generate"),
-    "learner": ("build", "update"),
-    "runners": ("start",),
+_PARTS: Final = {
+    "engine": (("build", "generate"), "Transformers(…) or VLLM(…) or an engine"),
+    "learner": (("build", "update"), "Torch(…) or Verl(…) or a learner"),
+    "runners": (("start",), "a number or LocalRunners(…) or runners of your own"),
 }
-"""Part → methods of which a spec or an instance has one."""
-_SHOWN_KINDS: Final = {
-    "engine": ("Transformers(…)", "VLLM(…)", "an engine", "the name of a plugin", "None"),
-    "learner": ("Torch(…)", "Verl(…)", "a learner", "the name of a plugin", "None"),
-    "runners": ("a number", "LocalRunners(…)", "runners of your own", "the name of a plugin"),
-}
+"""Setting → (methods, one of which its value has; accepted values)."""
 DEFAULT_ENGINE: Final = "transformers"
 DEFAULT_LEARNER: Final = "torch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """The settings of `Trainer`, which describes them.
+    """The settings of `Trainer`, which documents them.
 
     Raises:
-        ConfigError: a setting that cannot be honoured.
+        ConfigError: a setting is invalid or contradicts another.
     """
 
     algorithm: Algorithm = field(kw_only=False)
@@ -99,14 +94,19 @@ class TrainerSettings:
     gateway: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
+        for name, minimum in _MIN_VALUES.items():
             if (value := getattr(self, name)) is not None:
-                check_whole(name, value, least)
+                check_whole(name, value, minimum)
+        check_choice("keep", self.keep, ("last", "best"))
         check_number("epochs", self.epochs, above=0)
         check_number("lease_s", self.lease_s, above=0, high=MAX_S)
         if self.validate_temperature is not None:
             check_number("validate_temperature", self.validate_temperature, low=0)
-        self._check_choice_of_step()
+        if self.selection_setting and self.validate_every is None:
+            raise ConfigError(
+                f"{self.selection_setting} compares steps that were evaluated: give "
+                "validate_every= too, such as a tenth of the steps"
+            )
         if self.cluster is not None and (not isinstance(self.cluster, str) or not self.cluster):
             raise ConfigError(
                 f"cluster={self.cluster!r} must be the name of a key of tasks, or None"
@@ -117,43 +117,30 @@ class TrainerSettings:
             check_device_name(self.device)
         if self.gateway is not None:
             parse_gateway_address(self.gateway)
-        if isinstance(self.engine, str):  # it is an error here, and not when the engine is built
-            _ = self.engine_spec
+        if isinstance(self.engine, str):
+            _ = self.engine_spec  # raises for an unknown plugin
         if self.learner_spec is not None:
             self.learner_spec.check(self.device)
         if self.reward is not None:
             object.__setattr__(self, "reward", as_scorer(self.reward))
-        # one name stands for a list of it, and an iterator would be used up by the check
         object.__setattr__(self, "sinks", checked_sinks(self.sinks))
-        if self.store is not None:  # a password in it is shown and written nowhere
+        if self.store is not None:  # without its password, which must not be shown or written
             object.__setattr__(self, "store", public_url(self.store))
 
     @property
     def gateway_place(self) -> tuple[str, int]:
-        """Interface and port of the gateway; port 0 is a free one."""
+        """Interface and port of the gateway; port 0 picks a free one."""
         return ("127.0.0.1", 0) if self.gateway is None else parse_gateway_address(self.gateway)
 
     @cached_property
     def engine_spec(self) -> EngineSpec | None:
-        """What builds the engine; None for an engine of the user's own, or without policies."""
-        spec: EngineSpec | None = self._spec("engines", self.engine, DEFAULT_ENGINE)
-        return spec
+        """The spec that builds the engine; None for a user's engine, or without policies."""
+        return cast("EngineSpec | None", self._spec("engines", self.engine, DEFAULT_ENGINE))
 
     @cached_property
     def learner_spec(self) -> LearnerSpec | None:
-        """What builds the learner; None for a learner of the user's own, or without policies."""
-        spec: LearnerSpec | None = self._spec("learners", self.learner, DEFAULT_LEARNER)
-        return spec
-
-    @property
-    def own_engine(self) -> TokenEngine:
-        """The engine that was given as such."""
-        return cast("TokenEngine", self.engine)
-
-    @property
-    def own_learner(self) -> Learner:
-        """The learner that was given as such."""
-        return cast("Learner", self.learner)
+        """The spec that builds the learner; None for a user's learner, or without policies."""
+        return cast("LearnerSpec | None", self._spec("learners", self.learner, DEFAULT_LEARNER))
 
     def _spec(self, kind: str, part: Any, default: str) -> Any:
         if part is None and not self.has_policies:
@@ -163,39 +150,43 @@ class TrainerSettings:
         return part if callable(getattr(part, "build", None)) else None
 
     def _check_parts(self) -> None:
-        """Raise `ConfigError` for what cannot be an engine, a learner, or runners."""
-        for name, methods in _METHODS.items():
-            part = getattr(self, name)
+        """Raise `ConfigError` unless engine, learner and runners have an accepted type."""
+        for name, (methods, accepted) in _PARTS.items():
+            part, is_count = getattr(self, name), name == "runners"
             is_number = isinstance(part, Integral) and not isinstance(part, bool)
-            if is_number if name == "runners" else part is None:
+            if is_number if is_count else part is None:
                 continue
             if isinstance(part, str) and part:
                 continue
-            is_one = any(callable(getattr(part, method, None)) for method in methods)
-            if isinstance(part, type | str | bool) or not is_one:
-                kinds = " or ".join(_SHOWN_KINDS[name])
-                raise ConfigError(f"{name}={part!r:.80}: give {kinds}")
+            has_method = any(callable(getattr(part, method, None)) for method in methods)
+            if isinstance(part, type | str | bool) or not has_method:
+                none = "" if is_count else " or None"
+                raise ConfigError(
+                    f"{name}={part!r:.80}: give {accepted} or the name of a plugin{none}"
+                )
 
     def _check_policies(self) -> None:
-        """Without policies there are no weights: what is said of them is refused."""
+        """Raise `ConfigError` for settings that contradict the algorithm's steps or policies."""
         total = self.algorithm.total_steps
-        asked = {"steps": self.steps, "epochs": self.epochs if self.epochs != 1.0 else None}
-        for name, value in asked.items():
+        lengths = {"steps": self.steps, "epochs": self.epochs if self.epochs != 1.0 else None}
+        for name, value in lengths.items():
             if total is not None and value not in (None, total):
                 raise ConfigError(
-                    f"{name}={value!r}: {self.algorithm.name} knows itself when it has ended "
+                    f"{name}={value!r}: {self.algorithm.name} sets its own number of steps "
                     f"({plural(total, 'step')}); leave {name}= out"
                 )
         if self.has_policies:
             return
-        given = {
+        weights_only = {
             "engine": self.engine,
             "learner": self.learner,
             "device": self.device if self.device != "cpu" else None,
             "validate_temperature": self.validate_temperature,
             "keep": self.keep if self.keep != "last" else None,
         }
-        refused = [f"{name}={value!r:.80}" for name, value in given.items() if value is not None]
+        refused = [
+            f"{name}={value!r:.80}" for name, value in weights_only.items() if value is not None
+        ]
         if refused:
             raise ConfigError(
                 f"{', '.join(refused)}: {self.algorithm.name} trains no policy, so there is "
@@ -212,40 +203,29 @@ class TrainerSettings:
 
     @property
     def has_policies(self) -> bool:
-        """Whether weights are trained. If not, there is neither an engine nor a learner."""
+        """Whether weights are trained; if not, there is neither an engine nor a learner."""
         return bool(self.algorithm.policies())
 
-    def _check_choice_of_step(self) -> None:
-        check_choice("keep", self.keep, ("last", "best"))
-        if self.patience is not None:
-            check_whole("patience", self.patience, 1)
-        if self.chooses and self.validate_every is None:
-            raise ConfigError(
-                f"{self.chooses} compares steps that were evaluated: give validate_every= too, "
-                "such as a tenth of the steps"
-            )
-
     @property
-    def chooses(self) -> str:
-        """The setting by which evaluations on the selection split decide something; empty if none
-        does."""
+    def selection_setting(self) -> str:
+        """The setting that needs evaluations on the selection split; empty if there is none."""
         if self.keep == "best":
             return 'keep="best"'
         return "" if self.patience is None else f"patience={self.patience}"
 
     @property
     def scorer(self) -> Scorer | None:
-        """Who gives rewards in the app's place; None: the app does."""
+        """The source of rewards; None for the app's own."""
         return None if self.reward is None else as_scorer(self.reward)
 
     @cached_property
     def run_folder(self) -> RunFolder:
-        """That of the run; a fresh one where none was given."""
+        """The folder of the run; a new one if `folder` is None."""
         return RunFolder(Path(self.folder) if self.folder is not None else _fresh_folder())
 
     @cached_property
     def progress(self) -> Reporter:
-        """Where progress goes."""
+        """The reporter of progress."""
         return self.reporter or default_reporter()
 
     @property
@@ -253,67 +233,71 @@ class TrainerSettings:
         return self.store or self.run_folder.store_url
 
     def planned_steps(self, tasks: int) -> int:
-        """Iterations in all."""
+        """Return the number of iterations for a number of training tasks."""
         own = self.algorithm.total_steps
         steps = self.steps if own is None else own
-        return planned_steps(steps, self.epochs, tasks, self.algorithm.tasks_per_step)
+        if steps is not None:
+            return steps
+        return max(1, math.ceil(self.epochs * tasks / self.algorithm.tasks_per_step))
 
-    def evaluates(self, step: int, total: int, *, selection: bool) -> bool:
-        """Whether held-out tasks are run after a step: before training, after it, and every so
-        often unless there is a selection split for that."""
-        every = None if selection else self.validate_every
+    def evaluates_at(self, step: int, total: int, *, has_selection: bool) -> bool:
+        """Whether held-out tasks are evaluated after a step.
+
+        That is before and after training, and every `validate_every` steps unless there is a
+        selection split.
+        """
+        every = None if has_selection else self.validate_every
         return step in (0, total) or (every is not None and step % every == 0)
 
-    def compares(self, step: int, total: int, *, selection: bool) -> bool:
-        """Whether the selection split is run after a step, if there is one."""
+    def selects_at(self, step: int, total: int) -> bool:
+        """Whether the selection split, if there is one, is evaluated after a step."""
         every = self.validate_every
-        return selection and every is not None and (step == total or step % every == 0)
+        return every is not None and (step == total or step % every == 0)
 
-    def has_ended(self, step: int, total: int, waited: int) -> bool:
-        """Whether training ends with a step.
+    def has_ended(self, step: int, total: int, since_best: int) -> bool:
+        """Whether training ends after a step.
 
         Args:
-            waited: evaluations on the selection split since the best one.
+            step: the step.
+            total: number of planned steps.
+            since_best: number of evaluations on the selection split after the best one.
         """
-        return step >= total or (self.patience is not None and waited >= self.patience)
+        return step >= total or (self.patience is not None and since_best >= self.patience)
 
     def config(self) -> dict[str, Json]:
-        """For `config.json`."""
-        elsewhere = self.store_url != self.run_folder.store_url
+        """Return the settings for `config.json`."""
+        has_own_store = self.store_url != self.run_folder.store_url
         return {
             **self.algorithm.config(),
             **{name: getattr(self, name) for name in RECORDED},
-            "store": self.store_url if elsewhere else None,
+            "store": self.store_url if has_own_store else None,
             "reward": None if self.scorer is None else self.scorer.config(),
         }
-
-
-def planned_steps(steps: int | None, epochs: float, tasks: int, tasks_per_step: int) -> int:
-    """Iterations in all: as many as are asked for, else those of the epochs."""
-    return max(1, math.ceil(epochs * tasks / tasks_per_step)) if steps is None else steps
 
 
 def signature_from(
     settings: Callable[P, S],
 ) -> Callable[[Callable[[T, S], None]], Callable[Concatenate[T, P], None]]:
-    """Gives a constructor the parameters of its settings: they are spelled there alone, and
-    callers, type checkers and `help` see them here."""
+    """Give a constructor the parameters of its settings class.
+
+    Callers, type checkers and `help` see them on the constructor.
+    """
 
     def decorate(init: Callable[[T, S], None]) -> Callable[Concatenate[T, P], None]:
         @functools.wraps(init)
-        def made(self: T, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        def wrapper(self: T, /, *args: P.args, **kwargs: P.kwargs) -> None:
             init(self, settings(*args, **kwargs))
 
-        made.__signature__ = inspect.signature(settings.__init__)  # type: ignore[attr-defined]
-        # what a wrong or missing setting is told: the constructor that people call
+        wrapper.__signature__ = inspect.signature(settings.__init__)  # type: ignore[attr-defined]
+        # Errors about wrong or missing settings name the constructor that users call.
         settings.__init__.__qualname__ = init.__qualname__
-        return made
+        return wrapper
 
     return decorate
 
 
 def _fresh_folder() -> Path:
-    """`runs/<date and time>`, with a number if it is taken."""
+    """Return `runs/<date and time>`, with a number if that exists."""
     stem = datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
     path, number = Path("runs") / stem, 1
     while path.exists():

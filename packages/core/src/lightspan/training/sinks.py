@@ -1,14 +1,14 @@
-"""Metric sinks: copies of a run's metrics for the services of a team.
+"""Metric sinks: copies of a run's metrics for experiment trackers.
 
-`metrics.jsonl` in the run's folder is the record; a sink is a copy for reading. One that fails is
-reported once and left out from then on: it never stops a training. Metrics are named
-`train/<metric>` and `eval/<metric>`, at the iteration that they belong to.
+`metrics.jsonl` in the run's folder is the record; a sink gets a copy. A sink that fails is reported
+once and disabled; it never stops a training. Metrics are named `train/<metric>` and
+`eval/<metric>`, with the iteration as their step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -20,15 +20,15 @@ from lightspan.schema.records import Json
 
 
 class SinkRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that a sink opens."""
+    """The run whose metrics a sink gets."""
 
     run_id: str
-    """The same when the run is resumed."""
+    """Id of the run, which a resumed run keeps."""
     folder: Path
     config: Mapping[str, Json]
     first_step: int
-    """The first iteration whose metrics follow; above 0 when the run is resumed. What a sink holds
-    of it and of later ones is out of date."""
+    """First iteration whose metrics follow; above 0 when the run is resumed. Earlier metrics of it
+    and of later iterations are out of date."""
 
     @property
     def name(self) -> str:
@@ -37,82 +37,83 @@ class SinkRun(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class MetricSink(Protocol):
-    """Where metrics go. Any error in it is caught by `Sinks`.
+    """A destination of metrics; `Sinks` catches its errors.
 
-    It may have a method `check`, which raises `ConfigError` before the training begins, where a
-    package that it needs is not installed.
+    It may have a method `check`, called before the training begins, which raises `ConfigError` if a
+    package is not installed.
     """
 
     def open(self, run: SinkRun) -> None:
-        """Begin, or go on with, the run's record there."""
+        """Open the record of the run, which exists already if the run is resumed."""
         ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Finite metrics of one iteration; several calls may have one step."""
+        """Log finite metrics of one iteration; several calls may have the same step."""
         ...
 
     def close(self) -> None:
-        """Wait until everything arrived."""
+        """Close the record after everything has been sent."""
         ...
 
 
 class Sinks:
-    """Several sinks that cannot do harm.
+    """Several sinks, whose errors do not stop the training.
 
     Args:
-        sinks: names of entry points of `lightspan.sinks`, or sinks.
-        note: is told of one that fails.
+        sinks: sinks, or names of entry points of `lightspan.sinks`.
+        note: prints a note about a sink that fails.
 
     Raises:
-        ConfigError: an unknown name, something that is no sink, or a sink's package is not
-            installed.
+        ConfigError: a name is unknown, a value is no sink, or a package is not installed.
     """
 
     def __init__(self, sinks: Iterable[str | MetricSink], note: Callable[[str], None]) -> None:
         self._configured = [_sink(sink) for sink in sinks]
         self._sinks: list[MetricSink] = []
-        """Those that are open."""
+        """The open sinks."""
         self._note = note
 
     def open(self, run: SinkRun) -> None:
-        """Open all.
+        """Open all sinks.
 
         Raises:
             ConfigError: a sink's package is not installed.
         """
         for sink in self._configured:
             self._sinks.append(sink)
-            self._try(sink, lambda sink: sink.open(run), "could not be opened")
+            self._call([sink], lambda sink: sink.open(run), "could not be opened")
 
     def add(self, line: Mapping[str, Json]) -> None:
-        """One line of `metrics.jsonl`: its numbers, under the line's kind and step."""
+        """Log the numbers of a line of `metrics.jsonl`."""
         values = metric_values(line)
-        self._each(lambda sink: sink.log(int(line["step"]), values), "takes no metrics")
+        self._call(
+            self._sinks, lambda sink: sink.log(int(line["step"]), values), "takes no metrics"
+        )
 
     def close(self) -> None:
-        """Close all."""
-        self._each(lambda sink: sink.close(), "could not be closed")
+        """Close all sinks."""
+        self._call(self._sinks, lambda sink: sink.close(), "could not be closed")
         self._sinks = []
 
-    def _each(self, act: Callable[[MetricSink], None], what: str) -> None:
-        for sink in list(self._sinks):
-            self._try(sink, act, what)
-
-    def _try(self, sink: MetricSink, act: Callable[[MetricSink], None], what: str) -> None:
-        try:
-            act(sink)
-        except Exception as error:  # a service that is down must not end a training
-            self._sinks.remove(sink)
-            if isinstance(error, ConfigError):  # but a person can do something about this
+    def _call(
+        self, sinks: Sequence[MetricSink], act: Callable[[MetricSink], None], problem: str
+    ) -> None:
+        for sink in list(sinks):
+            try:
+                act(sink)
+            except ConfigError:  # the user can fix it
+                self._sinks.remove(sink)
                 raise
-            self._note(
-                f"{type(sink).__name__} {what} and is left out from now on "
-                f"(metrics.jsonl has everything): {error}"
-            )
+            except Exception as error:  # a service that is down must not end a training
+                self._sinks.remove(sink)
+                self._note(
+                    f"{type(sink).__name__} {problem} and is left out from now on "
+                    f"(metrics.jsonl has everything): {error}"
+                )
 
 
 def metric_values(line: Mapping[str, Json]) -> dict[str, float]:
-    """`<kind>/<metric>` → value, for the finite numbers of a line of metrics."""
+    """Return `<kind>/<metric>` → value for the finite numbers of a line of metrics."""
     return {
         f"{line['kind']}/{name}": float(value)
         for name, value in line.items()
@@ -121,10 +122,10 @@ def metric_values(line: Mapping[str, Json]) -> dict[str, float]:
 
 
 def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:
-    """What was given as `sinks=`, once it is known to be usable; a single name makes a list of one.
+    """Return a validated `sinks=` argument as a tuple; a single name makes a tuple of one.
 
     Raises:
-        ConfigError: see `Sinks`; or what was given is no list of sinks.
+        ConfigError: see `Sinks`; or the argument is no list of sinks.
     """
     if isinstance(sinks, str):
         sinks = (sinks,)
@@ -143,21 +144,21 @@ def _sink(sink: str | MetricSink) -> MetricSink:
     if isinstance(sink, str):
         if sink not in installed_plugins("sinks"):
             raise ConfigError(f"sinks: {sink!r} is unknown; use one of {_names()}")
-        made: MetricSink = load_plugin("sinks", sink)()
-        return _checked(made)
+        plugin: MetricSink = load_plugin("sinks", sink)()
+        return _check_package(plugin)
     if isinstance(sink, type):
         raise ConfigError(f"sinks: {sink.__name__} is a class; give a sink, {sink.__name__}(…)")
-    lacking = [name for name in _METHODS if not callable(getattr(sink, name, None))]
-    if lacking:
+    missing = [name for name in _METHODS if not callable(getattr(sink, name, None))]
+    if missing:
         raise ConfigError(
             f"sinks: {sink!r} is no sink; it needs open, log and close, and lacks "
-            f"{', '.join(lacking)}"
+            f"{', '.join(missing)}"
         )
-    return _checked(sink)
+    return _check_package(sink)
 
 
-def _checked(sink: MetricSink) -> MetricSink:
-    """Raise `ConfigError` if the sink says that it lacks a package."""
+def _check_package(sink: MetricSink) -> MetricSink:
+    """Return the sink after its `check`, which raises `ConfigError` for a missing package."""
     check = getattr(sink, "check", None)
     if callable(check):
         check()

@@ -1,7 +1,7 @@
 """Export of a training's spans to a tracing backend, with rewards, advantages and agents.
 
-The spans of a step are queued when the step has learned. The training waits for the backend only
-at its end, and there for as long as spans get through.
+The spans of a step are queued after its update. The training waits for the backend only at its end,
+and then for as long as spans are accepted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from lightspan.errors import ConfigError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.transitions import TransitionKey
@@ -24,7 +23,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, clean_attributes
 
 EXPORT_TIMEOUT_S: Final = 30.0
-"""How long the end of a training waits while the backend accepts nothing."""
+"""Maximum wait at the end of a training while the backend accepts no span, in seconds."""
 _POLL_INTERVAL_S: Final = 0.05
 
 
@@ -32,26 +31,26 @@ class SpanExport:
     """Exports the spans of a training's episodes.
 
     Args:
-        service: of the spans, where the environment does not name one: the run's name.
-        tell: gets a message about spans that were not exported.
+        service: service name of the spans, unless the environment names one.
+        report: prints a message about spans that were not exported.
     """
 
-    def __init__(self, service: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, service: str, report: Callable[[str], None]) -> None:
         self._service: Final = service_of_environment() or service
-        self._tell = tell
+        self._report = report
         self._waiting: list[tuple[Episode, int]] = []
-        """Episodes of the step that goes on, with the number of the step."""
+        """Episodes of the current step, with the number of the step."""
         self._advantages: dict[TransitionKey, float] = {}
 
     def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
         """Add episodes that have ended.
 
         Args:
-            episodes: of any rollouts.
-            step: the iteration that they are of.
-            is_learned: whether the step learns from them, and `send` is still to come.
+            episodes: episodes of any rollouts.
+            step: their iteration.
+            is_learned: whether the step trains on them, so that `send` follows.
         """
-        if _current() is None:
+        if span_exporter.current() is None:
             return
         if is_learned:
             self._waiting += [(episode, step) for episode in episodes]
@@ -77,14 +76,15 @@ class SpanExport:
         span_exporter.enqueue(annotated_spans(episode, step, advantages, self._service))
 
     async def close(self, *, is_patient: bool) -> None:
-        """Send what waits and report what was not exported. Never raises; to cancel it ends the
-        wait.
+        """Export pending spans and report those that were not exported.
+
+        Never raises; cancellation ends the wait.
 
         Args:
-            is_patient: wait for as long as the backend accepts spans.
+            is_patient: whether to wait for as long as the backend accepts spans.
         """
-        self.send()  # of a step that was interrupted: without advantages
-        handle = _current()
+        self.send()  # an interrupted step has no advantages
+        handle = span_exporter.current()
         if handle is None:
             return
         if is_patient:
@@ -96,26 +96,19 @@ class SpanExport:
                     task.uncancel()
         missing = handle.lost + handle.pending
         if missing:
-            self._tell(
+            self._report(
                 f"{plural(missing, 'span')} did not get to {handle.destination}; the store keeps "
                 "them"
             )
 
 
 async def _drain(handle: ExportHandle) -> None:
-    """Wait until nothing is pending, or the backend accepts nothing any more."""
+    """Wait until no span is pending, or the backend stops accepting spans."""
     sent, since = handle.sent, time.monotonic()
     while handle.pending and time.monotonic() - since < EXPORT_TIMEOUT_S:
         await asyncio.sleep(_POLL_INTERVAL_S)
         if handle.sent > sent:
             sent, since = handle.sent, time.monotonic()
-
-
-def _current() -> ExportHandle | None:
-    try:
-        return span_exporter.current()
-    except ConfigError:  # the environment has changed since the beginning
-        return None
 
 
 # --- pure -----------------------------------------------------------------------------------
@@ -125,10 +118,10 @@ def annotated_spans(
     """Return the spans of an episode with its step, rewards and advantages.
 
     Args:
-        episode: an attempt.
-        step: the iteration that it is of.
-        advantages: of its calls and of others.
-        service: of the spans, where they do not name one.
+        episode: episode of an attempt.
+        step: iteration of the episode.
+        advantages: advantages of its calls, and possibly of others.
+        service: service name of spans that have none.
     """
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     call_advantages: defaultdict[str, list[float]] = defaultdict(list)
@@ -159,7 +152,7 @@ def annotated_spans(
 
 
 def _one_or_many(values: Iterable[float]) -> Any:
-    """Return the value, or the list where a call had several answers; None for no values."""
+    """Return the value, or the list if the values differ; None for no values."""
     listed = list(values)
     if not listed:
         return None

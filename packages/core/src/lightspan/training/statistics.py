@@ -1,10 +1,10 @@
 """Means with intervals, and the paired gain between two evaluations.
 
-Tasks that share something (a database, a document, a world) tell less than as many that share
-nothing: an interval that takes them for independent is too narrow. Where clusters are named,
-intervals are those of the cluster bootstrap (Davison and Hinkley 1997, 3.8): clusters are drawn
-with replacement, each with all of its tasks. With a task in each cluster that is the plain
-bootstrap. Below ten clusters or so its intervals are still too narrow.
+Tasks that share a database, a document or a world are correlated, so an interval that treats them
+as independent is too narrow. With named clusters, intervals come from the cluster bootstrap
+(Davison and Hinkley 1997, 3.8): clusters are drawn with replacement, each with all of its tasks.
+With one task per cluster that is the plain bootstrap. Below about ten clusters the intervals are
+still too narrow.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
     high: float
     n: int
     clusters: int | None = None
-    """In how many clusters the n are; None: each stands for itself."""
+    """Number of clusters; None: the values are independent."""
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} (95% CI {self.low:.3f}..{self.high:.3f}, {self.size})"
 
     @property
     def size(self) -> str:
-        """What it is a mean of, for people."""
-        among = "" if self.clusters is None else f" in {plural(self.clusters, 'cluster')}"
-        return f"n={self.n}{among}"
+        """The sample size as text."""
+        clusters = "" if self.clusters is None else f" in {plural(self.clusters, 'cluster')}"
+        return f"n={self.n}{clusters}"
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean with its 95 % interval by the normal distribution; NaN where there is no value."""
+    """Return the mean with its 95 % interval by the normal distribution; NaN without values."""
     n = len(values)
     if not n:
         return Interval(math.nan, math.nan, math.nan, 0)
@@ -55,11 +55,12 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def clustered_interval(values: Mapping[str, float], clusters: Mapping[str, str]) -> Interval:
-    """The mean of tasks' values with its 95 % interval: without clusters that of `mean_interval`,
-    else that of the cluster bootstrap.
+    """Return the mean of tasks' values with its 95 % interval, by `mean_interval` or clusters.
 
     Args:
-        clusters: task id → its cluster; empty for none. A task that is not in it stands for itself.
+        values: task id → value.
+        clusters: task id → cluster, for the cluster bootstrap; empty for `mean_interval`. A task
+            without an entry is independent.
     """
     if not clusters:
         return mean_interval(list(values.values()))
@@ -71,13 +72,15 @@ def paired_gain(
     after: Mapping[str, float],
     clusters: Mapping[str, str] | None = None,
 ) -> Interval:
-    """Gain from `before` to `after` on the tasks that both scored, with a bootstrap interval.
+    """Return the gain from `before` to `after` on tasks scored in both, with a bootstrap interval.
 
     The interval is the 2.5th and 97.5th percentile of 2,000 resamplings of the tasks, or of their
-    clusters. Paired: how hard a task is cancels, which an interval for each of the two means would
-    count as noise.
+    clusters. Pairing cancels the difficulty of the tasks, which separate intervals of the two means
+    would count as noise.
 
     Args:
+        before: task id → reward.
+        after: task id → reward.
         clusters: as for `clustered_interval`.
     """
     gains = {key: after[key] - before[key] for key in sorted(before.keys() & after.keys())}
@@ -85,27 +88,27 @@ def paired_gain(
 
 
 def _bootstrap(values: Mapping[str, float], clusters: Mapping[str, str]) -> Interval:
-    """The percentile bootstrap, over clusters or, without any, over tasks."""
+    """Return the mean with its percentile-bootstrap interval, over clusters or else over tasks."""
     members: dict[Hashable, list[float]] = {}
     for task in sorted(values):
-        # a pair is no text: a task that stands for itself is in no cluster that has its name
+        # A tuple as the key of an independent task cannot equal a cluster of the same name.
         members.setdefault(clusters.get(task, (task,)), []).append(values[task])
-    drawn = [(math.fsum(found), len(found)) for found in members.values()]
+    sums = [(math.fsum(group), len(group)) for group in members.values()]
     plain = mean_interval(list(values.values()))
-    count = len(drawn) if clusters else None
-    if len(drawn) < 2:  # one draw is as good as any other: nothing is known of the error
+    count = len(sums) if clusters else None
+    if len(sums) < 2:  # every draw is the same: the error is unknown
         return Interval(plain.mean, plain.mean, plain.mean, plain.n, count)
-    rng = random.Random(0)  # the same rewards have the same interval, whenever it is asked for
-    means = sorted(_mean(rng.choices(drawn, k=len(drawn))) for _ in range(RESAMPLES))
+    rng = random.Random(0)  # a fixed seed: equal rewards give equal intervals
+    means = sorted(_mean(rng.choices(sums, k=len(sums))) for _ in range(RESAMPLES))
     return Interval(plain.mean, *percentiles(means), plain.n, count)
 
 
 def _mean(drawn: Sequence[tuple[float, int]]) -> float:
-    """The mean of all values in clusters, of which the sums and the sizes are given."""
+    """Return the mean of the values of clusters, each given as (sum, size)."""
     return math.fsum(total for total, _ in drawn) / sum(size for _, size in drawn)
 
 
 def percentiles(ordered: Sequence[float]) -> tuple[float, float]:
-    """The 2.5th and the 97.5th of 2,000, as places 50 and 1,950; of fewer or more likewise."""
+    """Return the 2.5th and 97.5th percentiles of sorted values: the 50th and 1,950th of 2,000."""
     count = len(ordered)
     return ordered[round(0.025 * count) - 1], ordered[round(0.975 * count) - 1]

@@ -1,4 +1,4 @@
-"""Whether an engine answers with the weights that the learner has."""
+"""Check that an engine serves the learner's weights."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from lightspan.protocols.learner import Learner
 
 
 def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Learner) -> None:
-    """Compare what an engine sampled after an update with what the learner says of the same tokens.
+    """Compare log-probabilities of an engine after an update with the learner's.
 
-    Weights travel to another process, in another float type, into another program's layers: an
-    error there shows in nothing but what is learned. So it ends the run.
+    Weights move to another process, another float type and another program's layers. An error there
+    shows only in the results of training, so it ends the run.
+
+    Args:
+        probes: sampled answers of each server.
+        policy: name of the policy.
+        version: published version.
+        learner: learner with the same weights.
 
     Raises:
-        EngineError: the log-probabilities of something that answers are others, or it has another
-            version, or answers with no tokens, which say nothing.
+        EngineError: log-probabilities or versions differ, or an answer has no tokens.
     """
     for probe in probes:
         if not probe.ids:
             raise EngineError(
-                f"{probe.where} answered a prompt of {len(probe.prompt_ids)} tokens with none "
-                f"after the update of policy {policy} to version {version}: so it cannot be told "
-                "whether it has the learner's weights. Nothing more is trained. The last "
-                "checkpoint is whole"
+                f"weight sync unchecked: {probe.where} answered a prompt of "
+                f"{len(probe.prompt_ids)} tokens with no tokens after the update of policy "
+                f"{policy} to version {version}, so its weights cannot be compared with the "
+                "learner's. Training stopped; the last checkpoint is intact"
             )
     rows = [_row(probe, policy) for probe in probes]
     expected = learner.score(rows)
@@ -40,15 +45,14 @@ def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Le
             )
         learned = scores[len(probe.prompt_ids) :]
         gaps[probe.where] += [abs(a - b) for a, b in zip(probe.logprobs, learned, strict=True)]
-    for where, found in gaps.items():
-        gap = sum(found) / max(1, len(found))
+    for where, differences in gaps.items():
+        gap = sum(differences) / max(1, len(differences))
         if not gap <= tolerances[where]:
             raise EngineError(
-                f"{where} does not answer with version {version} of policy {policy} as the learner "
-                f"has it: the log-probabilities of {len(found)} sampled tokens differ by {gap:.3g} "
-                f"on average, and at most {tolerances[where]:g} is rounding. Nothing more is "
-                "trained: what it sampled would be trained as what it is not. The last checkpoint "
-                "is whole"
+                f"weight sync failed: {where} reports version {version} of policy {policy}, but "
+                f"the log-probabilities of {len(differences)} sampled tokens differ from the "
+                f"learner's by {gap:.3g} per token (tolerance {tolerances[where]:g}). Training "
+                "stopped; the last checkpoint is intact"
             )
 
 

@@ -1,4 +1,4 @@
-"""The options that choose among what production recorded, for the commands that read a store."""
+"""Options that select attempts in a store of production."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from lightspan.algorithms.recorded_attempts import Query
 from lightspan.errors import ConfigError
 from lightspan.stores import names_store
 
-_OPTIONS = ("service", "since", "until")
-
 
 def add_query(parser: Any) -> None:
-    """Add the options."""
+    """Add the options to a parser."""
     group = parser.add_argument_group("of a store of production")
     group.add_argument("--service", metavar="NAME", help="only attempts of this service")
     group.add_argument(
-        "--since", metavar="TIME", help="2026-11-20T09:00, or how long ago, such as 2h or 7d"
+        "--since", metavar="TIME", help="only attempts since 2026-11-20T09:00, or an age: 2h, 7d"
     )
-    group.add_argument("--until", metavar="TIME", help="likewise; attempts that began before")
+    group.add_argument("--until", metavar="TIME", help="only attempts that began before")
 
 
 def read_query(options: argparse.Namespace, source: str) -> Query | None:
-    """The attempts that were asked for; None if the source is a run's folder.
+    """Return the selected attempts of a store; None if the source is a run's folder.
 
     Raises:
-        ConfigError: a time cannot be read, or an option was given and the source is a run.
+        ConfigError: a time cannot be parsed, or the source is a run and an option is set.
     """
     if names_store(source):
         return Query.of(options.service, options.since, options.until)
-    for name in _OPTIONS:
+    for name in ("service", "since", "until"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name} applies only to a store of production; {source} is a run")
     return None

@@ -1,4 +1,4 @@
-"""`lightspan dev`: a dry run."""
+"""`lightspan dev`: a dry run of a training."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightspan.errors import ConfigError, DataError, LightspanError
+from lightspan.progress import PlainReporter, print_line
+
 if TYPE_CHECKING:
     from lightspan_tools.dry_run.report_model import DevReport
 
 DESCRIPTION = """\
-Run an app on a few tasks and report what training it would do: every agent and its calls, what
+Run an app on a few tasks and report what training would do: the agents and their calls, which calls
 would be trained, frozen or rejected and why, rewards, rows, calls to tools and endpoints, memory
 and time. Nothing is trained.
 
-The agents' calls are answered by --model in this process, which shows everything down to the token,
-or without it by the endpoint of --base-url, or of OPENAI_BASE_URL and OPENAI_API_KEY.
+The model of --model answers the agents' calls in this process, which shows every token. Without it,
+the endpoint of --base-url answers, or that of OPENAI_BASE_URL and OPENAI_API_KEY.
 
-Exit status: 1 if all rollouts failed, or all calls of the agents that would be trained, or nothing
-could be run; 2 wrong arguments.
+Exit status: 1 if all rollouts failed, or all calls of the trained agents, or nothing could be run;
+2 wrong arguments.
 """
 
 
@@ -29,7 +32,7 @@ def add(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "dev",
-        help="look before training: run a few tasks and report",
+        help="dry run: run a few tasks and report what training would do",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -39,54 +42,57 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--command", action="store_true", help='the app is a program, such as "node app.js"'
     )
-    parser.add_argument("tasks", type=Path, metavar="TASKS.jsonl", help="one JSON value per line")
+    parser.add_argument(
+        "tasks", type=Path, metavar="TASKS.jsonl", help="file with one JSON value per line"
+    )
     parser.add_argument("--model", metavar="NAME_OR_FOLDER", help="the model to train")
     parser.add_argument(
         "--optimize",
         action="append",
         metavar="PATTERN",
-        help="an agent that would be trained; may be repeated (every agent)",
+        help="an agent to train; may be repeated (every agent)",
     )
     parser.add_argument(
         "--frozen",
         choices=["base", "shared"],
-        help="who answers for the other agents: the starting weights, or the moving ones (whoever "
-        "the app points at)",
+        help="weights that answer for the other agents: the starting or the trained ones (the "
+        "app's own endpoint)",
     )
     parser.add_argument("--val", type=Path, metavar="TASKS.jsonl", help="held-out tasks of fit")
     parser.add_argument("--count", type=int, default=4, help="tasks to run (4)")
     parser.add_argument("--group-size", type=int, metavar="N", help="rollouts per task (4)")
     parser.add_argument("--steps", type=int, help="iterations of fit (one epoch)")
-    parser.add_argument("--runners", type=int, default=8, help="attempts at once (8)")
+    parser.add_argument("--runners", type=int, default=8, help="concurrent attempts (8)")
     parser.add_argument(
-        "--python", metavar="PATH", help="the interpreter of the app's own environment (this one)"
+        "--python", metavar="PATH", help="interpreter of the app's environment (this one)"
     )
     parser.add_argument(
         "--lora", type=int, nargs="?", const=16, metavar="RANK", help="train adapters (of rank 16)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=120.0, metavar="SECONDS", help="of one rollout (120)"
+        "--timeout", type=float, default=120.0, metavar="SECONDS", help="timeout of a rollout (120)"
     )
     parser.add_argument("--device", default="cpu", help='"cpu" or "cuda" (cpu)')
     parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint")
-    parser.add_argument("--endpoint-model", metavar="NAME", help="the model to ask it for")
-    parser.add_argument("--max-frozen-calls", type=int, metavar="N", help="as fit is given it")
-    parser.add_argument("--folder", type=Path, help="keep the rollouts here for lightspan inspect")
+    parser.add_argument(
+        "--endpoint-model", metavar="NAME", help="name of the model at the endpoint"
+    )
+    parser.add_argument("--max-frozen-calls", type=int, metavar="N", help="max_frozen_calls of fit")
+    parser.add_argument(
+        "--folder", type=Path, help="folder in which to keep the rollouts for lightspan inspect"
+    )
     parser.add_argument(
         "--json",
         nargs="?",
         const=Path("-"),
         type=Path,
         metavar="PATH",
-        help="the report as JSON, to a file or in place of the text",
+        help="write the report as JSON, to a file or in place of the text",
     )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> str:
-    from lightspan.errors import LightspanError
-    from lightspan.progress import print_line
-
     try:
         report = _report(options)
     except KeyboardInterrupt:
@@ -101,17 +107,15 @@ def _run(options: argparse.Namespace) -> str:
 
 def _report(options: argparse.Namespace) -> DevReport:
     from lightspan import LightningRL, LocalRunners, LoRA, Trainer
-    from lightspan.errors import ConfigError, DataError
-    from lightspan.progress import PlainReporter
     from lightspan.runners.app import load_app
     from lightspan_tools.dry_run.run import NO_MODEL
 
-    if os.path.isdir(options.tasks) or not os.path.exists(options.tasks):  # it may be a pipe
+    if os.path.isdir(options.tasks) or not os.path.exists(options.tasks):  # a pipe is accepted
         raise DataError(f"there is no tasks file {options.tasks}: give one with a JSON per line")
     if not options.timeout > 0:
         raise ConfigError(f"--timeout {options.timeout:g} must be above 0")
     endpoint = _endpoint(options)
-    if os.getcwd() not in sys.path:  # as `python -m` has it: the app lies there
+    if os.getcwd() not in sys.path:  # as `python -m` does, to import the app
         sys.path.insert(0, os.getcwd())
     app: Any = _app(options)
     runners: Any = options.runners
@@ -147,7 +151,6 @@ def _report(options: argparse.Namespace) -> DevReport:
 
 def _app(options: argparse.Namespace) -> str:
     """Return the reference of the app."""
-    from lightspan.errors import ConfigError
     from lightspan.runners.command import Command
 
     if not options.command:
@@ -159,20 +162,20 @@ def _app(options: argparse.Namespace) -> str:
 
 
 def _endpoint(options: argparse.Namespace) -> Any:
-    """The endpoint that answers in place of the model; None where the model answers.
+    """Return the endpoint that answers in place of the model; None if the model answers.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is neither a model nor an endpoint.
     """
-    from lightspan.errors import ConfigError
     from lightspan_tools.dry_run.endpoints import environment_endpoint, named_endpoint
 
     endpoint = named_endpoint(options.base_url, options.endpoint_model)
-    if endpoint is None and options.model is None:
-        endpoint = environment_endpoint()
-        if endpoint is None:
-            raise ConfigError(
-                "nobody would answer the app's model calls: give --model (a folder or a name on "
-                "the Hugging Face hub), or --base-url, or set OPENAI_BASE_URL or OPENAI_API_KEY"
-            )
+    if endpoint is not None or options.model is not None:
+        return endpoint
+    endpoint = environment_endpoint()
+    if endpoint is None:
+        raise ConfigError(
+            "nothing would answer the app's model calls: give --model (a folder or a name on "
+            "the Hugging Face hub), or --base-url, or set OPENAI_BASE_URL or OPENAI_API_KEY"
+        )
     return endpoint

@@ -1,4 +1,4 @@
-"""`lightspan export`: what a run recorded and learned, for other programs."""
+"""`lightspan export`: export recordings, models and prompts for other programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightspan_tools.commands._query import add_query, read_query
 
 _CALLS: Final = ("transitions", "messages")
 _FILES: Final = ("spans", *_CALLS, "tasks")
-_HONOURED: Final[Mapping[str, tuple[str, ...]]] = {
+_APPLIES_TO: Final[Mapping[str, tuple[str, ...]]] = {
     "output": (*_FILES, "model", "prompts"),
     "format": _FILES,
     "mode": _FILES,
@@ -29,7 +29,7 @@ _HONOURED: Final[Mapping[str, tuple[str, ...]]] = {
     "policy": ("model",),
     "prompt": ("prompts",),
 }
-"""Option → the exports that it applies to; those of a store are in `_query`."""
+"""Option → the exports that it applies to; `_query` has the options of a store."""
 
 
 def add(commands: Any) -> None:
@@ -37,10 +37,10 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write spans, transitions, chats, prompts or the model",
-        description="Write what a run or production recorded as JSONL or Parquet: every span, "
-        "every call of a trained agent as token ids with log-probabilities, reward and advantage "
-        "(transitions), every call as chat messages, or what was asked, as tasks. Or copy a run's "
-        "trained model, or write the prompts that it learned as plain texts.",
+        description="Write the recordings of a run or of production as JSONL or Parquet: every "
+        "span, every call of a trained agent as token ids with log-probabilities, reward and "
+        "advantage (transitions), every call as chat messages, or the inputs of attempts as tasks. "
+        "Or copy a run's trained model, or write its learned prompts as plain texts.",
     )
     parser.add_argument(
         "run_folder",
@@ -48,59 +48,55 @@ def add(commands: Any) -> None:
         help="a folder such as runs/sql, or the store of production, such as sqlite:app.db",
     )
     parser.add_argument(
-        "what",
-        choices=[*_FILES, "model", "prompts"],
-        help="model and prompts: of a run only",
+        "what", choices=[*_FILES, "model", "prompts"], help="model and prompts: of a run only"
     )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="PATH",
-        help="a file (standard output if absent), or a new folder for the model or for prompts, a "
-        "file each",
+        help="a file (standard output if absent), or a new folder for the model or for prompts, "
+        "one file each",
     )
     parser.add_argument(
         "--format",
         choices=["jsonl", "parquet"],
-        help="by the file's name if absent, else jsonl; not for the model",
+        help="format (by the file's name, else jsonl); not for the model",
     )
     parser.add_argument(
         "--mode",
         choices=[str(mode) for mode in Mode],
-        help="all if absent; not for the model",
+        help="only rollouts of this mode (all); not for the model",
     )
     parser.add_argument(
         "--agent",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only calls of these agents, a name or a glob on paths; for transitions and messages; "
+        help="only calls of an agent, by a name or a glob on paths; for transitions and messages; "
         "may be repeated",
     )
     parser.add_argument(
         "--min-reward",
         type=float,
         metavar="R",
-        help="only rollouts that earned R; not for the model",
+        help="only rollouts with at least this reward; not for the model",
     )
     add_query(parser)
     parser.add_argument(
         "--merge", action="store_true", help="merge the LoRA adapter into its base; for the model"
     )
-    parser.add_argument("--policy", help="whose model, if the run has several")
-    parser.add_argument(
-        "--prompt", metavar="NAME", help="one of the prompts, to paste; all if absent"
-    )
+    parser.add_argument("--policy", help="policy to export, if the run has several")
+    parser.add_argument("--prompt", metavar="NAME", help="name of a prompt (all)")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
-    for name, honoured in _HONOURED.items():
+    for name, exports in _APPLIES_TO.items():
         value = getattr(options, name.replace("-", "_"))
-        is_given = value is not None and value is not False and value != []  # 0.0 is given
-        if is_given and options.what not in honoured:
+        is_set = value is not None and value is not False and value != []  # 0.0 is a value
+        if is_set and options.what not in exports:
             raise ConfigError(
-                f"{_as_given(name, value)} applies only to {', '.join(honoured)}, not to "
+                f"{_option_text(name, value)} applies only to {', '.join(exports)}, not to "
                 f"{options.what}: leave it out"
             )
     acts = {"model": _copy_model, "prompts": _write_prompts}
@@ -108,11 +104,16 @@ def _run(options: argparse.Namespace) -> None:
     if read_query(options, options.run_folder) is not None and act is not _write:
         source = f"{public_url(options.run_folder)} is a store of production"
         raise ConfigError(f"{source}: only a run has {options.what} to export")
-    act(options)
+    try:
+        act(options)
+    except BrokenPipeError:  # `lightspan export … | head`
+        sys.stderr.close()
+    except OSError as error:
+        raise DataError(f"the output cannot be written: {_reason(error)}") from error
 
 
-def _as_given(name: str, value: Any) -> str:
-    """An option as on the command line."""
+def _option_text(name: str, value: Any) -> str:
+    """Return an option as on the command line."""
     option = "-o" if name == "output" else f"--{name}"
     if value is True:
         return option
@@ -123,28 +124,19 @@ def _write(options: argparse.Namespace) -> None:
     from lightspan_tools.export import Filter, export_run, export_store
 
     query = read_query(options, options.run_folder)
-    where = Path(options.run_folder)
+    source, what = options.run_folder, options.what
     only = Filter(
         mode=None if options.mode is None else Mode(options.mode),
         agents=tuple(options.agent),
         min_reward=options.min_reward,
     )
-    try:
-        out = options.output or sys.stdout.buffer
-        if query is None:
-            done = export_run(where, options.what, out, format=options.format, only=only)
-        else:
-            url = options.run_folder
-            done = export_store(
-                url, options.what, out, format=options.format, only=only, query=query
-            )
-        sys.stdout.flush()
-    except BrokenPipeError:  # `lightspan export … | head`
-        sys.stderr.close()
-        return
-    except OSError as error:
-        raise DataError(f"the output cannot be written: {error.strerror or error}") from error
-    print_line(done.text(options.what, options.output), sys.stderr)
+    out = options.output or sys.stdout.buffer
+    if query is None:
+        summary = export_run(Path(source), what, out, format=options.format, only=only)
+    else:
+        summary = export_store(source, what, out, format=options.format, only=only, query=query)
+    sys.stdout.flush()
+    print_line(summary.text(what, options.output), sys.stderr)
 
 
 def _copy_model(options: argparse.Namespace) -> None:
@@ -159,31 +151,31 @@ def _copy_model(options: argparse.Namespace) -> None:
         raise ConfigError(f"the run has the policies {', '.join(served)}: name one with --policy")
     if out is None:
         raise ConfigError("a model needs a folder: -o FOLDER")
-    if os.path.lexists(out):  # `Path.exists` raises for a path that is too long
+    if os.path.lexists(out):  # `Path.exists` raises for an overlong path
         raise ConfigError(f"{out} exists; a model goes into a new folder")
     source = run.path / served[name].folder
     if not source.is_dir():
         raise ConfigError(f"the run's model {source} is gone: put it back, or train again")
     if options.merge and not is_adapter(source):
         raise ConfigError(f"{source} is a whole model, no LoRA adapter: there is nothing to merge")
-    # Renamed when it is whole: a model that was cut off would load, and answer nonsense.
-    beside = out.with_name(f".{out.name}.part")
-    shutil.rmtree(beside, ignore_errors=True)  # what a process left that was killed
+    # An incomplete model would load and answer nonsense, so the copy is renamed when complete.
+    temporary = out.with_name(f".{out.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     try:
         if options.merge:
             from lightspan_torch.learner.policy_model import merge_adapter
 
-            merge_adapter(source, beside, base=served[name].model)
+            merge_adapter(source, temporary, base=served[name].model)
         else:
-            shutil.copytree(source, beside)
-        beside.rename(out)
+            shutil.copytree(source, temporary)
+        temporary.rename(out)
     except OSError as error:
         raise DataError(
-            f"the model {source} cannot be written to {out}: {_why(error)}; "
+            f"the model {source} cannot be written to {out}: {_reason(error)}; "
             "give another folder (-o FOLDER)"
         ) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     print_line(f"model of policy {name} to {out}", sys.stderr)
 
 
@@ -191,7 +183,7 @@ def _write_prompts(options: argparse.Namespace) -> None:
     from lightspan.training.folder import RunFolder
 
     run, out = RunFolder(Path(options.run_folder)), options.output
-    run.read_config()  # which says what is wrong with a folder that is no run
+    run.read_config()  # raises if the folder holds no run
     prompts = run.prompts()
     if not prompts:
         raise ConfigError(
@@ -200,42 +192,34 @@ def _write_prompts(options: argparse.Namespace) -> None:
         )
     if options.prompt is not None:
         if options.prompt not in prompts:
-            known = ", ".join(prompts)
-            raise ConfigError(f"the run has the prompts {known}, no {options.prompt!r}")
+            names = ", ".join(prompts)
+            raise ConfigError(f"the run has the prompts {names}, no {options.prompt!r}")
         prompts = {options.prompt: prompts[options.prompt]}
     if out is None:
-        headed = len(prompts) > 1
-        texts = [f"=== {n}\n{p.template}" if headed else p.template for n, p in prompts.items()]
-        try:
-            _print_exactly("\n".join(texts))
-        except BrokenPipeError:  # `lightspan export … | head`
-            sys.stderr.close()
-        except OSError as error:
-            raise DataError(f"the output cannot be written: {_why(error)}") from error
+        texts = [prompt.template for prompt in prompts.values()]
+        if len(prompts) > 1:
+            texts = [f"=== {name}\n{prompt.template}" for name, prompt in prompts.items()]
+        text = "\n".join(texts)
+        if sys.stdout.isatty():
+            print_line(text)  # escapes control characters
+        else:
+            sys.stdout.buffer.write(text.encode() + b"\n")
+            sys.stdout.flush()
         return
     if os.path.lexists(out):
         raise ConfigError(f"{out} exists; prompts go into a new folder")
     try:
         out.mkdir(parents=True)
-        for name, learned in prompts.items():
-            # as the app fills it, to the letter: no line is added at its end
+        for name, prompt in prompts.items():
             file = out / f"{quote(name, safe=' ')}.txt"  # an agent's path has slashes
-            file.write_text(learned.template, encoding="utf-8", newline="")
+            # The app's template exactly, without a final newline.
+            file.write_text(prompt.template, encoding="utf-8", newline="")
     except OSError as error:
-        raise DataError(f"{out} cannot be written: {_why(error)}") from error
+        raise DataError(f"{out} cannot be written: {_reason(error)}") from error
     print_line(f"{plural(len(prompts), 'prompt')} to {out}", sys.stderr)
 
 
-def _print_exactly(text: str) -> None:
-    """To another program as it is; on a terminal, what could steer it is shown instead."""
-    if sys.stdout.isatty():
-        print_line(text)
-        return
-    sys.stdout.buffer.write(text.encode() + b"\n")
-    sys.stdout.flush()
-
-
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
-        return str(error.args[0][0][-1])  # of all the files that failed, the first
+        return str(error.args[0][0][-1])  # the first file that failed
     return error.strerror or str(error)

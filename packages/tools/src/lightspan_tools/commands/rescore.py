@@ -1,4 +1,4 @@
-"""`lightspan rescore`: what another reward would have said of a run."""
+"""`lightspan rescore`: score a run's rollouts under another reward."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "rescore",
         help="score a run's rollouts under another reward, and show what it would change",
-        description="Score the rollouts that a run recorded again, by a function or a "
-        "lightspan.Judge, and show what would change: means, signs of advantages within "
-        "groups, the most changed rollouts. The run is left as it is.",
+        description="Score a run's recorded rollouts again, by a function or a lightspan.Judge, "
+        "and show the changes: means, signs of advantages within groups, the most changed "
+        "rollouts. The run itself stays unchanged.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="a folder such as runs/sql")
     parser.add_argument(
@@ -31,16 +31,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--mode",
         choices=[str(Mode.TRAIN), str(Mode.VAL), str(Mode.DEV)],
-        help="only rollouts of this mode (those of training and evaluation)",
+        help="only rollouts of this mode (training and evaluation)",
     )
     parser.add_argument(
         "--limit", type=int, default=10, metavar="N", help="changed rollouts shown (10); 0 for all"
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of the text")
     parser.add_argument(
-        "--write",
-        metavar="NAME",
-        help="keep the new reward in the run under this name, beside the others",
+        "--write", metavar="NAME", help="store the new reward in the run under this name"
     )
     parser.set_defaults(run=_run)
 
@@ -52,7 +50,7 @@ def _run(options: argparse.Namespace) -> str:
 
     if options.limit < 0:
         raise ConfigError(f"--limit {options.limit} must be at least 0")
-    if os.getcwd() not in sys.path:  # as `python -m` has it: the reward lies there
+    if os.getcwd() not in sys.path:  # as `python -m` does, to import the reward
         sys.path.insert(0, os.getcwd())
     result = rescore(
         options.run_folder,
@@ -61,6 +59,6 @@ def _run(options: argparse.Namespace) -> str:
         write=options.write,
     )
     if options.json:
-        # ASCII: a terminal may know no more. DEL is ASCII too, and would be written out.
+        # ASCII only, for any terminal; json.dumps does not escape DEL, which is ASCII too.
         return json.dumps(result.json(options.limit), indent=2).replace("\x7f", "\\u007f")
     return result.text(options.limit)

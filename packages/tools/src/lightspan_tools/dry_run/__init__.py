@@ -1,8 +1,8 @@
-"""The dry run: run a few tasks, train nothing, and report what `fit` would do.
+"""Dry run: run a few tasks without training and report what `fit` would do.
 
 `run` runs the tasks, with the algorithm's own model in this process or with an OpenAI-compatible
-endpoint in its place (`endpoints`). `analysis` reads the episodes, `token_estimates` times and
-sizes the models, and both fill the `report_model`, which `rendering` prints.
+endpoint in its place (`endpoints`). `analysis` reads the episodes, `token_estimates` estimates time
+and memory, and both fill the `report_model`, which `rendering` prints.
 """
 
 from lightspan_tools.dry_run.report_model import DevReport

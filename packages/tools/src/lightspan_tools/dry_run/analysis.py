@@ -1,4 +1,4 @@
-"""Read the episodes of a dry run: each `read_…` is a pure function to one section of the report."""
+"""Analysis of the episodes of a dry run; each `read_…` function returns a section of the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -35,40 +35,29 @@ from lightspan.schema.records import Outcome
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
+from lightspan_tools.dry_run import report_model as model
 from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
-from lightspan_tools.dry_run.report_model import (
-    AgentReport,
-    CostReport,
-    EndpointReport,
-    GroupReport,
-    MemoryReport,
-    OverrideReport,
-    Reason,
-    RewardReport,
-    RowReport,
-    Spread,
-    ToolReport,
-    UncapturedReport,
-)
+
+T = TypeVar("T")
 
 MAX_EXAMPLES: Final = 2
-"""Breaks of one cause in the report."""
+"""Maximum number of reported breaks per cause."""
 _MAX_MESSAGE_LENGTH: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """The episodes of a dry run, judged."""
+    """The episodes of a dry run with their coverages."""
 
     episodes: Sequence[Episode]
     coverages: Sequence[Coverage]
     """One per episode."""
     routing: Routing
-    """The algorithm's, whoever answered."""
+    """Routing of the algorithm, even if an endpoint answered."""
 
     @property
     def entries(self) -> list[CallCoverage]:
-        """Every call."""
+        """The coverage of every call."""
         return [entry for coverage in self.coverages for entry in coverage.entries]
 
     def transitions(self) -> list[Transition]:
@@ -77,18 +66,18 @@ class Findings:
         return [t for episode, coverage in pairs for t in trained_transitions(episode, coverage)]
 
     def spans(self, *kinds: SpanKind) -> list[Span]:
-        """Return the spans of these kinds; of every kind where none is named."""
+        """Return the spans of these kinds, or of every kind by default."""
         spans = [span for episode in self.episodes for span in episode.spans]
         return [span for span in spans if not kinds or span.kind in kinds]
 
 
 # --- agents -----------------------------------------------------------------------------------
-def read_agents(findings: Findings, declared: Iterable[str] | None = None) -> list[AgentReport]:
-    """Return every agent that acted or called, and those that the app declares, by path."""
-    calls: dict[str, list[CallCoverage]] = {path: [] for path in declared or ()}
+def read_agents(
+    findings: Findings, declared: Iterable[str] | None = None
+) -> list[model.AgentReport]:
+    """Return the agents that acted or called a model, and those that the app declares, by path."""
     acted = {str(span.attributes.get(c.AGENT_PATH)) for span in findings.spans(SpanKind.AGENT)}
-    for path in acted:
-        calls.setdefault(path, [])
+    calls: dict[str, list[CallCoverage]] = {path: [] for path in (*(declared or ()), *acted)}
     for entry in findings.entries:
         calls.setdefault(entry.call.agent_path, []).append(entry)
     return [
@@ -99,7 +88,7 @@ def read_agents(findings: Findings, declared: Iterable[str] | None = None) -> li
 
 def _agent(
     path: str, entries: Sequence[CallCoverage], findings: Findings, *, acted: bool
-) -> AgentReport:
+) -> model.AgentReport:
     target = findings.routing.target(path)
     tokens = [token_counts(entry.call) for entry in entries]
     rejected = Counter(e.rejection for e in entries if e.rejection is not None)
@@ -109,7 +98,7 @@ def _agent(
         for entry in entries
         if entry.call.span is not None and is_uncaptured(entry.call)
     )
-    return AgentReport(
+    return model.AgentReport(
         path=path,
         policy=target.policy if target.selected else None,
         route=target.route.value,
@@ -121,7 +110,7 @@ def _agent(
         trained=sum(entry.status is CallStatus.TRAINED for entry in entries),
         frozen=sum(entry.status is CallStatus.FROZEN for entry in entries),
         rejected=[
-            Reason(code=reason.value, text=texts[reason], calls=number)
+            model.Reason(code=reason.value, text=texts[reason], calls=number)
             for reason, number in rejected.most_common()
         ],
         unseen=[f"{plural(count, 'call')} {client}" for client, count in unseen.most_common()],
@@ -129,15 +118,20 @@ def _agent(
     )
 
 
-def _spread(values: Iterable[int | None]) -> Spread | None:
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return None
-    return Spread(mean=math.fsum(numbers) / len(numbers), max=max(numbers))
+def _spread(values: Iterable[int | None]) -> model.Spread | None:
+    numbers = _known(values)
+    return (
+        model.Spread(mean=math.fsum(numbers) / len(numbers), max=max(numbers)) if numbers else None
+    )
+
+
+def _known(values: Iterable[T | None]) -> list[T]:
+    """Return the values without None."""
+    return [value for value in values if value is not None]
 
 
 def _rejection_text(entry: CallCoverage) -> str:
-    """Return why the call would be rejected; of a failed call also its error."""
+    """Return why the call would be rejected, with the error of a failed call."""
     span = entry.call.span
     if span is None or not span.status_message:
         return entry.reason
@@ -149,7 +143,7 @@ def _rejection_text(entry: CallCoverage) -> str:
 
 
 def token_counts(call: Call) -> tuple[int | None, int | None]:
-    """Return (tokens of the prompt, of the answer), as recorded or as the endpoint counted them."""
+    """Return the numbers of prompt and answer tokens, as recorded or counted by the endpoint."""
     if call.record is not None:
         return len(call.record.prompt) // 4, len(call.record.response) // 4
     if call.span is None or call.choice:  # an endpoint counts all choices together
@@ -157,8 +151,8 @@ def token_counts(call: Call) -> tuple[int | None, int | None]:
     return c.usage_of(call.span.attributes)
 
 
-def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
-    """Return the requests that bypassed the SDKs, but those that an adapter recorded as calls."""
+def read_uncaptured(findings: Findings) -> list[model.UncapturedReport]:
+    """Return the requests that bypassed the SDKs and that no adapter recorded as calls."""
     spans = findings.spans()
     recorded = {
         (entry.call.agent_path, client_of(entry.call.span).host)
@@ -166,7 +160,7 @@ def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
         if entry.call.span is not None and is_uncaptured(entry.call)
     }
     return [
-        UncapturedReport(
+        model.UncapturedReport(
             agent=request.agent,
             request=describe_request(request),
             requests=count,
@@ -178,29 +172,29 @@ def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
     ]
 
 
-def read_overrides(findings: Findings) -> list[OverrideReport]:
-    """Return what training sets otherwise, by agent and field; each call once."""
+def read_overrides(findings: Findings) -> list[model.OverrideReport]:
+    """Return the request fields that training overrides, by agent and field."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for call in (entry.call for entry in findings.entries):
         if call.span is not None and not call.choice:
             for field, pair in genai_messages.overrides_of(call.span.attributes).items():
                 counts[call.agent_path, field, json.dumps(pair, sort_keys=True)] += 1
     return [
-        OverrideReport(agent=agent, field=field, asked=asked, used=used, calls=calls)
+        model.OverrideReport(agent=agent, field=field, asked=asked, used=used, calls=calls)
         for (agent, field, pair), calls in sorted(counts.items())
         for asked, used in [json.loads(pair)]
     ]
 
 
 # --- rewards ----------------------------------------------------------------------------------
-def read_rewards(findings: Findings, *, by_batch: bool) -> RewardReport:
+def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
     """Return the rewards, by group."""
     episodes = findings.episodes
     rewards = group_rewards(episodes, findings.coverages)
     flat = set(groups_without_variance(rewards))
     tasks = {episode.group_id: episode.task_id for episode in episodes}
-    scored = [value for values in rewards.values() for value in values if value is not None]
-    return RewardReport(
+    scored = _known(value for values in rewards.values() for value in values)
+    return model.RewardReport(
         rollouts=len(episodes),
         scored=len(scored),
         failed=sum(map(app_failed, episodes)),
@@ -208,7 +202,7 @@ def read_rewards(findings: Findings, *, by_batch: bool) -> RewardReport:
         damaged=sum(bool(episode.capture_errors) for episode in episodes),
         mean=_mean(scored),
         groups=[
-            GroupReport(
+            model.GroupReport(
                 task_id=tasks[group],
                 rewards=list(values),
                 mean=_mean(values),
@@ -222,7 +216,7 @@ def read_rewards(findings: Findings, *, by_batch: bool) -> RewardReport:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
+    numbers = _known(values)
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
@@ -240,8 +234,10 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
 
 
 # --- rows -------------------------------------------------------------------------------------
-def read_rows(findings: Findings, transitions: Sequence[Transition], decode: Decode) -> RowReport:
-    """Return how the calls merge, and why some do not."""
+def read_rows(
+    findings: Findings, transitions: Sequence[Transition], decode: Decode
+) -> model.RowReport:
+    """Return how the calls merge into rows, with examples of breaks."""
     exchanges = {
         (coverage.attempt_id, *entry.call.key): CallMessages.of(entry.call)
         for coverage in findings.coverages
@@ -250,7 +246,7 @@ def read_rows(findings: Findings, transitions: Sequence[Transition], decode: Dec
     }
     merging = read_merging(transitions, exchanges, decode)
     counts = merging.counts()
-    return RowReport(
+    return model.RowReport(
         calls=len(transitions),
         rows=merging.rows,
         merged=counts["merged"],
@@ -283,8 +279,8 @@ def _breaks(merging: Merging, transitions: Sequence[Transition]) -> Iterator[str
 # --- costs ------------------------------------------------------------------------------------
 def read_costs(
     findings: Findings, rollouts: int, plan: str, max_frozen_calls: int | None
-) -> CostReport:
-    """Return what a `fit` of so many rollouts like these would call outside."""
+) -> model.CostReport:
+    """Return the tool and endpoint calls of a `fit` with a number of rollouts like these."""
     scale = rollouts / len(findings.episodes)
     tools: dict[str, list[Span]] = defaultdict(list)
     for span in findings.spans(SpanKind.TOOL):
@@ -294,15 +290,11 @@ def read_costs(
         target = findings.routing.target(call.agent_path)
         if target.route in PAID and not call.choice:
             endpoints[endpoint_of(call, target)].append(call)
-    return CostReport(
+    return model.CostReport(
         rollouts=rollouts,
         plan=plan,
         tools=[
-            ToolReport(
-                name=name,
-                calls=len(spans),
-                expected_calls=len(spans) * scale,
-            )
+            model.ToolReport(name=name, calls=len(spans), expected_calls=len(spans) * scale)
             for name, spans in sorted(tools.items())
         ],
         endpoints=[_endpoint(name, calls, scale) for name, calls in sorted(endpoints.items())],
@@ -310,9 +302,9 @@ def read_costs(
     )
 
 
-def _endpoint(name: str, calls: Sequence[Call], scale: float) -> EndpointReport:
+def _endpoint(name: str, calls: Sequence[Call], scale: float) -> model.EndpointReport:
     prompts, answers = zip(*map(token_counts, calls), strict=True)
-    return EndpointReport(
+    return model.EndpointReport(
         name=name,
         agents=sorted({call.agent_path for call in calls}),
         calls=len(calls),
@@ -323,16 +315,15 @@ def _endpoint(name: str, calls: Sequence[Call], scale: float) -> EndpointReport:
 
 
 def _scaled(values: Iterable[int | None], scale: float) -> float | None:
-    numbers = [value for value in values if value is not None]
+    numbers = _known(values)
     return sum(numbers) * scale if numbers else None
 
 
 # --- an endpoint in the model's place ---------------------------------------------------------
 def assume_tokens(coverage: Coverage, episode: Episode, step_rewards: bool) -> Coverage:
-    """Return the coverage with the endpoint's calls judged as if their token ids were known: `fit`
-    asks a model of ours."""
+    """Return the coverage as if the token ids of the endpoint's calls were known, as in `fit`."""
 
-    def judged(entry: CallCoverage) -> CallCoverage:
+    def with_tokens(entry: CallCoverage) -> CallCoverage:
         if entry.rejection is not Rejection.NO_TOKENS or entry.call.route is not Route.ENDPOINT:
             return entry
         if not episode.scored(step_rewards):
@@ -341,24 +332,24 @@ def assume_tokens(coverage: Coverage, episode: Episode, step_rewards: bool) -> C
 
     return Coverage(
         attempt_id=coverage.attempt_id,
-        entries=tuple(map(judged, coverage.entries)),
+        entries=tuple(map(with_tokens, coverage.entries)),
         step_rewards=coverage.step_rewards,
     )
 
 
 # --- warnings ---------------------------------------------------------------------------------
-def reward_warnings(rewards: RewardReport, *, trains: bool) -> Iterator[str]:
-    """Warn of failures, missing rewards, and groups that teach nothing.
+def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
+    """Warn of failures, missing rewards, and groups without reward variance.
 
     Args:
-        rewards: what the rollouts earned.
-        trains: whether weights are trained. If not, no group has to vary.
+        rewards: rewards of the rollouts.
+        trains: whether weights are trained; if not, groups need no variance.
     """
     ends = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
-    for what, count in ends.items():
+    for verb, count in ends.items():
         if count > FAILURE_WARNING * rewards.rollouts:
             why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
-            yield f"{count} of {rewards.rollouts} rollouts {what}{why}"
+            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}"
     if rewards.unscored:
         yield (
             f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
@@ -379,7 +370,7 @@ def reward_warnings(rewards: RewardReport, *, trains: bool) -> Iterator[str]:
 
 
 def call_warnings(
-    agents: Sequence[AgentReport], uncaptured: Sequence[UncapturedReport]
+    agents: Sequence[model.AgentReport], uncaptured: Sequence[model.UncapturedReport]
 ) -> Iterator[str]:
     """Warn of calls of selected agents that would not be trained."""
     selected = [agent for agent in agents if agent.policy is not None]
@@ -393,20 +384,21 @@ def call_warnings(
         yield f"no call would be trained ({why or 'no selected agent called a model'})"
     elif why:
         yield f"{rejected.total()} of {trained + rejected.total()} calls would be rejected ({why})"
-    if past := [each for each in uncaptured if each.selected]:
-        names = ", ".join(dict.fromkeys(each.agent for each in past))
+    if missed := [report for report in uncaptured if report.selected]:
+        names = ", ".join(dict.fromkeys(report.agent for report in missed))
+        requests = plural(sum(report.requests for report in missed), "request")
         yield (
-            f"{plural(sum(each.requests for each in past), 'request')} of agents that would be "
+            f"{requests} of agents that would be "
             f"trained ({names}) went past the OpenAI and Anthropic SDKs, and cannot be trained: "
             "see below for what to change"
         )
 
 
 def other_warnings(
-    agents: Sequence[AgentReport],
-    rows: RowReport | None,
-    costs: CostReport,
-    memory: MemoryReport | None,
+    agents: Sequence[model.AgentReport],
+    rows: model.RowReport | None,
+    costs: model.CostReport,
+    memory: model.MemoryReport | None,
 ) -> Iterator[str]:
     """Warn of unnamed agents, broken conversations, limits and memory."""
     unnamed = sum(agent.calls for agent in agents if agent.path == UNNAMED_AGENT)

@@ -1,4 +1,4 @@
-"""Endpoints: the one that answers in our models' place, and those that frozen agents call."""
+"""Endpoints that answer in place of the models, and endpoints of frozen agents."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from lightspan.schema.routing import Route, Routing, Target
 
 DEFAULT_URL: Final = "https://api.openai.com/v1"
 PAID: Final = (Route.APP, Route.ENDPOINT)
-"""Routes of calls that are not ours to answer: somebody else answers, and may charge for them."""
-_REACH_S: Final = 10.0
+"""Routes of calls to endpoints, which may charge for them."""
+_CONNECT_TIMEOUT_S: Final = 10.0
 
 
 # --- in place of our models -------------------------------------------------------------------
 def endpoint_routing(routing: Routing, endpoint: LLM) -> Routing:
-    """The routing in which an endpoint answers for every model of ours. Agents that would be
-    trained keep the sampling of training; other endpoints stay what they are."""
+    """Return the routing with an endpoint in place of every policy and starting model.
+
+    Trained agents keep the sampling of training; routes to other endpoints stay unchanged.
+    """
 
     def routed(target: Target) -> Target:
         if target.route in PAID:
@@ -37,10 +39,10 @@ def endpoint_routing(routing: Routing, endpoint: LLM) -> Routing:
 
 
 def environment_endpoint(model: str | None = None) -> LLM | None:
-    """The endpoint of `OPENAI_BASE_URL` and `OPENAI_API_KEY`; None where neither is set.
+    """Return the endpoint of `OPENAI_BASE_URL` and `OPENAI_API_KEY`; None if neither is set.
 
     Args:
-        model: None for `OPENAI_MODEL`, else what the app asks for.
+        model: name of the model; None for `OPENAI_MODEL`, else the model that the app names.
     """
     url = os.environ.get("OPENAI_BASE_URL")
     if url or os.environ.get("OPENAI_API_KEY"):
@@ -49,10 +51,10 @@ def environment_endpoint(model: str | None = None) -> LLM | None:
 
 
 def named_endpoint(base_url: str | None, model: str | None) -> LLM | None:
-    """The endpoint of the options `--base-url` and `--endpoint-model`; None if neither is given.
+    """Return the endpoint of `--base-url` and `--endpoint-model`; None if neither is set.
 
     Raises:
-        ConfigError: only the model is given, and the environment names no endpoint.
+        ConfigError: only the model is set, and the environment names no endpoint.
     """
     if base_url is not None:
         return _endpoint_at(base_url, model)
@@ -68,7 +70,7 @@ def named_endpoint(base_url: str | None, model: str | None) -> LLM | None:
 
 
 def _endpoint_at(url: str, model: str | None) -> LLM:
-    # the key is kept by its variable's name: a value would end up in the store and in reports
+    # The variable's name in place of the key, which would end up in the store and in reports.
     return LLM(
         base_url=url,
         model=model or os.environ.get("OPENAI_MODEL", ""),
@@ -77,14 +79,16 @@ def _endpoint_at(url: str, model: str | None) -> LLM:
 
 
 async def check_reachable(url: str) -> None:
-    """Raise `EngineError` if nobody listens there: each rollout would find out by itself, after
-    the retries of the app's client."""
+    """Raise `EngineError` if no server listens at the URL.
+
+    Otherwise every rollout would fail after the retries of the app's client.
+    """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        async with asyncio.timeout(_REACH_S):
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(parts.hostname, port)
-    except (OSError, UnicodeError) as error:  # UnicodeError: text that cannot be a host's name
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         why = getattr(error, "strerror", None) or str(error) or "no answer"
         raise EngineError(
             f"the endpoint {url} cannot be reached ({why}): start it, or name another one"
@@ -93,13 +97,13 @@ async def check_reachable(url: str) -> None:
 
 
 def described(endpoint: LLM) -> str:
-    """The endpoint as `model at host`."""
+    """Return the endpoint as `model at host`."""
     return f"{endpoint.model or 'the model that the app names'} at {host_of(endpoint.base_url)}"
 
 
-# --- who answers a call -----------------------------------------------------------------------
+# --- destinations of calls --------------------------------------------------------------------
 def destination(call: Call, target: Target) -> str:
-    """Return who answers the call in `fit`."""
+    """Return the destination of the call in `fit`."""
     names = {
         Route.POLICY: f"policy {target.policy}",
         Route.BASE: "the starting weights",
@@ -109,7 +113,7 @@ def destination(call: Call, target: Target) -> str:
 
 
 def endpoint_of(call: Call, target: Target) -> str:
-    """Return where a frozen call goes, `model at host`, as the target or its span says."""
+    """Return the endpoint of a frozen call, `model at host`, by its target or its span."""
     attributes = call.span.attributes if call.span is not None else {}
     model = c.model_of(attributes) or "a model"
     if target.endpoint is not None:
@@ -120,5 +124,5 @@ def endpoint_of(call: Call, target: Target) -> str:
 
 
 def host_of(url: str) -> str:
-    """Return host and port of a URL, without a key that may stand before them."""
+    """Return host and port of a URL, without credentials."""
     return urlsplit(url).netloc.rpartition("@")[2]

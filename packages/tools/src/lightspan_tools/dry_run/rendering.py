@@ -1,4 +1,4 @@
-"""Render a report as text; a section without content has no line."""
+"""Render the report of a dry run as text."""
 
 from __future__ import annotations
 
@@ -10,26 +10,16 @@ from lightspan.lightning.rollout_checks import WAY_OUT
 from lightspan.progress import duration, plural
 
 if TYPE_CHECKING:
-    from lightspan_tools.dry_run.report_model import (
-        AgentReport,
-        CostReport,
-        DevReport,
-        GroupReport,
-        MemoryReport,
-        RewardReport,
-        RowReport,
-        Spread,
-        TimeReport,
-    )
+    from lightspan_tools.dry_run import report_model as model
 
 MAX_ITEMS: Final = 8
-"""Groups, rewards of a group and failures that are shown; the rest is counted."""
+"""Maximum number of groups, rewards of a group and failures that are shown."""
 MAX_VALUE_LENGTH: Final = 40
-"""Characters of a value in a request, which may be a whole JSON schema."""
+"""Maximum length of a shown request value, which may be a whole JSON schema, in characters."""
 
 
-def render(report: DevReport) -> str:
-    """Return the report for people."""
+def render(report: model.DevReport) -> str:
+    """Return the report as text; empty sections are omitted."""
     sections = [
         _head(report),
         [f"! {warning}" for warning in report.warnings],
@@ -46,7 +36,7 @@ def render(report: DevReport) -> str:
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
 
 
-def _head(report: DevReport) -> Iterator[str]:
+def _head(report: model.DevReport) -> Iterator[str]:
     models = " and ".join(sorted(set(report.models.values()))) or "no model (none was given)"
     on = "" if report.answered_by == "app" else f" on {models}"
     yield (
@@ -61,10 +51,10 @@ def _head(report: DevReport) -> Iterator[str]:
         yield f"rollouts: lightspan inspect {report.folder}"
 
 
-def _agents(agents: Sequence[AgentReport]) -> Iterator[str]:
+def _agents(agents: Sequence[model.AgentReport]) -> Iterator[str]:
     yield "AGENTS"
     if not agents:
-        yield "  none was seen"
+        yield "  none"
         return
     header = ["agent", "trains", "calls", "/rollout", "prompt", "answer"]
     header += ["trained", "frozen", "rejected"]
@@ -88,7 +78,7 @@ def _agents(agents: Sequence[AgentReport]) -> Iterator[str]:
         yield from (f"  {agent.path}: {note}" for note in _agent_notes(agent))
 
 
-def _agent_notes(agent: AgentReport) -> Iterator[str]:
+def _agent_notes(agent: model.AgentReport) -> Iterator[str]:
     if not agent.calls and agent.acted and agent.policy is not None:
         yield (
             "made no call of the OpenAI SDK, of a client that an adapter knows, or to the "
@@ -109,11 +99,11 @@ def _rate(calls_per_rollout: float) -> str:
     return "<0.1" if 0 < calls_per_rollout < 0.1 else f"{calls_per_rollout:.1f}"
 
 
-def _spread(spread: Spread | None) -> str:
+def _spread(spread: model.Spread | None) -> str:
     return "-" if spread is None else f"{spread.mean:.0f} / {spread.max}"
 
 
-def _uncaptured(report: DevReport) -> Iterator[str]:
+def _uncaptured(report: model.DevReport) -> Iterator[str]:
     if report.uncaptured:
         yield "PAST THE OPENAI AND ANTHROPIC SDKS"
     for each in report.uncaptured:
@@ -122,7 +112,7 @@ def _uncaptured(report: DevReport) -> Iterator[str]:
         yield f"  {each.agent}: {plural(each.requests, 'request')} to {each.request}: {fix}"
 
 
-def _overrides(report: DevReport) -> Iterator[str]:
+def _overrides(report: model.DevReport) -> Iterator[str]:
     if report.overrides:
         yield "SAMPLING SET BY TRAINING"
         rows = [
@@ -143,7 +133,7 @@ def _json(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
 
 
-def _rewards(rewards: RewardReport) -> Iterator[str]:
+def _rewards(rewards: model.RewardReport) -> Iterator[str]:
     yield "REWARDS"
     counts = {"unscored": rewards.unscored, "failed": rewards.failed, "lost": rewards.lost}
     counts |= {"damaged": rewards.damaged}
@@ -164,7 +154,7 @@ def _rewards(rewards: RewardReport) -> Iterator[str]:
         yield f"  and {len(rewards.failures) - MAX_ITEMS} other failures"
 
 
-def _group(group: GroupReport, *, by_batch: bool) -> list[str]:
+def _group(group: model.GroupReport, *, by_batch: bool) -> list[str]:
     rewards = " ".join(_number(value) for value in group.rewards[:MAX_ITEMS])
     more = " …" if len(group.rewards) > MAX_ITEMS else ""
     flat = "" if group.varies or by_batch else "teaches nothing"
@@ -175,7 +165,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _rows(report: RowReport | None) -> Iterator[str]:
+def _rows(report: model.RowReport | None) -> Iterator[str]:
     if report is None:
         return
     yield "ROWS"
@@ -190,7 +180,7 @@ def _rows(report: RowReport | None) -> Iterator[str]:
     yield from (f"    {example}" for example in report.breaks)
 
 
-def _costs(costs: CostReport, rollouts: int) -> Iterator[str]:
+def _costs(costs: model.CostReport, rollouts: int) -> Iterator[str]:
     yield "WHAT FIT WOULD CALL"
     yield f"  {costs.rollouts:,} rollouts: {costs.plan}"
     rows = [
@@ -226,7 +216,7 @@ def _about(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
 
 
-def _memory(memory: MemoryReport | None) -> Iterator[str]:
+def _memory(memory: model.MemoryReport | None) -> Iterator[str]:
     if memory is None:
         return
     yield "MEMORY (estimate)"
@@ -247,7 +237,7 @@ def _bytes(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def _time(time: TimeReport | None) -> Iterator[str]:
+def _time(time: model.TimeReport | None) -> Iterator[str]:
     if time is None:
         return
     yield "TIME (estimate)"

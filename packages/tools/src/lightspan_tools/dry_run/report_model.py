@@ -1,4 +1,4 @@
-"""DevReport: what a dry run showed, as data, as text for people and as JSON for programs."""
+"""Data model of the report of a dry run, with its text and JSON forms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightspan.progress import print_line
 from lightspan_tools.dry_run.rendering import render
 
 STDOUT: Final = Path("-")
-"""As a path of the JSON: print it in place of the text."""
+"""Path that prints the JSON in place of the text."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why calls would be rejected."""
+    """A reason for which calls would be rejected."""
 
     code: str
     """A value of `lightspan.lightning.Rejection`."""
@@ -35,13 +35,13 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent. Every call is in exactly one of `trained`, `frozen` and `rejected`."""
+    """An agent, each of whose calls is counted once in `trained`, `frozen` or `rejected`."""
 
     path: str
     policy: str | None
-    """What it trains; None: it is frozen."""
+    """Policy that the agent trains; None: it is frozen."""
     route: str
-    """What answers its calls in `fit`: `policy`, `base`, `shared`, `endpoint` or `app`."""
+    """Route of its calls in `fit`: `policy`, `base`, `shared`, `endpoint` or `app`."""
     goes_to: list[str]
     """The policy, or `model at host` of each endpoint."""
     calls: int
@@ -53,9 +53,9 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     frozen: int
     rejected: list[Reason]
     unseen: list[str] = []
-    """Calls that bypassed the gateway, by client, each with its remedy."""
+    """Calls that bypassed the gateway, by client, each with a hint."""
     acted: bool = False
-    """Whether a span of it was recorded, with or without calls."""
+    """Whether a span of the agent was recorded."""
 
 
 class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,14 +65,14 @@ class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     """Model, host and client."""
     requests: int
-    """Retries included."""
+    """Number of requests, with retries."""
     selected: bool
-    """Whether the agent would be trained; if not, nothing has to change."""
+    """Whether the agent would be trained; if not, no change is needed."""
     fix: str
 
 
 class OverrideReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A request field that training sets otherwise than the app."""
+    """A request field that training overrides."""
 
     agent: str
     field: str
@@ -90,7 +90,7 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     """None: unscored, which is not zero."""
     mean: float | None
     varies: bool
-    """Whether its rewards differ."""
+    """Whether the rewards of the group differ."""
 
 
 class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,15 +99,15 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int
     scored: int
     failed: int
-    """Rollouts on which the app failed, scored or not."""
+    """Number of rollouts on which the app failed, scored or not."""
     lost: int
-    """Rollouts on which the infrastructure failed."""
+    """Number of rollouts on which the infrastructure failed."""
     damaged: int
-    """Rollouts with a capture error: they are never trained."""
+    """Number of rollouts with a capture error, which are never trained."""
     mean: float | None
     groups: list[GroupReport]
     by_batch: bool
-    """Whether rollouts are compared with the batch or a critic, not with their group."""
+    """Whether rollouts are compared with the batch or a critic in place of their group."""
     failures: list[str]
 
     @property
@@ -120,12 +120,12 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def teaching(self) -> int:
-        """Groups that `fit` would learn from."""
+        """Number of groups that `fit` would learn from."""
         return len(self.groups) if self.by_batch else self.varying
 
 
 class RowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How calls become rows. `merged + new + branch + broken = calls`."""
+    """Counts of calls and rows, with `merged + new + branch + broken = calls`."""
 
     calls: int
     rows: int
@@ -134,54 +134,55 @@ class RowReport(msgspec.Struct, frozen=True, kw_only=True):
     new: int
     """Calls that begin a conversation."""
     branch: int
-    """Calls that continue a call which another call continues already."""
+    """Calls that continue a call which another call continues too."""
     broken: int
     causes: dict[str, int]
     """Cause → broken calls."""
     row_tokens: int
-    """Tokens that the learner computes."""
+    """Number of tokens that the learner computes."""
     call_tokens: int
-    """Tokens that it would compute if nothing merged."""
+    """Number of tokens that it would compute without merging."""
     longest_row: int
     breaks: list[str]
-    """Examples of broken calls, each with the first token that differs."""
+    """Examples of broken calls with the first differing token."""
 
 
 class ToolReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of a tool."""
+    """The calls of a tool."""
 
     name: str
     calls: int
     expected_calls: float
-    """In a whole `fit`."""
+    """Expected calls in `fit`."""
 
 
 class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of frozen agents to an endpoint that is not ours."""
+    """The calls of frozen agents to an endpoint."""
 
     name: str
     """`model at host`."""
     agents: list[str]
     calls: int
     expected_calls: float
-    """In a whole `fit`, as the tokens."""
+    """Expected calls in `fit`."""
     expected_prompt_tokens: float | None
-    """None: unknown."""
+    """Expected prompt tokens in `fit`; None: unknown."""
     expected_response_tokens: float | None
+    """Expected answer tokens in `fit`; None: unknown."""
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `fit` would call outside."""
+    """The calls of `fit` to tools and endpoints."""
 
     rollouts: int
     """Rollouts of `fit`, evaluations included."""
     plan: str
-    """How that number comes about."""
+    """Calculation of that number."""
     tools: list[ToolReport]
     endpoints: list[EndpointReport]
     max_frozen_calls: int | None
     reflections: list[Reflections] = []
-    """What a prompt search would ask."""
+    """Reflections of a prompt search."""
 
     @property
     def expected_frozen_calls(self) -> float:
@@ -189,16 +190,16 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An estimate of what `fit` holds, over all devices. Activations and logits come on top."""
+    """An estimate of the memory of `fit` over all devices, without activations and logits."""
 
     parts: dict[str, int]
     """Part → bytes."""
     free_bytes: int | None
-    """Free now on the trainer's device; None where that is unknown, or not all parts are on it."""
+    """Free memory of the trainer's device; None if unknown, or if parts are on other devices."""
     peak_bytes: int | None = None
-    """Measured: the peak of the dry run's own process."""
+    """Measured peak of the dry run's process, in bytes."""
     runner_bytes: int | None = None
-    """Measured: what all runner processes held."""
+    """Measured memory of all runner processes, in bytes."""
 
     @property
     def total_bytes(self) -> int:
@@ -210,16 +211,16 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured seconds, and the estimate for a whole `fit` that follows from them."""
+    """Measured times and the resulting estimate for `fit`, in seconds."""
 
     rollout_s: float
-    """Wall time of all rollouts, divided by their number."""
+    """Measured wall time of all rollouts, divided by their number."""
     token_s: float
-    """Time of an update per token of its rows."""
+    """Measured time of an update per token of its rows."""
     rollouts_s: float
-    """Of all rollouts of `fit`."""
+    """Estimated time of all rollouts of `fit`."""
     updates_s: float
-    """Of all updates of `fit`."""
+    """Estimated time of all updates of `fit`."""
 
     @property
     def total_s(self) -> float:
@@ -227,25 +228,25 @@ class TimeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DevReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dry run showed."""
+    """The report of a dry run."""
 
     lightspan: str
     app: str
     algorithm: str
     models: dict[str, str]
-    """Policy → its starting weights."""
+    """Policy → starting weights."""
     answered_by: Literal["local", "endpoint", "app"]
-    """`app`: the app's own endpoints alone, since no policy would be trained."""
+    """`app`: the app's own endpoints, since no policy would be trained."""
     endpoint: str | None
-    """`model at host` that answered for the agents that would be trained."""
+    """Endpoint that answered for the trained agents, `model at host`."""
     tasks: int
     group_size: int
     rollouts: int
     seconds: float
-    """Wall time of the rollouts."""
+    """Wall time of the rollouts, in seconds."""
     warnings: list[str]
     choices: list[str]
-    """Settings that the algorithm chose itself, and why."""
+    """Settings that the algorithm chose, with reasons."""
     agents: list[AgentReport]
     uncaptured: list[UncapturedReport]
     overrides: list[OverrideReport]
@@ -255,14 +256,16 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryReport | None
     time: TimeReport | None
     missing: list[str]
-    """What is unknown, and why."""
+    """Unknown parts of the report, with reasons."""
     folder: str | None
-    """Where the rollouts are kept for `lightspan inspect`."""
+    """Folder of the rollouts for `lightspan inspect`."""
 
     @property
     def failure(self) -> str:
-        """Why the dry run shows nothing: every rollout failed, or every call of the agents that
-        would be trained. Empty otherwise."""
+        """Why the dry run is useless: all rollouts failed, or all calls of the trained agents.
+
+        Empty otherwise.
+        """
         rewards = self.rewards
         if rewards.failed + rewards.lost == rewards.rollouts:
             first = f", the first: {rewards.failures[0]}" if rewards.failures else ""
@@ -280,11 +283,11 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def text(self) -> str:
-        """Return the report for people: warnings first, then a section for each question."""
+        """Return the report as text: warnings first, then the sections."""
         return render(self)
 
     def json(self) -> dict[str, Any]:
-        """Return the report for programs, as plain values that `json.dumps` takes."""
+        """Return the report as plain values for `json.dumps`."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         if self.memory is not None:
             plain["memory"] |= {"total_bytes": self.memory.total_bytes, "fits": self.memory.fits}
@@ -296,10 +299,10 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
         """Write the JSON and return what to print: the text, or the JSON for `STDOUT`.
 
         Raises:
-            DataError: the file cannot be written. The text is printed first: it took minutes.
+            DataError: the file cannot be written. The text, which took minutes, is printed first.
         """
         if path == STDOUT:
-            # ASCII: a terminal may know no more. DEL is ASCII too, and would be written out.
+            # ASCII only, for any terminal; json.dumps does not escape DEL, which is ASCII too.
             return json.dumps(self.json(), indent=2).replace("\x7f", "\\u007f")
         if path is not None:
             try:

@@ -1,13 +1,13 @@
-"""DryRun: run the tasks, with our own models or at an endpoint, and put the report together."""
+"""The dry run: run the tasks and put the report together."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -34,33 +34,22 @@ from lightspan.schema.validation import check_url
 from lightspan.training.folder import RunFolder
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
-from lightspan_tools.dry_run import analysis, token_estimates
+from lightspan_tools.dry_run import analysis, report_model as model, token_estimates
 from lightspan_tools.dry_run.analysis import Findings
-from lightspan_tools.dry_run.endpoints import (
-    check_reachable,
-    described,
-    endpoint_routing,
-)
-from lightspan_tools.dry_run.report_model import (
-    AgentReport,
-    DevReport,
-    MemoryReport,
-    RowReport,
-    TimeReport,
-)
+from lightspan_tools.dry_run.endpoints import check_reachable, described, endpoint_routing
 
 GROUP_SIZE: Final = 4
-"""Rollouts per task at most, unless more are asked for."""
+"""Maximum rollouts per task, unless `group_size` is set."""
 NO_MODEL: Final = "no-model-given"
-"""Stands for the model to train where none is known and an endpoint answers."""
+"""Placeholder for an unknown model to train, if an endpoint answers."""
 MODES: Final = (Mode.TRAIN, Mode.DEV)
-"""Rollouts of a dry run are judged as those of training would be."""
+"""Modes whose calls count as trained, to treat rollouts of a dry run like those of training."""
 
 
-class _Models(NamedTuple):
-    """What only a dry run with the algorithm's own models knows."""
+class _Measurements(NamedTuple):
+    """Measurements of a dry run with the algorithm's own models."""
 
-    rows: RowReport
+    rows: model.RowReport
     token_s: float | None
     peak_bytes: int
     runner_bytes: int | None
@@ -83,7 +72,7 @@ class DryRun:
     count: int
     group_size: int | None
     endpoint: LLM | None
-    """Who answers; None: the algorithm's own models."""
+    """Endpoint that answers; None: the algorithm's own models."""
     folder: Path | None
     selection: Sequence[Json] | None = None
 
@@ -97,13 +86,13 @@ class DryRun:
             raise ConfigError(f"{folder} is the trainer's own folder: give the dry run another")
         if folder is not None and RunFolder(folder).is_used:
             raise ConfigError(
-                f"{folder} holds a run already, whose rollouts nothing would lead to any more: "
-                "give the dry run another folder, or delete this one"
+                f"{folder} holds a run already, whose rollouts would become unreachable: give the "
+                "dry run another folder, or delete this one"
             )
         if endpoint is not None and not self.settings.has_policies:
             raise ConfigError(
-                f"endpoint= says who answers in place of a model to train, and {algorithm.name} "
-                "trains none: leave it out, the app's calls go where it points them"
+                f"endpoint= answers in place of a model to train, and {algorithm.name} trains "
+                "none: leave it out, the app's calls go to its own endpoints"
             )
         self._algorithm = algorithm
         self._group_size = self.group_size or min(algorithm.group_size, GROUP_SIZE)
@@ -111,45 +100,44 @@ class DryRun:
             check_url(endpoint.base_url, "the endpoint's base URL")
         self._missing: list[str] = []
         self._problems: list[str] = []
-        """What would keep `fit` from working, beside what the report's sections show."""
+        """Errors that would stop `fit`, in addition to the report's sections."""
 
-    async def report(self) -> DevReport:
+    async def report(self) -> model.DevReport:
         """Run the tasks and return the report."""
-        folder = self.folder or Path(tempfile.mkdtemp(prefix="lightspan-dev-"))
-        try:
-            return await self._report(folder)
-        finally:
-            if self.folder is None:
-                shutil.rmtree(folder, ignore_errors=True)
+        if self.folder is not None:
+            return await self._report(self.folder)
+        with tempfile.TemporaryDirectory(
+            prefix="lightspan-dev-", ignore_cleanup_errors=True
+        ) as folder:
+            return await self._report(Path(folder))
 
-    async def _report(self, folder: Path) -> DevReport:
-        models: _Models | None = None
+    async def _report(self, folder: Path) -> model.DevReport:
+        measured: _Measurements | None = None
         if self.endpoint is not None:
             await check_reachable(self.endpoint.base_url)
         async with self._session(folder) as session:
             session.prepare(resume=False, training=False)
-            if self.endpoint is None:
-                await session.open()
-            else:
+            routing = None
+            if self.endpoint is not None:
                 routing = endpoint_routing(self._algorithm.routing(), self.endpoint)
-                await session.open_without_models(routing)
-            episodes, seconds = await self._rollouts(session)
-            findings = await self._judged(session, episodes)
+            await session.open(routing)
+            episodes, seconds = await self._run_tasks(session)
+            findings = await self._classify(session, episodes)
             if self.settings.has_policies and self.endpoint is None:
-                models = await self._measure(session, findings)
-        memory = await asyncio.to_thread(self._memory, models)
+                measured = await self._measure(session, findings)
+        memory = await asyncio.to_thread(self._memory, measured)
         if self.endpoint is not None:
             self._missing += [
                 "rows: the token ids of an endpoint's answers",
-                "time: an endpoint's speed says nothing of a model trained here",
+                "time: an endpoint's speed does not predict that of a model trained here",
             ]
-        return self._put_together(findings, models, memory, seconds)
+        return self._assemble(findings, measured, memory, seconds)
 
     def _session(self, folder: Path) -> Session:
-        """Return a session like that of `fit`, in a folder and a store of its own.
+        """Return a session like that of `fit`, with another folder and store.
 
-        Without sinks, where a team would take it for a training; and without the limit on frozen
-        calls, which is for `fit` to keep.
+        It has no sinks, where it would look like a training, and no limit on frozen calls, which
+        is that of `fit`.
         """
         settings = replace(
             self.settings,
@@ -161,22 +149,23 @@ class DryRun:
         )
         return Session(settings, self.app, self.tasks)
 
-    async def _rollouts(self, session: Session) -> tuple[list[Episode], float]:
-        """Return the episodes and the wall time that they took."""
+    async def _run_tasks(self, session: Session) -> tuple[list[Episode], float]:
+        """Return the episodes and their wall time in seconds."""
         started = time.monotonic()
         tasks = session.next_tasks(min(self.count, len(self.tasks)))
-        limit = self._algorithm.timeout_s
-        at_most = "" if limit is None else f", {limit:g} s each at most"
+        timeout_s = self._algorithm.timeout_s
+        limit = "" if timeout_s is None else f", {timeout_s:g} s each at most"
         runners = self.settings.runners
         slots = runners if isinstance(runners, int) else int(getattr(runners, "slots", 1))
         session.reporter.line(
-            f"dry run: {len(tasks) * self._group_size} rollouts, {slots} at once{at_most}"
+            f"dry run: {len(tasks) * self._group_size} rollouts, {slots} at once{limit}"
         )
         episodes = await session.rollouts(tasks, self._group_size, Mode.DEV)
         session.reporter.finish()
         return episodes, time.monotonic() - started
 
-    async def _judged(self, session: Session, episodes: Sequence[Episode]) -> Findings:
+    async def _classify(self, session: Session, episodes: Sequence[Episode]) -> Findings:
+        """Return the episodes with their coverages."""
         coverages: Sequence[Coverage] = self._algorithm.coverages(episodes, modes=MODES)
         if self.endpoint is not None:
             step_rewards = self._algorithm.batch_config.credit.step_rewards
@@ -187,8 +176,8 @@ class DryRun:
         routing = self._algorithm.routing()
         return Findings(episodes=episodes, coverages=coverages, routing=routing)
 
-    async def _measure(self, session: Session, findings: Findings) -> _Models:
-        """Read the rows, and train on them to time an update."""
+    async def _measure(self, session: Session, findings: Findings) -> _Measurements:
+        """Build the rows and train on them to time an update."""
         tokenizers = {name: session.engine.tokenizer(name) for name in session.engine.policies()}
 
         def decode(policy: str, ids: Sequence[int]) -> str:
@@ -201,7 +190,7 @@ class DryRun:
             transitions, self._algorithm.batch_config.max_length
         )
         token_s = None
-        if not self.settings.learner_spec is not None:
+        if self.settings.learner_spec is None:
             self._missing.append("time: learner= is your own, and a dry run does not train it")
         elif not practice:
             self._missing.append("time: no call could be trained, so the learner was not measured")
@@ -214,16 +203,16 @@ class DryRun:
                 self._missing.append("time: the learner ran out of memory")
             finally:
                 session.reporter.finish()
-        return _Models(rows, token_s, token_estimates.peak_bytes(), runner_bytes)
+        return _Measurements(rows, token_s, token_estimates.peak_bytes(), runner_bytes)
 
     # --- the sections ---------------------------------------------------------------------
     @property
     def _models(self) -> dict[str, str]:
-        """Policy → its model; none where it is not known."""
+        """Policy → model; empty if the model is unknown."""
         specs = self._algorithm.policies()
         return {name: spec.model for name, spec in specs.items() if spec.model != NO_MODEL}
 
-    def _memory(self, models: _Models | None) -> MemoryReport | None:
+    def _memory(self, measured: _Measurements | None) -> model.MemoryReport | None:
         if not self.settings.has_policies:
             return None
         if not self._models:
@@ -231,14 +220,14 @@ class DryRun:
             return None
         memory, missing = token_estimates.estimate_memory(self.settings)
         self._missing += [missing] if missing else []
-        if memory is None or models is None:
+        if memory is None or measured is None:
             return memory
         return msgspec.structs.replace(
-            memory, peak_bytes=models.peak_bytes, runner_bytes=models.runner_bytes
+            memory, peak_bytes=measured.peak_bytes, runner_bytes=measured.runner_bytes
         )
 
     def _plan(self) -> tuple[int, int, str]:
-        """Return (rollouts of `fit`, its updates, how the rollouts come about)."""
+        """Return the rollouts of `fit`, its updates, and how the rollouts are calculated."""
         settings, algorithm = self.settings, self._algorithm
         steps = settings.planned_steps(len(self.tasks))
         updates = steps - algorithm.searches
@@ -247,29 +236,46 @@ class DryRun:
             f"{plural(updates, 'step')} x {algorithm.tasks_per_step} tasks x {algorithm.group_size}"
         )
         if algorithm.searches:
-            searched = algorithm.search_rollouts
-            rollouts += searched
+            rollouts += algorithm.search_rollouts
             phases = plural(algorithm.searches, "search phase")
-            text = f"{searched:,} at most in {phases} + {text}"
-        apart = self.selection is not None
+            text = f"{algorithm.search_rollouts:,} at most in {phases} + {text}"
+        is_evaluated = partial(settings.evaluates_at, has_selection=self.selection is not None)
         for split, verb, is_run in (
-            (self.val, "evaluated", settings.evaluates),
-            (self.selection, "compared", settings.compares),
+            (self.val, "evaluated", is_evaluated),
+            (self.selection, "compared", settings.selects_at),
         ):
-            times = sum(is_run(step, steps, selection=apart) for step in range(steps + 1))
+            times = sum(is_run(step, steps) for step in range(steps + 1))
             if split is not None and times:
                 rollouts += times * len(split)
                 text += f" + {times} x {len(split)} {verb}"
         return rollouts, updates, text
 
-    def _put_together(
+    def _time(
+        self, measured: _Measurements, rewards: model.RewardReport, seconds: float
+    ) -> model.TimeReport | None:
+        """Estimate the time of `fit`; None if no update was timed."""
+        if measured.token_s is None:
+            return None
+        rollouts, updates, _ = self._plan()
+        rollout_s = seconds / rewards.rollouts
+        learned = rewards.teaching / len(rewards.groups) or 1.0
+        tokens = measured.rows.row_tokens / rewards.rollouts * learned
+        step_rollouts = self._algorithm.tasks_per_step * self._algorithm.group_size
+        return model.TimeReport(
+            rollout_s=rollout_s,
+            token_s=measured.token_s,
+            rollouts_s=rollouts * rollout_s,
+            updates_s=updates * step_rollouts * tokens * measured.token_s,
+        )
+
+    def _assemble(
         self,
         findings: Findings,
-        models: _Models | None,
-        memory: MemoryReport | None,
+        measured: _Measurements | None,
+        memory: model.MemoryReport | None,
         seconds: float,
-    ) -> DevReport:
-        rollouts, updates, plan = self._plan()
+    ) -> model.DevReport:
+        rollouts, _, plan = self._plan()
         agents = analysis.read_agents(findings, self.agents)
         uncaptured = analysis.read_uncaptured(findings)
         by_batch = self._algorithm.batch_config.estimator in BATCH_ESTIMATORS
@@ -279,34 +285,22 @@ class DryRun:
         choices = self._algorithm.describe_choices() if is_ours else []
         try:
             choices += self._algorithm.inspect_episodes(findings.episodes)
-            asked = self._algorithm.reflections(self.tasks, findings.episodes)
-            costs = msgspec.structs.replace(costs, reflections=asked)
+            reflections = self._algorithm.reflections(self.tasks, findings.episodes)
+            costs = msgspec.structs.replace(costs, reflections=reflections)
         except (ConfigError, DataError) as error:
             self._problems.append(f"fit would stop: {error}")
-        stops = list(self._stops(findings))
-        rows, trains = None if models is None else models.rows, self.settings.has_policies
+        stops = list(self._fit_errors(findings))
+        rows, trains = None if measured is None else measured.rows, self.settings.has_policies
         warnings = [
             *self._problems,
             *stops,
-            *self._names(findings, agents),
+            *self._agent_warnings(findings, agents),
             *analysis.reward_warnings(rewards, trains=trains),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
             *analysis.other_warnings(agents, rows, costs, memory),
         ]
-        time_report = None
-        if models is not None and models.token_s is not None:
-            rollout_s = seconds / len(findings.episodes)
-            learned = rewards.teaching / len(rewards.groups) or 1.0
-            tokens = models.rows.row_tokens / len(findings.episodes) * learned
-            step_rollouts = self._algorithm.tasks_per_step * self._algorithm.group_size
-            time_report = TimeReport(
-                rollout_s=rollout_s,
-                token_s=models.token_s,
-                rollouts_s=rollouts * rollout_s,
-                updates_s=updates * step_rollouts * tokens * models.token_s,
-            )
         endpoint = self.endpoint
-        return DevReport(
+        return model.DevReport(
             lightspan=version("lightspan"),
             app=self.app.reference,
             algorithm=self._algorithm.name,
@@ -326,24 +320,26 @@ class DryRun:
             rows=rows,
             costs=costs,
             memory=memory,
-            time=time_report,
+            time=None if measured is None else self._time(measured, rewards, seconds),
             missing=self._missing,
             folder=None if self.folder is None else str(self.folder),
         )
 
-    def _stops(self, findings: Findings) -> Iterator[str]:
-        """Say why `fit` would stop over the calls that it saw, if it would."""
+    def _fit_errors(self, findings: Findings) -> Iterator[str]:
+        """Yield the error with which `fit` would stop over the calls, if any."""
         try:
             check_trainable(findings.routing, findings.episodes)
             check_computed(findings.coverages)
         except UnsupportedError as error:
             yield f"fit would stop: {error}"
 
-    def _names(self, findings: Findings, agents: Sequence[AgentReport]) -> Iterator[str]:
-        """Name patterns that `fit` would refuse, or else agents that did nothing."""
-        seen = [agent.path for agent in agents]
+    def _agent_warnings(
+        self, findings: Findings, agents: Sequence[model.AgentReport]
+    ) -> Iterator[str]:
+        """Warn of patterns that match no agent, or else of trained agents without calls."""
+        paths = [agent.path for agent in agents]
         try:
-            check_patterns(self._algorithm.routing(), self.agents or seen, findings.episodes)
+            check_patterns(self._algorithm.routing(), self.agents or paths, findings.episodes)
         except UnknownAgentError as error:
             yield f"fit would stop: {error}"
             return

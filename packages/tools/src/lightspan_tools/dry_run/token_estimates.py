@@ -1,4 +1,4 @@
-"""Time the learner on the rows of a dry run, measure memory, and estimate what `fit` holds."""
+"""Measurements of update time and memory, and an estimate of the memory of `fit`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from lightspan.training.settings import TrainerSettings
 from lightspan_tools.dry_run.report_model import MemoryReport
 
 MAX_UPDATE_TOKENS: Final = 16_384
-"""Tokens of a timed update (one row at least)."""
+"""Maximum number of tokens of a timed update, which has at least one row."""
 _MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
 
 
 # --- time -------------------------------------------------------------------------------------
 def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> list[Row]:
-    """Return rows of the dry run's calls to time an update with.
+    """Return rows of the dry run's calls for a timed update.
 
-    Their advantages are made up, good and bad in turn: the real ones may all be zero, and then
-    there is nothing to compute.
+    Their advantages alternate between 1 and -1: the real ones may all be zero, which would leave
+    nothing to compute.
     """
     advantages = [1.0 if number % 2 else -1.0 for number in range(len(transitions))]
     weights = [1.0 / max(1, len(transitions) * t.tokens) for t in transitions]
@@ -49,9 +49,10 @@ def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> 
 
 
 async def seconds_per_token(session: Session, rows: Sequence[Row]) -> float:
-    """Train on the rows twice and return the second's time per token: the first one allocates.
+    """Return the time per token of an update on the rows, in seconds.
 
-    The session's learner is of no use afterwards.
+    The first of two updates allocates memory and is not timed. The learner's weights are useless
+    afterwards.
     """
     learner, loss = session.learner, session.algorithm.loss
 
@@ -67,31 +68,30 @@ async def seconds_per_token(session: Session, rows: Sequence[Row]) -> float:
 
 # --- memory -----------------------------------------------------------------------------------
 def peak_bytes() -> int:
-    """Return the peak memory of this process."""
+    """Return the peak memory of this process, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # Linux: `ru_maxrss` survives exec, so a larger parent would be measured
+    if status.exists():  # on Linux, `ru_maxrss` survives exec, so it may be that of a parent
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES
 
 
 def runner_bytes(runners: Runners) -> int | None:
-    """Return what all runner processes hold now; None where they are not on this machine."""
+    """Return the memory of all runner processes, in bytes; None if they are on other machines."""
     import psutil
 
     total = 0
     for pid in getattr(runners, "pids", None) or ():
-        with contextlib.suppress(psutil.Error):  # it has just died and is replaced
+        with contextlib.suppress(psutil.Error):  # a process that has just died
             total += int(psutil.Process(pid).memory_info().rss)
     return total or None
 
 
 def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str]:
-    """Return (the estimate, what is not in it and why).
+    """Return the estimate and what it lacks.
 
-    One formula: the bytes of the engine's weights and key-value cache, and of the learner's
-    weights, gradients, optimiser states and reference copy. Policies that are LoRA beside the same
-    weights share these.
+    The estimate adds up the engine's weights and key-value cache, and the learner's weights,
+    gradients, optimiser states and reference copy. LoRA policies share their base weights.
     """
     learner, engine = settings.learner_spec, settings.engine_spec
     if learner is None or engine is None:
@@ -129,11 +129,11 @@ def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str
 
 
 def free_bytes(device: str) -> int | None:
-    """Return the free memory of a device; None where this process does not see it."""
+    """Return the free memory of a device, in bytes; None if the device is not visible."""
     if device == "cpu":
         import psutil
 
-        # what this process holds is free to a `fit` that starts in its place
+        # A `fit` that starts instead of this process can use this process's memory.
         return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
     import torch
 
