@@ -436,7 +436,7 @@ JSON = {"type": "json_schema", "schema": SCHEMA}
         ({"tools": [{**TOOL, "strict": True}]}, "'tools' = "),
         ({"output_config": {"format": JSON}}, "'output_config.format' = "),
         ({"output_format": JSON}, "'output_format' = "),
-        ({"output_format": JSON, "output_config": {"format": JSON}}, "both ask for a format"),
+        ({"output_format": JSON, "output_config": {"format": JSON}}, "both set a format"),
         ({"output_config": {"brand_new": 1}}, "'output_config.brand_new' = 1 cannot be honoured"),
         ({"stop_sequences": [""]}, "'stop_sequences' must be"),
         ({"mcp_servers": [{"name": "x"}]}, "'mcp_servers' cannot be honoured"),

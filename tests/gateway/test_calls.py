@@ -381,7 +381,7 @@ async def test_the_last_chunk_waits_for_the_store() -> None:
 async def test_a_slow_store_damages_the_attempt_and_not_the_app() -> None:
     async with HeldStore() as store, make_rig(store, "ok") as rig:
         await rig.gateway.close()
-        rig.gateway = Gateway(store, rig.engine, patience_s=0.01)
+        rig.gateway = Gateway(store, rig.engine, store_timeout_s=0.01)
         await rig.gateway.start()
         assert (await rig.ask()).choices[0].content == "ok"
         assert await wait_for_damage(rig) == ["the store took over 0.01 s for a call"]
@@ -517,7 +517,7 @@ async def test_an_endpoints_answer_with_a_key_is_not_replayed_in_another_process
             assert first == again
             assert first.choices[0].content == "it is desk-7f3a9b-11aa22"
             await rig.restart()
-            with pytest.raises(openai.ConflictError, match="held a key, and is not kept"):
+            with pytest.raises(openai.ConflictError, match="held a key and was not stored"):
                 await rig.ask()
         assert len(server.requests) == 1
 

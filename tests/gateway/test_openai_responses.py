@@ -293,7 +293,7 @@ async def test_a_previous_response_with_a_key_is_not_gone_on_with_in_another_pro
         second = await ask(rig, "call-b", input="So?", previous_response_id=first.id)
         assert "desk-7f3a9b-11aa22" in rig.tokenizer.decode(rig.engine.requests[1].prompt_ids)
         await rig.restart()
-        with pytest.raises(openai.BadRequestError, match="held a key, and is not kept") as caught:
+        with pytest.raises(openai.BadRequestError, match="held a key and was not stored") as caught:
             await ask(rig, "call-c", input="And?", previous_response_id=second.id)
         assert caught.value.code == "previous_response_not_found"
 

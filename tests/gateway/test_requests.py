@@ -591,7 +591,7 @@ async def test_a_body_that_is_not_packed_as_it_says(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         status, body = await post(rig, b"no gzip at all", **{"Content-Encoding": "gzip"})
     assert status == 400
-    assert body["error"]["message"].startswith("the request body is no gzip")
+    assert body["error"]["message"].startswith("the request body is not valid gzip")
 
 
 async def test_a_number_of_candidates_beyond_those_of_an_engine(store: Store) -> None:
@@ -616,7 +616,7 @@ async def test_an_agent_that_is_not_served_here(store: Store) -> None:
         status, body = await post(rig, ask(), **{c.HEADER_AGENT: "team/checker"})
         message = (
             "agent 'team/checker' is not served here: it is neither optimised nor frozen to a "
-            "model of ours; add it to optimize= or frozen="
+            "model; add it to optimize= or frozen="
         )
         assert (status, body) == (400, error(message))
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
 
 def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", served_by(tmp_path, Routing(), policy="model"))
-    with pytest.raises(ConfigError, match=r"policy 'policy' is in .*model, which is gone"):
+    with pytest.raises(ConfigError, match=r"folder .*model of policy 'policy' in .* is missing"):
         serve(folder, ServeOptions(port=0))
 
 
@@ -147,7 +147,7 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
         "environment:\n"
         "  judge -> https://one.test/v1, with the key in $JUDGE_KEY\n"
         "  judge -> http://two.test:8/v1, with the key in $JUDGE_KEY\n"
-        "if you know each of them, add --allow-upstream https://one.test/v1 "
+        "if you trust each of them, add --allow-upstream https://one.test/v1 "
         "--allow-upstream http://two.test:8/v1\n"
     )
     one, two = "--allow-upstream=https://one.test/v1", "--allow-upstream=http://two.test:8/v1"
@@ -171,7 +171,7 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
 def test_only_the_very_endpoint_is_allowed(tmp_path: Path, url: str, allowed: str) -> None:
     folder = from_elsewhere(tmp_path / "run", url)
     with pytest.raises(ConfigError, match="names no such endpoint; it names https://api"):
-        serve(folder, ServeOptions(allow_upstreams=[allowed]))
+        serve(folder, ServeOptions(allow_upstream=[allowed]))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str
     assert shown in str(refused.value)
     [flag] = [word for word in shlex.split(str(refused.value)) if word.startswith("https")][-1:]
     with pytest.raises(ConfigError, match="which is gone"):
-        serve(folder, ServeOptions(allow_upstreams=[flag]))
+        serve(folder, ServeOptions(allow_upstream=[flag]))
 
 
 def test_a_run_with_an_endpoint_is_served_once_that_is_named(
@@ -208,7 +208,7 @@ def test_a_run_with_an_endpoint_is_served_once_that_is_named(
         Trainer(rl(frozen=frozen), steps=1, folder=folder).fit(apps.two, ask(2))
         with pytest.raises(ConfigError, match=r"with the key in \$JUDGE_KEY"):
             serve(folder)
-        serve(folder, ServeOptions(port=0, allow_upstreams=[judge.url]), reporter=lines, ready=stop)
+        serve(folder, ServeOptions(port=0, allow_upstream=[judge.url]), reporter=lines, ready=stop)
         assert f"  other agents -> big at {judge.url}, with the key in $JUDGE_KEY" in lines.texts
 
 

@@ -179,7 +179,7 @@ async def test_what_steers_one_providers_models_is_set_aside_and_said(
         assert await ask(gateway, verbosity="high", reasoning_effort="none") == "I am sql"
         _, usage = await get(gateway, USAGE_PATH)
         assert usage["set_aside"] == {"verbosity": 2, "reasoning_effort": 1}
-    said = "set aside, since only one provider's models have it: "
+    said = "ignored, because only one provider's models support it: "
     assert caplog.messages == [f"{said}verbosity", f"{said}reasoning_effort"]
 
 

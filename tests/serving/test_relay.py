@@ -379,7 +379,7 @@ async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that is too large is refused; more calls than there are places wait."""
     monkeypatch.setattr("lightspan_gateway.store_server.gateway_proxy.MAX_BODY", 1_000)
     gate, places = Gate(), asyncio.Semaphore(1)
-    place.served.server._relay._places = places
+    place.served.server._proxy._slots = places
     script = [Say(text="a b", gates={1: gate}), "second"]
     async with training(place.store, script) as run:
         claim = await run.claim("a")

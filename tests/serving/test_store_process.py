@@ -119,7 +119,7 @@ async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert lines == [
         "trainer key: $TRAINER_KEY",
         "runner key: $RUNNER_KEY",
-        "who uses it has a key in LIGHTSPAN_STORE_KEY, or names it with ?api_key_env=NAME",
+        "clients need a key in LIGHTSPAN_STORE_KEY, or in the variable of ?api_key_env=NAME",
         f'a trainer:  Trainer(…, store="{url}")',
         f"a runner:   lightspan runner --store {url} MODULE:APP",
         f"serving the store sqlite://{database} at {url} (Ctrl-C stops)",
@@ -133,7 +133,7 @@ async def test_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         async with open_store(url) as store:
             assert not store.capabilities.power_loss
             await store.enqueue([make_rollout()])
-    assert "no key: every program of this machine may use it as a trainer does" in lines
+    assert "no key: every program of this machine has full access" in lines
     power_loss = f"sqlite://{tmp_path}/store.db?power_loss=true"
     with serving_store(power_loss, "--without-key") as (url, _):
         async with open_store(url) as store:
@@ -148,7 +148,7 @@ async def test_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["runs/x", "--store", "x.db"], "--store URL: here both are given"),
         (["--store", "x.db"], "and there is none: name the variables"),
         (["--store", "x.db", "--trainer-key-env", "GONE_KEY"], "GONE_KEY: that variable is not"),
-        (["--store", "x.db", "--without-key", "--host", "0.0.0.0"], "lets others in"),
+        (["--store", "x.db", "--without-key", "--host", "0.0.0.0"], "is reachable from others"),
         (["--store", "x.db", "--without-key", *KEYS], "contradicts"),
         (["--store", "memory:", "--without-key"], "serve a file"),
         (["--store", "http://127.0.0.1:1", "--without-key"], "is served already"),

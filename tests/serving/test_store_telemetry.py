@@ -377,7 +377,7 @@ def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPa
             403,
             "the key is a runner's, who may not send traces: only admin, tracer, trainer",
         ),
-        ("wrong", 401, "the key that was sent opens nothing here"),
+        ("wrong", 401, "the key is wrong or missing"),
     ],
 )
 def test_who_may_not(served: Served, url: str, key: str, status: int, said: str) -> None:

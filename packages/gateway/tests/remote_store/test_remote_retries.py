@@ -192,9 +192,7 @@ async def test_an_outage_is_told_once(
             assert {type(each) for each in told} == {StoreUnreachableError}
             assert len([each for each in pauses if each > 5]) == 4
             [message] = caplog.messages
-            assert message.startswith(
-                f"asking again, for up to a minute: store {served.url} cannot"
-            )
+            assert message.startswith(f"retrying for up to a minute: store {served.url} cannot")
             await asyncio.to_thread(served.start, port)
             assert await store.count() == {}
             assert not store._opened._has_warned
@@ -212,7 +210,7 @@ async def test_a_busy_server_is_asked_again(pauses: list[float]) -> None:
 async def test_requests_wait_for_a_place(tmp_path: Path) -> None:
     """Urgent ones and those that wait for a change do not."""
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_concurrent=1) as served:
-        places = served.server._places
+        places = served.server._slots
         async with open_store(served.url) as store:
             await asyncio.to_thread(served.run, places.acquire())
             counting = asyncio.create_task(store.count())
