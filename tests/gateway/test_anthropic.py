@@ -1,4 +1,4 @@
-"""`/v1/messages`: what is understood, answered, streamed, refused, recorded, and trained."""
+"""Tests of `/v1/messages`: parsing, answers, streams, errors, records and training."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def ask(rig: Rig, call_id: str = "call-a", **fields: Any) -> Any:
 
 
 async def events_of(rig: Rig, call_id: str = "call-a", **fields: Any) -> list[dict[str, Any]]:
-    """The events that the SDK makes of a stream: all but its pings."""
+    """Return the SDK's events of a stream, which exclude pings."""
     async with client_of(rig) as client:
         asked = {**body(rig, call_id, fields), "stream": True}
         async with await client.messages.create(**asked) as stream:
@@ -103,7 +103,7 @@ async def test_an_answer(store: Store) -> None:
 
 
 async def test_tools_and_their_results(store: Store) -> None:
-    """Token for token the prompt that the same conversation has as chat."""
+    """A conversation has the same prompt tokens as in chat completions."""
     async with make_rig(store, [CALLED, "One.", "One."]) as rig:
         described = {**TOOL, "description": "Counts.", "type": "custom"}
         first = await ask(rig, tools=[described], system="Be brief.")
@@ -149,7 +149,7 @@ async def test_tools_and_their_results(store: Store) -> None:
             recorded = [json.loads(str(spans[call_id][key])) for call_id in ("call-b", "call-c")]
             if (
                 key == c.INPUT_MESSAGES
-            ):  # the arguments' text is ours in the one, the model's in the other
+            ):  # one has the arguments in our JSON, the other in the model's
                 for messages in recorded:
                     part = messages[2]["parts"][1]
                     part["arguments"] = json.loads(part["arguments"])
@@ -189,7 +189,7 @@ async def test_why_an_answer_ends(store: Store) -> None:
         assert stopped.content[0].text == "a b"
         *_, ended, _ = await events_of(rig, "call-c", stop_sequences=["d"])
         assert ended["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "d"}
-        await rig.restart()  # it is answered from the store
+        await rig.restart()  # answered from the store
         assert await ask(rig, "call-b", stop_sequences=["x", "d", " c"]) == stopped
 
 
@@ -207,11 +207,11 @@ async def test_tokens_are_counted(store: Store) -> None:
         with pytest.raises(anthropic.BadRequestError, match="'messages' must be"):
             await client.messages.count_tokens(model="policy", messages=[])
         assert rig.engine.requests == []
-        assert await rig.spans() == []  # nothing was asked of a model
+        assert await rig.spans() == []  # no generation
 
 
 async def test_what_training_sets_aside_is_counted_without(store: Store) -> None:
-    """What `create` takes there, `count_tokens` takes."""
+    """`count_tokens` accepts every field of `create`."""
     routing = Routing(default=TRAINED)
     async with (
         make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig,
@@ -222,7 +222,7 @@ async def test_what_training_sets_aside_is_counted_without(store: Store) -> None
         asked["extra_headers"] = rig.headers("call-a")
         counted = await client.messages.count_tokens(**asked)
         assert counted.input_tokens == len(rig.tokenizer.render([USER]))
-        more["max_completion_tokens"] = "many"  # chat's, which is not this
+        more["max_completion_tokens"] = "many"  # a field of chats only
         answer = await client.messages.create(**asked, max_tokens=5)
         assert answer.content[0].text == "ok"
 
@@ -254,7 +254,7 @@ async def test_the_token_in_either_header(store: Store, header: str) -> None:
 
 # --- streams --------------------------------------------------------------------------------
 async def test_a_stream_on_the_wire(store: Store) -> None:
-    """Every byte of it: the SDK shows no ping."""
+    """Compare all bytes, because the SDK hides pings."""
     async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
         asked = {"model": "policy", "max_tokens": 9, "messages": [USER], "stream": True}
         headers = {"x-api-key": rig.attempt.call_token, **rig.headers("call-a")}
@@ -336,7 +336,7 @@ async def test_a_stream_of_calls(store: Store) -> None:
 
 @pytest.mark.parametrize("text", [CALLED, CALL, "", "ok"])
 async def test_the_sdks_own_reading_of_a_stream(store: Store, text: str) -> None:
-    """`messages.stream()` puts the events together: what an unstreamed answer says."""
+    """`messages.stream()` assembles the same message as an unstreamed answer."""
     async with make_rig(store, text) as rig, client_of(rig) as client:
         asked = body(rig, "call-a", {"tools": [TOOL]})
         async with client.messages.stream(**asked) as stream:
@@ -367,7 +367,7 @@ async def test_an_error_in_mid_stream(store: Store) -> None:
 
 
 async def test_a_retry_joins_the_call(store: Store) -> None:
-    """The SDK tries again while the first try is under way: one generation."""
+    """A retry of the SDK during the first try causes no second generation."""
     gate = Gate()
     say = Say(text="slow", gates={0: gate})
     async with make_rig(store, lambda request: say) as rig:
@@ -573,7 +573,7 @@ HELD = [
 async def test_what_holds_an_answer_is_what_holds_it_in_chat(
     store: Store, tiny: Path, fields: dict[str, Any], as_chat: dict[str, Any]
 ) -> None:
-    """Prompt and grammar of the same request in the two dialects, and an answer that obeys."""
+    """Both dialects have the same prompt and grammar, and the answer matches it."""
     engine: Any = TransformersEngine({"policy": tiny}, seed=0)
     await engine.start()
     rig = Rig(store, engine, load_tokenizer(tiny))

@@ -1,4 +1,4 @@
-"""Who calls, without the shim; which call is a retry."""
+"""Tests of callers without lightspan's headers: authentication, agents and retries."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_of_equal_calls_at_once_the_one_without_a_client_is_retried(store:
         calls = [await post(rig, ask()), await post(rig, ask())]
         first, second = rig.session().calls.values()
         first.delivered = second.delivered = False
-        second.subscribe()  # its client still waits
+        second.subscribe()  # the client is still connected
         _, again = await post(rig, ask(), **{"x-stainless-retry-count": "1"})
         assert again["id"] == calls[0][1]["id"]
         second.unsubscribe()
@@ -86,11 +86,11 @@ async def test_of_equal_calls_at_once_the_one_without_a_client_is_retried(store:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_an_sdk_retry_without_the_shim(store: Store, restarted: bool) -> None:
-    """`x-stainless-retry-count` says that it is the unfinished call with this body."""
+    """`x-stainless-retry-count` identifies the unfinished call with this body."""
     async with make_rig(store, ["one", "two", "three"]) as rig:
         _, first = await post(rig, ask())
         [call] = rig.session().calls.values()
-        call.delivered = False  # as if the answer had not arrived
+        call.delivered = False  # as if the answer was not delivered
         if restarted:
             await rig.restart()
         _, again = await post(rig, ask(), **{"x-stainless-retry-count": "1"})

@@ -1,4 +1,4 @@
-"""The life of calls at the gateway: joins, cancellations, failures, the store's moods."""
+"""Tests of the life of calls: retries, cancellations, errors and failures of the store."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_new_version_in_mid_call(store: Store, stream: bool) -> None:
 
 
 async def test_a_stop_string_that_began_before_the_client_left(store: Store) -> None:
-    """The engine sees only what it samples itself; the ids still end where it is complete."""
+    """A stop string across two tries ends the ids at its last token."""
     text = "xyABCDEFGH more words"
     gate = Gate()
     async with make_rig(store, lambda request: Say(text=text, gates={4: gate})) as rig:
@@ -260,7 +260,7 @@ async def test_a_retry_after_an_engine_error_goes_on(store: Store, n: int) -> No
 
 
 async def test_token_records_that_cannot_be(store: Store) -> None:
-    """Log-probs that are no numbers damage the attempt; the app gets its answer."""
+    """Log-probabilities that are NaN damage the attempt; the app gets its answer."""
     async with make_rig(store, "ok") as rig:
         rig.engine.logprobs = lambda ids: [float("nan")] * len(ids)  # type: ignore[method-assign]
         assert (await rig.ask()).choices[0].content == "ok"
@@ -273,7 +273,7 @@ async def test_token_records_that_cannot_be(store: Store) -> None:
 
 # --- delivery -------------------------------------------------------------------------------
 class HeldStore(MemoryStore):
-    """A store whose writes of calls wait at a gate, or fail."""
+    """A store whose writes of calls wait for an event, or fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ async def test_an_answer_that_nobody_got_is_undelivered_until_a_retry_gets_it(
 ) -> None:
     async with HeldStore() as store, make_rig(store, ["ok"]) as rig:
         task = asyncio.create_task(rig.ask(stream=stream))
-        await store.gate.reached.wait()  # sampled, and not acknowledged yet
+        await store.gate.reached.wait()  # sampled, but not acknowledged
         task.cancel()
         session = rig.session()
         await until(lambda: session.calls["call-a"].is_abandoned)
@@ -317,7 +317,7 @@ def relayed(rig: Rig) -> dict[str, str]:
 
 
 async def leave_in_the_middle(rig: Rig, client: openai.AsyncOpenAI, gate: Gate) -> None:
-    """What a server that hands calls on does when it is killed."""
+    """Close the connection of a relayed call, as when the relaying server is killed."""
     create = client.chat.completions.create
     task = asyncio.create_task(create(model="m", messages=MESSAGES, extra_headers=relayed(rig)))
     await gate.reached.wait()
@@ -329,7 +329,7 @@ async def leave_in_the_middle(rig: Rig, client: openai.AsyncOpenAI, gate: Gate) 
 
 
 async def test_a_relayed_call_is_worked_on_when_its_connection_is_lost(store: Store) -> None:
-    """For whoever asks again: nothing is sampled twice, and it can be learned from."""
+    """A retry gets the answer: no token is resampled, and the call is trained."""
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)
@@ -355,7 +355,7 @@ async def test_a_relayed_call_that_nobody_comes_back_for_is_cancelled(
 
 
 async def test_a_relayed_call_holds_up_no_end(store: Store) -> None:
-    """The gateway closes while a call is worked on that nobody waits for."""
+    """A relayed call without a client does not delay the close of the gateway."""
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)
@@ -401,7 +401,7 @@ async def test_a_store_that_cannot_look_tokens_up(store: Store) -> None:
         await rig.ask("call-a")
         rig.session().checked_at -= 2
         await store.close()
-        assert (await rig.ask("call-b")).choices[0].content == "ok"  # a session that is known
+        assert (await rig.ask("call-b")).choices[0].content == "ok"  # a session in memory
         rig.attempt = rig.attempt.__class__(
             attempt_id="x", rollout_id="x", number=1, epoch=1, call_token="unknown"
         )
@@ -509,7 +509,7 @@ async def test_a_retried_call_asks_the_endpoint_once(store: Store, stream: bool)
 async def test_an_endpoints_answer_with_a_key_is_not_replayed_in_another_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept of it is not what was answered; and the endpoint is not asked twice."""
+    """An answer with a redacted key is neither replayed nor requested again."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     with ScriptedServer("it is desk-7f3a9b-11aa22") as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
@@ -551,7 +551,7 @@ async def test_an_endpoint_that_refuses(store: Store, stream: bool, status: int)
 
 
 async def test_an_endpoint_that_recovers(store: Store) -> None:
-    """The engine tries again itself; then the SDK's retry does, under the same call id."""
+    """The engine retries, and then the SDK retries under the same call id."""
     bad = Reply(status=503, text="busy")
     with ScriptedServer([bad, bad, bad, "fine"]) as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
@@ -586,7 +586,7 @@ async def test_an_endpoint_whose_key_is_not_set(
 
 
 async def test_a_client_that_leaves_an_endpoints_stream(store: Store) -> None:
-    """What came until then is recorded."""
+    """The part of the answer before the error is recorded."""
     held = threading.Event()
 
     def before_chunk(number: int) -> None:

@@ -1,4 +1,4 @@
-"""`/v1/responses`: what is understood, answered, streamed, refused, recorded, and trained."""
+"""Tests of `/v1/responses`: parsing, answers, streams, errors, records and training."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_an_answer(store: Store) -> None:
 
 
 async def test_tools_and_their_outputs(store: Store) -> None:
-    """Token for token the prompt that the same conversation has as chat."""
+    """A conversation has the same prompt tokens as in chat completions."""
     async with make_rig(store, [CALLED, "One."]) as rig:
         first = await ask(rig, tools=[FUNCTION])
         message, call = first.output
@@ -225,7 +225,7 @@ async def test_an_empty_answer_is_an_empty_message(store: Store) -> None:
 
 
 async def test_the_sdks_own_reading_of_a_stream(store: Store) -> None:
-    """`responses.stream()` puts the events together and checks them on the way."""
+    """`responses.stream()` assembles and validates the events."""
     async with (
         make_rig(store, CALLED) as rig,
         rig.client() as client,
@@ -248,7 +248,7 @@ async def test_an_error_in_mid_stream(store: Store) -> None:
 # --- going on -------------------------------------------------------------------------------
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_previous_response(store: Store, restarted: bool) -> None:
-    """The conversation goes on, without the instructions of then, from another process too."""
+    """A response continues without the earlier instructions, also in another process."""
     async with make_rig(store, [CALLED, "One.", "Bye."]) as rig:
         first = await ask(rig, tools=[FUNCTION], instructions="Be brief.")
         if restarted:
@@ -286,7 +286,7 @@ async def test_a_previous_response(store: Store, restarted: bool) -> None:
 async def test_a_previous_response_with_a_key_is_not_gone_on_with_in_another_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept of it is not what was said."""
+    """A recorded conversation with a redacted key is not continued."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     async with make_rig(store, ["One.", "Two."]) as rig:
         first = await ask(rig, input="Is it desk-7f3a9b-11aa22?")
@@ -392,7 +392,7 @@ async def test_neutral_values_are_taken(store: Store) -> None:
 
 
 async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store: Store) -> None:
-    """What frameworks send by themselves is answered, and shown as overrides."""
+    """Fields that frameworks always send are ignored and recorded as overrides."""
     fields: dict[str, Any] = {
         "text": {"verbosity": "low"},
         "reasoning": {"effort": "high", "summary": "auto", "mode": None},
@@ -454,7 +454,7 @@ async def test_the_span(store: Store) -> None:
 
 
 async def test_through_the_shim(store: Store) -> None:
-    """The app's own client, in a scope: the gateway answers, streams and records."""
+    """The gateway answers, streams and records calls of the app's own client in a scope."""
     async with make_rig(store, "ok") as rig:
         current = AttemptContext(
             rollout_id=rig.attempt.rollout_id,
@@ -512,7 +512,7 @@ async def test_a_response_from_the_apps_endpoint_is_recorded(store: Store, strea
 
 
 async def test_a_stream_that_is_left(store: Store) -> None:
-    """What came is recorded, as a call that was cancelled."""
+    """The tokens before the disconnect are recorded as a cancelled call."""
     async with make_rig(store, "one two three four") as rig, rig.client() as client:
         current = scope_elsewhere()
         with open_scope(current):
@@ -525,7 +525,7 @@ async def test_a_stream_that_is_left(store: Store) -> None:
 
 
 def test_items_of_any_kind_are_recorded() -> None:
-    """A request to somebody else's endpoint is recorded whatever it holds."""
+    """A request to another endpoint is recorded with any content."""
     items = [{"role": "user", "content": [IMAGE]}, {"type": "reasoning", "summary": []}, 5]
     attributes = genai_attributes.request_attributes(
         {"model": "m", "input": items, "tools": [{"type": "mcp"}]}

@@ -1,4 +1,4 @@
-"""What the gateway understands, refuses, overrides and returns."""
+"""Tests of chat requests: parsing, errors, overrides and answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRAINED = Target(route=Route.POLICY, policy="policy", sampling=Sampling(max_toke
 async def test_a_key_that_is_echoed_is_not_kept(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was sampled is kept as it is, in ids: they are what is trained."""
+    """Sampled ids are recorded unchanged, because they are trained."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     async with make_rig(store, "it is desk-7f3a9b-11aa22") as rig:
         asked = [{"role": "user", "content": "is it desk-7f3a9b-11aa22"}]
@@ -120,7 +120,7 @@ async def test_content_in_parts_is_joined(store: Store) -> None:
 
 
 async def test_arguments_of_earlier_calls_reach_the_template_as_objects(store: Store) -> None:
-    """Templates write them as JSON themselves; text would be quoted a second time."""
+    """Templates get arguments as objects, because they would quote a text again."""
     function = {"name": "calculator", "arguments": '{"expression": "1"}'}
     call = {"id": "call_1", "type": "function", "function": function}
     said = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -269,7 +269,7 @@ async def test_a_body_that_is_too_large(store: Store) -> None:
 async def test_wrong_types_and_ranges(
     store: Store, fields: dict[str, Any], message: str, param: str
 ) -> None:
-    """Each is refused by name, and recorded in a span that can be read again."""
+    """Media are refused by field name, and recorded in a readable span."""
     async with make_rig(store, "ok") as rig:
         headers = {c.HEADER_AGENT: "writer"}
         status, body = await post(rig, ask(**fields), **headers)
@@ -283,7 +283,7 @@ async def test_wrong_types_and_ranges(
 
 
 PICTURE = b"\x89PNG" * 2**18
-"""A megabyte."""
+"""A body of a megabyte."""
 DATA_URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
 KEPT = {
     "type": "blob",
@@ -393,7 +393,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL, Mode.DEV])
 @pytest.mark.parametrize("field", CONSTRAINTS)
 async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mode) -> None:
-    """An engine that cannot hold an answer to it refuses it in every mode, training included."""
+    """An engine without grammars refuses constraints in every mode."""
     asked = CONSTRAINTS[field]
     async with make_rig(store, "ok", routing=Routing(default=TRAINED), mode=mode) as rig:
         status, body = await post(rig, ask(**asked))
@@ -406,7 +406,7 @@ async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mo
 async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(
     store: Store, field: str, value: str
 ) -> None:
-    """It is answered, and shown as an override; beside it, sampling is still refused."""
+    """A steering field is an override; an unsupported sampling field is still refused."""
     async with make_rig(store, "ok") as rig:
         status, _ = await post(rig, ask(temperature=0.3, **{field: value}))
         assert status == 200
@@ -488,7 +488,7 @@ async def test_what_the_engine_does_not_declare_is_refused(
     ],
 )
 async def test_a_refused_call_is_recorded(store: Store, path: str, body: Any, message: str) -> None:
-    """Nothing is dropped silently: what the app asked and did not get is a call that failed."""
+    """A refused request is recorded as a failed call."""
     async with make_rig(store, "ok") as rig:
         await rig.gateway.close()
         rig.gateway = Gateway(store, rig.engine, max_body=60_000)
@@ -601,7 +601,7 @@ async def test_a_number_of_candidates_beyond_those_of_an_engine(store: Store) ->
 
 
 async def test_a_developer_is_the_system(store: Store) -> None:
-    """OpenAI's newer name, which templates of other models pass over in silence, or refuse."""
+    """The role developer becomes system, which templates of other models support."""
     user = {"role": "user", "content": "x"}
     async with make_rig(store, "ok") as rig:
         for role in ("developer", "system"):

@@ -1,4 +1,4 @@
-"""A serving gateway over a scripted engine, and how the tests ask it."""
+"""A serving gateway with a scripted engine, and requests to it."""
 
 from __future__ import annotations
 

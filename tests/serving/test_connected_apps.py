@@ -1,4 +1,4 @@
-"""An app that connects to a serving gateway: one line sends each agent to its policy."""
+"""Tests of apps that connect to a serving gateway by `lightspan.connect`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.serving.gateways import (
 
 @contextmanager
 def in_thread(**options: Any) -> Iterator[ServingGateway]:
-    """A server with an event loop of its own."""
+    """Run a server in a separate event loop."""
     gateways: list[ServingGateway] = []
     started, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -67,7 +67,7 @@ def served() -> Iterator[ServingGateway]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[ScriptedServer]:
-    """Where the app pointed its client."""
+    """The endpoint of the app's own client."""
     with ScriptedServer(lambda request: Reply(text="from elsewhere")) as server:
         yield server
 
@@ -112,7 +112,7 @@ EXPECTED = {
 def test_one_line_sends_each_agent_to_its_policy(
     served: ServingGateway, elsewhere: ScriptedServer
 ) -> None:
-    """One client for all agents, built before the line."""
+    """One client for all agents, created before `connect`."""
     with app_client(elsewhere) as client:
         assert {who: say(client, who) for who in EXPECTED} == dict.fromkeys(
             EXPECTED, "from elsewhere"
@@ -157,7 +157,7 @@ def test_nothing_of_the_apps_client_travels(
 def test_what_a_connected_app_says_can_be_recorded(
     served: ServingGateway, elsewhere: ScriptedServer, tmp_path: Path, connect_first: bool
 ) -> None:
-    """The server records nothing, so the app's process does: of trained agents and of others."""
+    """The app's process records the calls of all agents, because the server does not."""
     url = f"sqlite:{tmp_path / 'production.db'}"
     with contextlib.ExitStack() as stack, app_client(elsewhere) as client:
         if connect_first:
@@ -233,7 +233,7 @@ def test_threads_streams_and_async_clients(
 
 
 def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) -> None:
-    """In training the algorithm's routing counts, and a block of agents is the scope's."""
+    """In training, the algorithm's routing replaces that of `connect`."""
     context = AttemptContext(rollout_id="ro", attempt_id="at")
     with lightspan.connect(served.url), app_client(elsewhere) as client:
         with open_scope(context):

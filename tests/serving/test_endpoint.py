@@ -1,4 +1,4 @@
-"""Serving a run: what its folder has to hold, what is printed, and the real process."""
+"""Tests of serving a run: its folder, the output, and the process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
 
 
 def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
-    """A folder as a complete run leaves it."""
+    """Write the folder of a complete run."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if served is not None:
@@ -43,7 +43,7 @@ def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
 
 
 def served_by(model: Path, routing: Routing, **policies: str) -> ServedRun:
-    """Policies → folder of each."""
+    """Return a description with policies in these folders."""
     known = {
         name: ServedPolicy(folder=folder, model=str(model), version=3)
         for name, folder in policies.items()
@@ -86,7 +86,7 @@ def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "without a key anybody there could use the model"),
+        (["--host", "0.0.0.0"], "without a key anyone could use the model"),
         (["--api-key-env", "NO_SUCH_KEY"], "--api-key-env NO_SUCH_KEY: that variable is not set"),
         (["--upstream-key-env", "X"], "--upstream-key-env applies only to --upstream"),
         (["--upstream", "http://u/v1", "--upstream-key-env", "NO_SUCH_KEY"], "$NO_SUCH_KEY"),
@@ -119,19 +119,19 @@ def test_a_taken_port_is_found_before_the_weights_load(tmp_path: Path) -> None:
 
 # --- endpoints of a run from elsewhere ------------------------------------------------------
 def judged(url: str, variable: str | None = "JUDGE_KEY") -> Routing:
-    """The judge is asked at that endpoint."""
+    """Return a routing with the judge at that endpoint."""
     judge = LLM(base_url=url, model="big", api_key_env=variable)
     target = Target(route=Route.ENDPOINT, endpoint=judge)
     return Routing(rules=[Rule("writer", POLICY), Rule("judge", target)])
 
 
 def stop(gateway: Any) -> None:
-    """End what serves."""
+    """Stop the server."""
     signal.raise_signal(signal.SIGTERM)
 
 
 def from_elsewhere(folder: Path, *urls: str, variable: str | None = "JUDGE_KEY") -> Path:
-    """A run whose weights are gone, so that nothing but its endpoints keeps it from loading."""
+    """Write a run without weights, whose endpoints are checked before the weights."""
     rules = [rule for url in urls for rule in judged(url, variable).rules]
     served = served_by(folder, Routing(rules=rules), policy="model")
     return write_run(folder, served)
@@ -143,7 +143,7 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     folder = from_elsewhere(tmp_path / "run", "https://one.test/v1", "http://two.test:8/v1")
     assert main(["serve", str(folder)]) == 1
     assert capsys.readouterr().err == (
-        f"lightspan: the run in {folder} has calls sent to these endpoints, with keys of your "
+        f"lightspan: the run in {folder} sends calls to these endpoints, with keys of your "
         "environment:\n"
         "  judge -> https://one.test/v1, with the key in $JUDGE_KEY\n"
         "  judge -> http://two.test:8/v1, with the key in $JUDGE_KEY\n"
@@ -156,7 +156,7 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     assert "one.test" not in told
     assert "add --allow-upstream http://two.test:8/v1\n" in told
     assert main(["serve", str(folder), one, two]) == 1
-    assert "which is gone" in capsys.readouterr().err  # the weights: the endpoints are allowed
+    assert "is missing" in capsys.readouterr().err  # the weights: the endpoints are allowed
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str
         serve(folder)
     assert shown in str(refused.value)
     [flag] = [word for word in shlex.split(str(refused.value)) if word.startswith("https")][-1:]
-    with pytest.raises(ConfigError, match="which is gone"):
+    with pytest.raises(ConfigError, match="is missing"):
         serve(folder, ServeOptions(allow_upstream=[flag]))
 
 
@@ -200,7 +200,7 @@ def test_a_run_with_an_endpoint_is_served_once_that_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Trained with a judge whose key is in a variable."""
+    """The run was trained with a judge whose key is in a variable."""
     monkeypatch.setenv("JUDGE_KEY", "the judge's")
     folder = tmp_path / "run"
     with ScriptedServer("fine") as judge:
@@ -254,7 +254,7 @@ def test_one_policy_for_all_takes_one_variable(tmp_path: Path) -> None:
 
 # --- the real process -----------------------------------------------------------------------
 def greedy(url: str, path: str, **fields: Any) -> list[int]:
-    """The token ids of a greedy answer."""
+    """Return the token ids of a greedy answer."""
     with openai.OpenAI(base_url=f"{url}{path}", api_key="unused", max_retries=0) as client:
         answer = client.chat.completions.create(
             model="policy",
@@ -268,7 +268,7 @@ def greedy(url: str, path: str, **fields: Any) -> list[int]:
 
 
 def expected_ids(model: Any, tokenizer: Any) -> list[int]:
-    """The same by transformers alone."""
+    """Return the same ids by transformers."""
     asked = tokenizer.apply_chat_template(
         MESSAGES, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -278,7 +278,7 @@ def expected_ids(model: Any, tokenizer: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def lora_run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two policies with adapters that differ from each other and from the starting weights."""
+    """Train two policies with different adapters."""
     from lightspan import LightningRL
 
     algorithm = LightningRL(
@@ -312,7 +312,7 @@ def test_a_trained_run_says_how_to_serve_it(lora_run: Path, tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapters_of_two_policies_and_the_starting_weights(lora_run: Path, tiny: Path) -> None:
-    """Each agent's answers are those that PEFT gives for its adapter."""
+    """Each agent's answers equal those of PEFT with its adapter."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -364,7 +364,7 @@ def test_an_engine_that_has_died_ends_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whoever started it is to know: nothing would ever be answered again."""
+    """A failed engine ends the process with its error."""
     folder = write_run(tmp_path / "run", served_by(tiny, Routing(default=POLICY), policy=str(tiny)))
 
     def breaks(*arguments: Any) -> None:

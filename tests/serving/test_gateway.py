@@ -1,4 +1,4 @@
-"""The serving endpoint: who is answered by what, who may call, what is kept."""
+"""Tests of the serving endpoint: routing, authentication and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.semconv import ROUTING_PATH
 from lightspan_gateway.serving.public_access import (
-    REMEMBERED,
+    MAX_CALLS,
     USAGE_PATH,
     ServingGateway,
     is_loopback,
@@ -223,22 +223,22 @@ async def test_a_retry_joins_its_call_and_old_calls_are_forgotten() -> None:
             headers = {c.HEADER_CALL_ID: f"call-{number}"}
             await client.chat.completions.create(**body, extra_headers=headers)
         assert len(asked_of(gateway)) == 2
-        # the same words of somebody else, whose first try failed elsewhere, are another call
+        # an equal body of another client, retried after a failure elsewhere, is another call
         await client.chat.completions.create(**body, extra_headers={"x-stainless-retry-count": "1"})
         assert len(asked_of(gateway)) == 3
-        for _ in range(REMEMBERED + 20):
+        for _ in range(MAX_CALLS + 20):
             await client.chat.completions.create(**body)
-        assert len(calls_of(gateway)) == REMEMBERED
+        assert len(calls_of(gateway)) == MAX_CALLS
 
 
 async def test_after_a_burst_no_more_calls_are_remembered_than_before() -> None:
     async with serving() as gateway, client_of(gateway) as client:
         body: Any = {"model": "sql", "messages": MESSAGES}
-        many = REMEMBERED + 100
+        many = MAX_CALLS + 100
         await asyncio.gather(*(client.chat.completions.create(**body) for _ in range(many)))
         for _ in range(2):
             await client.chat.completions.create(**body)
-        assert len(calls_of(gateway)) == REMEMBERED
+        assert len(calls_of(gateway)) == MAX_CALLS
 
 
 # --- who may call ---------------------------------------------------------------------------
@@ -248,7 +248,7 @@ async def test_a_key_is_asked_for() -> None:
             assert (await get(gateway, path))[0] == 401
             assert (await get(gateway, path, Authorization="Bearer open"))[0] == 401
             assert (await get(gateway, path, Authorization="Bearer open sesame"))[0] == 200
-            # Anthropic's; a key in the other header comes first
+            # Anthropic's header; the other header takes precedence
             assert (await get(gateway, path, **{"x-api-key": "open"}))[0] == 401
             assert (await get(gateway, path, **{"x-api-key": "open sesame"}))[0] == 200
             both = {"x-api-key": "open sesame", "Authorization": "Bearer open"}
@@ -307,7 +307,7 @@ async def test_what_others_need_not_know_stays_here() -> None:
 
 # --- what is kept for retries -----------------------------------------------------------------
 LARGE = 2_000_000
-"""Letters of what is not kept; 15 MB would only take longer."""
+"""Number of letters of a body that must be freed; 15 MB would take longer."""
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ async def test_what_no_retry_needs_is_not_kept(path: str, fields: dict[str, Any]
         try:
             for number in range(1, 6):
                 await send(number)
-            # a thread that read a body may be about to forget it
+            # a thread may still hold the body that it decoded
             for _ in range(100):
                 gc.collect()
                 kept = tracemalloc.get_traced_memory()[0]
@@ -348,7 +348,7 @@ async def test_what_no_retry_needs_is_not_kept(path: str, fields: dict[str, Any]
         finally:
             tracemalloc.stop()
         assert len(calls_of(gateway)) == 6
-        assert await send(0) == first  # and a retry is answered from what is
+        assert await send(0) == first  # a retry gets the stored answer
         assert len(asked_of(gateway)) == 6
 
 

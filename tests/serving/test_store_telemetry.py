@@ -1,4 +1,4 @@
-"""OTLP over HTTP into a served store: what is kept of it, what reads it, and what is refused."""
+"""Tests of OTLP over HTTP into a served store: stored attempts, permissions and errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def send(
     packing: str = "",
     path: str = "/v1/traces",
 ) -> tuple[int, str, bytes]:
-    """Status, content type and body of the answer."""
+    """Send a request; return status, content type and body of the answer."""
     headers = {"Content-Type": kind, "Authorization": f"Bearer {key}"}
     if packing:
         headers["Content-Encoding"] = packing
@@ -86,7 +86,7 @@ def attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def otlp_span(span_id: str, parent: str, name: str, at: int, **said: Any) -> dict[str, Any]:
-    """A span as OTLP's JSON has it; its attributes are texts."""
+    """Return a span in OTLP's JSON; all attributes are texts."""
     return {
         "traceId": TRACE,
         "spanId": span_id,
@@ -126,7 +126,7 @@ SPANS = [
 
 
 async def stored(url: str) -> tuple[Any, Any, list[Span]]:
-    """Rollout, attempt and spans of the one attempt that there is."""
+    """Return rollout, attempt and spans of the only attempt."""
     async with open_store(url) as store:
         [state] = await store.rollouts(mode=Mode.PRODUCTION)
         [attempt] = await store.attempts([state.rollout.rollout_id])
@@ -196,7 +196,7 @@ def test_two_servers_at_once(tmp_path: Path, url: str) -> None:
 
 def test_what_reads_production_reads_it(served: Served, url: str, tmp_path: Path) -> None:
     send(served, body(SPANS[0]))
-    send(served, body(*SPANS[1:]))  # late, after the root; and it counts
+    send(served, body(*SPANS[1:]))  # late, after the root, but included
     _, attempt, spans = asyncio.run(stored(url))
     assert [span.late for span in spans] == [False, True, True, True]
     call_id = next(str(s.attributes[c.CALL_ID]) for s in spans if s.kind is SpanKind.LLM)
@@ -237,7 +237,7 @@ def test_protobuf_says_the_same(served: Served, url: str) -> None:
 
 def test_services_of_one_trace_have_attempts_of_their_own(served: Served, url: str) -> None:
     send(served, body(SPANS[0]))
-    remote = {**SPANS[1], "flags": 0x301}  # its parent is another process's
+    remote = {**SPANS[1], "flags": 0x301}  # the parent is in another process
     send(served, body(remote, service="tools"))
 
     async def ended() -> list[Any]:
@@ -346,7 +346,7 @@ def test_what_is_refused(
 
 
 def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 256 MiB that are packed in 256 KiB no more is unpacked than may be."""
+    """Of 256 MiB that are compressed to 256 KiB, at most the limit is decompressed."""
     longest = []
     unpack = zlib.decompressobj
 
@@ -423,7 +423,7 @@ def test_the_exporter_of_opentelemetry(served: Served, url: str) -> None:
 
 
 def test_what_lightspan_sends(served: Served, url: str) -> None:
-    """And what is refused of it, its sender is told."""
+    """The answer lists the refused spans."""
     spans = [
         Span(span_id=ROOT, trace_id=TRACE, name="desk", kind=SpanKind.CHAIN, start_ns=1, end_ns=9),
         Span(span_id=CALL, trace_id=TRACE, name="chat m", kind=SpanKind.LLM, parent_id=ROOT),
@@ -431,7 +431,7 @@ def test_what_lightspan_sends(served: Served, url: str) -> None:
     ]
     status, _, answer = send(served, encode_otlp(spans), PROTOBUF)
     response = ExportTraceServiceResponse.FromString(answer)
-    assert (status, response.partial_success.rejected_spans) == (200, 1)  # a tracer pays nobody
+    assert (status, response.partial_success.rejected_spans) == (200, 1)  # the reward
     _, attempt, kept = asyncio.run(stored(url))
     assert attempt.status is AttemptStatus.SUCCEEDED
     assert {span.span_id: span.kind for span in kept} == {
@@ -441,7 +441,7 @@ def test_what_lightspan_sends(served: Served, url: str) -> None:
 
 
 def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) -> None:
-    """A request says it once, and each span has it: few bytes would become many."""
+    """A long resource attribute is refused, because every span repeats it."""
     spans = [otlp_span(f"{number:016x}", "", "s", 0) for number in range(1, 201)]
     status, _, said = send(served, body(*spans, service="x" * 400_000))
     assert status == 400
@@ -452,7 +452,7 @@ def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) ->
 
 
 def test_spans_inside_one_another_without_end(served: Served, url: str) -> None:
-    """Each is looked at once, and a path names so many agents."""
+    """Nested spans are processed once each, and the number of agents in a path is limited."""
     ids = [f"{number:016x}" for number in range(1, 3_001)]
     spans = [
         otlp_span(own, outer, "s", 0, **{**INVOKES, "gen_ai.agent.name": f"a{own}"})

@@ -1,4 +1,4 @@
-"""Every field that says how to sample has a type and a range, in every dialect and mode."""
+"""Tests of the types and ranges of sampling fields, in every dialect and mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OF_ONE: dict[str, dict[str, list[Any]]] = {
     "messages": {"stop_sequences": [1, "a", {}, [""], [1], ["a"] * 65]},
 }
 NOT_OF: dict[str, set[str]] = {
-    # a chat's limit, which others pass over
+    # the limit of chats, which others ignore
     "completions": {"max_completion_tokens"},
     "responses": {"max_completion_tokens", "max_tokens"},
     "messages": {"max_completion_tokens", "stop"},
@@ -57,11 +57,11 @@ CASES = [
     for field, values in {**WRONG, **OF_ONE[dialect]}.items()
     if field not in NOT_OF.get(dialect, ())
     for wrong in values
-    # an empty text asks for nothing, as null does
+    # an empty text means null
     if not (field == "stop" and wrong == "")
 ]
 MODES = [(Mode.TRAIN, Sampling()), (Mode.VAL, Sampling()), (Mode.VAL, None)]
-"""In training, in its evaluations, and in `serve`."""
+"""Parse in training, in validation and in `serve`."""
 
 
 @pytest.mark.parametrize("dialect", SAID)

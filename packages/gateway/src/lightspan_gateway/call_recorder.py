@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from lightspan.errors import DataError
 from lightspan.schema import semconv as c
@@ -17,13 +17,10 @@ from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores.aio import wait_for_event
-from lightspan.stores.protocol import RETRY_BACKOFF_S, StoredCall
+from lightspan.stores.protocol import RETRY_BACKOFF_S, Store, StoredCall
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
 from lightspan_gateway.calls import CallerSession, CallInfo, CallLog, ServedCall
 from lightspan_gateway.request_body import to_thread_if_large
-
-if TYPE_CHECKING:
-    from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +61,7 @@ class CallRecorder(CallLog):
         attributes = call.attributes()
         if call.overrides:
             attributes[c.SAMPLING_OVERRIDES] = dump_json(call.overrides)
-        span = await self._span(info, outcome, attributes, end, str(call.error or ""))
-        await self._write(info.session, span, records)
+        await self._store_call(info, outcome, attributes, end, str(call.error or ""), records)
 
     async def record_refusal(self, info: CallInfo, error: ApiError) -> None:
         info.sequence_start = info.session.next_sequence()
@@ -77,18 +73,23 @@ class CallRecorder(CallLog):
             attributes[c.ERROR_TYPE] = error.code or str(error.status)
             if error.status < 500:
                 attributes[c.CALL_REFUSED] = error.param or ""
-        span = await self._span(info, outcome, attributes, end, error.message)
-        await self._write(info.session, span, [])
+        await self._store_call(info, outcome, attributes, end, error.message)
 
-    async def _span(
-        self, info: CallInfo, outcome: CallOutcome, attributes: Attributes, end: int, message: str
-    ) -> Span:
-        make = partial(call_span, info, outcome, attributes, end=end, message=message)
-        return await to_thread_if_large(info.size, make)
-
-    async def _write(self, session: CallerSession, span: Span, records: list[TokenRecord]) -> None:
+    async def _store_call(
+        self,
+        info: CallInfo,
+        outcome: CallOutcome,
+        attributes: Attributes,
+        end: int,
+        message: str,
+        records: Sequence[TokenRecord] = (),
+    ) -> None:
         """Store a call; wait for the acknowledgement for at most `store_timeout_s`."""
-        stored = StoredCall(span=span, records=records, epoch=session.claim.attempt.epoch)
+        session = info.session
+        span = await to_thread_if_large(
+            info.size, call_span, info, outcome, attributes, end, message
+        )
+        stored = StoredCall(span=span, records=[*records], epoch=session.claim.attempt.epoch)
         task = self.background(self._store.add_calls([stored]))
         done, _ = await asyncio.wait([task], timeout=self._store_timeout_s)
         if not done:
@@ -133,7 +134,7 @@ def _retrieve_error(task: asyncio.Task[Any]) -> None:
 
 
 def call_span(
-    info: CallInfo, outcome: CallOutcome, attributes: Attributes, *, end: int, message: str
+    info: CallInfo, outcome: CallOutcome, attributes: Attributes, end: int, message: str
 ) -> Span:
     """Return the LLM span of a call.
 

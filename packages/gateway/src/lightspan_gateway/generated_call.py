@@ -97,6 +97,8 @@ class GeneratedCall(ServedCall):
             for index in range(request.n)
         ]
         self.created = int(time.time())
+        self.response_id = f"{request.id_prefix}{info.call_id}"
+        self.model = request.model or info.policy
         self.resampled = False
         """Whether a choice was sampled again after a try whose tokens were lost."""
         self.deltas: list[tuple[int, str]] = []
@@ -105,16 +107,6 @@ class GeneratedCall(ServedCall):
         self._engine = engine
         self._tokenizer = tokenizer
         self._tools = tool_parser(tokenizer.tool_parser) if request.parse_tools else None
-
-    @property
-    def response_id(self) -> str:
-        """Id of the answer."""
-        return f"{self.request.id_prefix}{self.info.call_id}"
-
-    @property
-    def model(self) -> str:
-        """Name of the model in the answer."""
-        return self.request.model or self.info.policy
 
     @property
     def outcome(self) -> CallOutcome:

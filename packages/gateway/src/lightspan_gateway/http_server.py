@@ -18,7 +18,7 @@ from lightspan.errors import ConfigError
 KEEPALIVE_S: Final = 75.0
 """Keepalive timeout in seconds.
 
-It is longer than that of clients (5 to 15 s), because a request that is sent while the server closes
+Longer than that of clients (5 to 15 s), because a request that is sent while the server closes
 the connection is lost."""
 BACKLOG: Final = 1_024
 """Maximum number of connections that wait to be accepted."""
@@ -104,16 +104,6 @@ def _is_server_error(record: logging.LogRecord) -> bool:
 
 _log: Final = logging.getLogger(__name__)
 _log.addFilter(_is_server_error)
-
-
-async def send_continue(request: web.Request) -> None:
-    """Answer `Expect: 100-continue` and ignore other expectations.
-
-    aiohttp's own handler quotes the header, and so fails with 500 if it is not UTF-8.
-    """
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # no byte of the answer is sent yet
 
 
 def raise_file_limit() -> None:

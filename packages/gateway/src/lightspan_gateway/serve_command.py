@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lightspan.errors import ConfigError
 from lightspan_gateway.remote_store.roles import Role
 
-_RUN_DEFAULTS: Final[dict[str, Any]] = {
-    "device": "cpu",
-    "dtype": "auto",
-    "api_key_env": None,
-    "max_tokens": None,
-    "upstream": None,
-    "upstream_key_env": None,
-    "allow_upstream": [],
-}
-_STORE_DEFAULTS: Final[dict[str, Any]] = {
-    **{f"{role}_key_env": None for role in Role},
-    "without_key": False,
-}
+_RUN_OPTIONS: Final = (
+    *("device", "dtype", "api_key_env", "max_tokens"),
+    *("upstream", "upstream_key_env", "allow_upstream"),
+)
+_STORE_OPTIONS: Final = (*(f"{role}_key_env" for role in Role), "without_key")
 _ROLE_HELP: Final = {
     Role.ADMIN: "administrators, which may do everything",
     Role.TRAINER: "trainers, which enqueue rollouts and read their results",
@@ -97,10 +90,10 @@ def add(commands: Any) -> None:
         action="store_true",
         help="accept every program of this machine; requires --host to be a loopback address",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=partial(_run, parser))
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if not 0 <= options.port <= 65_535:
         raise ConfigError(f"--port {options.port} is no port: give one from 1 to 65535, or 0")
     is_store = options.store is not None
@@ -109,8 +102,8 @@ def _run(options: argparse.Namespace) -> None:
             "name what to serve, the folder of a run or a model, or --store URL: here "
             f"{'both are' if is_store else 'neither is'} given"
         )
-    for name, default in (_RUN_DEFAULTS if is_store else _STORE_DEFAULTS).items():
-        if getattr(options, name) != default:
+    for name in _RUN_OPTIONS if is_store else _STORE_OPTIONS:
+        if getattr(options, name) != parser.get_default(name):
             kind = "a run or a model" if is_store else "a store (--store)"
             raise ConfigError(f"--{name.replace('_', '-')} applies to {kind} only")
     if is_store:
@@ -141,5 +134,5 @@ def _serve_run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--max-tokens {options.max_tokens} must be at least 1")
     from lightspan_gateway.serving.endpoint import ServeOptions, serve
 
-    settings = {name: getattr(options, name) for name in ("host", "port", *_RUN_DEFAULTS)}
+    settings = {name: getattr(options, name) for name in ("host", "port", *_RUN_OPTIONS)}
     serve(options.run_folder, ServeOptions(**settings))

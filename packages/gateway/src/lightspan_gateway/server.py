@@ -17,7 +17,7 @@ from lightspan.schema.redaction import clean_text
 from lightspan_gateway.access_policy import AccessPolicy
 from lightspan_gateway.api_errors import ApiError, bad_request, no_model, openai_error
 from lightspan_gateway.dialects import DIALECTS, Dialect
-from lightspan_gateway.http_server import Handler, HttpServer, send_continue
+from lightspan_gateway.http_server import Handler, HttpServer
 from lightspan_gateway.request_handler import RequestHandler
 from lightspan_gateway.response_writer import deliver
 
@@ -62,8 +62,7 @@ class Server(HttpServer):
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:
-        get = partial(web.get, expect_handler=send_continue)
-        post = partial(web.post, expect_handler=send_continue)
+        get, post = web.get, web.post
         routes: list[web.AbstractRouteDef] = [
             get("/health", self._health),
             *(
@@ -82,8 +81,7 @@ class Server(HttpServer):
                 ),
                 post(f"{prefix}/messages/count_tokens", _guarded(self._count, messages)),
             ]
-        rest = web.route("*", "/{path:.*}", _guarded(self._not_found), expect_handler=send_continue)
-        return [*routes, rest]
+        return [*routes, web.route("*", "/{path:.*}", _guarded(self._not_found))]
 
     async def _call(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         return await deliver(request, await self._handler.call(dialect.parse, request), dialect)

@@ -6,26 +6,24 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 
 from lightspan.errors import StoreError
+from lightspan.protocols.engine import TokenEngine
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Claim
 from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import TokenRecord
+from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import AccessPolicy, token_of
 from lightspan_gateway.api_errors import ApiError, bad_request, no_model
 from lightspan_gateway.call_recorder import RETRY_TIMEOUT_S, CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
 from lightspan_gateway.server import MAX_BODY, Server
-
-if TYPE_CHECKING:
-    from lightspan.protocols.engine import TokenEngine
-    from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Requests of a store's server, without any client of ours."""
+"""Raw requests to a store's server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answer(msgspec.Struct):
 def ask(
     url: str, path: str, body: bytes | None = None, key: str = TRAINER, **headers: str
 ) -> Answer:
-    """One request, without any client of ours."""
+    """Send one raw request."""
     known = {
         "Authorization": f"Bearer {key}",
         HEADER_PROTOCOL: str(PROTOCOL_VERSION),
@@ -41,8 +41,7 @@ def ask(
 
 
 def begun(url: str, path: str, start: bytes, **headers: object) -> socket.socket:
-    """The connection of a request of which no more than its headers and the start of its body are
-    sent."""
+    """Return the connection of a request whose body is sent only in part."""
     host, port = url.removeprefix("http://").split(":")
     known = {"Host": host, HEADER_PROTOCOL: PROTOCOL_VERSION}
     known |= {name.replace("_", "-"): value for name, value in headers.items()}

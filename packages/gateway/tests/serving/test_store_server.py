@@ -1,4 +1,4 @@
-"""A store's server: who is let in, what each may do, and what is refused."""
+"""Tests of a store's server: authentication, permissions and refused requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def open_as(served: Served, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A store, opened with a key in a variable of its own."""
+    """Return a function that returns a store with a key in its own variable."""
 
     def made(key: str) -> Store:
         name = f"KEY_{len(key)}_{key[-4:].upper()}".replace("-", "_")
@@ -102,7 +102,7 @@ async def test_the_key_of_a_role_opens(open_as: Any, key: str) -> None:
 
 
 async def test_a_key_that_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who works with it is told when the server has it no more, and nothing is asked twice."""
+    """A client with a removed key gets an error, without retries."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", OLD_TRAINER)
     old, new = (Keys({Role.TRAINER: key}) for key in (OLD_TRAINER, TRAINER))
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), old) as served:
@@ -160,7 +160,7 @@ async def test_without_keys_no_web_page_comes_in(tmp_path: Path, headers: dict[s
 
 # --- what each may --------------------------------------------------------------------------
 def test_what_a_runner_may_do() -> None:
-    """No more than `runners` does."""
+    """A runner's key allows only the operations of `runners`."""
     runners = {name for name, each in OPERATIONS.items() if Role.RUNNER in each.roles}
     assert runners == {
         *("claim", "await_work", "heartbeat", "report", "finish", "add_spans", "get_resources"),
@@ -289,7 +289,7 @@ async def test_a_client_that_says_no_version(served: Served) -> None:
 async def test_a_runner_of_another_version(
     served: Served, open_as: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both versions are named, and what to do, before anything is claimed."""
+    """The error names both versions and the fix, before anything is claimed."""
     monkeypatch.setattr("lightspan_gateway.remote_store.client.PROTOCOL_VERSION", 7)
     monkeypatch.setattr("lightspan_gateway.remote_store.client.__version__", "9.8.7")
     with pytest.raises(StoreError) as raised:
@@ -301,7 +301,7 @@ async def test_a_runner_of_another_version(
 
 
 async def test_a_body_that_says_no_size(tmp_path: Path) -> None:
-    """What comes in chunks is counted too."""
+    """The limit applies to chunked bodies too."""
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_body=1_000) as served:
         host, port = served.url.removeprefix("http://").split(":")
         head = (
@@ -318,13 +318,13 @@ async def test_a_body_that_says_no_size(tmp_path: Path) -> None:
 
 
 def test_a_store_that_ends_with_the_process_is_not_served() -> None:
-    with pytest.raises(ConfigError, match=r"memory:: .*serve a file"):
+    with pytest.raises(ConfigError, match=r"memory: is not durable.*serve a file"):
         StoreServer(MemoryStore(), Keys(None))
 
 
 # --- several at once ------------------------------------------------------------------------
 async def test_what_is_asked_together_is_answered_each(served: Served, open_as: Any) -> None:
-    """One that fails, cannot be read, may not be asked or goes by itself fails alone."""
+    """A failed, invalid, forbidden or unbatchable operation fails alone."""
     async with open_as(TRAINER) as store:
         await store.enqueue([make_rollout()])
     lease = {"runner_id": "runner", "slots": 1, "lease_s": LEASE_S}
@@ -365,7 +365,7 @@ async def test_what_cannot_be_asked_together(served: Served, body: bytes, said: 
 
 # --- health ---------------------------------------------------------------------------------
 async def test_health(served: Served) -> None:
-    """Anybody may ask, and is told nothing else."""
+    """The health check needs no key and reveals nothing else."""
     answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
     assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})
     await asyncio.to_thread(served.run, served.store.close())
@@ -374,7 +374,7 @@ async def test_health(served: Served) -> None:
 
 
 async def test_health_is_told_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks waits for some seconds, a store whose database is away for half a minute."""
+    """A health check fails after seconds, though the store waits half a minute for its database."""
 
     async def away(policy: str) -> list[Any]:
         await asyncio.sleep(600)
@@ -389,7 +389,7 @@ async def test_health_is_told_in_time(served: Served, monkeypatch: pytest.Monkey
 async def test_a_database_that_is_away_is_one_to_come_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a refusal, which clients would not retry."""
+    """An unreachable database is a 503, which clients retry."""
 
     async def away(run_id: str | None = None) -> Any:
         raise StoreUnreachableError("the server cannot be reached")

@@ -266,9 +266,8 @@ class ServerConnection:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if any(name in str(error) for name in _PLAIN_HTTP):
                 raise StoreError(
-                    f"store {self._address.url}: the server speaks http, not https, as "
-                    "`lightspan serve` does: write http://, or use the port of the TLS proxy in "
-                    "front of it"
+                    f"store {self._address.url}: the server speaks http, not https: write http:// "
+                    "for `lightspan serve` itself, or use the port of the TLS proxy in front of it"
                 ) from error
             reason = str(getattr(error, "os_error", error)) or type(error).__name__
             raise StoreUnreachableError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar, get_type_hints
 
 import msgspec
@@ -50,19 +49,39 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
     """`StoreCapabilities.power_loss` of the store."""
 
 
-@dataclass(frozen=True)
 class Operation:
-    """A method of a store that can be called over HTTP."""
+    """A method of a store that can be called over HTTP.
 
-    name: str
-    roles: frozenset[Role]
-    """Roles that may call it."""
-    is_batchable: bool
-    """Whether it may share a request with others, whose answers wait for its answer."""
-    signature: inspect.Signature
-    """Signature of the method without `self`."""
-    _arguments: msgspec.msgpack.Decoder[Any]
-    _answer: msgspec.msgpack.Decoder[Any]
+    Args:
+        method: the method of `Store`.
+        roles: roles that may call it.
+        batch: whether it may share a request with others, whose answers wait for its answer.
+    """
+
+    def __init__(
+        self,
+        method: Callable[..., Coroutine[Any, Any, Any]],
+        roles: frozenset[Role],
+        *,
+        batch: bool = False,
+    ) -> None:
+        self.name = method.__name__
+        self.roles = roles
+        self.is_batchable = batch
+        hints, signature = get_type_hints(method), inspect.signature(method)
+        parameters = list(signature.parameters.values())[1:]
+        self.signature = signature.replace(parameters=parameters)
+        """Signature of the method without `self`."""
+        fields: list[Any] = [
+            (p.name, hints[p.name], *([] if p.default is p.empty else [p.default]))
+            for p in parameters
+        ]
+        # an argument of a newer version is an error: ignored, it would change the operation
+        arguments = msgspec.defstruct(
+            f"arguments of {self.name}", fields, kw_only=True, forbid_unknown_fields=True
+        )
+        self._arguments: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(arguments)
+        self._answer: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hints["return"])
 
     @property
     def is_long_poll(self) -> bool:
@@ -132,63 +151,39 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes, what: str) -> T:
         raise DataError(f"{what} cannot be read: {error}") from error
 
 
-def _operation(
-    method: Callable[..., Coroutine[Any, Any, Any]], roles: frozenset[Role], *, batch: bool = False
-) -> Operation:
-    hints = get_type_hints(method)
-    signature = inspect.signature(method)
-    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-    fields: list[Any] = [
-        (name, hints[name], *([] if parameter.default is parameter.empty else [parameter.default]))
-        for name, parameter in signature.parameters.items()
-    ]
-    # an argument of a newer version is an error: ignored, it would change the operation
-    arguments = msgspec.defstruct(
-        f"arguments of {method.__name__}", fields, kw_only=True, forbid_unknown_fields=True
-    )
-    return Operation(
-        method.__name__,
-        roles,
-        batch,
-        signature,
-        msgspec.msgpack.Decoder(arguments),
-        msgspec.msgpack.Decoder(hints["return"]),
-    )
-
-
 OPERATIONS: Final[Mapping[str, Operation]] = {
     operation.name: operation
     for operation in (
-        _operation(Store.put_resources, _TRAINERS),
-        _operation(Store.get_resources, _ALL),
-        _operation(Store.allot_version, _TRAINERS),
-        _operation(Store.policy_versions, _TRAINERS),
-        _operation(Store.enqueue, _TRAINERS),
-        _operation(Store.start, _TRAINERS),
-        _operation(Store.claim, _ALL, batch=True),
-        _operation(Store.await_work, _ALL),
-        _operation(Store.heartbeat, _ALL),
-        _operation(Store.report, _ALL, batch=True),
-        _operation(Store.finish, _ALL, batch=True),
-        _operation(Store.lease_time, _TRAINERS, batch=True),
-        _operation(Store.expire, _TRAINERS),
-        _operation(Store.cancel, _TRAINERS),
-        _operation(Store.prune, frozenset({Role.ADMIN})),
-        _operation(Store.rollouts, _ALL),
-        _operation(Store.watch, _TRAINERS),
-        _operation(Store.count, _TRAINERS),
-        _operation(Store.announce, _ALL),
-        _operation(Store.withdraw, _ALL),
-        _operation(Store.peers, _ALL),
-        _operation(Store.attempts, _ALL),
-        _operation(Store.attempt, _TRAINERS),
-        _operation(Store.claim_of_token, _TRAINERS, batch=True),
-        _operation(Store.mark_damaged, _TRAINERS, batch=True),
-        _operation(Store.add_spans, _ALL, batch=True),
-        _operation(Store.add_calls, _TRAINERS, batch=True),
-        _operation(Store.mark_call, _TRAINERS, batch=True),
-        _operation(Store.spans, _TRAINERS),
-        _operation(Store.token_records, _TRAINERS),
+        Operation(Store.put_resources, _TRAINERS),
+        Operation(Store.get_resources, _ALL),
+        Operation(Store.allot_version, _TRAINERS),
+        Operation(Store.policy_versions, _TRAINERS),
+        Operation(Store.enqueue, _TRAINERS),
+        Operation(Store.start, _TRAINERS),
+        Operation(Store.claim, _ALL, batch=True),
+        Operation(Store.await_work, _ALL),
+        Operation(Store.heartbeat, _ALL),
+        Operation(Store.report, _ALL, batch=True),
+        Operation(Store.finish, _ALL, batch=True),
+        Operation(Store.lease_time, _TRAINERS, batch=True),
+        Operation(Store.expire, _TRAINERS),
+        Operation(Store.cancel, _TRAINERS),
+        Operation(Store.prune, frozenset({Role.ADMIN})),
+        Operation(Store.rollouts, _ALL),
+        Operation(Store.watch, _TRAINERS),
+        Operation(Store.count, _TRAINERS),
+        Operation(Store.announce, _ALL),
+        Operation(Store.withdraw, _ALL),
+        Operation(Store.peers, _ALL),
+        Operation(Store.attempts, _ALL),
+        Operation(Store.attempt, _TRAINERS),
+        Operation(Store.claim_of_token, _TRAINERS, batch=True),
+        Operation(Store.mark_damaged, _TRAINERS, batch=True),
+        Operation(Store.add_spans, _ALL, batch=True),
+        Operation(Store.add_calls, _TRAINERS, batch=True),
+        Operation(Store.mark_call, _TRAINERS, batch=True),
+        Operation(Store.spans, _TRAINERS),
+        Operation(Store.token_records, _TRAINERS),
     )
 }
 """Operations by name."""

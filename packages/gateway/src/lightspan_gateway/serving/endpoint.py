@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lightspan.errors import ConfigError
 from lightspan.progress import Reporter, default_reporter
+from lightspan.protocols.engine import TokenEngine
 from lightspan.schema.llm import LLM
 from lightspan.schema.redaction import add_key_variable
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
@@ -31,9 +32,6 @@ from lightspan_gateway.serving.public_access import (
 from lightspan_gateway.serving.signals import stop_signals
 from lightspan_torch.engine.config import Transformers
 from lightspan_torch.engine.hub import is_adapter
-
-if TYPE_CHECKING:
-    from lightspan.protocols.engine import TokenEngine
 
 POLL_INTERVAL_S: Final = 1.0
 """Seconds between two checks of the engine's health."""

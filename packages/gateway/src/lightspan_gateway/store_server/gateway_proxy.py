@@ -17,25 +17,21 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
-from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from lightspan import __version__
 from lightspan.errors import StoreError
 from lightspan.schema import clock
-from lightspan.schema.redaction import clean_text
 from lightspan.schema.resources import routing_of
-from lightspan.schema.semconv import HEADER_RELAYED, PROTOCOL_VERSION
+from lightspan.schema.semconv import HEADER_RELAYED
 from lightspan.stores.keepalive import watched
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
 from lightspan_gateway.dialects import DIALECTS
-from lightspan_gateway.http_server import send_continue
 from lightspan_gateway.remote_store.url import RELAY_PATH
 from lightspan_gateway.server import MAX_BODY, error_response
 from lightspan_gateway.store_server.responses import read_body
@@ -82,8 +78,7 @@ class GatewayProxy:
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """Return the routes to forward."""
-        path = f"{RELAY_PATH}/{{path:.*}}"
-        return [web.route("*", path, self._handle, expect_handler=send_continue)]
+        return [web.route("*", f"{RELAY_PATH}/{{path:.*}}", self._handle)]
 
     async def close(self) -> None:
         """Close the connections to gateways. Idempotent."""
@@ -151,16 +146,8 @@ class GatewayProxy:
                 health = await answer.json(content_type=None)
         except (ValueError, aiohttp.ClientError, TimeoutError):
             health = None
-        protocol = health.get("protocol") if isinstance(health, dict) else None
-        if protocol is None or "policies" not in health:
+        if not isinstance(health, dict) or not health.keys() >= {"protocol", "policies"}:
             raise ApiError(502, f"the server at that address is no gateway of a training; {_HINT}")
-        if protocol != PROTOCOL_VERSION:
-            raise ApiError(
-                502,
-                f"the training's gateway speaks protocol {clean_text(str(protocol)):.20}, the "
-                f"store's server (lightspan {__version__}) {PROTOCOL_VERSION}: install the same "
-                "version of lightspan on both sides",
-            )
         self._checked[gateway] = now
 
     async def _forward(
@@ -245,12 +232,11 @@ def _gateway_path(request: web.Request) -> str:
 def _origin(url: str) -> str:
     """Return the origin of a URL; empty if the URL is invalid."""
     try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in url
-        is_valid = is_valid and parts.port != 0
+        parts = URL(url)
+        is_valid = parts.scheme in ("http", "https") and "@" not in url and parts.port != 0
+        return str(parts.origin()) if is_valid else ""
     except ValueError:
         return ""
-    return f"{parts.scheme}://{parts.netloc}" if is_valid else ""
 
 
 def _forwardable(headers: Headers | CIMultiDict[str], own: frozenset[str]) -> CIMultiDict[str]:

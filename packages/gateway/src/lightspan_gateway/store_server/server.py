@@ -17,12 +17,7 @@ import msgspec
 from aiohttp import web
 
 from lightspan import __version__
-from lightspan.errors import (
-    ConfigError,
-    StoreClosedError,
-    StoreError,
-    StoreFormatError,
-)
+from lightspan.errors import ConfigError, StoreClosedError, StoreError, StoreFormatError
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import clean_text
@@ -30,7 +25,7 @@ from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import ApiError
-from lightspan_gateway.http_server import HttpServer, send_continue
+from lightspan_gateway.http_server import HttpServer
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.remote_store.rpc import (
     OPERATIONS,
@@ -108,17 +103,14 @@ class StoreServer(HttpServer):
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:
-        post = partial(web.post, expect_handler=send_continue)
         return [
             web.get("/health", self._health),
-            *(post(route.PATH, partial(self._extra, route)) for route in self._extra_routes),
+            *(web.post(route.PATH, partial(self._extra, route)) for route in self._extra_routes),
             web.get(PATH, self._authorized(self._greet)),
-            post(PATH, self._authorized(self._batch)),
-            post(f"{PATH}/{{operation}}", self._authorized(self._single)),
+            web.post(PATH, self._authorized(self._batch)),
+            web.post(f"{PATH}/{{operation}}", self._authorized(self._single)),
             *self._proxy.routes(),
-            web.route(
-                "*", "/{path:.*}", self._authorized(self._not_found), expect_handler=send_continue
-            ),
+            web.route("*", "/{path:.*}", self._authorized(self._not_found)),
         ]
 
     async def _health(self, request: web.Request) -> web.Response:
