@@ -195,17 +195,20 @@ def parse_message(
         raise bad_request(
             "'max_tokens' is missing: set the maximum length of an answer", "max_tokens"
         )
-    unsupported = shared.check_fields(body, RULES)
+
+    def adjust(unsupported: dict[str, Any]) -> None:
+        thinking = body.get("thinking") or {}
+        kind = thinking.get("type", "disabled")
+        if kind == "adaptive":  # the model decides, and these models do not think
+            unsupported["thinking"] = thinking
+        elif kind != "disabled":
+            raise shared.cannot_honour("thinking", thinking)
+
+    fields = shared.read_fields(body, RULES, mode, forced, adjust)
     messages, tools = _messages(body), _tools(body)
-    thinking = body.get("thinking") or {}
-    kind = thinking.get("type", "disabled")
-    if kind == "adaptive":  # the model decides, and these models do not think
-        unsupported["thinking"] = thinking
-    elif kind != "disabled":
-        raise shared.cannot_honour("thinking", thinking)
     choice, one_call = _tool_choice(body.get("tool_choice") or {})
     return MessageRequest(
-        **shared.read_fields(body, RULES, unsupported, mode, forced),
+        **fields,
         **shared.read_tools(body, tools, format=_format(body), choice=choice, one_call=one_call),
         messages=messages,
     )

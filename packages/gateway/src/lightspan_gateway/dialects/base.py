@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
@@ -331,23 +331,26 @@ def check_fields(body: Mapping[str, Any], rules: FieldRules) -> dict[str, Any]:
 def read_fields(
     body: Mapping[str, Any],
     rules: FieldRules,
-    unsupported: Mapping[str, Any],
     mode: Mode,
     forced: Sampling | None,
+    adjust: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of a `ModelRequest` that all dialects read alike.
+    """Check the fields, and return those of a `ModelRequest` that all dialects read alike.
 
     Args:
         body: the request.
-        rules: the dialect's.
-        unsupported: the fields that cannot be honoured, with their values.
+        rules: rules of the dialect.
         mode: mode of the rollout; in validation only the temperature is forced.
         forced: the algorithm's sampling (`Target.forced`).
+        adjust: function that changes the unsupported fields that were found.
 
     Raises:
-        ApiError: 400 if a field that constrains the answer cannot be honoured, or, if nothing is
-            forced or in validation, any other field than `STEERING`.
+        ApiError: 400 if a field is invalid, if a field that constrains the answer cannot be
+            honoured, or, if nothing is forced or in validation, any other field than `STEERING`.
     """
+    unsupported = check_fields(body, rules)
+    if adjust is not None:
+        adjust(unsupported)
     refused = unsupported.keys() & CONSTRAINING
     if forced is None or mode is Mode.VAL:
         refused = refused or unsupported.keys() - STEERING

@@ -119,9 +119,8 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
     messages, tools = body.get("messages"), body.get("tools") or None
     if not isinstance(messages, list) or not messages:
         raise bad_request("'messages' must be a non-empty array", "messages")
-    unsupported = shared.check_fields(body, RULES)
     return ChatRequest(
-        **shared.read_fields(body, RULES, unsupported, mode, forced),
+        **shared.read_fields(body, RULES, mode, forced),
         **shared.read_tools(
             body,
             tools,

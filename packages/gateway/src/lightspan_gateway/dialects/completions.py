@@ -119,12 +119,14 @@ def parse_completion(
         ApiError: 400 naming the field.
     """
     inputs = _prompts(body.get("prompt"))
-    unsupported = shared.check_fields(body, RULES)
-    if unsupported.get("best_of") == (body.get("n") or 1):
-        del unsupported["best_of"]  # the best n of n choices are all of them
-    if body.get("logprobs"):
-        unsupported["logprobs"] = body["logprobs"]
-    fields = shared.read_fields(body, RULES, unsupported, mode, forced)
+
+    def adjust(unsupported: dict[str, Any]) -> None:
+        if unsupported.get("best_of") == (body.get("n") or 1):
+            del unsupported["best_of"]  # the best n of n choices are all of them
+        if body.get("logprobs"):
+            unsupported["logprobs"] = body["logprobs"]
+
+    fields = shared.read_fields(body, RULES, mode, forced, adjust)
     if len(inputs) * fields["n"] > shared.MAX_CHOICES:
         raise bad_request(
             f"{len(inputs)} prompts with n = {fields['n']} are more than {shared.MAX_CHOICES} "

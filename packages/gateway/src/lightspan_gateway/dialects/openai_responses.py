@@ -167,13 +167,7 @@ class ResponseRequest(MessagesRequest):
         if self.logprobs:
             part["logprobs"] = shared.token_logprobs(choice)
         status = "incomplete" if choice.finish_reason == "length" else "completed"
-        return {
-            "id": _message_id(response_id),
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [part],
-        }
+        return _message_item(response_id, status, [part])
 
     # --- streams --------------------------------------------------------------------------
     def opening(
@@ -184,16 +178,9 @@ class ResponseRequest(MessagesRequest):
         yield {"type": "response.in_progress", "response": response}
 
     def begin_text(self, base: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
-        item_id = _message_id(base["id"])
-        item = {
-            "id": item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": "in_progress",
-            "content": [],
-        }
+        item = _message_item(base["id"], "in_progress", [])
         part = {"type": "output_text", "text": "", "annotations": []}
-        where = {"item_id": item_id, "output_index": 0, "content_index": 0}
+        where = {"item_id": item["id"], "output_index": 0, "content_index": 0}
         yield {"type": "response.output_item.added", "output_index": 0, "item": item}
         yield {"type": "response.content_part.added", **where, "part": part}
 
@@ -227,6 +214,16 @@ class ResponseRequest(MessagesRequest):
         yield {"type": "response.output_text.done", **where, **text}
         yield {"type": "response.content_part.done", **where, "part": part}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _message_item(response_id: str, status: str, content: list[Any]) -> dict[str, Any]:
+    return {
+        "id": _message_id(response_id),
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": content,
+    }
 
 
 def _call_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
@@ -276,13 +273,16 @@ def parse_response(
     Raises:
         ApiError: 400 naming the field.
     """
-    unsupported = shared.check_fields(body, RULES)
-    others = [name for name in body.get("include") or () if name not in _INCLUDABLE]
-    if others:
-        unsupported["include"] = others
+
+    def adjust(unsupported: dict[str, Any]) -> None:
+        others = [name for name in body.get("include") or () if name not in _INCLUDABLE]
+        if others:
+            unsupported["include"] = others
+
+    fields = shared.read_fields(body, RULES, mode, forced, adjust)
     messages, tools, instructions = _messages(body), _tools(body), instructions_of(body)
     return ResponseRequest(
-        **shared.read_fields(body, RULES, unsupported, mode, forced),
+        **fields,
         **shared.read_tools(
             body,
             tools,
