@@ -65,8 +65,8 @@ async def ask(rig: Rig, call_id: str = "call-a", **fields: Any) -> Any:
 async def events_of(rig: Rig, call_id: str = "call-a", **fields: Any) -> list[dict[str, Any]]:
     """Return the SDK's events of a stream, which exclude pings."""
     async with client_of(rig) as client:
-        asked = {**body(rig, call_id, fields), "stream": True}
-        async with await client.messages.create(**asked) as stream:
+        request = {**body(rig, call_id, fields), "stream": True}
+        async with await client.messages.create(**request) as stream:
             return [event.model_dump(exclude_unset=True) async for event in stream]
 
 
@@ -113,7 +113,7 @@ async def test_tools_and_their_results(store: Store) -> None:
         assert (first.stop_reason, first.stop_sequence) == ("tool_use", None)
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "1"}
         more = {"type": "text", "text": "Go on."}
-        said = [
+        conversation = [
             USER,
             {"role": "assistant", "content": first.content},
             {"role": "user", "content": [result, more]},
@@ -122,7 +122,7 @@ async def test_tools_and_their_results(store: Store) -> None:
             rig,
             "call-b",
             tools=[described],
-            messages=said,
+            messages=conversation,
             system=[{"type": "text", "text": "Be brief."}],
         )
         assert second.content[0].text == "One."
@@ -161,13 +161,13 @@ async def test_a_call_without_text_has_no_text_block(store: Store) -> None:
         message = await ask(rig, tools=[TOOL])
         assert [block.type for block in message.content] == ["tool_use"]
         result = {"type": "tool_result", "tool_use_id": message.content[0].id, "is_error": True}
-        said = [
+        conversation = [
             USER,
             {"role": "assistant", "content": message.content},
             {"role": "user", "content": [result]},
         ]
         message = await ask(
-            rig, "call-b", tools=[TOOL], tool_choice={"type": "none"}, messages=said
+            rig, "call-b", tools=[TOOL], tool_choice={"type": "none"}, messages=conversation
         )
         assert message.content[0].text == CALL
         function = {"name": "calculator", "arguments": {"expression": "1"}}
@@ -201,8 +201,8 @@ async def test_an_empty_answer_is_an_empty_text(store: Store) -> None:
 
 async def test_tokens_are_counted(store: Store) -> None:
     async with make_rig(store, "ok") as rig, client_of(rig) as client:
-        asked = {"model": "policy", "messages": [USER], "system": "Be brief.", "tools": [TOOL]}
-        counted = await client.messages.count_tokens(**asked, extra_headers=rig.headers("call-a"))
+        request = {"model": "policy", "messages": [USER], "system": "Be brief.", "tools": [TOOL]}
+        counted = await client.messages.count_tokens(**request, extra_headers=rig.headers("call-a"))
         assert counted.input_tokens == len(rig.tokenizer.render([SYSTEM, USER], TOOLS))
         with pytest.raises(anthropic.BadRequestError, match="'messages' must be"):
             await client.messages.count_tokens(model="policy", messages=[])
@@ -218,12 +218,12 @@ async def test_what_training_sets_aside_is_counted_without(store: Store) -> None
         client_of(rig) as client,
     ):
         more: dict[str, Any] = {"context_management": {"edits": [{"type": "x"}]}}
-        asked: Any = {"model": "policy", "messages": [USER], "extra_body": more}
-        asked["extra_headers"] = rig.headers("call-a")
-        counted = await client.messages.count_tokens(**asked)
+        request: Any = {"model": "policy", "messages": [USER], "extra_body": more}
+        request["extra_headers"] = rig.headers("call-a")
+        counted = await client.messages.count_tokens(**request)
         assert counted.input_tokens == len(rig.tokenizer.render([USER]))
         more["max_completion_tokens"] = "many"  # a field of chats only
-        answer = await client.messages.create(**asked, max_tokens=5)
+        answer = await client.messages.create(**request, max_tokens=5)
         assert answer.content[0].text == "ok"
 
 
@@ -232,12 +232,12 @@ async def test_what_training_sets_aside_is_counted_without(store: Store) -> None
 async def test_the_token_in_either_header(store: Store, header: str) -> None:
     async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
         url = f"{rig.gateway.url}/agents/team/writer/v1/messages"
-        asked = {"model": "policy", "max_tokens": 9, "messages": [USER]}
+        request = {"model": "policy", "max_tokens": 9, "messages": [USER]}
         token = rig.attempt.call_token
         value = token if header == "x-api-key" else f"Bearer {token}"
-        async with session.post(url, json=asked, headers={header: value}) as response:
+        async with session.post(url, json=request, headers={header: value}) as response:
             assert response.status == 200
-        async with session.post(url, json=asked, headers={header: value + "x"}) as response:
+        async with session.post(url, json=request, headers={header: value + "x"}) as response:
             assert response.status == 401
             assert await response.json() == {
                 "type": "error",
@@ -256,10 +256,10 @@ async def test_the_token_in_either_header(store: Store, header: str) -> None:
 async def test_a_stream_on_the_wire(store: Store) -> None:
     """Compare all bytes, because the SDK hides pings."""
     async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
-        asked = {"model": "policy", "max_tokens": 9, "messages": [USER], "stream": True}
+        request = {"model": "policy", "max_tokens": 9, "messages": [USER], "stream": True}
         headers = {"x-api-key": rig.attempt.call_token, **rig.headers("call-a")}
         url = f"{rig.gateway.url}/v1/messages"
-        async with session.post(url, json=asked, headers=headers) as response:
+        async with session.post(url, json=request, headers=headers) as response:
             assert response.content_type == "text/event-stream"
             text = await response.text()
         events = [event.split("\n") for event in text.removesuffix("\n\n").split("\n\n")]
@@ -318,8 +318,8 @@ async def test_a_stream_of_calls(store: Store) -> None:
     async with make_rig(store, CALLED) as rig:
         events = await events_of(rig, tools=[TOOL])
         start = next(n for n, event in enumerate(events) if event["type"] == "content_block_stop")
-        said = [event["delta"]["text"] for event in events[2:start]]
-        assert "".join(said) == "Let me see."
+        texts = [event["delta"]["text"] for event in events[2:start]]
+        assert "".join(texts) == "Let me see."
         call_id = events[start + 1]["content_block"]["id"]
         empty = {"type": "tool_use", "id": call_id, "name": "calculator", "input": {}}
         written = {"type": "input_json_delta", "partial_json": '{"expression": "1"}'}
@@ -338,17 +338,17 @@ async def test_a_stream_of_calls(store: Store) -> None:
 async def test_the_sdks_own_reading_of_a_stream(store: Store, text: str) -> None:
     """`messages.stream()` assembles the same message as an unstreamed answer."""
     async with make_rig(store, text) as rig, client_of(rig) as client:
-        asked = body(rig, "call-a", {"tools": [TOOL]})
-        async with client.messages.stream(**asked) as stream:
+        request = body(rig, "call-a", {"tools": [TOOL]})
+        async with client.messages.stream(**request) as stream:
             final = await stream.get_final_message()
         whole = await ask(rig, "call-b", tools=[TOOL])
-        told, expected = final.model_dump(), whole.model_dump()
-        for message in (told, expected):
+        streamed, expected = final.model_dump(), whole.model_dump()
+        for message in (streamed, expected):
             message.pop("id")
             for block in message["content"]:
                 block.pop("id", None)
                 block.pop("parsed_output", None)
-        assert told == expected
+        assert streamed == expected
 
 
 async def test_an_error_in_mid_stream(store: Store) -> None:
@@ -450,10 +450,10 @@ async def test_refusals_name_the_field(store: Store, fields: dict[str, Any], mes
     async with make_rig(store, "ok") as rig:
         with pytest.raises(anthropic.BadRequestError) as caught:
             await ask(rig, extra_body=fields)
-        told: Any = caught.value.body
-        assert (told["type"], told["request_id"]) == ("error", "call-a")
-        assert told["error"]["type"] == "invalid_request_error"
-        assert message in told["error"]["message"]
+        error_body: Any = caught.value.body
+        assert (error_body["type"], error_body["request_id"]) == ("error", "call-a")
+        assert error_body["error"]["type"] == "invalid_request_error"
+        assert message in error_body["error"]["message"]
         codes = {
             "shorten": c.CONTEXT_OVERFLOW,
             "'image'": c.UNSUPPORTED_CONTENT,
@@ -502,9 +502,9 @@ async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store
 async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
     routing = Routing(rules=[Rule("writer", TRAINED)])
     async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        asked = {"temperature": 0.1, "top_k": 5, "inference_geo": "eu", "max_tokens": 99}
+        request = {"temperature": 0.1, "top_k": 5, "inference_geo": "eu", "max_tokens": 99}
         headers = rig.headers("call-a", "writer")
-        await ask(rig, extra_body=asked, stop_sequences=["x"], extra_headers=headers)
+        await ask(rig, extra_body=request, stop_sequences=["x"], extra_headers=headers)
         [record] = await rig.records()
         used = record.sampling
         assert (used.temperature, used.top_k, used.max_tokens, used.stop) == (0.5, 0, 40, ("x",))

@@ -68,8 +68,8 @@ async def test_starting_weights_and_moving_weights(store: Store) -> None:
     async with make_rig(store, "ok", routing=routing, policies={"base": 1, "policy": 4}) as rig:
         for agent in "ab":
             assert (await post(rig, ask(), **{c.HEADER_AGENT: agent}))[0] == 200
-        found = [(r.policy, r.versions) for r in await rig.records()]
-        assert found == [("base", [(1, 3)]), ("policy", [(4, 3)])]
+        versions = [(r.policy, r.versions) for r in await rig.records()]
+        assert versions == [("base", [(1, 3)]), ("policy", [(4, 3)])]
         assert [span.attributes[c.SELECTED] for span in await rig.spans()] == [False, False]
 
 

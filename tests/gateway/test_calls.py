@@ -35,8 +35,8 @@ async def damage(rig: Rig) -> list[str]:
 
 async def wait_for_damage(rig: Rig) -> list[str]:
     while True:
-        if found := await damage(rig):
-            return found
+        if errors := await damage(rig):
+            return errors
         await asyncio.sleep(0.002)
 
 
@@ -181,8 +181,8 @@ async def test_what_is_left_of_the_length_when_the_client_comes_again(store: Sto
 
 
 async def test_a_tool_call_is_never_streamed_as_text(store: Store) -> None:
-    said = 'Now <tool_c or <tool_call>\n{"name": "f", "arguments": {"a": [1, 2.50]}}\n</tool_call>'
-    async with make_rig(store, said) as rig:
+    text = 'Now <tool_c or <tool_call>\n{"name": "f", "arguments": {"a": [1, 2.50]}}\n</tool_call>'
+    async with make_rig(store, text) as rig:
         reading = await rig.ask(
             stream=True, tools=[{"type": "function", "function": {"name": "f"}}]
         )
@@ -193,11 +193,11 @@ async def test_a_tool_call_is_never_streamed_as_text(store: Store) -> None:
 
 
 async def test_without_tools_a_tool_call_is_text(store: Store) -> None:
-    said = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    async with make_rig(store, said) as rig:
+    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    async with make_rig(store, text) as rig:
         for body in ({}, {"tools": [], "stream": True}):
             [choice] = (await rig.ask(f"call-{len(body)}", **body)).choices.values()
-            assert (choice.content, choice.calls, choice.reason) == (said, [], "stop")
+            assert (choice.content, choice.calls, choice.reason) == (text, [], "stop")
 
 
 @pytest.mark.parametrize(
@@ -368,8 +368,8 @@ async def test_a_relayed_call_holds_up_no_end(store: Store) -> None:
 async def test_the_last_chunk_waits_for_the_store() -> None:
     async with HeldStore() as store, make_rig(store, ["ok"]) as rig, rig.client() as client:
         stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-        seen = [await anext(stream) for _ in range(3)]
-        assert [chunk.choices[0].delta.content for chunk in seen] == ["", "o", "k"]
+        chunks = [await anext(stream) for _ in range(3)]
+        assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "o", "k"]
         pending = asyncio.ensure_future(anext(stream))
         await store.gate.reached.wait()
         assert not pending.done()
@@ -473,15 +473,18 @@ async def test_an_endpoint_answers(
             assert choice.reason == "tool_calls"
             assert reading.usage[1] == 2
             [span] = await rig.spans()
-            known = span.attributes
-            assert (known[c.ROUTE], known[c.SELECTED], known[c.CALL_OUTCOME]) == (
+            attributes = span.attributes
+            assert (attributes[c.ROUTE], attributes[c.SELECTED], attributes[c.CALL_OUTCOME]) == (
                 "endpoint",
                 False,
                 "ok",
             )
-            assert (known[c.AGENT_PATH], known[c.RESPONSE_MODEL]) == ("team/writer", "frozen-model")
+            assert (attributes[c.AGENT_PATH], attributes[c.RESPONSE_MODEL]) == (
+                "team/writer",
+                "frozen-model",
+            )
             assert (span.sequence_start, span.sequence_end) == (1, 2)
-            assert json.loads(str(known[c.OUTPUT_MESSAGES]))[0]["parts"] == [
+            assert json.loads(str(attributes[c.OUTPUT_MESSAGES]))[0]["parts"] == [
                 {"type": "text", "content": "hello there"},
                 {"type": "tool_call", "id": "call_0", "name": "f", "arguments": '{"a": 1}'},
             ]
@@ -595,12 +598,15 @@ async def test_a_client_that_leaves_an_endpoints_stream(store: Store) -> None:
 
     with ScriptedServer([Reply(text="one two three", before_chunk=before_chunk)]) as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
-            asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
-            said = ""
-            async with rig.client() as client, await client.chat.completions.create(**asked) as got:
+            request: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
+            text = ""
+            async with (
+                rig.client() as client,
+                await client.chat.completions.create(**request) as got,
+            ):
                 async for chunk in got:
-                    said += chunk.choices[0].delta.content or ""
-                    if said == "one two":
+                    text += chunk.choices[0].delta.content or ""
+                    if text == "one two":
                         break
             await wait_for_outcome(rig, CallOutcome.CANCELLED)
             held.set()

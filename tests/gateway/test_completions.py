@@ -67,14 +67,14 @@ async def test_sixteen_tokens_unless_told_otherwise(store: Store) -> None:
 async def test_logprobs_are_those_of_the_sampled_tokens(store: Store) -> None:
     async with make_rig(store, "Größe 🙂!") as rig, rig.client() as client:
         answer = await client.completions.create(model="m", prompt="x", logprobs=0, max_tokens=99)
-        found = answer.choices[0].logprobs
-        assert found is not None
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
         ids = rig.engine.ids("Größe 🙂!")
-        assert found.token_logprobs == rig.engine.logprobs(ids)
-        assert found.top_logprobs is None
-        assert found.tokens == [rig.tokenizer.token_text(token) for token in ids]
+        assert logprobs.token_logprobs == rig.engine.logprobs(ids)
+        assert logprobs.top_logprobs is None
+        assert logprobs.tokens == [rig.tokenizer.token_text(token) for token in ids]
         # a token starts at the end of the text before it; bytes of one character share an offset
-        for token, offset in zip(found.tokens, found.text_offset or (), strict=True):
+        for token, offset in zip(logprobs.tokens, logprobs.text_offset or (), strict=True):
             if "\ufffd" not in token and token != "<|im_end|>":
                 assert answer.choices[0].text[offset:].startswith(token)
 
@@ -255,14 +255,14 @@ async def test_completions_of_frozen_agents_are_recorded(store: Store, shim: Non
         spans = [span for span in scope.recorder.drain() if span.kind == "llm"]
         [span] = spans
         assert span.name == "text_completion m"
-        asked = load(str(span.attributes[c.INPUT_MESSAGES]))
-        assert [message["content"] for message in asked] == ["a", "b"]
+        messages = load(str(span.attributes[c.INPUT_MESSAGES]))
+        assert [message["content"] for message in messages] == ["a", "b"]
 
 
 def test_text_answers_are_read() -> None:
     answer = {"choices": [{"index": 0, "text": "four", "finish_reason": "stop"}]}
-    known = genai_attributes.answer_attributes(answer)
-    assert load(str(known[c.OUTPUT_MESSAGES]))[0]["content"] == "four"
+    attributes = genai_attributes.answer_attributes(answer)
+    assert load(str(attributes[c.OUTPUT_MESSAGES]))[0]["content"] == "four"
     gathered = genai_attributes.StreamedAnswer()
     for text in ("fo", "ur"):
         gathered.add({"id": "x", "choices": [{"index": 0, "text": text, "finish_reason": None}]})

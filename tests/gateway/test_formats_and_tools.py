@@ -47,19 +47,19 @@ async def test_an_answer_in_a_format_is_no_call(
     store: Store, parser: ToolParserName, arguments: str, stream: bool
 ) -> None:
     """Without tools, with tool choice none, and with a name that is no tool."""
-    said = json.dumps({"name": "multiply", arguments: {"x": 1}})
+    text = json.dumps({"name": "multiply", arguments: {"x": 1}})
     free = in_format(schema(arguments, TEXT))
     chosen = in_format(schema(arguments, {"enum": ["multiply", "divide"]}))
-    async with rig_of(store, parser, said) as rig:
-        asked: list[dict[str, Any]] = [
+    async with rig_of(store, parser, text) as rig:
+        requests: list[dict[str, Any]] = [
             {"response_format": free},
             {"response_format": free, "tools": TOOLS, "tool_choice": "none"},
             {"response_format": chosen, "tools": TOOLS},
             {"response_format": {"type": "json_object"}, "tools": TOOLS},
         ]
-        for number, fields in enumerate(asked):
+        for number, fields in enumerate(requests):
             answer = (await rig.ask(f"call-{number}", stream=stream, **fields)).choice(0)
-            assert (answer.content, answer.calls, answer.reason) == (said, [], "stop"), fields
+            assert (answer.content, answer.calls, answer.reason) == (text, [], "stop"), fields
 
 
 @pytest.mark.parametrize(("parser", "arguments"), BARE)

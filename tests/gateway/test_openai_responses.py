@@ -148,8 +148,8 @@ async def test_an_answer_that_is_cut(store: Store) -> None:
 async def test_logprobs(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         response = await ask(rig, include=["message.output_text.logprobs"])
-        found = response.output[0].content[0].logprobs
-        assert [one.logprob for one in found] == rig.engine.logprobs(rig.engine.ids("ok"))
+        result = response.output[0].content[0].logprobs
+        assert [token.logprob for token in result] == rig.engine.logprobs(rig.engine.ids("ok"))
 
 
 async def test_parts_of_text_are_joined(store: Store) -> None:
@@ -202,8 +202,8 @@ async def test_a_stream_of_calls(store: Store) -> None:
             "output_item.done",
             "completed",
         ]
-        said = [event["delta"] for event in events if event["type"].endswith("text.delta")]
-        assert "".join(said) == "Let me see."
+        deltas = [event["delta"] for event in events if event["type"].endswith("text.delta")]
+        assert "".join(deltas) == "Let me see."
         call = events[-2]["item"]
         assert (call["name"], call["arguments"]) == ("calculator", '{"expression": "1"}')
         assert events[-5]["item"]["arguments"] == ""
@@ -265,19 +265,19 @@ async def test_a_previous_response(store: Store, restarted: bool) -> None:
         await ask(rig, "call-c", **again)
         function = {"name": "calculator", "arguments": {"expression": "1"}}
         called = {"id": call_id, "type": "function", "function": function}
-        said: list[Any] = [
+        messages: list[Any] = [
             USER,
             {"role": "assistant", "content": "Let me see.", "tool_calls": [called]},
             {"role": "tool", "tool_call_id": call_id, "content": "1"},
         ]
-        assert rig.engine.requests[1].prompt_ids == rig.tokenizer.render(said, TOOLS)
-        said = [
+        assert rig.engine.requests[1].prompt_ids == rig.tokenizer.render(messages, TOOLS)
+        messages = [
             {"role": "system", "content": "Be kind."},
-            *said,
+            *messages,
             {"role": "assistant", "content": "One."},
             {"role": "user", "content": "Bye!"},
         ]
-        assert rig.engine.requests[2].prompt_ids == rig.tokenizer.render(said)
+        assert rig.engine.requests[2].prompt_ids == rig.tokenizer.render(messages)
         last = max(await rig.spans(), key=lambda span: span.sequence_end or 0)
         roles = [message["role"] for message in load(str(last.attributes[c.INPUT_MESSAGES]))]
         assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
@@ -420,8 +420,8 @@ async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
         assert (record.sampling.temperature, record.sampling.max_tokens) == (0.5, 40)
         [span] = await rig.spans()
         overrides = str(span.attributes[c.SAMPLING_OVERRIDES])
-        for told in ('"temperature":[0.1,0.5]', '"max_output_tokens":[99,40]', "text.verbosity"):
-            assert told in overrides
+        for text in ('"temperature":[0.1,0.5]', '"max_output_tokens":[99,40]', "text.verbosity"):
+            assert text in overrides
         headers = rig.headers("call-b", "writer")
         with pytest.raises(openai.BadRequestError, match="'conversation' cannot be honoured"):
             await ask(rig, extra_body={"conversation": "x"}, extra_headers=headers)
@@ -441,16 +441,16 @@ async def test_the_span(store: Store) -> None:
     async with make_rig(store, CALLED) as rig:
         await ask(rig, tools=[FUNCTION], instructions="Be brief.", max_output_tokens=50)
         [span] = await rig.spans()
-    known = span.attributes
+    attributes = span.attributes
     assert span.name == "chat policy"
-    assert known[c.OPERATION_NAME] == "chat"
-    assert known[c.RESPONSE_ID] == "resp_call-a"
-    assert known[c.REQUEST_MAX_TOKENS] == 50
-    assert load(str(known[c.INPUT_MESSAGES])) == [SYSTEM, USER]
-    (said,) = load(str(known[c.OUTPUT_MESSAGES]))
-    assert said["content"] == "Let me see."
-    assert said["tool_calls"][0]["function"]["name"] == "calculator"
-    assert known[c.FINISH_REASONS] == ["stop"]
+    assert attributes[c.OPERATION_NAME] == "chat"
+    assert attributes[c.RESPONSE_ID] == "resp_call-a"
+    assert attributes[c.REQUEST_MAX_TOKENS] == 50
+    assert load(str(attributes[c.INPUT_MESSAGES])) == [SYSTEM, USER]
+    (message,) = load(str(attributes[c.OUTPUT_MESSAGES]))
+    assert message["content"] == "Let me see."
+    assert message["tool_calls"][0]["function"]["name"] == "calculator"
+    assert attributes[c.FINISH_REASONS] == ["stop"]
 
 
 async def test_through_the_shim(store: Store) -> None:
@@ -487,13 +487,13 @@ async def test_a_response_from_the_apps_endpoint_is_recorded(store: Store, strea
         current = scope_elsewhere()
         body: Any = {"model": "m", "input": "What is 1?", "tools": [FUNCTION]}
         with open_scope(current), agent("writer"):
-            made = client.responses.create(**body, instructions="Be brief.", stream=stream)
-            answer: Any = await made
+            pending = client.responses.create(**body, instructions="Be brief.", stream=stream)
+            answer: Any = await pending
             if stream:
                 async for _ in answer:
                     pass
-        found = current.recorder.drain()
-        [span] = [span for span in found if span.kind == "llm"]
+        result = current.recorder.drain()
+        [span] = [span for span in result if span.kind == "llm"]
         [recorded] = await rig.spans()
     keys = (
         c.OPERATION_NAME,
@@ -530,9 +530,9 @@ def test_items_of_any_kind_are_recorded() -> None:
     attributes = genai_attributes.request_attributes(
         {"model": "m", "input": items, "tools": [{"type": "mcp"}]}
     )
-    told = str(attributes[c.INPUT_MESSAGES])
-    assert '"modality":"image"' in told
-    assert '"reasoning"' in told
+    text = str(attributes[c.INPUT_MESSAGES])
+    assert '"modality":"image"' in text
+    assert '"reasoning"' in text
     assert "mcp" in str(attributes[c.TOOL_DEFINITIONS])
     for odd in ({"input": None}, {"input": {"a": 1}}, {"input": "x", "tools": 5}):
         assert genai_attributes.request_attributes(odd)[c.OPERATION_NAME] == "chat"

@@ -32,8 +32,8 @@ async def test_a_key_that_is_echoed_is_not_kept(
     """Sampled ids are recorded unchanged, because they are trained."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     async with make_rig(store, "it is desk-7f3a9b-11aa22") as rig:
-        asked = [{"role": "user", "content": "is it desk-7f3a9b-11aa22"}]
-        status, body = await post(rig, ask(messages=asked))
+        messages = [{"role": "user", "content": "is it desk-7f3a9b-11aa22"}]
+        status, body = await post(rig, ask(messages=messages))
         assert status == 200
         assert body["choices"][0]["message"]["content"] == "it is desk-7f3a9b-11aa22"
         [span] = await rig.spans()
@@ -123,12 +123,12 @@ async def test_arguments_of_earlier_calls_reach_the_template_as_objects(store: S
     """Templates get arguments as objects, because they would quote a text again."""
     function = {"name": "calculator", "arguments": '{"expression": "1"}'}
     call = {"id": "call_1", "type": "function", "function": function}
-    said = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    conversation = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
     async with make_rig(store, "ok") as rig:
-        await post(rig, ask(messages=said))
+        await post(rig, ask(messages=conversation))
         as_object = {**call, "function": {**function, "arguments": {"expression": "1"}}}
-        known = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [as_object]}]
-        assert rig.engine.requests[0].prompt_ids == rig.tokenizer.render(known)
+        expected = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [as_object]}]
+        assert rig.engine.requests[0].prompt_ids == rig.tokenizer.render(expected)
 
 
 async def test_max_tokens_is_what_the_context_leaves(store: Store) -> None:
@@ -144,12 +144,12 @@ async def test_models_and_health(store: Store) -> None:
         assert [model.id async for model in client.models.list()] == ["a", "b"]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{rig.gateway.url}/health") as response:
-                known = {
+                expected = {
                     "status": "ok",
                     "protocol": c.PROTOCOL_VERSION,
                     "policies": {"a": 2, "b": 1},
                 }
-                assert await response.json() == known
+                assert await response.json() == expected
             async with session.get(f"{rig.gateway.url}/v1/models") as response:
                 assert response.status == 401
 
@@ -334,14 +334,14 @@ async def test_a_picture_is_refused_and_kept_as_a_reference(
         )
         [span] = await rig.spans()
         assert rig.engine.requests == []
-    known = span.attributes
+    attributes = span.attributes
     said = [{"type": "text", "content": "What is it?"}, KEPT]
     if role == "tool":
-        kept = [content[0], KEPT]
-        said = [{"type": "tool_call_response", "response": kept, "id": None}]
-    assert json.loads(known[c.INPUT_MESSAGES]) == [{"role": role, "parts": said}]
-    assert (known[c.CALL_REFUSED], known[c.ERROR_TYPE]) == (where, "unsupported_content")
-    assert (known[c.CALL_OUTCOME], span.status_message) == ("error", message)
+        stored_content = [content[0], KEPT]
+        said = [{"type": "tool_call_response", "response": stored_content, "id": None}]
+    assert json.loads(attributes[c.INPUT_MESSAGES]) == [{"role": role, "parts": said}]
+    assert (attributes[c.CALL_REFUSED], attributes[c.ERROR_TYPE]) == (where, "unsupported_content")
+    assert (attributes[c.CALL_OUTCOME], span.status_message) == ("error", message)
     assert len(str(span)) < 5_000
 
 
@@ -394,10 +394,10 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("field", CONSTRAINTS)
 async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mode) -> None:
     """An engine without grammars refuses constraints in every mode."""
-    asked = CONSTRAINTS[field]
+    fields = CONSTRAINTS[field]
     async with make_rig(store, "ok", routing=Routing(default=TRAINED), mode=mode) as rig:
-        status, body = await post(rig, ask(**asked))
-        message = f"'{field}' = {asked[field]!r} cannot be honoured by this engine; leave it out"
+        status, body = await post(rig, ask(**fields))
+        message = f"'{field}' = {fields[field]!r} cannot be honoured by this engine; leave it out"
         assert (status, body) == (400, error(message, param=field))
         assert rig.engine.requests == []
 
@@ -453,8 +453,8 @@ async def test_neutral_values_ask_for_nothing(store: Store) -> None:
 )
 async def test_whose_sampling_is_used(store: Store, mode: Mode, used: Sampling) -> None:
     async with make_rig(store, "ok", routing=Routing(default=TRAINED), mode=mode) as rig:
-        asked = {"temperature": 0.2, "top_p": 0.9, "top_k": 5, "max_tokens": 20, "stop": "x"}
-        assert (await post(rig, ask(**asked)))[0] == 200
+        fields = {"temperature": 0.2, "top_p": 0.9, "top_k": 5, "max_tokens": 20, "stop": "x"}
+        assert (await post(rig, ask(**fields)))[0] == 200
         assert rig.engine.requests[0].sampling == used
         [record] = await rig.records()
         assert record.sampling == used
@@ -496,9 +496,9 @@ async def test_a_refused_call_is_recorded(store: Store, path: str, body: Any, me
         status, _ = await post(rig, body, path, **rig.headers("call-x"))
         assert 400 <= status < 500
         [span] = await rig.spans()
-        known = span.attributes
-        assert (known[c.CALL_ID], known[c.AGENT_PATH]) == ("call-x", "team/writer")
-        assert (known[c.CALL_OUTCOME], known[c.SELECTED]) == (CallOutcome.ERROR, True)
+        attributes = span.attributes
+        assert (attributes[c.CALL_ID], attributes[c.AGENT_PATH]) == ("call-x", "team/writer")
+        assert (attributes[c.CALL_OUTCOME], attributes[c.SELECTED]) == (CallOutcome.ERROR, True)
         assert message in span.status_message
         assert await rig.records() == []
 

@@ -143,12 +143,12 @@ async def test_a_client_that_leaves_meanwhile_is_seen(
 
 async def test_a_grammar_is_written_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     async with make_rig(store, lambda request: "ok", capabilities=ABLE) as rig:
-        asked: list[str] = []
-        monkeypatch.setattr(rig.engine, "check_grammar", lambda policy, text: asked.append(text))
+        grammars: list[str] = []
+        monkeypatch.setattr(rig.engine, "check_grammar", lambda policy, text: grammars.append(text))
         for _ in range(3):
             assert (await post(rig, ask(response_format=FORMAT)))[0] == 200
-        assert len(asked) == 1
-        assert [request.grammar for request in rig.engine.requests] == asked * 3
+        assert len(grammars) == 1
+        assert [request.grammar for request in rig.engine.requests] == grammars * 3
 
 
 @pytest.mark.parametrize("levels", [40, 125, 500, 5_000])
@@ -158,10 +158,10 @@ async def test_a_message_that_is_nested_deeply_is_refused(
 ) -> None:
     """Deep nesting is refused, because recursive code would fail."""
     text = '{"content": [' * levels + "1" + "]}" * levels
-    said = f'[{{"role": "user", "content": [{text}]}}]'
+    messages = f'[{{"role": "user", "content": [{text}]}}]'
     field = "input" if path == "responses" else "messages"
     async with make_rig(store, "ok") as rig:
-        data = f'{{"model": "policy", "max_tokens": 5, "{field}": {said}}}'.encode()
+        data = f'{{"model": "policy", "max_tokens": 5, "{field}": {messages}}}'.encode()
         status, answer = await post(rig, data, f"/v1/{path}")
         assert status == 400, answer
         if levels == 125:

@@ -44,11 +44,11 @@ def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
 
 def served_by(model: Path, routing: Routing, **policies: str) -> ServedRun:
     """Return a description with policies in these folders."""
-    known = {
+    fields = {
         name: ServedPolicy(folder=folder, model=str(model), version=3)
         for name, folder in policies.items()
     }
-    return ServedRun(policies=known, base_model=str(model), routing=routing)
+    return ServedRun(policies=fields, base_model=str(model), routing=routing)
 
 
 # --- the folder -----------------------------------------------------------------------------
@@ -152,9 +152,9 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     )
     one, two = "--allow-upstream=https://one.test/v1", "--allow-upstream=http://two.test:8/v1"
     assert main(["serve", str(folder), one]) == 1
-    told = capsys.readouterr().err
-    assert "one.test" not in told
-    assert "add --allow-upstream http://two.test:8/v1\n" in told
+    output = capsys.readouterr().err
+    assert "one.test" not in output
+    assert "add --allow-upstream http://two.test:8/v1\n" in output
     assert main(["serve", str(folder), one, two]) == 1
     assert "is missing" in capsys.readouterr().err  # the weights: the endpoints are allowed
 
@@ -269,11 +269,11 @@ def greedy(url: str, path: str, **fields: Any) -> list[int]:
 
 def expected_ids(model: Any, tokenizer: Any) -> list[int]:
     """Return the same ids by transformers."""
-    asked = tokenizer.apply_chat_template(
+    inputs = tokenizer.apply_chat_template(
         MESSAGES, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    made = model.generate(**asked, do_sample=False, max_new_tokens=12)
-    return list(made[0, asked["input_ids"].shape[1] :].tolist())
+    generated = model.generate(**inputs, do_sample=False, max_new_tokens=12)
+    return list(generated[0, inputs["input_ids"].shape[1] :].tolist())
 
 
 @pytest.fixture(scope="module")
@@ -372,24 +372,24 @@ def test_an_engine_that_has_died_ends_it(
 
     monkeypatch.setattr("lightspan_torch.engine._batcher._GrammarMasks.prepare_tensor_args", breaks)
     monkeypatch.setattr("lightspan_gateway.serving.endpoint.POLL_INTERVAL_S", 0.05)
-    asked: list[threading.Thread] = []
+    threads: list[threading.Thread] = []
 
     def ready(gateway: Any) -> None:
         def ask() -> None:
             with pytest.raises(openai.InternalServerError, match="the device is gone"):
                 greedy(gateway.url, "/v1")
 
-        asked.append(threading.Thread(target=ask))
-        asked[0].start()
+        threads.append(threading.Thread(target=ask))
+        threads[0].start()
 
     monkeypatch.setattr(
         "lightspan_gateway.serving.endpoint.serve", functools.partial(serve, ready=ready)
     )
     assert main(["serve", str(folder), "--port", "0"]) == 1
-    asked[0].join()
-    told = capsys.readouterr().err.splitlines()
+    threads[0].join()
+    output = capsys.readouterr().err.splitlines()
     stopped = "lightspan: the generation thread of policy policy stopped: the device is gone"
-    assert told[-1] == stopped
+    assert output[-1] == stopped
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ async def test_an_unknown_model_is_404_and_told_what_there_is() -> None:
 
 async def test_one_model_and_no_model() -> None:
     async with serving() as gateway:
-        known = {"id": "writer", "object": "model", "created": 0, "owned_by": "lightspan"}
-        assert await get(gateway, "/v1/models/writer") == (200, known)
+        model = {"id": "writer", "object": "model", "created": 0, "owned_by": "lightspan"}
+        assert await get(gateway, "/v1/models/writer") == (200, model)
         status, body = await get(gateway, "/v1/models/gpt-5")
         assert (status, body["error"]["message"]) == (
             404,
@@ -179,8 +179,8 @@ async def test_what_steers_one_providers_models_is_set_aside_and_said(
         assert await ask(gateway, verbosity="high", reasoning_effort="none") == "I am sql"
         _, usage = await get(gateway, USAGE_PATH)
         assert usage["set_aside"] == {"verbosity": 2, "reasoning_effort": 1}
-    said = "ignored, because only one provider's models support it: "
-    assert caplog.messages == [f"{said}verbosity", f"{said}reasoning_effort"]
+    prefix = "ignored, because only one provider's models support it: "
+    assert caplog.messages == [f"{prefix}verbosity", f"{prefix}reasoning_effort"]
 
 
 async def test_sampling_is_the_requests_own() -> None:
@@ -300,9 +300,9 @@ async def test_what_others_need_not_know_stays_here() -> None:
     secret = LLM(base_url="http://10.0.0.1/v1", model="m", api_key_env="KEY")
     routing = Routing(rules=[Rule("judge", Target(route=Route.ENDPOINT, endpoint=secret))])
     async with serving(routing=routing) as gateway:
-        _, told = await get(gateway, ROUTING_PATH)
-    assert "10.0.0.1" not in json.dumps(told)
-    assert told["routing"]["rules"][0]["target"]["route"] == "endpoint"
+        _, document = await get(gateway, ROUTING_PATH)
+    assert "10.0.0.1" not in json.dumps(document)
+    assert document["routing"]["rules"][0]["target"]["route"] == "endpoint"
 
 
 # --- what is kept for retries -----------------------------------------------------------------
@@ -340,11 +340,11 @@ async def test_what_no_retry_needs_is_not_kept(path: str, fields: dict[str, Any]
             # a thread may still hold the body that it decoded
             for _ in range(100):
                 gc.collect()
-                kept = tracemalloc.get_traced_memory()[0]
-                if kept < LARGE:
+                size = tracemalloc.get_traced_memory()[0]
+                if size < LARGE:
                     break
                 await asyncio.sleep(0.05)
-            assert kept < LARGE
+            assert size < LARGE
         finally:
             tracemalloc.stop()
         assert len(calls_of(gateway)) == 6
@@ -366,11 +366,11 @@ async def test_a_response_goes_on_from_what_is_kept() -> None:
 async def test_health_says_what_the_engine_has_died_of() -> None:
     engine = make_engine()
     async with ServingGateway(engine, ROUTING) as gateway:
-        status, told = await get(gateway, "/health")
-        assert (status, told["status"]) == (200, "ok")
+        status, document = await get(gateway, "/health")
+        assert (status, document["status"]) == (200, "ok")
         engine.die(EngineError("the generation thread stopped: boom"))
-        status, told = await get(gateway, "/health")
-        assert (status, told["status"]) == (503, "failed")
-        assert told["reason"] == "the generation thread stopped: boom"
+        status, document = await get(gateway, "/health")
+        assert (status, document["status"]) == (503, "failed")
+        assert document["reason"] == "the generation thread stopped: boom"
         with pytest.raises(openai.InternalServerError, match="the generation thread stopped: boom"):
             await ask(gateway)

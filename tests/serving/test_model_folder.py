@@ -75,8 +75,8 @@ def test_a_model_that_lacks_something_is_named_before_its_weights_load(
         load_served(model)
     silent = tiny_model(tmp_path / "silent", seed=0, template=None)
     assert main(["serve", str(silent)]) == 1
-    told = capsys.readouterr().err
-    assert f"the tokenizer of {silent} has no chat template: use an instruction-tuned" in told
+    output = capsys.readouterr().err
+    assert f"the tokenizer of {silent} has no chat template: use an instruction-tuned" in output
     for path in silent.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(ModelError, match="there are no tokenizer files"):
@@ -114,14 +114,14 @@ def test_the_process_answers_as_the_model_does(model: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    asked = tokenizer.apply_chat_template(
+    inputs = tokenizer.apply_chat_template(
         MESSAGES, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     with torch.no_grad():
-        made = AutoModelForCausalLM.from_pretrained(model).generate(
-            **asked, do_sample=False, max_new_tokens=8
+        generated = AutoModelForCausalLM.from_pretrained(model).generate(
+            **inputs, do_sample=False, max_new_tokens=8
         )
-    expected = made[0, asked["input_ids"].shape[1] :].tolist()
+    expected = generated[0, inputs["input_ids"].shape[1] :].tolist()
     key = {"SERVE_KEY": "a-long-random-text"}
     with serving(model, "--port", "0", "--api-key-env", "SERVE_KEY", **key) as (origin, lines):
 

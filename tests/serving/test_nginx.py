@@ -120,8 +120,8 @@ async def test_nginx_in_front_of_it(tmp_path: Path, certificate: Path) -> None: 
             path = "/gateway/agents/team/a%2Fb%20c/v1/chat/completions"
             named = URL(f"{url}{path}", encoded=True)
             async with session.post(named, json=BODY, headers=headers, ssl=False) as answer:
-                said = await answer.json()
-                assert said["choices"][0]["message"]["content"] == "whole"
+                reply = await answer.json()
+                assert reply["choices"][0]["message"]["content"] == "whole"
             body = {**BODY, "stream": True}
             plain = f"{url}/gateway/v1/chat/completions"
             async with session.post(plain, json=body, headers=headers, ssl=False) as answer:

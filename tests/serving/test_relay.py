@@ -92,10 +92,10 @@ class Place:
     async def said(self, claim: Claim | str, *path: str, **fields: Any) -> tuple[int, str]:
         """Send a call; return the status, and the text or the message."""
         async with self.ask(claim, *path, **fields) as answer:
-            told = await answer.json()
+            reply = await answer.json()
             if answer.status == 200:
-                return 200, told["choices"][0]["message"]["content"]
-            return answer.status, told["error"]["message"]
+                return 200, reply["choices"][0]["message"]["content"]
+            return answer.status, reply["error"]["message"]
 
 
 @pytest.fixture
@@ -166,10 +166,10 @@ async def test_who_leaves_leaves_at_the_gateway_too(
 ) -> None:
     """An abandoned call is cancelled; a retry with the same id gets the same call."""
     monkeypatch.setattr("lightspan_gateway.request_handler.RELAYED_S", 0.1)
-    gate, asked = Gate(), list[object]()
+    gate, requests = Gate(), list[object]()
 
     def script(request: object) -> Say:
-        asked.append(request)
+        requests.append(request)
         return Say(text="a b", gates={1: gate})
 
     async with training(place.store, script) as run:
@@ -186,7 +186,7 @@ async def test_who_leaves_leaves_at_the_gateway_too(
         gate.open()
         for _ in range(3):
             assert await place.said(claim, headers=headers) == (200, "a b")
-        assert len(asked) == 2  # the abandoned call and the answered one
+        assert len(requests) == 2  # the abandoned call and the answered one
         ids = [claim.attempt.attempt_id]
         [record] = (await place.store.token_records(ids))[ids[0]]
         assert record.call_id == "call-1"
@@ -198,9 +198,9 @@ async def test_a_gateway_that_breaks_off(place: Place) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         if head.startswith(b"GET /health "):
-            said = b'{"status": "ok", "protocol": %d, "policies": {}}' % c.PROTOCOL_VERSION
+            health = b'{"status": "ok", "protocol": %d, "policies": {}}' % c.PROTOCOL_VERSION
             head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-            writer.write(head % len(said) + said)
+            writer.write(head % len(health) + health)
         else:
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

@@ -67,8 +67,8 @@ async def _records(url: str, run_id: str) -> tuple[list[Any], dict[str, list[Any
         attempts = await store.attempts([state.rollout.rollout_id for state in states])
         records = await store.token_records([attempt.attempt_id for attempt in attempts])
         tasks = {state.rollout.rollout_id: state.rollout.task["q"] for state in states}
-    said = {tasks[each.rollout_id]: records[each.attempt_id] for each in attempts}
-    return attempts, said
+    tokens = {tasks[item.rollout_id]: records[item.attempt_id] for item in attempts}
+    return attempts, tokens
 
 
 def _evaluated(
@@ -118,9 +118,9 @@ def test_the_store_s_server_is_all_that_a_runner_reaches(
         attempts, relayed = _evaluated(rl, tmp_path / "far", elsewhere, url, trainers_path)
     assert {attempt.status for attempt in attempts} == {AttemptStatus.SUCCEEDED}
     for attempt in attempts:
-        seen = dict(attempt.reward.dimensions)
-        del seen["reward"]
-        assert seen == {
+        dimensions = dict(attempt.reward.dimensions)
+        del dimensions["reward"]
+        assert dimensions == {
             "strangers": 0.0,
             "reached": 1.0,
             "relayed": 1.0,
@@ -128,7 +128,7 @@ def test_the_store_s_server_is_all_that_a_runner_reaches(
             "folder": 1.0,
             "streamed": 1.0,
         }
-    assert relayed.keys() == direct.keys() == {each["q"] for each in questions(4)}
+    assert relayed.keys() == direct.keys() == {item["q"] for item in questions(4)}
     for question, records in relayed.items():
         assert len(records) == 2
         for record, known in zip(records, direct[question], strict=True):

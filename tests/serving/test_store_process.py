@@ -94,9 +94,9 @@ async def test_runners_of_elsewhere(
             await store.enqueue(rollouts)
             options = ("--isolation", isolation, "--lease", "90")
             run = asyncio.create_task(asyncio.to_thread(runner, url, tmp_path, *options))
-            seen = 0
+            cursor = 0
             while (await store.count()).get(RolloutStatus.SUCCEEDED, 0) < 4 and not run.done():
-                seen = (await store.watch(seen, timeout_s=1.0)).cursor
+                cursor = (await store.watch(cursor, timeout_s=1.0)).cursor
             await store.announce(msgspec.structs.replace(trainer, complete=True))
             done = await run
             attempts = await store.attempts([rollout.rollout_id for rollout in rollouts])
@@ -106,9 +106,9 @@ async def test_runners_of_elsewhere(
     assert ended[0].number == 1 + dies
     for attempt in ended:
         assert attempt.reward == Reward(0.0, {"in a child": 0.0, "here": 0.0}), attempt.message
-    said = "\n".join([*lines, done.stdout, done.stderr])
-    assert TRAINER not in said
-    assert RUNNER not in said
+    output = "\n".join([*lines, done.stdout, done.stderr])
+    assert TRAINER not in output
+    assert RUNNER not in output
 
 
 async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

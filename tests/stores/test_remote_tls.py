@@ -65,7 +65,7 @@ def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
     host, port = upstream.removeprefix("http://").split(":")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, certificate.parent / "key.pem")
-    up, down, found = threading.Event(), asyncio.Event(), list[Any]()
+    up, down, errors = threading.Event(), asyncio.Event(), list[Any]()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -85,7 +85,7 @@ def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)  # a client does not trust the certificate
         server = await asyncio.start_server(take, "127.0.0.1", 0, ssl=context)
-        found.extend([loop, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+        errors.extend([loop, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
         up.set()
         await down.wait()
         server.close()
@@ -93,7 +93,7 @@ def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     up.wait()
-    loop, url = found
+    loop, url = errors
     try:
         yield url
     finally:

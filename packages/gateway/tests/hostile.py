@@ -80,14 +80,14 @@ def _chat(rng: random.Random) -> dict[str, Json]:
         "type": "function",
         "function": {"name": "calculator", "arguments": '{"a": 1}'},
     }
-    told: list[Json] = [
+    messages: list[Json] = [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": rng.choice(_TEXTS)},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "33"},
         {"role": "user", "content": [{"type": "text", "text": rng.choice(_TEXTS)}]},
     ]
-    body = {"messages": told[1:2] if rng.random() < 0.5 else told}
+    body = {"messages": messages[1:2] if rng.random() < 0.5 else messages}
     return body | _some(
         rng,
         max_tokens=rng.randrange(1, 6),
@@ -134,7 +134,7 @@ def _response(rng: random.Random) -> dict[str, Json]:
 
 
 def _message(rng: random.Random) -> dict[str, Json]:
-    told: list[Json] = [
+    messages: list[Json] = [
         {"role": "user", "content": rng.choice(_TEXTS)},
         {
             "role": "assistant",
@@ -145,7 +145,7 @@ def _message(rng: random.Random) -> dict[str, Json]:
             "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "33"}],
         },
     ]
-    body = {"messages": told[:1] if rng.random() < 0.5 else told}
+    body = {"messages": messages[:1] if rng.random() < 0.5 else messages}
     tool = {"name": "calculator", "input_schema": _SCHEMA}
     return (
         body
@@ -171,9 +171,9 @@ def _some(rng: random.Random, **options: Json) -> dict[str, Json]:
         "seed": 5,
         "stream": rng.random() < 0.5,
     }
-    known = {**options, **sampling}
-    chosen = rng.sample(sorted(known), rng.randrange(0, 5))
-    return {name: copy.deepcopy(known[name]) for name in chosen}
+    fields = {**options, **sampling}
+    chosen = rng.sample(sorted(fields), rng.randrange(0, 5))
+    return {name: copy.deepcopy(fields[name]) for name in chosen}
 
 
 _DIALECTS: Final[dict[str, Callable[[random.Random], dict[str, Json]]]] = {
@@ -256,16 +256,16 @@ def _nested(levels: int, rng: random.Random) -> Json:
 
 def _places(value: Json) -> list[tuple[Json, Json]]:
     """Return (container, key) of every nested value."""
-    found: list[tuple[Json, Json]] = []
+    entries: list[tuple[Json, Json]] = []
     waiting = [value]
     while waiting:
         one = waiting.pop()
         keys: Any = range(len(one)) if isinstance(one, list) else list(one)
         for key in keys:
-            found.append((one, key))
+            entries.append((one, key))
             if isinstance(one[key], dict | list):
                 waiting.append(one[key])
-    return found
+    return entries
 
 
 def _mutate(body: dict[str, Json], rng: random.Random) -> None:
@@ -438,11 +438,11 @@ def _one(rng: random.Random, host: str, token: str) -> Hostile:
         return Hostile("broken http", rng.choice(_BROKEN), is_framed=False)
     dialect = rng.choice(sorted(_DIALECTS))
     body = {"model": rng.choice(["policy", "policy", "writer", "m"]), **_DIALECTS[dialect](rng)}
-    what = rng.random()
-    for _ in range(rng.randrange(1, 4) if what < 0.75 else 0):
+    draw = rng.random()
+    for _ in range(rng.randrange(1, 4) if draw < 0.75 else 0):
         _mutate(body, rng)
     data = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
-    kind = "odd values" if what < 0.75 else "valid body"
+    kind = "odd values" if draw < 0.75 else "valid body"
     if rng.random() < 0.15:
         data, kind = _spoil(data, rng), "no json"
     path = rng.choice([f"/v1/{dialect}", f"/agents/writer/v1/{dialect}"])

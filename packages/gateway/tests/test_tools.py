@@ -106,8 +106,8 @@ def test_calls(parser: str, text: str, parsed: ParsedText) -> None:
 
 @pytest.mark.parametrize(("parser", "text"), TEXT)
 def test_what_is_no_call_stays_text_exactly(parser: str, text: str) -> None:
-    for said in (text, f" \n{text}\n "):
-        assert tool_parser(parser).parse(said) == ParsedText(said)
+    for variant in (text, f" \n{text}\n "):
+        assert tool_parser(parser).parse(variant) == ParsedText(variant)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_any_arguments_arrive_as_written(
 ) -> None:
     written = json.dumps(arguments, ensure_ascii=ascii_only)
     for parser, key in (("hermes", "arguments"), ("llama", "parameters"), ("json", "arguments")):
-        said = f'{{"name": {json.dumps(name)}, "{key}": {written}}}'
+        variant = f'{{"name": {json.dumps(name)}, "{key}": {written}}}'
         if parser == "hermes":
-            if "</tool_call>" in said or "<tool_call>" in said:
+            if "</tool_call>" in variant or "<tool_call>" in variant:
                 continue
-            said = f"<tool_call>{said}</tool_call>"
-        assert tool_parser(parser).parse(said).calls == (ParsedCall(name, written),)
+            variant = f"<tool_call>{variant}</tool_call>"
+        assert tool_parser(parser).parse(variant).calls == (ParsedCall(name, written),)
 
 
 def test_an_unknown_parser_names_those_there_are() -> None:

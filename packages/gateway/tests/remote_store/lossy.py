@@ -50,19 +50,19 @@ class LossyProxy:
         headers = {name: value for name, value in request.headers.items() if name not in _HOP}
         url = f"{self._upstream}{request.path}"
         async with self._session.request(request.method, url, data=body, headers=headers) as answer:
-            said = await answer.read()
+            content = await answer.read()
             told = {name: value for name, value in answer.headers.items() if name not in _HOP}
-        asked = {(request.path.removeprefix(f"{PATH}/"), body)}
+        operations = {(request.path.removeprefix(f"{PATH}/"), body)}
         if request.path == PATH and body:
-            asked = set(read_batch(body))
-        if request.method == "POST" and asked.isdisjoint(self._seen):
-            self._seen |= asked
+            operations = set(read_batch(body))
+        if request.method == "POST" and operations.isdisjoint(self._seen):
+            self._seen |= operations
             self.lost += 1
             if self._silent:
                 await asyncio.Event().wait()
             assert request.transport is not None
             request.transport.abort()
-        return web.Response(status=answer.status, body=said, headers=told)
+        return web.Response(status=answer.status, body=content, headers=told)
 
 
 @contextmanager

@@ -44,15 +44,15 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the pauses before retries, and skip them."""
-    made: list[float] = []
+    durations: list[float] = []
     sleep = asyncio.sleep
 
     async def at_once(seconds: float) -> None:
-        made.append(seconds)
+        durations.append(seconds)
         await sleep(0)
 
     monkeypatch.setattr(client, "_sleep", at_once)
-    return made
+    return durations
 
 
 @contextmanager
@@ -63,12 +63,12 @@ def scripted(
 
     The last answer is repeated.
     """
-    left, asked = list(answers), list[str]()
+    queue, paths = list(answers), list[str]()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
-            status, headers = left.pop(0) if len(left) > 1 else left[0]
+            paths.append(self.path)
+            status, headers = queue.pop(0) if len(queue) > 1 else queue[0]
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)
@@ -82,7 +82,7 @@ def scripted(
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", paths
     finally:
         server.shutdown()
         thread.join()
@@ -136,8 +136,8 @@ async def test_a_server_that_is_started_again(
     monkeypatch.setattr(client, "_sleep", until_it_is_back)
     async with open_store(served.url) as store:
         await store.enqueue([make_rollout()])
-        seen = await store.watch()
-        watching = asyncio.create_task(store.watch(seen.cursor, timeout_s=60))
+        changes = await store.watch()
+        watching = asyncio.create_task(store.watch(changes.cursor, timeout_s=60))
         await store.count()  # sent after the watch, which is under way then
         port = await asyncio.to_thread(served.stop)
         counting = asyncio.create_task(store.count())
@@ -190,9 +190,9 @@ async def test_an_outage_is_told_once(
             with pytest.raises(StoreUnreachableError):
                 await open_store(served.url).open()
             assert caplog.messages == []
-            told = await asyncio.gather(store.peers(), store.lease_time(), return_exceptions=True)
-            assert {type(each) for each in told} == {StoreUnreachableError}
-            assert len([each for each in pauses if each > 5]) == 4
+            errors = await asyncio.gather(store.peers(), store.lease_time(), return_exceptions=True)
+            assert {type(item) for item in errors} == {StoreUnreachableError}
+            assert len([item for item in pauses if item > 5]) == 4
             [message] = caplog.messages
             assert message.startswith(f"retrying for up to a minute: store {served.url} cannot")
             await asyncio.to_thread(served.start, port)
@@ -203,9 +203,9 @@ async def test_an_outage_is_told_once(
 # --- a server that is busy ------------------------------------------------------------------
 async def test_a_busy_server_is_asked_again(pauses: list[float]) -> None:
     busy = [(status, {}) for status in (429, 503, 502)]
-    with scripted(*busy, (404, {})) as (url, asked), pytest.raises(StoreFormatError):
+    with scripted(*busy, (404, {})) as (url, paths), pytest.raises(StoreFormatError):
         await open_store(url).open()
-    assert asked == ["/store/v1"] * 4
+    assert paths == ["/store/v1"] * 4
     assert len(pauses) == 3
 
 
@@ -226,19 +226,19 @@ async def test_requests_wait_for_a_place(tmp_path: Path) -> None:
 # --- what is no such server, or no such version ---------------------------------------------
 @pytest.mark.parametrize("status", [200, 404, 500])
 async def test_a_server_of_something_else(status: int) -> None:
-    with scripted((status, {"Location": "http://127.0.0.1:1/"})) as (url, asked):
+    with scripted((status, {"Location": "http://127.0.0.1:1/"})) as (url, paths):
         with pytest.raises(StoreFormatError, match="no `lightspan serve --store"):
             await open_store(url).open()
-        assert len(asked) == 1
+        assert len(paths) == 1
 
 
 async def test_a_server_that_sends_clients_on(pauses: list[float]) -> None:
     """A redirect is not followed, because the key would be sent too."""
-    with scripted((301, {"Location": "https://me:word@store.example/x?y=z"})) as (url, asked):
+    with scripted((301, {"Location": "https://me:word@store.example/x?y=z"})) as (url, paths):
         store = open_store(url)
         with pytest.raises(StoreError, match=r"it answered with status 301"):
             await store.open()
-    assert (len(asked), pauses) == (1, [])
+    assert (len(paths), pauses) == (1, [])
 
 
 async def test_https_where_a_server_speaks_http(served: Served, pauses: list[float]) -> None:
@@ -364,9 +364,9 @@ async def test_an_answer_that_is_broken_is_asked_for_again(
 
 @pytest.mark.parametrize(("status", "is_open"), [(200, True), (401, True), (502, False)])
 async def test_whether_a_relay_reaches_the_gateway(status: int, is_open: bool) -> None:
-    with scripted((status, {})) as (url, asked):
+    with scripted((status, {})) as (url, paths):
         assert await GatewayEndpoint(f"{url}/gateway", "the-token").is_open() is is_open
-    assert asked == ["/gateway/health"]
+    assert paths == ["/gateway/health"]
 
 
 def test_an_opened_store_after_a_fork(served: Served) -> None:

@@ -161,13 +161,13 @@ async def test_without_keys_no_web_page_comes_in(tmp_path: Path, headers: dict[s
 # --- what each may --------------------------------------------------------------------------
 def test_what_a_runner_may_do() -> None:
     """A runner's key allows only the operations of `runners`."""
-    runners = {name for name, each in OPERATIONS.items() if Role.RUNNER in each.roles}
+    runners = {name for name, operation in OPERATIONS.items() if Role.RUNNER in operation.roles}
     assert runners == {
         *("claim", "await_work", "heartbeat", "report", "finish", "add_spans", "get_resources"),
         *("announce", "withdraw", "peers", "rollouts", "attempts"),
     }
-    assert all(Role.ADMIN in each.roles for each in OPERATIONS.values())
-    beyond = [name for name, each in OPERATIONS.items() if Role.TRAINER not in each.roles]
+    assert all(Role.ADMIN in operation.roles for operation in OPERATIONS.values())
+    beyond = [name for name, operation in OPERATIONS.items() if Role.TRAINER not in operation.roles]
     assert beyond == ["prune"]
 
 
@@ -228,9 +228,9 @@ async def test_a_runner_sees_the_tokens_of_its_own_claims_only(open_as: Any) -> 
         [theirs] = await other.claim("runner-2", 1, LEASE_S)
         assert mine.attempt.call_token
         assert theirs.attempt.call_token not in ("", mine.attempt.call_token)
-        seen = await other.attempts(["ro-1", "ro-2"])
-        assert [attempt.rollout_id for attempt in seen] == ["ro-1", "ro-2"]
-        assert [attempt.call_token for attempt in seen] == ["", ""]
+        attempts = await other.attempts(["ro-1", "ro-2"])
+        assert [attempt.rollout_id for attempt in attempts] == ["ro-1", "ro-2"]
+        assert [attempt.call_token for attempt in attempts] == ["", ""]
         everything = await trainer.attempts(["ro-1", "ro-2"])
         tokens = {attempt.call_token for attempt in everything}
         assert tokens == {mine.attempt.call_token, theirs.attempt.call_token}
@@ -294,10 +294,10 @@ async def test_a_runner_of_another_version(
     monkeypatch.setattr("lightspan_gateway.remote_store.client.__version__", "9.8.7")
     with pytest.raises(StoreError) as raised:
         await open_as(RUNNER).open()
-    said = str(raised.value)
-    assert f"the server's lightspan {__version__} speaks protocol {PROTOCOL_VERSION}" in said
-    assert f"this one (9.8.7 of {sys.executable}) speaks 7" in said
-    assert "install the same version of lightspan on both sides" in said
+    message = str(raised.value)
+    assert f"the server's lightspan {__version__} speaks protocol {PROTOCOL_VERSION}" in message
+    assert f"this one (9.8.7 of {sys.executable}) speaks 7" in message
+    assert "install the same version of lightspan on both sides" in message
 
 
 async def test_a_body_that_says_no_size(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ async def test_what_is_asked_together_is_answered_each(served: Served, open_as: 
     async with open_as(TRAINER) as store:
         await store.enqueue([make_rollout()])
     lease = {"runner_id": "runner", "slots": 1, "lease_s": LEASE_S}
-    asked = [
+    items = [
         ("mark_damaged", packed(attempt_id="at-nobody", reason="x")),
         ("claim", packed(**lease)),
         ("claim", b"\xc1"),
@@ -336,7 +336,7 @@ async def test_what_is_asked_together_is_answered_each(served: Served, open_as: 
         ("count", packed()),
         ("heartbeat", packed(attempts=[], lease_s=1.0)),
     ]
-    answer = await asyncio.to_thread(ask, served.url, "/store/v1", msgspec.msgpack.encode(asked))
+    answer = await asyncio.to_thread(ask, served.url, "/store/v1", msgspec.msgpack.encode(items))
     assert answer.status == 200
     answers = msgspec.msgpack.decode(answer.body)
     assert [status for status, _ in answers] == [409, 200, 400, 404, 400, 400]
@@ -345,7 +345,7 @@ async def test_what_is_asked_together_is_answered_each(served: Served, open_as: 
     [claim] = msgspec.msgpack.decode(answers[1][1])
     assert claim["rollout"]["rollout_id"] == "ro-1"
     runners = await asyncio.to_thread(
-        ask, served.url, "/store/v1", msgspec.msgpack.encode(asked[:2]), RUNNER
+        ask, served.url, "/store/v1", msgspec.msgpack.encode(items[:2]), RUNNER
     )
     assert [status for status, _ in msgspec.msgpack.decode(runners.body)] == [403, 200]
 

@@ -314,11 +314,11 @@ def check_fields(body: Mapping[str, Any], rules: FieldRules) -> dict[str, Any]:
     for key in rules.refused:
         if body.get(key):
             raise bad_request(f"'{key}' cannot be honoured by this endpoint; leave it out", key)
-    known = rules.supported | IGNORED
+    accepted = rules.supported | IGNORED
     unsupported = {
         key: value
         for key, value in body.items()
-        if key not in known and value not in rules.defaults.get(key, (None,))
+        if key not in accepted and value not in rules.defaults.get(key, (None,))
     }
     for key, defaults in rules.nested.items():
         for name, value in (body.get(key) or {}).items():

@@ -46,7 +46,7 @@ from lightspan_gateway.remote_store.rpc import (
     POLL_S,
     Greeting,
     Operation,
-    decoded,
+    decode,
     encode,
 )
 from lightspan_gateway.remote_store.url import RemoteAddress
@@ -177,7 +177,7 @@ class ServerConnection:
         send = partial(self._send, "GET", "", None, READ_TIMEOUT_S)
         body = await self._retry("", send, GREETING_BACKOFF_S)
         try:
-            greeting = decoded(_greeting_decoder, body, "its greeting")
+            greeting = decode(_greeting_decoder, body, "its greeting")
         except DataError as error:
             raise self._no_server(str(error)) from error
         if greeting.protocol != PROTOCOL_VERSION:
@@ -240,7 +240,7 @@ class ServerConnection:
         response = await self._send("POST", "", encode(items), READ_TIMEOUT_S)
         if not response.protocol or response.status != 200:
             return [response] * len(items)
-        answers = decoded(_batch_decoder, response.body, "the answers to a batch")
+        answers = decode(_batch_decoder, response.body, "the answers to a batch")
         return [response._replace(status=status, body=body) for status, body in answers]
 
     async def _send(
@@ -299,7 +299,7 @@ class ServerConnection:
         where = f"store {self._address.url}{f', {name}' if name else ''}"
         if response.protocol:
             try:
-                failure = decoded(_failure_decoder, response.body, "the error")
+                failure = decode(_failure_decoder, response.body, "the error")
             except DataError:
                 return StoreError(f"{where}: the server answered with status {response.status}")
             if response.status == 401:

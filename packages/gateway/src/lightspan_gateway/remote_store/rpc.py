@@ -115,12 +115,12 @@ class Operation:
 
     def read_arguments(self, body: bytes) -> Arguments:
         """Decode arguments. Raises `DataError`."""
-        arguments = decoded(self._arguments, body, f"the arguments of {self.name}")
+        arguments = decode(self._arguments, body, f"the arguments of {self.name}")
         return {name: getattr(arguments, name) for name in arguments.__struct_fields__}
 
     def read_answer(self, body: bytes) -> Any:
         """Decode an answer. Raises `DataError`."""
-        return decoded(self._answer, body, f"the answer to {self.name}")
+        return decode(self._answer, body, f"the answer to {self.name}")
 
 
 def _check_storable(record: object) -> None:
@@ -137,18 +137,18 @@ def _check_storable(record: object) -> None:
 
 def read_batch(body: bytes) -> list[tuple[str, bytes]]:
     """Decode the operations of one request. Raises `DataError`."""
-    batch = decoded(_batch_decoder, body, "a batch of operations")
+    batch = decode(_batch_decoder, body, "a batch of operations")
     if len(batch) > MAX_BATCH:
         raise DataError(f"{len(batch)} operations in one request: {MAX_BATCH} at most")
     return batch
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes, what: str) -> T:
+def decode(decoder: msgspec.msgpack.Decoder[T], body: bytes, subject: str) -> T:
     """Decode a body. Raises `DataError`."""
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
-        raise DataError(f"{what} cannot be read: {error}") from error
+        raise DataError(f"{subject} cannot be read: {error}") from error
 
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
