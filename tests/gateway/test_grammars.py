@@ -373,7 +373,7 @@ async def _refusal(engine: Any, schema: Any) -> ApiError:
     ("schema", "reason"),
     [
         # the library would crash the process
-        ({"const": -(2**63)}, "the number -9223372036854775808; the least is"),
+        ({"const": -(2**63)}, "the number -9223372036854775808; the minimum is"),
         ({"enum": [{"a": [-1e308]}]}, r"the number -1e\+308"),
         # this takes minutes and gigabytes
         ({"properties": {"a": {"multipleOf": 9_999_991}}}, "multipleOf is 9999991"),
