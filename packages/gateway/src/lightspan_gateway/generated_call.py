@@ -48,13 +48,10 @@ class ChoiceRun:
         self.text += self.decoder.push(chunk.ids)
         self.ids.extend(chunk.ids)
         self.logprobs.extend(chunk.logprobs)
-        if not chunk.ids:
-            return
-        latest, count = self.versions[-1] if self.versions else (None, 0)
-        if latest == chunk.version:
-            self.versions[-1] = (chunk.version, count + len(chunk.ids))
-        else:
-            self.versions.append((chunk.version, len(chunk.ids)))
+        if chunk.ids:
+            continues = self.versions and self.versions[-1][0] == chunk.version
+            count = self.versions.pop()[1] if continues else 0
+            self.versions.append((chunk.version, count + len(chunk.ids)))
 
     def truncate(self, length: int) -> None:
         """Truncate the choice to `length` tokens."""

@@ -20,6 +20,7 @@ from lightspan_gateway.dialects.chat import with_training_sampling
 from lightspan_gateway.dialects.sse import DONE, event_of
 
 _encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class ProxiedCall(ServedCall):
@@ -94,14 +95,14 @@ class ProxiedCall(ServedCall):
         answer = await self._engine.chat(self._request)
         if answer.status != 200:
             raise self._api_error(answer.status, answer.body)
-        self._answer = self._decoded(answer.body)
+        self._answer = self._decode(answer.body)
         self._body = answer.body
 
     async def _work_streamed(self) -> None:
         streamed = StreamedAnswer()
         try:
             async for payload in self._engine.stream(self._request):
-                chunk = self._decoded(payload)
+                chunk = self._decode(payload)
                 if "error" in chunk:
                     raise EngineError(f"{self._name} aborted: {_error_text(payload)}")
                 streamed.add(chunk)
@@ -115,14 +116,13 @@ class ProxiedCall(ServedCall):
     def _api_error(self, status: int, body: bytes) -> ApiError:
         return ApiError(status, f"{self._name} answered {status}: {_error_text(body)}")
 
-    def _decoded(self, body: bytes) -> Mapping[str, Any]:
+    def _decode(self, body: bytes) -> Mapping[str, Any]:
         try:
-            decoded = msgspec.json.decode(body)
+            return _decoder.decode(body)
         except msgspec.DecodeError as error:
-            raise EngineError(f"{self._name} answered with invalid JSON: {body[:200]!r}") from error
-        if not isinstance(decoded, dict):
-            raise EngineError(f"{self._name} answered with JSON that is no object: {body[:200]!r}")
-        return decoded
+            raise EngineError(
+                f"{self._name} answered with no JSON object: {body[:200]!r}"
+            ) from error
 
     def attributes(self) -> Attributes:
         return answer_attributes(self._answer)

@@ -20,7 +20,7 @@ from lightspan.schema.token_records import Sampling
 from lightspan_gateway.api_errors import ApiError, bad_request
 from lightspan_gateway.dialects import base as shared
 from lightspan_gateway.dialects.base import Answer, Choice, Message, MessagesRequest
-from lightspan_gateway.dialects.constraints import RequestField
+from lightspan_gateway.dialects.constraints import RequestField, read_tools
 from lightspan_gateway.dialects.sse import Events, TypedEvents, event_of
 
 RULES: Final = shared.FieldRules(
@@ -206,10 +206,9 @@ def parse_message(
 
     fields = shared.read_fields(body, RULES, mode, forced, adjust)
     messages, tools = _messages(body), _tools(body)
-    choice, one_call = _tool_choice(body.get("tool_choice") or {})
     return MessageRequest(
         **fields,
-        **shared.read_tools(body, tools, format=_format(body), choice=choice, one_call=one_call),
+        **read_tools(body, tools, _format(body), _tool_choice(body.get("tool_choice") or {})),
         messages=messages,
     )
 

@@ -16,12 +16,7 @@ from lightspan.schema.media import is_media
 from lightspan.schema.records import Mode
 from lightspan.schema.token_records import Sampling
 from lightspan_gateway.api_errors import ApiError, bad_request
-from lightspan_gateway.dialects.constraints import (
-    CONSTRAINING,
-    Constraint,
-    RequestField,
-    constraint_of,
-)
+from lightspan_gateway.dialects.constraints import CONSTRAINING, Constraint
 from lightspan_gateway.dialects.sse import Events
 
 MAX_CHOICES: Final = 128
@@ -58,20 +53,9 @@ and none affects sampling, so they are ignored in every mode and listed as overr
 unsupported sampling field is refused in validation."""
 FORBIDDEN_TEMPLATE_OPTIONS: Final = frozenset(
     {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+        *("messages", "tools", "max_length", "padding", "truncation", "tokenize"),
+        *("tokenizer_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
     }
 )
 """Template options that a request must not set.
@@ -370,7 +354,7 @@ def read_fields(
         if body.get(key) is not None
     }
     pairs[rules.max_tokens[-1]] = (requested.max_tokens, sampling.max_tokens)
-    return {
+    fields = {
         "model": body.get("model") or "",
         "sampling": sampling,
         "overrides": {
@@ -381,6 +365,9 @@ def read_fields(
         "n": int(body.get("n") or 1) if "n" in rules.supported else 1,
         "token_ids": bool(body.get("return_token_ids")),
     }
+    if "chat_template_kwargs" in rules.supported:
+        fields["template_options"] = _template_options(body)
+    return fields
 
 
 def _requested_sampling(body: Mapping[str, Any], rules: FieldRules) -> Sampling:
@@ -402,29 +389,12 @@ def _requested_sampling(body: Mapping[str, Any], rules: FieldRules) -> Sampling:
     )
 
 
-def read_tools(
-    body: Mapping[str, Any],
-    tools: list[dict[str, Any]] | None,
-    *,
-    format: RequestField,
-    choice: Any,
-    one_call: RequestField | None,
-) -> dict[str, Any]:
-    """Return the fields of a `MessagesRequest` but its messages; see `constraint_of`.
-
-    Raises:
-        ApiError: 400 naming the field.
-    """
+def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
     options: Mapping[str, Any] = body.get("chat_template_kwargs") or {}
     for key in sorted(options.keys() & FORBIDDEN_TEMPLATE_OPTIONS):
         name = f"chat_template_kwargs.{key}"
         raise bad_request(f"'{name}' must not be set by a request; leave it out", name)
-    return {
-        "tools": tools,
-        "constraint": constraint_of(format=format, tools=tools, choice=choice, one_call=one_call),
-        "parse_tools": tools is not None and choice != "none",
-        "template_options": options,
-    }
+    return options
 
 
 def cannot_honour(key: str, value: Any) -> ApiError:

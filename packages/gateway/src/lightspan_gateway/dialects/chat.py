@@ -11,7 +11,7 @@ from lightspan.schema.token_records import Sampling
 from lightspan_gateway.api_errors import bad_request
 from lightspan_gateway.dialects import base as shared
 from lightspan_gateway.dialects.base import Answer, Choice, MessagesRequest
-from lightspan_gateway.dialects.constraints import one_call_of
+from lightspan_gateway.dialects.constraints import read_tools
 
 RULES: Final = shared.FieldRules(
     types={
@@ -121,13 +121,7 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
         raise bad_request("'messages' must be a non-empty array", "messages")
     return ChatRequest(
         **shared.read_fields(body, RULES, mode, forced),
-        **shared.read_tools(
-            body,
-            tools,
-            format=("response_format", _flat_format(body.get("response_format"))),
-            choice=body.get("tool_choice"),
-            one_call=one_call_of(body),
-        ),
+        **read_tools(body, tools, ("response_format", _flat_format(body.get("response_format")))),
         messages=messages,
         logprobs=bool(body.get("logprobs")),
     )

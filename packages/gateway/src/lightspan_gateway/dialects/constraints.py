@@ -6,7 +6,7 @@ A constraint is part of the app: it is honoured or refused in every mode, never 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from lightspan_gateway.api_errors import bad_request
@@ -30,7 +30,8 @@ class Tool:
     """A function that the answer may call."""
 
     name: str
-    parameters: Schema
+    parameters: Schema = field(default_factory=lambda: _ANY_OBJECT)
+    strict: bool = False
 
 
 Calls = Literal["auto", "required"]
@@ -58,36 +59,59 @@ class Constraint:
     parallel: bool = True
 
 
-def constraint_of(
-    *,
+def read_tools(
+    body: Mapping[str, Any],
+    tools: list[dict[str, Any]] | None,
+    format: RequestField,
+    tool_choice: tuple[Any, RequestField | None] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of a `MessagesRequest` for tools and constraint.
+
+    Args:
+        body: the request.
+        tools: tools in chat's form.
+        format: the field with the response format in the flat form of the Responses API.
+        tool_choice: value of `tool_choice` in chat's form, and the field that limits the answer to
+            one call; None for the fields of an OpenAI request.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    choice, one_call = tool_choice or (body.get("tool_choice"), _one_call(body))
+    return {
+        "tools": tools,
+        "constraint": _constraint(format, tools, choice, one_call),
+        "parse_tools": tools is not None and choice != "none",
+    }
+
+
+def _one_call(body: Mapping[str, Any]) -> RequestField | None:
+    field = "parallel_tool_calls"
+    value = body.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"'{field}' must be true or false, not {value!r}", field)
+    return (field, False) if value is False else None
+
+
+def _constraint(
     format: RequestField,
     tools: Sequence[Mapping[str, Any]] | None,
     choice: Any,
     one_call: RequestField | None,
 ) -> Constraint | None:
-    """Return the constraint of a request; None if any answer is valid.
-
-    Args:
-        format: the field with the response format in the flat form of the Responses API.
-        tools: tools in chat's form.
-        choice: value of `tool_choice`.
-        one_call: the field that limits the answer to one call; None without.
-
-    Raises:
-        ApiError: 400 naming the field.
-    """
+    """Return the constraint of a request; None if any answer is valid."""
     schema = _format(*format)
     offered = _tools(tools or ())
-    names, calls = _choice(choice, {tool.name for tool, _ in offered})
+    names, calls = _choice(choice, {tool.name for tool in offered})
     if names is not None:
-        offered = [(tool, is_strict) for tool, is_strict in offered if tool.name in names]
+        offered = [tool for tool in offered if tool.name in names]
     if choice == "none" or not offered:
         return None if schema is None else Constraint(source=format, format=schema)
     sources: list[tuple[bool, RequestField | None]] = [
         (schema is not None, format),
         (calls == "required" or names is not None, ("tool_choice", choice)),
         (True, one_call),
-        (any(is_strict for _, is_strict in offered), ("tools", tools)),
+        (any(tool.strict for tool in offered), ("tools", tools)),
     ]
     source = next((field for constrains, field in sources if constrains and field), None)
     if source is None:
@@ -97,23 +121,11 @@ def constraint_of(
         format=schema,
         # the parameters of a tool that is not strict only guide the model, unless a call is forced
         tools=tuple(
-            tool
-            if is_strict or calls == "required"
-            else Tool(name=tool.name, parameters=_ANY_OBJECT)
-            for tool, is_strict in offered
+            tool if tool.strict or calls == "required" else Tool(name=tool.name) for tool in offered
         ),
         calls=calls,
         parallel=one_call is None and not _forces_one(choice),
     )
-
-
-def one_call_of(body: Mapping[str, Any]) -> RequestField | None:
-    """Return the field of an OpenAI request that limits the answer to one call; None without."""
-    field = "parallel_tool_calls"
-    value = body.get(field)
-    if value is not None and not isinstance(value, bool):
-        raise bad_request(f"'{field}' must be true or false, not {value!r}", field)
-    return (field, False) if value is False else None
 
 
 def _format(field: str, value: Any) -> Schema | None:
@@ -134,8 +146,7 @@ def _format(field: str, value: Any) -> Schema | None:
     return schema
 
 
-def _tools(tools: Sequence[Mapping[str, Any]]) -> list[tuple[Tool, bool]]:
-    """Return each tool, and whether it is strict."""
+def _tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
     parsed = []
     for number, tool in enumerate(tools):
         where = f"tools[{number}]"
@@ -150,7 +161,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[tuple[Tool, bool]]:
             raise bad_request(f"'{where}.function.strict' must be true or false", where)
         # as in OpenAI's API, a function without parameters takes no arguments
         schema = parameters or {"type": "object", "properties": {}}
-        parsed.append((Tool(name=function["name"], parameters=schema), strict is True))
+        parsed.append(Tool(name=function["name"], parameters=schema, strict=strict is True))
     return parsed
 
 

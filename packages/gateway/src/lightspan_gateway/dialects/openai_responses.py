@@ -26,7 +26,7 @@ from lightspan.schema.token_records import CallOutcome, Sampling
 from lightspan_gateway.api_errors import bad_request
 from lightspan_gateway.dialects import base as shared
 from lightspan_gateway.dialects.base import Answer, Choice, Conversation, Message, MessagesRequest
-from lightspan_gateway.dialects.constraints import one_call_of
+from lightspan_gateway.dialects.constraints import read_tools
 from lightspan_gateway.dialects.sse import Events, TypedEvents
 from lightspan_gateway.request_body import digest_of
 
@@ -283,13 +283,7 @@ def parse_response(
     messages, tools, instructions = _messages(body), _tools(body), instructions_of(body)
     return ResponseRequest(
         **fields,
-        **shared.read_tools(
-            body,
-            tools,
-            format=("text.format", (body.get("text") or {}).get("format")),
-            choice=body.get("tool_choice"),
-            one_call=one_call_of(body),
-        ),
+        **read_tools(body, tools, ("text.format", (body.get("text") or {}).get("format"))),
         messages=[*instructions, *messages],
         instructions=len(instructions),
         logprobs=_LOGPROBS in (body.get("include") or ()),
