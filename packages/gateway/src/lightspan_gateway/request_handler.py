@@ -176,12 +176,12 @@ class RequestHandler:
         request, prompts = await to_thread_if_large(
             size, _prepare, info, parse, tokenizer, recorded
         )
-        sampling = self._sampling(request, prompts, engine, tokenizer)
         grammar = ""
         if request.constraint is not None:
             grammar = await self._grammars.grammar(
                 request.constraint, engine, info.policy, tokenizer.tool_parser
             )
+        sampling = self._sampling(request, prompts, engine, tokenizer)
         request = replace(request, sampling=sampling, grammar=grammar)
         call = GeneratedCall(info, request, prompts, engine, tokenizer, self._access.log)
         if recorded is not None:
