@@ -1,7 +1,7 @@
-"""A store's server that ends itself by SIGKILL: `fault_store STORE PORT POINT NUMBER`.
+"""A store's server that kills itself by SIGKILL: `fault_store STORE PORT POINT NUMBER`.
 
-It dies at its so many-th request, `before` what that asks is done or `after` it is committed and
-before anybody is told.
+It dies at the request with this number, `before` the operation is executed, or `after` it is
+committed and before the answer is sent.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 import os
 import signal
 import sys
-from typing import Any
 
 from lightspan.stores import open_store
-from lightspan_gateway.remote_store.rpc import Arguments, Operation
+from lightspan_gateway.remote_store.roles import Role
+from lightspan_gateway.remote_store.rpc import Operation
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_gateway.store_server.server import StoreServer
 
@@ -22,12 +22,12 @@ class Mortal(StoreServer):
     left = 0
     point = ""
 
-    async def _answer(self, operation: Operation, arguments: Arguments) -> Any:
+    async def _execute(self, operation: Operation, role: Role, body: bytes) -> bytes:
         self.left -= 1
         is_last = self.left == 0
         if is_last and self.point == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = await super()._answer(operation, arguments)
+        answer = await super()._execute(operation, role, body)
         if is_last:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer

@@ -12,7 +12,7 @@ from lightspan_testing.gateway_suite import MESSAGES, Rig
 
 
 async def post(rig: Rig, body: Any, path: str = "/v1/chat/completions", **headers: str) -> Any:
-    """(status, decoded body) of a raw request with the attempt's token."""
+    """Send a raw request with the attempt's token; return (status, decoded body)."""
     data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
     sent = {"Authorization": f"Bearer {rig.attempt.call_token}", **headers}
     async with (

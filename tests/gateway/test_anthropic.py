@@ -1,4 +1,4 @@
-"""`/v1/messages`: what is understood, answered, streamed, refused, recorded, and trained."""
+"""Tests of `/v1/messages`: parsing, answers, streams, errors, records and training."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ async def ask(rig: Rig, call_id: str = "call-a", **fields: Any) -> Any:
 
 
 async def events_of(rig: Rig, call_id: str = "call-a", **fields: Any) -> list[dict[str, Any]]:
-    """The events that the SDK makes of a stream: all but its pings."""
+    """Return the SDK's events of a stream, which exclude pings."""
     async with client_of(rig) as client:
-        asked = {**body(rig, call_id, fields), "stream": True}
-        async with await client.messages.create(**asked) as stream:
+        request = {**body(rig, call_id, fields), "stream": True}
+        async with await client.messages.create(**request) as stream:
             return [event.model_dump(exclude_unset=True) async for event in stream]
 
 
@@ -103,7 +103,7 @@ async def test_an_answer(store: Store) -> None:
 
 
 async def test_tools_and_their_results(store: Store) -> None:
-    """Token for token the prompt that the same conversation has as chat."""
+    """A conversation has the same prompt tokens as in chat completions."""
     async with make_rig(store, [CALLED, "One.", "One."]) as rig:
         described = {**TOOL, "description": "Counts.", "type": "custom"}
         first = await ask(rig, tools=[described], system="Be brief.")
@@ -113,7 +113,7 @@ async def test_tools_and_their_results(store: Store) -> None:
         assert (first.stop_reason, first.stop_sequence) == ("tool_use", None)
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "1"}
         more = {"type": "text", "text": "Go on."}
-        said = [
+        conversation = [
             USER,
             {"role": "assistant", "content": first.content},
             {"role": "user", "content": [result, more]},
@@ -122,7 +122,7 @@ async def test_tools_and_their_results(store: Store) -> None:
             rig,
             "call-b",
             tools=[described],
-            messages=said,
+            messages=conversation,
             system=[{"type": "text", "text": "Be brief."}],
         )
         assert second.content[0].text == "One."
@@ -149,7 +149,7 @@ async def test_tools_and_their_results(store: Store) -> None:
             recorded = [json.loads(str(spans[call_id][key])) for call_id in ("call-b", "call-c")]
             if (
                 key == c.INPUT_MESSAGES
-            ):  # the arguments' text is ours in the one, the model's in the other
+            ):  # one has the arguments in our JSON, the other in the model's
                 for messages in recorded:
                     part = messages[2]["parts"][1]
                     part["arguments"] = json.loads(part["arguments"])
@@ -161,13 +161,13 @@ async def test_a_call_without_text_has_no_text_block(store: Store) -> None:
         message = await ask(rig, tools=[TOOL])
         assert [block.type for block in message.content] == ["tool_use"]
         result = {"type": "tool_result", "tool_use_id": message.content[0].id, "is_error": True}
-        said = [
+        conversation = [
             USER,
             {"role": "assistant", "content": message.content},
             {"role": "user", "content": [result]},
         ]
         message = await ask(
-            rig, "call-b", tools=[TOOL], tool_choice={"type": "none"}, messages=said
+            rig, "call-b", tools=[TOOL], tool_choice={"type": "none"}, messages=conversation
         )
         assert message.content[0].text == CALL
         function = {"name": "calculator", "arguments": {"expression": "1"}}
@@ -189,7 +189,7 @@ async def test_why_an_answer_ends(store: Store) -> None:
         assert stopped.content[0].text == "a b"
         *_, ended, _ = await events_of(rig, "call-c", stop_sequences=["d"])
         assert ended["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "d"}
-        await rig.restart()  # it is answered from the store
+        await rig.restart()  # answered from the store
         assert await ask(rig, "call-b", stop_sequences=["x", "d", " c"]) == stopped
 
 
@@ -201,29 +201,29 @@ async def test_an_empty_answer_is_an_empty_text(store: Store) -> None:
 
 async def test_tokens_are_counted(store: Store) -> None:
     async with make_rig(store, "ok") as rig, client_of(rig) as client:
-        asked = {"model": "policy", "messages": [USER], "system": "Be brief.", "tools": [TOOL]}
-        counted = await client.messages.count_tokens(**asked, extra_headers=rig.headers("call-a"))
+        request = {"model": "policy", "messages": [USER], "system": "Be brief.", "tools": [TOOL]}
+        counted = await client.messages.count_tokens(**request, extra_headers=rig.headers("call-a"))
         assert counted.input_tokens == len(rig.tokenizer.render([SYSTEM, USER], TOOLS))
         with pytest.raises(anthropic.BadRequestError, match="'messages' must be"):
             await client.messages.count_tokens(model="policy", messages=[])
         assert rig.engine.requests == []
-        assert await rig.spans() == []  # nothing was asked of a model
+        assert await rig.spans() == []  # no generation
 
 
 async def test_what_training_sets_aside_is_counted_without(store: Store) -> None:
-    """What `create` takes there, `count_tokens` takes."""
+    """`count_tokens` accepts every field of `create`."""
     routing = Routing(default=TRAINED)
     async with (
         make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig,
         client_of(rig) as client,
     ):
         more: dict[str, Any] = {"context_management": {"edits": [{"type": "x"}]}}
-        asked: Any = {"model": "policy", "messages": [USER], "extra_body": more}
-        asked["extra_headers"] = rig.headers("call-a")
-        counted = await client.messages.count_tokens(**asked)
+        request: Any = {"model": "policy", "messages": [USER], "extra_body": more}
+        request["extra_headers"] = rig.headers("call-a")
+        counted = await client.messages.count_tokens(**request)
         assert counted.input_tokens == len(rig.tokenizer.render([USER]))
-        more["max_completion_tokens"] = "many"  # chat's, which is not this
-        answer = await client.messages.create(**asked, max_tokens=5)
+        more["max_completion_tokens"] = "many"  # a field of chats only
+        answer = await client.messages.create(**request, max_tokens=5)
         assert answer.content[0].text == "ok"
 
 
@@ -232,12 +232,12 @@ async def test_what_training_sets_aside_is_counted_without(store: Store) -> None
 async def test_the_token_in_either_header(store: Store, header: str) -> None:
     async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
         url = f"{rig.gateway.url}/agents/team/writer/v1/messages"
-        asked = {"model": "policy", "max_tokens": 9, "messages": [USER]}
+        request = {"model": "policy", "max_tokens": 9, "messages": [USER]}
         token = rig.attempt.call_token
         value = token if header == "x-api-key" else f"Bearer {token}"
-        async with session.post(url, json=asked, headers={header: value}) as response:
+        async with session.post(url, json=request, headers={header: value}) as response:
             assert response.status == 200
-        async with session.post(url, json=asked, headers={header: value + "x"}) as response:
+        async with session.post(url, json=request, headers={header: value + "x"}) as response:
             assert response.status == 401
             assert await response.json() == {
                 "type": "error",
@@ -254,12 +254,12 @@ async def test_the_token_in_either_header(store: Store, header: str) -> None:
 
 # --- streams --------------------------------------------------------------------------------
 async def test_a_stream_on_the_wire(store: Store) -> None:
-    """Every byte of it: the SDK shows no ping."""
+    """Compare all bytes, because the SDK hides pings."""
     async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
-        asked = {"model": "policy", "max_tokens": 9, "messages": [USER], "stream": True}
+        request = {"model": "policy", "max_tokens": 9, "messages": [USER], "stream": True}
         headers = {"x-api-key": rig.attempt.call_token, **rig.headers("call-a")}
         url = f"{rig.gateway.url}/v1/messages"
-        async with session.post(url, json=asked, headers=headers) as response:
+        async with session.post(url, json=request, headers=headers) as response:
             assert response.content_type == "text/event-stream"
             text = await response.text()
         events = [event.split("\n") for event in text.removesuffix("\n\n").split("\n\n")]
@@ -318,8 +318,8 @@ async def test_a_stream_of_calls(store: Store) -> None:
     async with make_rig(store, CALLED) as rig:
         events = await events_of(rig, tools=[TOOL])
         start = next(n for n, event in enumerate(events) if event["type"] == "content_block_stop")
-        said = [event["delta"]["text"] for event in events[2:start]]
-        assert "".join(said) == "Let me see."
+        texts = [event["delta"]["text"] for event in events[2:start]]
+        assert "".join(texts) == "Let me see."
         call_id = events[start + 1]["content_block"]["id"]
         empty = {"type": "tool_use", "id": call_id, "name": "calculator", "input": {}}
         written = {"type": "input_json_delta", "partial_json": '{"expression": "1"}'}
@@ -336,19 +336,19 @@ async def test_a_stream_of_calls(store: Store) -> None:
 
 @pytest.mark.parametrize("text", [CALLED, CALL, "", "ok"])
 async def test_the_sdks_own_reading_of_a_stream(store: Store, text: str) -> None:
-    """`messages.stream()` puts the events together: what an unstreamed answer says."""
+    """`messages.stream()` assembles the same message as an unstreamed answer."""
     async with make_rig(store, text) as rig, client_of(rig) as client:
-        asked = body(rig, "call-a", {"tools": [TOOL]})
-        async with client.messages.stream(**asked) as stream:
+        request = body(rig, "call-a", {"tools": [TOOL]})
+        async with client.messages.stream(**request) as stream:
             final = await stream.get_final_message()
         whole = await ask(rig, "call-b", tools=[TOOL])
-        told, expected = final.model_dump(), whole.model_dump()
-        for message in (told, expected):
+        streamed, expected = final.model_dump(), whole.model_dump()
+        for message in (streamed, expected):
             message.pop("id")
             for block in message["content"]:
                 block.pop("id", None)
                 block.pop("parsed_output", None)
-        assert told == expected
+        assert streamed == expected
 
 
 async def test_an_error_in_mid_stream(store: Store) -> None:
@@ -367,7 +367,7 @@ async def test_an_error_in_mid_stream(store: Store) -> None:
 
 
 async def test_a_retry_joins_the_call(store: Store) -> None:
-    """The SDK tries again while the first try is under way: one generation."""
+    """A retry of the SDK during the first try causes no second generation."""
     gate = Gate()
     say = Say(text="slow", gates={0: gate})
     async with make_rig(store, lambda request: say) as rig:
@@ -436,7 +436,7 @@ JSON = {"type": "json_schema", "schema": SCHEMA}
         ({"tools": [{**TOOL, "strict": True}]}, "'tools' = "),
         ({"output_config": {"format": JSON}}, "'output_config.format' = "),
         ({"output_format": JSON}, "'output_format' = "),
-        ({"output_format": JSON, "output_config": {"format": JSON}}, "both ask for a format"),
+        ({"output_format": JSON, "output_config": {"format": JSON}}, "both set a format"),
         ({"output_config": {"brand_new": 1}}, "'output_config.brand_new' = 1 cannot be honoured"),
         ({"stop_sequences": [""]}, "'stop_sequences' must be"),
         ({"mcp_servers": [{"name": "x"}]}, "'mcp_servers' cannot be honoured"),
@@ -450,10 +450,10 @@ async def test_refusals_name_the_field(store: Store, fields: dict[str, Any], mes
     async with make_rig(store, "ok") as rig:
         with pytest.raises(anthropic.BadRequestError) as caught:
             await ask(rig, extra_body=fields)
-        told: Any = caught.value.body
-        assert (told["type"], told["request_id"]) == ("error", "call-a")
-        assert told["error"]["type"] == "invalid_request_error"
-        assert message in told["error"]["message"]
+        error_body: Any = caught.value.body
+        assert (error_body["type"], error_body["request_id"]) == ("error", "call-a")
+        assert error_body["error"]["type"] == "invalid_request_error"
+        assert message in error_body["error"]["message"]
         codes = {
             "shorten": c.CONTEXT_OVERFLOW,
             "'image'": c.UNSUPPORTED_CONTENT,
@@ -502,9 +502,9 @@ async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store
 async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
     routing = Routing(rules=[Rule("writer", TRAINED)])
     async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        asked = {"temperature": 0.1, "top_k": 5, "inference_geo": "eu", "max_tokens": 99}
+        request = {"temperature": 0.1, "top_k": 5, "inference_geo": "eu", "max_tokens": 99}
         headers = rig.headers("call-a", "writer")
-        await ask(rig, extra_body=asked, stop_sequences=["x"], extra_headers=headers)
+        await ask(rig, extra_body=request, stop_sequences=["x"], extra_headers=headers)
         [record] = await rig.records()
         used = record.sampling
         assert (used.temperature, used.top_k, used.max_tokens, used.stop) == (0.5, 0, 40, ("x",))
@@ -573,7 +573,7 @@ HELD = [
 async def test_what_holds_an_answer_is_what_holds_it_in_chat(
     store: Store, tiny: Path, fields: dict[str, Any], as_chat: dict[str, Any]
 ) -> None:
-    """Prompt and grammar of the same request in the two dialects, and an answer that obeys."""
+    """Both dialects have the same prompt and grammar, and the answer matches it."""
     engine: Any = TransformersEngine({"policy": tiny}, seed=0)
     await engine.start()
     rig = Rig(store, engine, load_tokenizer(tiny))

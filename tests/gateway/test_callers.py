@@ -1,4 +1,4 @@
-"""Who calls, without the shim; which call is a retry."""
+"""Tests of callers without lightspan's headers: authentication, agents and retries."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ async def test_starting_weights_and_moving_weights(store: Store) -> None:
     async with make_rig(store, "ok", routing=routing, policies={"base": 1, "policy": 4}) as rig:
         for agent in "ab":
             assert (await post(rig, ask(), **{c.HEADER_AGENT: agent}))[0] == 200
-        found = [(r.policy, r.versions) for r in await rig.records()]
-        assert found == [("base", [(1, 3)]), ("policy", [(4, 3)])]
+        versions = [(r.policy, r.versions) for r in await rig.records()]
+        assert versions == [("base", [(1, 3)]), ("policy", [(4, 3)])]
         assert [span.attributes[c.SELECTED] for span in await rig.spans()] == [False, False]
 
 
@@ -78,7 +78,7 @@ async def test_of_equal_calls_at_once_the_one_without_a_client_is_retried(store:
         calls = [await post(rig, ask()), await post(rig, ask())]
         first, second = rig.session().calls.values()
         first.delivered = second.delivered = False
-        second.subscribe()  # its client still waits
+        second.subscribe()  # the client is still connected
         _, again = await post(rig, ask(), **{"x-stainless-retry-count": "1"})
         assert again["id"] == calls[0][1]["id"]
         second.unsubscribe()
@@ -86,11 +86,11 @@ async def test_of_equal_calls_at_once_the_one_without_a_client_is_retried(store:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_an_sdk_retry_without_the_shim(store: Store, restarted: bool) -> None:
-    """`x-stainless-retry-count` says that it is the unfinished call with this body."""
+    """`x-stainless-retry-count` identifies the unfinished call with this body."""
     async with make_rig(store, ["one", "two", "three"]) as rig:
         _, first = await post(rig, ask())
         [call] = rig.session().calls.values()
-        call.delivered = False  # as if the answer had not arrived
+        call.delivered = False  # as if the answer was not delivered
         if restarted:
             await rig.restart()
         _, again = await post(rig, ask(), **{"x-stainless-retry-count": "1"})

@@ -1,4 +1,4 @@
-"""The life of calls at the gateway: joins, cancellations, failures, the store's moods."""
+"""Tests of the life of calls: retries, cancellations, errors and failures of the store."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def damage(rig: Rig) -> list[str]:
 
 async def wait_for_damage(rig: Rig) -> list[str]:
     while True:
-        if found := await damage(rig):
-            return found
+        if errors := await damage(rig):
+            return errors
         await asyncio.sleep(0.002)
 
 
@@ -137,7 +137,7 @@ async def test_a_new_version_in_mid_call(store: Store, stream: bool) -> None:
 
 
 async def test_a_stop_string_that_began_before_the_client_left(store: Store) -> None:
-    """The engine sees only what it samples itself; the ids still end where it is complete."""
+    """A stop string across two tries ends the ids at its last token."""
     text = "xyABCDEFGH more words"
     gate = Gate()
     async with make_rig(store, lambda request: Say(text=text, gates={4: gate})) as rig:
@@ -181,8 +181,8 @@ async def test_what_is_left_of_the_length_when_the_client_comes_again(store: Sto
 
 
 async def test_a_tool_call_is_never_streamed_as_text(store: Store) -> None:
-    said = 'Now <tool_c or <tool_call>\n{"name": "f", "arguments": {"a": [1, 2.50]}}\n</tool_call>'
-    async with make_rig(store, said) as rig:
+    text = 'Now <tool_c or <tool_call>\n{"name": "f", "arguments": {"a": [1, 2.50]}}\n</tool_call>'
+    async with make_rig(store, text) as rig:
         reading = await rig.ask(
             stream=True, tools=[{"type": "function", "function": {"name": "f"}}]
         )
@@ -193,11 +193,11 @@ async def test_a_tool_call_is_never_streamed_as_text(store: Store) -> None:
 
 
 async def test_without_tools_a_tool_call_is_text(store: Store) -> None:
-    said = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    async with make_rig(store, said) as rig:
+    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    async with make_rig(store, text) as rig:
         for body in ({}, {"tools": [], "stream": True}):
             [choice] = (await rig.ask(f"call-{len(body)}", **body)).choices.values()
-            assert (choice.content, choice.calls, choice.reason) == (said, [], "stop")
+            assert (choice.content, choice.calls, choice.reason) == (text, [], "stop")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ async def test_a_retry_after_an_engine_error_goes_on(store: Store, n: int) -> No
 
 
 async def test_token_records_that_cannot_be(store: Store) -> None:
-    """Log-probs that are no numbers damage the attempt; the app gets its answer."""
+    """Log-probabilities that are NaN damage the attempt; the app gets its answer."""
     async with make_rig(store, "ok") as rig:
         rig.engine.logprobs = lambda ids: [float("nan")] * len(ids)  # type: ignore[method-assign]
         assert (await rig.ask()).choices[0].content == "ok"
@@ -273,7 +273,7 @@ async def test_token_records_that_cannot_be(store: Store) -> None:
 
 # --- delivery -------------------------------------------------------------------------------
 class HeldStore(MemoryStore):
-    """A store whose writes of calls wait at a gate, or fail."""
+    """A store whose writes of calls wait for an event, or fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ async def test_an_answer_that_nobody_got_is_undelivered_until_a_retry_gets_it(
 ) -> None:
     async with HeldStore() as store, make_rig(store, ["ok"]) as rig:
         task = asyncio.create_task(rig.ask(stream=stream))
-        await store.gate.reached.wait()  # sampled, and not acknowledged yet
+        await store.gate.reached.wait()  # sampled, but not acknowledged
         task.cancel()
         session = rig.session()
         await until(lambda: session.calls["call-a"].is_abandoned)
@@ -317,7 +317,7 @@ def relayed(rig: Rig) -> dict[str, str]:
 
 
 async def leave_in_the_middle(rig: Rig, client: openai.AsyncOpenAI, gate: Gate) -> None:
-    """What a server that hands calls on does when it is killed."""
+    """Close the connection of a relayed call, as when the relaying server is killed."""
     create = client.chat.completions.create
     task = asyncio.create_task(create(model="m", messages=MESSAGES, extra_headers=relayed(rig)))
     await gate.reached.wait()
@@ -329,7 +329,7 @@ async def leave_in_the_middle(rig: Rig, client: openai.AsyncOpenAI, gate: Gate) 
 
 
 async def test_a_relayed_call_is_worked_on_when_its_connection_is_lost(store: Store) -> None:
-    """For whoever asks again: nothing is sampled twice, and it can be learned from."""
+    """A retry gets the answer: no token is resampled, and the call is trained."""
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)
@@ -355,7 +355,7 @@ async def test_a_relayed_call_that_nobody_comes_back_for_is_cancelled(
 
 
 async def test_a_relayed_call_holds_up_no_end(store: Store) -> None:
-    """The gateway closes while a call is worked on that nobody waits for."""
+    """A relayed call without a client does not delay the close of the gateway."""
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)
@@ -368,8 +368,8 @@ async def test_a_relayed_call_holds_up_no_end(store: Store) -> None:
 async def test_the_last_chunk_waits_for_the_store() -> None:
     async with HeldStore() as store, make_rig(store, ["ok"]) as rig, rig.client() as client:
         stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-        seen = [await anext(stream) for _ in range(3)]
-        assert [chunk.choices[0].delta.content for chunk in seen] == ["", "o", "k"]
+        chunks = [await anext(stream) for _ in range(3)]
+        assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "o", "k"]
         pending = asyncio.ensure_future(anext(stream))
         await store.gate.reached.wait()
         assert not pending.done()
@@ -381,7 +381,7 @@ async def test_the_last_chunk_waits_for_the_store() -> None:
 async def test_a_slow_store_damages_the_attempt_and_not_the_app() -> None:
     async with HeldStore() as store, make_rig(store, "ok") as rig:
         await rig.gateway.close()
-        rig.gateway = Gateway(store, rig.engine, patience_s=0.01)
+        rig.gateway = Gateway(store, rig.engine, store_timeout_s=0.01)
         await rig.gateway.start()
         assert (await rig.ask()).choices[0].content == "ok"
         assert await wait_for_damage(rig) == ["the store took over 0.01 s for a call"]
@@ -401,7 +401,7 @@ async def test_a_store_that_cannot_look_tokens_up(store: Store) -> None:
         await rig.ask("call-a")
         rig.session().checked_at -= 2
         await store.close()
-        assert (await rig.ask("call-b")).choices[0].content == "ok"  # a session that is known
+        assert (await rig.ask("call-b")).choices[0].content == "ok"  # a session in memory
         rig.attempt = rig.attempt.__class__(
             attempt_id="x", rollout_id="x", number=1, epoch=1, call_token="unknown"
         )
@@ -473,15 +473,18 @@ async def test_an_endpoint_answers(
             assert choice.reason == "tool_calls"
             assert reading.usage[1] == 2
             [span] = await rig.spans()
-            known = span.attributes
-            assert (known[c.ROUTE], known[c.SELECTED], known[c.CALL_OUTCOME]) == (
+            attributes = span.attributes
+            assert (attributes[c.ROUTE], attributes[c.SELECTED], attributes[c.CALL_OUTCOME]) == (
                 "endpoint",
                 False,
                 "ok",
             )
-            assert (known[c.AGENT_PATH], known[c.RESPONSE_MODEL]) == ("team/writer", "frozen-model")
+            assert (attributes[c.AGENT_PATH], attributes[c.RESPONSE_MODEL]) == (
+                "team/writer",
+                "frozen-model",
+            )
             assert (span.sequence_start, span.sequence_end) == (1, 2)
-            assert json.loads(str(known[c.OUTPUT_MESSAGES]))[0]["parts"] == [
+            assert json.loads(str(attributes[c.OUTPUT_MESSAGES]))[0]["parts"] == [
                 {"type": "text", "content": "hello there"},
                 {"type": "tool_call", "id": "call_0", "name": "f", "arguments": '{"a": 1}'},
             ]
@@ -509,7 +512,7 @@ async def test_a_retried_call_asks_the_endpoint_once(store: Store, stream: bool)
 async def test_an_endpoints_answer_with_a_key_is_not_replayed_in_another_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept of it is not what was answered; and the endpoint is not asked twice."""
+    """An answer with a redacted key is neither replayed nor requested again."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     with ScriptedServer("it is desk-7f3a9b-11aa22") as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
@@ -517,7 +520,7 @@ async def test_an_endpoints_answer_with_a_key_is_not_replayed_in_another_process
             assert first == again
             assert first.choices[0].content == "it is desk-7f3a9b-11aa22"
             await rig.restart()
-            with pytest.raises(openai.ConflictError, match="held a key, and is not kept"):
+            with pytest.raises(openai.ConflictError, match="held a key and was not stored"):
                 await rig.ask()
         assert len(server.requests) == 1
 
@@ -551,7 +554,7 @@ async def test_an_endpoint_that_refuses(store: Store, stream: bool, status: int)
 
 
 async def test_an_endpoint_that_recovers(store: Store) -> None:
-    """The engine tries again itself; then the SDK's retry does, under the same call id."""
+    """The engine retries, and then the SDK retries under the same call id."""
     bad = Reply(status=503, text="busy")
     with ScriptedServer([bad, bad, bad, "fine"]) as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
@@ -586,7 +589,7 @@ async def test_an_endpoint_whose_key_is_not_set(
 
 
 async def test_a_client_that_leaves_an_endpoints_stream(store: Store) -> None:
-    """What came until then is recorded."""
+    """The part of the answer before the error is recorded."""
     held = threading.Event()
 
     def before_chunk(number: int) -> None:
@@ -595,12 +598,15 @@ async def test_a_client_that_leaves_an_endpoints_stream(store: Store) -> None:
 
     with ScriptedServer([Reply(text="one two three", before_chunk=before_chunk)]) as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
-            asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
-            said = ""
-            async with rig.client() as client, await client.chat.completions.create(**asked) as got:
+            request: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
+            text = ""
+            async with (
+                rig.client() as client,
+                await client.chat.completions.create(**request) as got,
+            ):
                 async for chunk in got:
-                    said += chunk.choices[0].delta.content or ""
-                    if said == "one two":
+                    text += chunk.choices[0].delta.content or ""
+                    if text == "one two":
                         break
             await wait_for_outcome(rig, CallOutcome.CANCELLED)
             held.set()

@@ -1,4 +1,4 @@
-"""`/v1/completions`: what is understood, refused, recorded, and trained."""
+"""Tests of `/v1/completions`: parsing, errors, records and training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
 
 
 async def refusal(rig: Rig, **fields: Any) -> tuple[str | None, str]:
-    """(param, message) of the refusal of a request."""
+    """Return (param, message) of the error of a request."""
     async with rig.client() as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(**{"model": "policy", "prompt": "SELECT", **fields})
@@ -67,20 +67,20 @@ async def test_sixteen_tokens_unless_told_otherwise(store: Store) -> None:
 async def test_logprobs_are_those_of_the_sampled_tokens(store: Store) -> None:
     async with make_rig(store, "Größe 🙂!") as rig, rig.client() as client:
         answer = await client.completions.create(model="m", prompt="x", logprobs=0, max_tokens=99)
-        found = answer.choices[0].logprobs
-        assert found is not None
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
         ids = rig.engine.ids("Größe 🙂!")
-        assert found.token_logprobs == rig.engine.logprobs(ids)
-        assert found.top_logprobs is None
-        assert found.tokens == [rig.tokenizer.token_text(token) for token in ids]
-        # a token begins where the text before it ends; bytes of one character share its place
-        for token, offset in zip(found.tokens, found.text_offset or (), strict=True):
+        assert logprobs.token_logprobs == rig.engine.logprobs(ids)
+        assert logprobs.top_logprobs is None
+        assert logprobs.tokens == [rig.tokenizer.token_text(token) for token in ids]
+        # a token starts at the end of the text before it; bytes of one character share an offset
+        for token, offset in zip(logprobs.tokens, logprobs.text_offset or (), strict=True):
             if "\ufffd" not in token and token != "<|im_end|>":
                 assert answer.choices[0].text[offset:].startswith(token)
 
 
 async def test_the_prompt_is_taken_as_it_is(store: Store) -> None:
-    """No template, no token of ours: special tokens in the text are those tokens."""
+    """There is no template and no added token; special tokens in the text are tokens."""
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     async with make_rig(store, "ok") as rig:
         await rig.ask_text(prompt=text)
@@ -165,7 +165,7 @@ async def test_a_frozen_endpoint_is_asked_for_chats_only(store: Store) -> None:
     routing = Routing(default=Target(route=Route.ENDPOINT, endpoint=llm))
     async with make_rig(store, "ok", routing=routing) as rig:
         _, message = await refusal(rig)
-        assert "asked for chat completions only" in message
+        assert "gets chat completions only" in message
 
 
 # --- in a scope, through the shim -----------------------------------------------------------
@@ -177,7 +177,7 @@ def shim() -> Any:
 
 
 async def in_scope(rig: Rig, app: Any, routing: Routing) -> AttemptContext:
-    """Run the app, made for the wrong endpoint, as the writer in the rig's attempt."""
+    """Run an app with a wrong base URL as the writer in the rig's attempt."""
     scope = AttemptContext(
         rollout_id=rig.attempt.rollout_id,
         attempt_id=rig.attempt.attempt_id,
@@ -192,7 +192,7 @@ async def in_scope(rig: Rig, app: Any, routing: Routing) -> AttemptContext:
 
 
 async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None) -> None:
-    """Exact ids of every prompt and choice, sync and async, streamed or not; then trained."""
+    """Exact ids of all prompts and choices, sync and async, streamed or not, are trained."""
     from lightspan.lightning.episode import build_episode
     from lightspan.lightning.selection import classify_calls
     from lightspan.schema.records import AttemptStatus, Outcome, Report
@@ -240,7 +240,7 @@ async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None
 
 
 async def test_completions_of_frozen_agents_are_recorded(store: Store, shim: None) -> None:
-    """Where the app points them: prompt and text are in the span."""
+    """Calls to the app's own endpoint are recorded with prompt and text."""
     routing = Routing()
     async with make_rig(store, "ok", routing=routing) as rig:
         with ScriptedServer("answered") as server:
@@ -255,14 +255,14 @@ async def test_completions_of_frozen_agents_are_recorded(store: Store, shim: Non
         spans = [span for span in scope.recorder.drain() if span.kind == "llm"]
         [span] = spans
         assert span.name == "text_completion m"
-        asked = load(str(span.attributes[c.INPUT_MESSAGES]))
-        assert [message["content"] for message in asked] == ["a", "b"]
+        messages = load(str(span.attributes[c.INPUT_MESSAGES]))
+        assert [message["content"] for message in messages] == ["a", "b"]
 
 
 def test_text_answers_are_read() -> None:
     answer = {"choices": [{"index": 0, "text": "four", "finish_reason": "stop"}]}
-    known = genai_attributes.answer_attributes(answer)
-    assert load(str(known[c.OUTPUT_MESSAGES]))[0]["content"] == "four"
+    attributes = genai_attributes.answer_attributes(answer)
+    assert load(str(attributes[c.OUTPUT_MESSAGES]))[0]["content"] == "four"
     gathered = genai_attributes.StreamedAnswer()
     for text in ("fo", "ur"):
         gathered.add({"id": "x", "choices": [{"index": 0, "text": text, "finish_reason": None}]})

@@ -1,4 +1,4 @@
-"""Answers in a format that look like a tool call, where a model writes calls as plain JSON."""
+"""Tests of formatted answers that look like a tool call, for models with calls in plain JSON."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ async def rig_of(store: Store, parser: ToolParserName, text: str) -> AsyncIterat
 async def test_an_answer_in_a_format_is_no_call(
     store: Store, parser: ToolParserName, arguments: str, stream: bool
 ) -> None:
-    """Without tools, where none may be called, and where its name is that of none."""
-    said = json.dumps({"name": "multiply", arguments: {"x": 1}})
+    """Without tools, with tool choice none, and with a name that is no tool."""
+    text = json.dumps({"name": "multiply", arguments: {"x": 1}})
     free = in_format(schema(arguments, TEXT))
     chosen = in_format(schema(arguments, {"enum": ["multiply", "divide"]}))
-    async with rig_of(store, parser, said) as rig:
-        asked: list[dict[str, Any]] = [
+    async with rig_of(store, parser, text) as rig:
+        requests: list[dict[str, Any]] = [
             {"response_format": free},
             {"response_format": free, "tools": TOOLS, "tool_choice": "none"},
             {"response_format": chosen, "tools": TOOLS},
             {"response_format": {"type": "json_object"}, "tools": TOOLS},
         ]
-        for number, fields in enumerate(asked):
+        for number, fields in enumerate(requests):
             answer = (await rig.ask(f"call-{number}", stream=stream, **fields)).choice(0)
-            assert (answer.content, answer.calls, answer.reason) == (said, [], "stop"), fields
+            assert (answer.content, answer.calls, answer.reason) == (text, [], "stop"), fields
 
 
 @pytest.mark.parametrize(("parser", "arguments"), BARE)
@@ -85,7 +85,7 @@ async def test_a_call_beside_a_format_is_one(
 async def test_a_format_that_vllm_is_not_trusted_with_is_refused(
     store: Store, fields: dict[str, Any], named: str
 ) -> None:
-    """Never left out: its masks are not known to be the learner's."""
+    """The format is refused, not ignored: vLLM's masks may differ from the learner's."""
     tokenizer = tiny_chat_tokenizer()
     engine = ScriptedEngine(tokenizer, lambda request: "free", capabilities=VLLM_CAPABILITIES)
     rig = Rig(store, engine, tokenizer)

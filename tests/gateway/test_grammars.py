@@ -1,4 +1,4 @@
-"""Grammars of requests: what is asked, what an answer may then be, and what is refused."""
+"""Tests of grammars: constraints of requests, matching answers and refused schemas."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
 def tokenizer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TransformersTokenizer:
-    """One has tokens for the marks of a call, the other spells them."""
+    """Two tokenizers: one has tokens for the marks of a call, the other has none."""
     family: Family = request.param
     folder: Path = tiny_model(tmp_path_factory.mktemp("grammars") / family, seed=0, family=family)
     tokenizer = load_tokenizer(folder)
@@ -135,7 +135,7 @@ def tokenizer(
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: TransformersTokenizer) -> Grammars:
-    """Of a model with more logits than its tokenizer has tokens."""
+    """Grammars for a model with more logits than its tokenizer has tokens."""
     vocabulary = len(tokenizer.tokenizer) + 3
     return Grammars(tokenizer.tokenizer, vocabulary=vocabulary, eos_ids=tokenizer.eos_ids)
 
@@ -152,7 +152,7 @@ def test_texts_are_told_apart(
     text: str,
     allowing: set[str],
 ) -> None:
-    """A finished text passes exactly under these constraints, whichever way a call is marked."""
+    """A text matches exactly these constraints, for both tokenizers."""
     for eos in tokenizer.eos_ids:
         ids = [*tokenizer.encode(text), eos]
         passed = {
@@ -175,7 +175,7 @@ def test_what_a_grammar_calls_a_call_is_read_as_one(parser: ToolParserName) -> N
 def test_an_argument_may_hold_the_closing_mark(
     tokenizer: TransformersTokenizer, grammars: Grammars
 ) -> None:
-    """Spelled: where the mark is a token, the token ends the call."""
+    """An argument may spell the closing mark; a token for the mark ends the call."""
     text = '<tool_call>\n{"name": "say", "arguments": {"text": "</tool_call>"}}\n</tool_call>'
     start = text.index("</tool_call>")
     spelled = (text[11:start], "</tool", "_call>", text[start + 12 : -12])
@@ -189,8 +189,7 @@ def test_an_argument_may_hold_the_closing_mark(
 
 
 def test_a_text_never_spells_the_mark(tokenizer: TransformersTokenizer, grammars: Grammars) -> None:
-    """Piece by piece, which no token for the mark stands in the way of: it would be read as a call
-    that is malformed. Without a call after it, and before one."""
+    """A text must not spell the opening mark, since it would be parsed as a malformed call."""
     spelled = [*tokenizer.encode("<tool"), *tokenizer.encode("_call> it")]
     assert tokenizer.decode(spelled) == "<tool_call> it"
     grammar = grammar_of(CONSTRAINTS["auto"], "hermes")
@@ -235,7 +234,7 @@ def _follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
             {"anyOf": [{"properties": {"a": {}}}, {"type": "null"}]},
             {"anyOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"type": "null"}]},
         ),
-        (  # a definition that is referred to beside other properties
+        (  # a reference next to other properties
             {
                 "$defs": {"A": {"properties": {"a": {}}}},
                 "$ref": "#/$defs/A",
@@ -247,7 +246,7 @@ def _follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
                 "properties": {"d": {}},
             },
         ),
-        (  # beside properties it does not
+        (  # next to properties it does not
             {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
             {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
         ),
@@ -302,7 +301,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
 def test_what_a_schema_allows_can_be_said(
     tokenizer: TransformersTokenizer, grammars: Grammars, schema: dict[str, Any], text: str
 ) -> None:
-    """As a format and as a tool's parameters, in whatever order the grammar has the keys."""
+    """Schemas work as a format and as parameters, independent of the order of keys."""
     jsonschema.validate(json.loads(text), schema)
     format = Constraint(format=schema)
     tool = Tool(name="f", parameters=schema)
@@ -335,7 +334,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_the_library_cannot_do_is_refused_with_its_reason(
     grammars: Grammars, name: str
 ) -> None:
-    """Never followed halfway."""
+    """An unsupported schema is refused, never followed in part."""
     schema, reason = REFUSED[name]
     wrapped = {"type": "object", "properties": {"it": schema}, "required": ["it"]}
     tool = Tool(name="f", parameters=wrapped)
@@ -346,7 +345,7 @@ def test_what_the_library_cannot_do_is_refused_with_its_reason(
 
 
 class _Engine:
-    """Compiles grammars at once, or only when it is let go on."""
+    """An engine that compiles grammars immediately, or waits for an event."""
 
     capabilities = EngineCapabilities(exact_tokens=True, grammars="the script")
 
@@ -361,7 +360,7 @@ class _Engine:
 
 async def _refusal(engine: Any, schema: Any) -> ApiError:
     cache = GrammarCache()
-    constraint = Constraint(asked=("response_format", schema), format=schema)
+    constraint = Constraint(source=("response_format", schema), format=schema)
     with pytest.raises(ApiError) as caught:
         await cache.grammar(constraint, engine, "policy", "hermes")
     engine.go_on.set()
@@ -373,10 +372,10 @@ async def _refusal(engine: Any, schema: Any) -> ApiError:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        # the library's compiler would end the process
-        ({"const": -(2**63)}, "the number -9223372036854775808; the least is"),
+        # the library would crash the process
+        ({"const": -(2**63)}, "the number -9223372036854775808; the minimum is"),
         ({"enum": [{"a": [-1e308]}]}, r"the number -1e\+308"),
-        # and this take minutes and gigabytes
+        # this takes minutes and gigabytes
         ({"properties": {"a": {"multipleOf": 9_999_991}}}, "multipleOf is 9999991"),
         ({"allOf": [{"multipleOf": -(2**31)}]}, "multipleOf is -2147483648"),
         ({"properties": {f"p{n}": {} for n in range(40_000)}}, "a grammar of 469,061"),
@@ -416,7 +415,7 @@ CHAT: list[tuple[dict[str, Any], Constraint | None]] = [
     (
         {"response_format": {"type": "json_object"}},
         Constraint(
-            asked=("response_format", {"type": "json_object"}),
+            source=("response_format", {"type": "json_object"}),
             format=ANY,
         ),
     ),
@@ -431,7 +430,7 @@ def test_what_a_chat_request_constrains(
 
 
 def test_a_named_schema() -> None:
-    """Chat nests it, the Responses API does not."""
+    """The schema is nested in chat completions, flat in the Responses API."""
     inner = {"name": "it", "schema": SCHEMA, "strict": True}
     chat = _chat({"response_format": {"type": "json_schema", "json_schema": inner}})
     answer = _response({"text": {"format": {"type": "json_schema", **inner}}})
@@ -446,7 +445,7 @@ def test_a_named_schema() -> None:
     [
         ("auto", ["f", "g"], "auto", True),
         ("required", ["f", "g"], "required", True),
-        # a function that is named is called exactly once
+        # a named function is called exactly once
         ({"type": "function", "function": {"name": "g"}}, ["g"], "required", False),
         ({"type": "function", "name": "g"}, ["g"], "required", False),
         ({"type": "tool", "name": "g"}, ["g"], "required", False),
@@ -475,7 +474,7 @@ def test_which_tools_may_be_called(
     assert constraint is not None
     assert [tool.name for tool in constraint.tools] == names
     assert (constraint.calls, constraint.parallel) == (calls, parallel)
-    # what is not strict is held to its schema only where a call is forced
+    # a tool that is not strict follows its schema only if a call is forced
     schemas = {tool.name: tool.parameters for tool in constraint.tools}
     assert schemas.get("f", SCHEMA) == SCHEMA
     assert schemas.get("g", ANY) == (SCHEMA if calls == "required" else ANY)

@@ -1,4 +1,4 @@
-"""Hostile requests are answered, never by 5xx."""
+"""Tests that hostile requests are answered, and never with 5xx."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packages.gateway.tests.hostile import Hostile, requests
 
 REQUESTS: Final = 600
 MAX_REFUSAL: Final = 20_000
-"""Bytes."""
+"""Maximum size of a refusal in bytes."""
 ABLE: Final = EngineCapabilities(exact_tokens=True, grammars="the script")
 
 
@@ -51,16 +51,16 @@ async def _attack(gateway: Server, token: str, seed: int) -> None:
         assert status < 500, f"{request.kind}: {request.data[:3_000]!r}"
         assert status < 400 or size < MAX_REFUSAL
         statuses[status] += 1
-    assert statuses[200] > REQUESTS / 20  # the requests reach the model
+    assert statuses[200] > REQUESTS / 20  # some requests reach the model
     assert statuses[400] > REQUESTS / 20
 
 
 async def _answer(port: int, request: Hostile) -> tuple[int, int]:
-    """Return the status of the answer and the bytes of its body; 0 for a request without one."""
+    """Return the status and the size of the answer's body; 0 for a request without an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request.data)
-        with suppress(ConnectionError):  # it may be refused before it is read to its end
+        with suppress(ConnectionError):  # the server may answer before it reads the whole request
             await writer.drain()
         status = 0
         while request.is_answered and status < 200:

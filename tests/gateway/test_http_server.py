@@ -1,4 +1,4 @@
-"""The HTTP server: idle connections, ports, addresses, open files."""
+"""Tests of the HTTP server: idle connections, ports, addresses, open files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Connect = Callable[[Rig], Awaitable[Streams]]
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Opens a connection, which is closed at the end."""
+    """Return a function that opens a connection; close the connections at the end."""
     opened: list[asyncio.StreamWriter] = []
 
     async def open_one(rig: Rig) -> Streams:
@@ -40,7 +40,7 @@ def port_of(rig: Rig) -> int:
 
 
 async def health(streams: Streams) -> bytes:
-    """The first line of the answer to one more request on the connection."""
+    """Send one more request on the connection; return the first line of the answer."""
     reader, writer = streams
     writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
     head = await reader.readuntil(b"\r\n\r\n")
@@ -52,7 +52,7 @@ async def health(streams: Streams) -> bytes:
 async def test_a_connection_that_idles_is_closed(
     store: Store, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was never used, one that was, and one whose headers never end."""
+    """An unused connection, a used one, and one with incomplete headers."""
     monkeypatch.setattr(http_server, "KEEPALIVE_S", 0.3)
     async with make_rig(store, "ok") as rig:
         unused, used, dribbling = [await connect(rig) for _ in range(3)]
@@ -84,7 +84,7 @@ def test_a_server_lets_itself_open_as_many_files_as_it_may() -> None:
         assert hard == before[1]
         assert soft == (16_384 if hard == resource.RLIM_INFINITY else min(16_384, hard))
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        raise_file_limit()  # what is allowed already is not taken away
+        raise_file_limit()  # a higher limit is not lowered
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,4 +1,4 @@
-"""`/v1/responses`: what is understood, answered, streamed, refused, recorded, and trained."""
+"""Tests of `/v1/responses`: parsing, answers, streams, errors, records and training."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_an_answer(store: Store) -> None:
 
 
 async def test_tools_and_their_outputs(store: Store) -> None:
-    """Token for token the prompt that the same conversation has as chat."""
+    """A conversation has the same prompt tokens as in chat completions."""
     async with make_rig(store, [CALLED, "One."]) as rig:
         first = await ask(rig, tools=[FUNCTION])
         message, call = first.output
@@ -148,8 +148,8 @@ async def test_an_answer_that_is_cut(store: Store) -> None:
 async def test_logprobs(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         response = await ask(rig, include=["message.output_text.logprobs"])
-        found = response.output[0].content[0].logprobs
-        assert [one.logprob for one in found] == rig.engine.logprobs(rig.engine.ids("ok"))
+        result = response.output[0].content[0].logprobs
+        assert [token.logprob for token in result] == rig.engine.logprobs(rig.engine.ids("ok"))
 
 
 async def test_parts_of_text_are_joined(store: Store) -> None:
@@ -202,8 +202,8 @@ async def test_a_stream_of_calls(store: Store) -> None:
             "output_item.done",
             "completed",
         ]
-        said = [event["delta"] for event in events if event["type"].endswith("text.delta")]
-        assert "".join(said) == "Let me see."
+        deltas = [event["delta"] for event in events if event["type"].endswith("text.delta")]
+        assert "".join(deltas) == "Let me see."
         call = events[-2]["item"]
         assert (call["name"], call["arguments"]) == ("calculator", '{"expression": "1"}')
         assert events[-5]["item"]["arguments"] == ""
@@ -225,7 +225,7 @@ async def test_an_empty_answer_is_an_empty_message(store: Store) -> None:
 
 
 async def test_the_sdks_own_reading_of_a_stream(store: Store) -> None:
-    """`responses.stream()` puts the events together and checks them on the way."""
+    """`responses.stream()` assembles and validates the events."""
     async with (
         make_rig(store, CALLED) as rig,
         rig.client() as client,
@@ -248,7 +248,7 @@ async def test_an_error_in_mid_stream(store: Store) -> None:
 # --- going on -------------------------------------------------------------------------------
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_previous_response(store: Store, restarted: bool) -> None:
-    """The conversation goes on, without the instructions of then, from another process too."""
+    """A response continues without the earlier instructions, also in another process."""
     async with make_rig(store, [CALLED, "One.", "Bye."]) as rig:
         first = await ask(rig, tools=[FUNCTION], instructions="Be brief.")
         if restarted:
@@ -265,19 +265,19 @@ async def test_a_previous_response(store: Store, restarted: bool) -> None:
         await ask(rig, "call-c", **again)
         function = {"name": "calculator", "arguments": {"expression": "1"}}
         called = {"id": call_id, "type": "function", "function": function}
-        said: list[Any] = [
+        messages: list[Any] = [
             USER,
             {"role": "assistant", "content": "Let me see.", "tool_calls": [called]},
             {"role": "tool", "tool_call_id": call_id, "content": "1"},
         ]
-        assert rig.engine.requests[1].prompt_ids == rig.tokenizer.render(said, TOOLS)
-        said = [
+        assert rig.engine.requests[1].prompt_ids == rig.tokenizer.render(messages, TOOLS)
+        messages = [
             {"role": "system", "content": "Be kind."},
-            *said,
+            *messages,
             {"role": "assistant", "content": "One."},
             {"role": "user", "content": "Bye!"},
         ]
-        assert rig.engine.requests[2].prompt_ids == rig.tokenizer.render(said)
+        assert rig.engine.requests[2].prompt_ids == rig.tokenizer.render(messages)
         last = max(await rig.spans(), key=lambda span: span.sequence_end or 0)
         roles = [message["role"] for message in load(str(last.attributes[c.INPUT_MESSAGES]))]
         assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
@@ -286,14 +286,14 @@ async def test_a_previous_response(store: Store, restarted: bool) -> None:
 async def test_a_previous_response_with_a_key_is_not_gone_on_with_in_another_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept of it is not what was said."""
+    """A recorded conversation with a redacted key is not continued."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     async with make_rig(store, ["One.", "Two."]) as rig:
         first = await ask(rig, input="Is it desk-7f3a9b-11aa22?")
         second = await ask(rig, "call-b", input="So?", previous_response_id=first.id)
         assert "desk-7f3a9b-11aa22" in rig.tokenizer.decode(rig.engine.requests[1].prompt_ids)
         await rig.restart()
-        with pytest.raises(openai.BadRequestError, match="held a key, and is not kept") as caught:
+        with pytest.raises(openai.BadRequestError, match="held a key and was not stored") as caught:
             await ask(rig, "call-c", input="And?", previous_response_id=second.id)
         assert caught.value.code == "previous_response_not_found"
 
@@ -392,7 +392,7 @@ async def test_neutral_values_are_taken(store: Store) -> None:
 
 
 async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store: Store) -> None:
-    """What frameworks send by themselves is answered, and shown as overrides."""
+    """Fields that frameworks always send are ignored and recorded as overrides."""
     fields: dict[str, Any] = {
         "text": {"verbosity": "low"},
         "reasoning": {"effort": "high", "summary": "auto", "mode": None},
@@ -420,8 +420,8 @@ async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
         assert (record.sampling.temperature, record.sampling.max_tokens) == (0.5, 40)
         [span] = await rig.spans()
         overrides = str(span.attributes[c.SAMPLING_OVERRIDES])
-        for told in ('"temperature":[0.1,0.5]', '"max_output_tokens":[99,40]', "text.verbosity"):
-            assert told in overrides
+        for text in ('"temperature":[0.1,0.5]', '"max_output_tokens":[99,40]', "text.verbosity"):
+            assert text in overrides
         headers = rig.headers("call-b", "writer")
         with pytest.raises(openai.BadRequestError, match="'conversation' cannot be honoured"):
             await ask(rig, extra_body={"conversation": "x"}, extra_headers=headers)
@@ -441,20 +441,20 @@ async def test_the_span(store: Store) -> None:
     async with make_rig(store, CALLED) as rig:
         await ask(rig, tools=[FUNCTION], instructions="Be brief.", max_output_tokens=50)
         [span] = await rig.spans()
-    known = span.attributes
+    attributes = span.attributes
     assert span.name == "chat policy"
-    assert known[c.OPERATION_NAME] == "chat"
-    assert known[c.RESPONSE_ID] == "resp_call-a"
-    assert known[c.REQUEST_MAX_TOKENS] == 50
-    assert load(str(known[c.INPUT_MESSAGES])) == [SYSTEM, USER]
-    (said,) = load(str(known[c.OUTPUT_MESSAGES]))
-    assert said["content"] == "Let me see."
-    assert said["tool_calls"][0]["function"]["name"] == "calculator"
-    assert known[c.FINISH_REASONS] == ["stop"]
+    assert attributes[c.OPERATION_NAME] == "chat"
+    assert attributes[c.RESPONSE_ID] == "resp_call-a"
+    assert attributes[c.REQUEST_MAX_TOKENS] == 50
+    assert load(str(attributes[c.INPUT_MESSAGES])) == [SYSTEM, USER]
+    (message,) = load(str(attributes[c.OUTPUT_MESSAGES]))
+    assert message["content"] == "Let me see."
+    assert message["tool_calls"][0]["function"]["name"] == "calculator"
+    assert attributes[c.FINISH_REASONS] == ["stop"]
 
 
 async def test_through_the_shim(store: Store) -> None:
-    """The app's own client, in a scope: the gateway answers, streams and records."""
+    """The gateway answers, streams and records calls of the app's own client in a scope."""
     async with make_rig(store, "ok") as rig:
         current = AttemptContext(
             rollout_id=rig.attempt.rollout_id,
@@ -487,13 +487,13 @@ async def test_a_response_from_the_apps_endpoint_is_recorded(store: Store, strea
         current = scope_elsewhere()
         body: Any = {"model": "m", "input": "What is 1?", "tools": [FUNCTION]}
         with open_scope(current), agent("writer"):
-            made = client.responses.create(**body, instructions="Be brief.", stream=stream)
-            answer: Any = await made
+            pending = client.responses.create(**body, instructions="Be brief.", stream=stream)
+            answer: Any = await pending
             if stream:
                 async for _ in answer:
                     pass
-        found = current.recorder.drain()
-        [span] = [span for span in found if span.kind == "llm"]
+        result = current.recorder.drain()
+        [span] = [span for span in result if span.kind == "llm"]
         [recorded] = await rig.spans()
     keys = (
         c.OPERATION_NAME,
@@ -512,7 +512,7 @@ async def test_a_response_from_the_apps_endpoint_is_recorded(store: Store, strea
 
 
 async def test_a_stream_that_is_left(store: Store) -> None:
-    """What came is recorded, as a call that was cancelled."""
+    """The tokens before the disconnect are recorded as a cancelled call."""
     async with make_rig(store, "one two three four") as rig, rig.client() as client:
         current = scope_elsewhere()
         with open_scope(current):
@@ -525,14 +525,14 @@ async def test_a_stream_that_is_left(store: Store) -> None:
 
 
 def test_items_of_any_kind_are_recorded() -> None:
-    """A request to somebody else's endpoint is recorded whatever it holds."""
+    """A request to another endpoint is recorded with any content."""
     items = [{"role": "user", "content": [IMAGE]}, {"type": "reasoning", "summary": []}, 5]
     attributes = genai_attributes.request_attributes(
         {"model": "m", "input": items, "tools": [{"type": "mcp"}]}
     )
-    told = str(attributes[c.INPUT_MESSAGES])
-    assert '"modality":"image"' in told
-    assert '"reasoning"' in told
+    text = str(attributes[c.INPUT_MESSAGES])
+    assert '"modality":"image"' in text
+    assert '"reasoning"' in text
     assert "mcp" in str(attributes[c.TOOL_DEFINITIONS])
     for odd in ({"input": None}, {"input": {"a": 1}}, {"input": "x", "tools": 5}):
         assert genai_attributes.request_attributes(odd)[c.OPERATION_NAME] == "chat"

@@ -1,4 +1,4 @@
-"""Bodies: what is read of them, at what cost, and what anybody is told whose request is no text."""
+"""Tests of request bodies, headers and paths: decoding, limits and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BODY = json.dumps(ask()).encode()
 def test_bodies_are_told_apart_by_all_that_they_say() -> None:
     def digest(text: str, dialect: str = "chat/completions", **fields: Any) -> str:
         body = json.dumps({"model": "m", "messages": [{"content": text}], **fields}).encode()
-        return request_body._decoded(body, "", dialect, 2**24).digest
+        return request_body.decode_body(body, "", dialect, 2**24).digest
 
     assert digest("a", n=2, user="b") == digest("a", user="b", n=2)
     others = [digest("b"), digest("a", n=2), digest("a", dialect="responses")]
@@ -49,15 +49,15 @@ async def test_packed_bodies_are_read(store: Store, packing: str, data: bytes) -
 @pytest.mark.parametrize(
     ("packing", "data", "status", "message"),
     [
-        ("gzip", BODY, 400, "is no gzip"),
-        ("gzip", gzip.compress(BODY, mtime=0)[:-9], 400, "ends too early"),
-        ("deflate", b"", 400, "ends too early"),
-        ("br", BODY, 415, "in Content-Encoding 'br' is not read here"),
+        ("gzip", BODY, 400, "is not valid gzip"),
+        ("gzip", gzip.compress(BODY, mtime=0)[:-9], 400, "it is incomplete"),
+        ("deflate", b"", 400, "it is incomplete"),
+        ("br", BODY, 415, "Content-Encoding 'br' is not supported"),
         (
             "gzip, gzip",
             gzip.compress(gzip.compress(BODY, mtime=0), mtime=0),
             415,
-            "'gzip, gzip' is not read",
+            "'gzip, gzip' is not supported",
         ),
         ("gzip", gzip.compress(bytes(2**25), 1, mtime=0), 413, "at most 16,777,216 bytes are read"),
         ("deflate", zlib.compress(bytes(2**25), 1), 413, "at most 16,777,216 bytes are read"),
@@ -106,7 +106,7 @@ async def test_letters_that_are_no_utf_8_are_refused(store: Store) -> None:
 
 
 async def test_a_whole_number_of_any_size_is_a_number_all_the_same(store: Store) -> None:
-    """Up to Python's limit of digits: it is out of range."""
+    """Numbers with fewer digits than Python's limit are out of range."""
     async with make_rig(store, "ok") as rig:
         for field in ("seed", "top_k", "max_tokens"):
             data = BODY[:-1] + f', "{field}": {10**4000}}}'.encode()
@@ -124,7 +124,6 @@ ODD_HEADERS = [
     ("Content-Encoding", b"\xff"),
     ("Content-Type", b"application/json; charset=\xe9"),
     ("Content-Type", b"multipart/form-data; boundary="),
-    ("Expect", b"text/plain; charset=\xe9"),
     (c.HEADER_CALL_ID, b"\xff\xfe"),
     (c.HEADER_AGENT, b"\xff"),
     (c.HEADER_AGENT, b"%ff%00"),
@@ -138,7 +137,7 @@ ODD_HEADERS = [
 @pytest.mark.parametrize("with_token", [True, False])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_odd_headers_are_answered(store: Store, path: str, with_token: bool) -> None:
-    """With a token, and without one: nobody is told of a failure of ours."""
+    """Invalid headers never cause a 5xx, with and without a token."""
     async with make_rig(store, lambda request: "ok") as rig:
         for name, value in ODD_HEADERS:
             headers = {"Host": b"a", name: value}
@@ -152,7 +151,7 @@ async def test_odd_headers_are_answered(store: Store, path: str, with_token: boo
 
 
 async def raw(rig: Rig, path: str, headers: dict[str, bytes]) -> int:
-    """The status of the answer to a valid body under these headers."""
+    """Return the status of the answer to a valid body with these headers."""
     port = int(rig.gateway.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(ask(max_tokens=5, messages=ask()["messages"][1:])).encode()

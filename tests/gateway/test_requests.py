@@ -1,4 +1,4 @@
-"""What the gateway understands, refuses, overrides and returns."""
+"""Tests of chat requests: parsing, errors, overrides and answers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TRAINED = Target(route=Route.POLICY, policy="policy", sampling=Sampling(max_toke
 async def test_a_key_that_is_echoed_is_not_kept(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was sampled is kept as it is, in ids: they are what is trained."""
+    """Sampled ids are recorded unchanged, because they are trained."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     async with make_rig(store, "it is desk-7f3a9b-11aa22") as rig:
-        asked = [{"role": "user", "content": "is it desk-7f3a9b-11aa22"}]
-        status, body = await post(rig, ask(messages=asked))
+        messages = [{"role": "user", "content": "is it desk-7f3a9b-11aa22"}]
+        status, body = await post(rig, ask(messages=messages))
         assert status == 200
         assert body["choices"][0]["message"]["content"] == "it is desk-7f3a9b-11aa22"
         [span] = await rig.spans()
@@ -120,15 +120,15 @@ async def test_content_in_parts_is_joined(store: Store) -> None:
 
 
 async def test_arguments_of_earlier_calls_reach_the_template_as_objects(store: Store) -> None:
-    """Templates write them as JSON themselves; text would be quoted a second time."""
+    """Templates get arguments as objects, because they would quote a text again."""
     function = {"name": "calculator", "arguments": '{"expression": "1"}'}
     call = {"id": "call_1", "type": "function", "function": function}
-    said = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    conversation = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
     async with make_rig(store, "ok") as rig:
-        await post(rig, ask(messages=said))
+        await post(rig, ask(messages=conversation))
         as_object = {**call, "function": {**function, "arguments": {"expression": "1"}}}
-        known = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [as_object]}]
-        assert rig.engine.requests[0].prompt_ids == rig.tokenizer.render(known)
+        expected = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [as_object]}]
+        assert rig.engine.requests[0].prompt_ids == rig.tokenizer.render(expected)
 
 
 async def test_max_tokens_is_what_the_context_leaves(store: Store) -> None:
@@ -144,12 +144,12 @@ async def test_models_and_health(store: Store) -> None:
         assert [model.id async for model in client.models.list()] == ["a", "b"]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{rig.gateway.url}/health") as response:
-                known = {
+                expected = {
                     "status": "ok",
                     "protocol": c.PROTOCOL_VERSION,
                     "policies": {"a": 2, "b": 1},
                 }
-                assert await response.json() == known
+                assert await response.json() == expected
             async with session.get(f"{rig.gateway.url}/v1/models") as response:
                 assert response.status == 401
 
@@ -269,7 +269,7 @@ async def test_a_body_that_is_too_large(store: Store) -> None:
 async def test_wrong_types_and_ranges(
     store: Store, fields: dict[str, Any], message: str, param: str
 ) -> None:
-    """Each is refused by name, and recorded in a span that can be read again."""
+    """Media are refused by field name, and recorded in a readable span."""
     async with make_rig(store, "ok") as rig:
         headers = {c.HEADER_AGENT: "writer"}
         status, body = await post(rig, ask(**fields), **headers)
@@ -283,7 +283,7 @@ async def test_wrong_types_and_ranges(
 
 
 PICTURE = b"\x89PNG" * 2**18
-"""A megabyte."""
+"""A body of a megabyte."""
 DATA_URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
 KEPT = {
     "type": "blob",
@@ -334,14 +334,14 @@ async def test_a_picture_is_refused_and_kept_as_a_reference(
         )
         [span] = await rig.spans()
         assert rig.engine.requests == []
-    known = span.attributes
+    attributes = span.attributes
     said = [{"type": "text", "content": "What is it?"}, KEPT]
     if role == "tool":
-        kept = [content[0], KEPT]
-        said = [{"type": "tool_call_response", "response": kept, "id": None}]
-    assert json.loads(known[c.INPUT_MESSAGES]) == [{"role": role, "parts": said}]
-    assert (known[c.CALL_REFUSED], known[c.ERROR_TYPE]) == (where, "unsupported_content")
-    assert (known[c.CALL_OUTCOME], span.status_message) == ("error", message)
+        stored_content = [content[0], KEPT]
+        said = [{"type": "tool_call_response", "response": stored_content, "id": None}]
+    assert json.loads(attributes[c.INPUT_MESSAGES]) == [{"role": role, "parts": said}]
+    assert (attributes[c.CALL_REFUSED], attributes[c.ERROR_TYPE]) == (where, "unsupported_content")
+    assert (attributes[c.CALL_OUTCOME], span.status_message) == ("error", message)
     assert len(str(span)) < 5_000
 
 
@@ -393,11 +393,11 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL, Mode.DEV])
 @pytest.mark.parametrize("field", CONSTRAINTS)
 async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mode) -> None:
-    """An engine that cannot hold an answer to it refuses it in every mode, training included."""
-    asked = CONSTRAINTS[field]
+    """An engine without grammars refuses constraints in every mode."""
+    fields = CONSTRAINTS[field]
     async with make_rig(store, "ok", routing=Routing(default=TRAINED), mode=mode) as rig:
-        status, body = await post(rig, ask(**asked))
-        message = f"'{field}' = {asked[field]!r} cannot be honoured by this engine; leave it out"
+        status, body = await post(rig, ask(**fields))
+        message = f"'{field}' = {fields[field]!r} cannot be honoured by this engine; leave it out"
         assert (status, body) == (400, error(message, param=field))
         assert rig.engine.requests == []
 
@@ -406,7 +406,7 @@ async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mo
 async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(
     store: Store, field: str, value: str
 ) -> None:
-    """It is answered, and shown as an override; beside it, sampling is still refused."""
+    """A steering field is an override; an unsupported sampling field is still refused."""
     async with make_rig(store, "ok") as rig:
         status, _ = await post(rig, ask(temperature=0.3, **{field: value}))
         assert status == 200
@@ -453,8 +453,8 @@ async def test_neutral_values_ask_for_nothing(store: Store) -> None:
 )
 async def test_whose_sampling_is_used(store: Store, mode: Mode, used: Sampling) -> None:
     async with make_rig(store, "ok", routing=Routing(default=TRAINED), mode=mode) as rig:
-        asked = {"temperature": 0.2, "top_p": 0.9, "top_k": 5, "max_tokens": 20, "stop": "x"}
-        assert (await post(rig, ask(**asked)))[0] == 200
+        fields = {"temperature": 0.2, "top_p": 0.9, "top_k": 5, "max_tokens": 20, "stop": "x"}
+        assert (await post(rig, ask(**fields)))[0] == 200
         assert rig.engine.requests[0].sampling == used
         [record] = await rig.records()
         assert record.sampling == used
@@ -488,7 +488,7 @@ async def test_what_the_engine_does_not_declare_is_refused(
     ],
 )
 async def test_a_refused_call_is_recorded(store: Store, path: str, body: Any, message: str) -> None:
-    """Nothing is dropped silently: what the app asked and did not get is a call that failed."""
+    """A refused request is recorded as a failed call."""
     async with make_rig(store, "ok") as rig:
         await rig.gateway.close()
         rig.gateway = Gateway(store, rig.engine, max_body=60_000)
@@ -496,9 +496,9 @@ async def test_a_refused_call_is_recorded(store: Store, path: str, body: Any, me
         status, _ = await post(rig, body, path, **rig.headers("call-x"))
         assert 400 <= status < 500
         [span] = await rig.spans()
-        known = span.attributes
-        assert (known[c.CALL_ID], known[c.AGENT_PATH]) == ("call-x", "team/writer")
-        assert (known[c.CALL_OUTCOME], known[c.SELECTED]) == (CallOutcome.ERROR, True)
+        attributes = span.attributes
+        assert (attributes[c.CALL_ID], attributes[c.AGENT_PATH]) == ("call-x", "team/writer")
+        assert (attributes[c.CALL_OUTCOME], attributes[c.SELECTED]) == (CallOutcome.ERROR, True)
         assert message in span.status_message
         assert await rig.records() == []
 
@@ -591,7 +591,7 @@ async def test_a_body_that_is_not_packed_as_it_says(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         status, body = await post(rig, b"no gzip at all", **{"Content-Encoding": "gzip"})
     assert status == 400
-    assert body["error"]["message"].startswith("the request body is no gzip")
+    assert body["error"]["message"].startswith("the request body is not valid gzip")
 
 
 async def test_a_number_of_candidates_beyond_those_of_an_engine(store: Store) -> None:
@@ -601,7 +601,7 @@ async def test_a_number_of_candidates_beyond_those_of_an_engine(store: Store) ->
 
 
 async def test_a_developer_is_the_system(store: Store) -> None:
-    """OpenAI's newer name, which templates of other models pass over in silence, or refuse."""
+    """The role developer becomes system, which templates of other models support."""
     user = {"role": "user", "content": "x"}
     async with make_rig(store, "ok") as rig:
         for role in ("developer", "system"):
@@ -616,7 +616,7 @@ async def test_an_agent_that_is_not_served_here(store: Store) -> None:
         status, body = await post(rig, ask(), **{c.HEADER_AGENT: "team/checker"})
         message = (
             "agent 'team/checker' is not served here: it is neither optimised nor frozen to a "
-            "model of ours; add it to optimize= or frozen="
+            "model; add it to optimize= or frozen="
         )
         assert (status, body) == (400, error(message))
 

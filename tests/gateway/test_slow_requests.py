@@ -1,4 +1,4 @@
-"""What takes long is made beside the event loop: others are answered meanwhile."""
+"""Tests that slow work runs in threads, so that other requests are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.gateway.posting import ask, post
 
 ABLE = EngineCapabilities(exact_tokens=True, grammars="the script")
 LONG = [{"role": "user", "content": "a " * 6_000}]
-"""More than is tokenised at once, and too long for the context."""
+"""Messages that are tokenised in a thread and too long for the context."""
 FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {}}}},
@@ -33,14 +33,14 @@ OBJECT = {"type": "json_object"}
 
 
 class Held:
-    """A step that waits, in whatever thread it is made, until it is let go on."""
+    """A step that blocks its thread until `go_on` is set."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
         self.go_on = threading.Event()
 
     def wait(self) -> None:
-        """Be held here; on the event loop nobody would ever let it go on."""
+        """Block this thread, which must not be that of the event loop."""
         self.begun.set()
         assert threading.current_thread() is not threading.main_thread(), "made on the event loop"
         assert self.go_on.wait(60)
@@ -48,7 +48,7 @@ class Held:
 
 @contextmanager
 def held(monkeypatch: pytest.MonkeyPatch, thing: Any, name: str) -> Iterator[Held]:
-    """The function of this name waits before its first call."""
+    """Block the first call of the function with this name."""
     step, before = Held(), getattr(thing, name)
 
     def waiting(*arguments: Any, **options: Any) -> Any:
@@ -76,13 +76,13 @@ async def test_others_are_answered_meanwhile(
     store: Store, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     async with make_rig(store, lambda request: "ok", capabilities=ABLE) as rig:
-        await neighbours_are_answered(rig)  # so that their grammar is known
+        await neighbours_are_answered(rig)  # compiles their grammar
         thing: Any
         path, body = "/v1/chat/completions", ask(messages=LONG)
         if what == "grammar":
             thing, name, body = rig.engine, "check_grammar", ask(response_format=FORMAT)
         elif what == "reading":
-            thing, name = request_body, "_decoded"
+            thing, name = request_body, "decode_body"
         elif what == "refusal":
             thing, name = call_recorder, "request_attributes"
         else:
@@ -120,7 +120,7 @@ async def test_a_retry_that_comes_meanwhile_is_the_same_call(
 async def test_a_client_that_leaves_meanwhile_is_seen(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the next try of its call is answered."""
+    """A disconnect during compilation is recorded, and the next try is answered."""
     async with make_rig(store, ["one"], capabilities=ABLE) as rig:
         headers = {c.HEADER_CALL_ID: "call-a"}
         with held(monkeypatch, rig.engine, "check_grammar") as step:
@@ -129,12 +129,12 @@ async def test_a_client_that_leaves_meanwhile_is_seen(
             )
             assert await asyncio.to_thread(step.begun.wait, 60)
             left.cancel()
-            await until(lambda: rig.session().sequence == 2)  # of a call that began and ended
+            await until(lambda: rig.session().sequence == 2)  # the call has started and ended
             await rig.gateway.access.log.drain()
         [span] = await rig.spans()
         assert span.attributes[c.CALL_OUTCOME] == CallOutcome.CANCELLED
         assert c.CALL_REFUSED not in span.attributes
-        assert "the client left" in span.status_message
+        assert "the client disconnected" in span.status_message
         again = post(rig, ask(response_format=FORMAT), "/v1/chat/completions", **headers)
         assert (await again)[0] == 200
         [span] = await rig.spans()
@@ -143,12 +143,12 @@ async def test_a_client_that_leaves_meanwhile_is_seen(
 
 async def test_a_grammar_is_written_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     async with make_rig(store, lambda request: "ok", capabilities=ABLE) as rig:
-        asked: list[str] = []
-        monkeypatch.setattr(rig.engine, "check_grammar", lambda policy, text: asked.append(text))
+        grammars: list[str] = []
+        monkeypatch.setattr(rig.engine, "check_grammar", lambda policy, text: grammars.append(text))
         for _ in range(3):
             assert (await post(rig, ask(response_format=FORMAT)))[0] == 200
-        assert len(asked) == 1
-        assert [request.grammar for request in rig.engine.requests] == asked * 3
+        assert len(grammars) == 1
+        assert [request.grammar for request in rig.engine.requests] == grammars * 3
 
 
 @pytest.mark.parametrize("levels", [40, 125, 500, 5_000])
@@ -156,12 +156,12 @@ async def test_a_grammar_is_written_once(store: Store, monkeypatch: pytest.Monke
 async def test_a_message_that_is_nested_deeply_is_refused(
     store: Store, path: str, levels: int
 ) -> None:
-    """Whoever reads it: what goes down into it would fail in the middle."""
+    """Deep nesting is refused, because recursive code would fail."""
     text = '{"content": [' * levels + "1" + "]}" * levels
-    said = f'[{{"role": "user", "content": [{text}]}}]'
+    messages = f'[{{"role": "user", "content": [{text}]}}]'
     field = "input" if path == "responses" else "messages"
     async with make_rig(store, "ok") as rig:
-        data = f'{{"model": "policy", "max_tokens": 5, "{field}": {said}}}'.encode()
+        data = f'{{"model": "policy", "max_tokens": 5, "{field}": {messages}}}'.encode()
         status, answer = await post(rig, data, f"/v1/{path}")
         assert status == 400, answer
         if levels == 125:
@@ -172,7 +172,7 @@ async def test_a_message_that_is_nested_deeply_is_refused(
 
 # --- one id, one call -----------------------------------------------------------------------
 async def test_a_call_id_is_of_one_dialect(store: Store) -> None:
-    """A body may be one of several: an answer in the words of another would be replayed."""
+    """A call id belongs to one dialect, or its answer would be replayed in another."""
     body = ask(max_tokens=50)
     body["messages"] = body["messages"][1:]
     headers = {c.HEADER_CALL_ID: "call-a"}
@@ -185,7 +185,7 @@ async def test_a_call_id_is_of_one_dialect(store: Store) -> None:
                 assert status == 400
                 assert "call-a was used for another request" in answer["error"]["message"]
                 await rig.restart()
-            # and without the shim: a retry in another dialect is a retry of nothing
+            # without a call id, a retry in another dialect is a new call
             assert (await post(rig, body, second, **{"x-stainless-retry-count": "1"}))[0] == 200
             assert len(rig.engine.requests) == 2
 

@@ -1,4 +1,4 @@
-"""The gateway's table, recorded in memory and in SQLite."""
+"""Tests of the gateway with the gateway suite, with stores in memory and in SQLite."""
 
 from __future__ import annotations
 

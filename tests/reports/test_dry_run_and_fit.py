@@ -243,7 +243,7 @@ def test_an_endpoint_that_is_asked_for_chat_says_nothing_of_fit(
     [writer] = report.agents
     [reason] = writer.rejected
     assert (reason.code, reason.calls) == ("refused", 2)
-    assert "for chat completions only: `dev` with the model on this machine" in reason.text
+    assert "chat completions only: use `dev` with the model on this machine" in reason.text
     trainer.fit(dry_apps.responds, [{"q": "a"}])
     [line] = [line for line in trainer.folder.metrics() if line["kind"] == "train"]
     assert {key for key in line if key.startswith("calls/")} == {"calls/trained"}

@@ -14,7 +14,7 @@ from lightspan.lightning.selection import Selection
 from lightspan.progress import SilentReporter
 from lightspan.schema.routing import Route
 from lightspan.schema.token_records import Sampling
-from lightspan_gateway.dialects.chat import as_in_training
+from lightspan_gateway.dialects.chat import with_training_sampling
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_tools.dry_run.endpoints import (
     endpoint_routing,
@@ -66,7 +66,7 @@ def test_the_endpoint_answers_for_every_model_of_ours(
     assert "sk-secret" not in str(report.json())
 
 
-def test_agents_that_would_be_trained_are_asked_as_in_training(
+def test_agents_that_would_be_trained_are_asked_with_training_sampling(
     asked: tuple[DevReport, ScriptedServer],
 ) -> None:
     """Temperature and length are the algorithm's, what it cannot honour is left out; the frozen
@@ -258,7 +258,7 @@ def test_what_an_endpoint_is_asked_in_trainings_place(
     asked: dict[str, Any], forced: Sampling, sent: dict[str, Any], overrides: dict[str, Any]
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    assert as_in_training({**body, **asked}, forced) == ({**body, **sent}, overrides)
+    assert with_training_sampling({**body, **asked}, forced) == ({**body, **sent}, overrides)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A serving gateway over a scripted engine, and how the tests ask it."""
+"""A serving gateway with a scripted engine, and requests to it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def asked_of(gateway: ServingGateway) -> list[GenerationRequest]:
 
 
 def client_of(gateway: ServingGateway, path: str = "/v1", **options: Any) -> openai.AsyncOpenAI:
-    known = {"base_url": gateway.url + path, "api_key": "unused", "max_retries": 0}
-    return openai.AsyncOpenAI(**{**known, **options})
+    defaults = {"base_url": gateway.url + path, "api_key": "unused", "max_retries": 0}
+    return openai.AsyncOpenAI(**{**defaults, **options})
 
 
 async def ask(gateway: ServingGateway, path: str = "/v1", **fields: Any) -> str:

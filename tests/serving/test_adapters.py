@@ -1,4 +1,4 @@
-"""LoRA results: PEFT adapters, merged models, and both served."""
+"""Tests of LoRA results: PEFT adapters and merged models, exported and served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightspan_torch.learner.torch import TorchLearner
 def trained(
     tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TorchLearner, list[Row], Path]:
-    """A learner whose adapter is far from nothing, what it learned from, and its export."""
+    """Return a learner with a trained adapter, its batch and its export."""
     from lightspan_torch.engine.weights import load_model
 
     learner = TorchLearner(
@@ -50,7 +50,7 @@ def close(first: list[list[float]], second: list[list[float]]) -> bool:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_export_is_a_peft_adapter(trained: Any, tiny: Path) -> None:
-    """PEFT itself loads it on the base model that it names, and computes what the learner does."""
+    """PEFT loads the adapter on its base model, and computes the learner's log-probabilities."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

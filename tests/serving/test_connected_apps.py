@@ -1,4 +1,4 @@
-"""An app that connects to a serving gateway: one line sends each agent to its policy."""
+"""Tests of apps that connect to a serving gateway by `lightspan.connect`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.serving.gateways import (
 
 @contextmanager
 def in_thread(**options: Any) -> Iterator[ServingGateway]:
-    """A server with an event loop of its own."""
+    """Run a server in a separate event loop."""
     gateways: list[ServingGateway] = []
     started, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -67,7 +67,7 @@ def served() -> Iterator[ServingGateway]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[ScriptedServer]:
-    """Where the app pointed its client."""
+    """The endpoint of the app's own client."""
     with ScriptedServer(lambda request: Reply(text="from elsewhere")) as server:
         yield server
 
@@ -112,7 +112,7 @@ EXPECTED = {
 def test_one_line_sends_each_agent_to_its_policy(
     served: ServingGateway, elsewhere: ScriptedServer
 ) -> None:
-    """One client for all agents, built before the line."""
+    """One client for all agents, created before `connect`."""
     with app_client(elsewhere) as client:
         assert {who: say(client, who) for who in EXPECTED} == dict.fromkeys(
             EXPECTED, "from elsewhere"
@@ -122,8 +122,8 @@ def test_one_line_sends_each_agent_to_its_policy(
             assert {who: say(client, who) for who in EXPECTED} == EXPECTED
         assert say(client, "writer") == "from elsewhere"
     own = {"sql": 1, "plan": 1, "base": 1}
-    counted = {policy: n for one in served.usage.summary().values() for policy, n in one.items()}
-    assert counted == own
+    counts = {policy: n for item in served.usage.summary().values() for policy, n in item.items()}
+    assert counts == own
     assert {request.headers["authorization"] for request in elsewhere.requests} == {
         "Bearer app-key"
     }
@@ -132,22 +132,22 @@ def test_one_line_sends_each_agent_to_its_policy(
 def test_nothing_of_the_apps_client_travels(
     elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[dict[str, str]] = []
+    headers: list[dict[str, str]] = []
     original = PublicAccess.authenticate
 
     async def authenticate(self: PublicAccess, request: Any) -> Any:
-        seen.append({key.lower(): value for key, value in request.headers.items()})
+        headers.append({key.lower(): value for key, value in request.headers.items()})
         return await original(self, request)
 
     monkeypatch.setattr(PublicAccess, "authenticate", authenticate)
     monkeypatch.setenv("OPENAI_PROJECT_ID", "app-project")
     with in_thread() as served, lightspan.connect(served.url), app_client(elsewhere) as client:
         assert say(client, "writer") == "I am sql"
-    [asked, called] = seen
+    [asked, called] = headers
     assert asked["authorization"] == "Bearer"
     assert called["authorization"] == "Bearer none"
     assert called[c.HEADER_AGENT] == "writer"
-    values = {value for one in seen for value in one.values()}
+    values = {value for item in headers for value in item.values()}
     assert not any(own in value for value in values for own in ("app-key", "app-org", "app-pro"))
     assert not {"x-app", "openai-organization", "openai-project", "cookie"} & called.keys()
     assert elsewhere.requests == []
@@ -157,7 +157,7 @@ def test_nothing_of_the_apps_client_travels(
 def test_what_a_connected_app_says_can_be_recorded(
     served: ServingGateway, elsewhere: ScriptedServer, tmp_path: Path, connect_first: bool
 ) -> None:
-    """The server records nothing, so the app's process does: of trained agents and of others."""
+    """The app's process records the calls of all agents, because the server does not."""
     url = f"sqlite:{tmp_path / 'production.db'}"
     with contextlib.ExitStack() as stack, app_client(elsewhere) as client:
         if connect_first:
@@ -169,8 +169,8 @@ def test_what_a_connected_app_says_can_be_recorded(
         with agent("writer"):
             streamed = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
             assert [chunk for chunk in streamed if chunk.choices]
-    found = read_recorded(url)
-    assert [one.calls[0].attributes[c.AGENT_PATH] for one in found] == [
+    attempts = read_recorded(url)
+    assert [item.calls[0].attributes[c.AGENT_PATH] for item in attempts] == [
         "writer",
         "planner",
         "checker",
@@ -178,9 +178,9 @@ def test_what_a_connected_app_says_can_be_recorded(
         "app",
         "writer",
     ]
-    answers = [one.answered[0].answer for one in found]
+    answers = [item.answered[0].answer for item in attempts]
     assert answers == [*EXPECTED.values(), "I am sql"]
-    assert [str(one.calls[0].attributes[c.ROUTE]) for one in found] == [
+    assert [str(item.calls[0].attributes[c.ROUTE]) for item in attempts] == [
         "policy",
         "policy",
         "base",
@@ -233,7 +233,7 @@ def test_threads_streams_and_async_clients(
 
 
 def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) -> None:
-    """In training the algorithm's routing counts, and a block of agents is the scope's."""
+    """In training, the algorithm's routing replaces that of `connect`."""
     context = AttemptContext(rollout_id="ro", attempt_id="at")
     with lightspan.connect(served.url), app_client(elsewhere) as client:
         with open_scope(context):

@@ -1,4 +1,4 @@
-"""Serving a run: what its folder has to hold, what is printed, and the real process."""
+"""Tests of serving a run: its folder, the output, and the process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
 
 
 def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
-    """A folder as a complete run leaves it."""
+    """Write the folder of a complete run."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if served is not None:
@@ -43,12 +43,12 @@ def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
 
 
 def served_by(model: Path, routing: Routing, **policies: str) -> ServedRun:
-    """Policies → folder of each."""
-    known = {
+    """Return a description with policies in these folders."""
+    fields = {
         name: ServedPolicy(folder=folder, model=str(model), version=3)
         for name, folder in policies.items()
     }
-    return ServedRun(policies=known, base_model=str(model), routing=routing)
+    return ServedRun(policies=fields, base_model=str(model), routing=routing)
 
 
 # --- the folder -----------------------------------------------------------------------------
@@ -79,14 +79,14 @@ def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
 
 def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", served_by(tmp_path, Routing(), policy="model"))
-    with pytest.raises(ConfigError, match=r"policy 'policy' is in .*model, which is gone"):
+    with pytest.raises(ConfigError, match=r"folder .*model of policy 'policy' in .* is missing"):
         serve(folder, ServeOptions(port=0))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "without a key anybody there could use the model"),
+        (["--host", "0.0.0.0"], "without a key anyone could use the model"),
         (["--api-key-env", "NO_SUCH_KEY"], "--api-key-env NO_SUCH_KEY: that variable is not set"),
         (["--upstream-key-env", "X"], "--upstream-key-env applies only to --upstream"),
         (["--upstream", "http://u/v1", "--upstream-key-env", "NO_SUCH_KEY"], "$NO_SUCH_KEY"),
@@ -119,19 +119,19 @@ def test_a_taken_port_is_found_before_the_weights_load(tmp_path: Path) -> None:
 
 # --- endpoints of a run from elsewhere ------------------------------------------------------
 def judged(url: str, variable: str | None = "JUDGE_KEY") -> Routing:
-    """The judge is asked at that endpoint."""
+    """Return a routing with the judge at that endpoint."""
     judge = LLM(base_url=url, model="big", api_key_env=variable)
     target = Target(route=Route.ENDPOINT, endpoint=judge)
     return Routing(rules=[Rule("writer", POLICY), Rule("judge", target)])
 
 
 def stop(gateway: Any) -> None:
-    """End what serves."""
+    """Stop the server."""
     signal.raise_signal(signal.SIGTERM)
 
 
 def from_elsewhere(folder: Path, *urls: str, variable: str | None = "JUDGE_KEY") -> Path:
-    """A run whose weights are gone, so that nothing but its endpoints keeps it from loading."""
+    """Write a run without weights, whose endpoints are checked before the weights."""
     rules = [rule for url in urls for rule in judged(url, variable).rules]
     served = served_by(folder, Routing(rules=rules), policy="model")
     return write_run(folder, served)
@@ -143,20 +143,20 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     folder = from_elsewhere(tmp_path / "run", "https://one.test/v1", "http://two.test:8/v1")
     assert main(["serve", str(folder)]) == 1
     assert capsys.readouterr().err == (
-        f"lightspan: the run in {folder} has calls sent to these endpoints, with keys of your "
+        f"lightspan: the run in {folder} sends calls to these endpoints, with keys of your "
         "environment:\n"
         "  judge -> https://one.test/v1, with the key in $JUDGE_KEY\n"
         "  judge -> http://two.test:8/v1, with the key in $JUDGE_KEY\n"
-        "if you know each of them, add --allow-upstream https://one.test/v1 "
+        "if you trust each of them, add --allow-upstream https://one.test/v1 "
         "--allow-upstream http://two.test:8/v1\n"
     )
     one, two = "--allow-upstream=https://one.test/v1", "--allow-upstream=http://two.test:8/v1"
     assert main(["serve", str(folder), one]) == 1
-    told = capsys.readouterr().err
-    assert "one.test" not in told
-    assert "add --allow-upstream http://two.test:8/v1\n" in told
+    output = capsys.readouterr().err
+    assert "one.test" not in output
+    assert "add --allow-upstream http://two.test:8/v1\n" in output
     assert main(["serve", str(folder), one, two]) == 1
-    assert "which is gone" in capsys.readouterr().err  # the weights: the endpoints are allowed
+    assert "is missing" in capsys.readouterr().err  # the weights: the endpoints are allowed
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
 def test_only_the_very_endpoint_is_allowed(tmp_path: Path, url: str, allowed: str) -> None:
     folder = from_elsewhere(tmp_path / "run", url)
     with pytest.raises(ConfigError, match="names no such endpoint; it names https://api"):
-        serve(folder, ServeOptions(allow_upstreams=[allowed]))
+        serve(folder, ServeOptions(allow_upstream=[allowed]))
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str
         serve(folder)
     assert shown in str(refused.value)
     [flag] = [word for word in shlex.split(str(refused.value)) if word.startswith("https")][-1:]
-    with pytest.raises(ConfigError, match="which is gone"):
-        serve(folder, ServeOptions(allow_upstreams=[flag]))
+    with pytest.raises(ConfigError, match="is missing"):
+        serve(folder, ServeOptions(allow_upstream=[flag]))
 
 
 def test_a_run_with_an_endpoint_is_served_once_that_is_named(
@@ -200,7 +200,7 @@ def test_a_run_with_an_endpoint_is_served_once_that_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Trained with a judge whose key is in a variable."""
+    """The run was trained with a judge whose key is in a variable."""
     monkeypatch.setenv("JUDGE_KEY", "the judge's")
     folder = tmp_path / "run"
     with ScriptedServer("fine") as judge:
@@ -208,7 +208,7 @@ def test_a_run_with_an_endpoint_is_served_once_that_is_named(
         Trainer(rl(frozen=frozen), steps=1, folder=folder).fit(apps.two, ask(2))
         with pytest.raises(ConfigError, match=r"with the key in \$JUDGE_KEY"):
             serve(folder)
-        serve(folder, ServeOptions(port=0, allow_upstreams=[judge.url]), reporter=lines, ready=stop)
+        serve(folder, ServeOptions(port=0, allow_upstream=[judge.url]), reporter=lines, ready=stop)
         assert f"  other agents -> big at {judge.url}, with the key in $JUDGE_KEY" in lines.texts
 
 
@@ -254,7 +254,7 @@ def test_one_policy_for_all_takes_one_variable(tmp_path: Path) -> None:
 
 # --- the real process -----------------------------------------------------------------------
 def greedy(url: str, path: str, **fields: Any) -> list[int]:
-    """The token ids of a greedy answer."""
+    """Return the token ids of a greedy answer."""
     with openai.OpenAI(base_url=f"{url}{path}", api_key="unused", max_retries=0) as client:
         answer = client.chat.completions.create(
             model="policy",
@@ -268,17 +268,17 @@ def greedy(url: str, path: str, **fields: Any) -> list[int]:
 
 
 def expected_ids(model: Any, tokenizer: Any) -> list[int]:
-    """The same by transformers alone."""
-    asked = tokenizer.apply_chat_template(
+    """Return the same ids by transformers."""
+    inputs = tokenizer.apply_chat_template(
         MESSAGES, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    made = model.generate(**asked, do_sample=False, max_new_tokens=12)
-    return list(made[0, asked["input_ids"].shape[1] :].tolist())
+    generated = model.generate(**inputs, do_sample=False, max_new_tokens=12)
+    return list(generated[0, inputs["input_ids"].shape[1] :].tolist())
 
 
 @pytest.fixture(scope="module")
 def lora_run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two policies with adapters that differ from each other and from the starting weights."""
+    """Train two policies with different adapters."""
     from lightspan import LightningRL
 
     algorithm = LightningRL(
@@ -312,7 +312,7 @@ def test_a_trained_run_says_how_to_serve_it(lora_run: Path, tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapters_of_two_policies_and_the_starting_weights(lora_run: Path, tiny: Path) -> None:
-    """Each agent's answers are those that PEFT gives for its adapter."""
+    """Each agent's answers equal those of PEFT with its adapter."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -364,7 +364,7 @@ def test_an_engine_that_has_died_ends_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whoever started it is to know: nothing would ever be answered again."""
+    """A failed engine ends the process with its error."""
     folder = write_run(tmp_path / "run", served_by(tiny, Routing(default=POLICY), policy=str(tiny)))
 
     def breaks(*arguments: Any) -> None:
@@ -372,24 +372,24 @@ def test_an_engine_that_has_died_ends_it(
 
     monkeypatch.setattr("lightspan_torch.engine._batcher._GrammarMasks.prepare_tensor_args", breaks)
     monkeypatch.setattr("lightspan_gateway.serving.endpoint.POLL_INTERVAL_S", 0.05)
-    asked: list[threading.Thread] = []
+    threads: list[threading.Thread] = []
 
     def ready(gateway: Any) -> None:
         def ask() -> None:
             with pytest.raises(openai.InternalServerError, match="the device is gone"):
                 greedy(gateway.url, "/v1")
 
-        asked.append(threading.Thread(target=ask))
-        asked[0].start()
+        threads.append(threading.Thread(target=ask))
+        threads[0].start()
 
     monkeypatch.setattr(
         "lightspan_gateway.serving.endpoint.serve", functools.partial(serve, ready=ready)
     )
     assert main(["serve", str(folder), "--port", "0"]) == 1
-    asked[0].join()
-    told = capsys.readouterr().err.splitlines()
+    threads[0].join()
+    output = capsys.readouterr().err.splitlines()
     stopped = "lightspan: the generation thread of policy policy stopped: the device is gone"
-    assert told[-1] == stopped
+    assert output[-1] == stopped
 
 
 @pytest.mark.slow

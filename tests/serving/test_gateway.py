@@ -1,4 +1,4 @@
-"""The serving endpoint: who is answered by what, who may call, what is kept."""
+"""Tests of the serving endpoint: routing, authentication and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.semconv import ROUTING_PATH
 from lightspan_gateway.serving.public_access import (
-    REMEMBERED,
+    MAX_CALLS,
     USAGE_PATH,
     ServingGateway,
     is_loopback,
@@ -86,8 +86,8 @@ async def test_an_unknown_model_is_404_and_told_what_there_is() -> None:
 
 async def test_one_model_and_no_model() -> None:
     async with serving() as gateway:
-        known = {"id": "writer", "object": "model", "created": 0, "owned_by": "lightspan"}
-        assert await get(gateway, "/v1/models/writer") == (200, known)
+        model = {"id": "writer", "object": "model", "created": 0, "owned_by": "lightspan"}
+        assert await get(gateway, "/v1/models/writer") == (200, model)
         status, body = await get(gateway, "/v1/models/gpt-5")
         assert (status, body["error"]["message"]) == (
             404,
@@ -179,8 +179,8 @@ async def test_what_steers_one_providers_models_is_set_aside_and_said(
         assert await ask(gateway, verbosity="high", reasoning_effort="none") == "I am sql"
         _, usage = await get(gateway, USAGE_PATH)
         assert usage["set_aside"] == {"verbosity": 2, "reasoning_effort": 1}
-    said = "set aside, since only one provider's models have it: "
-    assert caplog.messages == [f"{said}verbosity", f"{said}reasoning_effort"]
+    prefix = "ignored, because only one provider's models support it: "
+    assert caplog.messages == [f"{prefix}verbosity", f"{prefix}reasoning_effort"]
 
 
 async def test_sampling_is_the_requests_own() -> None:
@@ -223,22 +223,22 @@ async def test_a_retry_joins_its_call_and_old_calls_are_forgotten() -> None:
             headers = {c.HEADER_CALL_ID: f"call-{number}"}
             await client.chat.completions.create(**body, extra_headers=headers)
         assert len(asked_of(gateway)) == 2
-        # the same words of somebody else, whose first try failed elsewhere, are another call
+        # an equal body of another client, retried after a failure elsewhere, is another call
         await client.chat.completions.create(**body, extra_headers={"x-stainless-retry-count": "1"})
         assert len(asked_of(gateway)) == 3
-        for _ in range(REMEMBERED + 20):
+        for _ in range(MAX_CALLS + 20):
             await client.chat.completions.create(**body)
-        assert len(calls_of(gateway)) == REMEMBERED
+        assert len(calls_of(gateway)) == MAX_CALLS
 
 
 async def test_after_a_burst_no_more_calls_are_remembered_than_before() -> None:
     async with serving() as gateway, client_of(gateway) as client:
         body: Any = {"model": "sql", "messages": MESSAGES}
-        many = REMEMBERED + 100
+        many = MAX_CALLS + 100
         await asyncio.gather(*(client.chat.completions.create(**body) for _ in range(many)))
         for _ in range(2):
             await client.chat.completions.create(**body)
-        assert len(calls_of(gateway)) == REMEMBERED
+        assert len(calls_of(gateway)) == MAX_CALLS
 
 
 # --- who may call ---------------------------------------------------------------------------
@@ -248,7 +248,7 @@ async def test_a_key_is_asked_for() -> None:
             assert (await get(gateway, path))[0] == 401
             assert (await get(gateway, path, Authorization="Bearer open"))[0] == 401
             assert (await get(gateway, path, Authorization="Bearer open sesame"))[0] == 200
-            # Anthropic's; a key in the other header comes first
+            # Anthropic's header; the other header takes precedence
             assert (await get(gateway, path, **{"x-api-key": "open"}))[0] == 401
             assert (await get(gateway, path, **{"x-api-key": "open sesame"}))[0] == 200
             both = {"x-api-key": "open sesame", "Authorization": "Bearer open"}
@@ -300,14 +300,14 @@ async def test_what_others_need_not_know_stays_here() -> None:
     secret = LLM(base_url="http://10.0.0.1/v1", model="m", api_key_env="KEY")
     routing = Routing(rules=[Rule("judge", Target(route=Route.ENDPOINT, endpoint=secret))])
     async with serving(routing=routing) as gateway:
-        _, told = await get(gateway, ROUTING_PATH)
-    assert "10.0.0.1" not in json.dumps(told)
-    assert told["routing"]["rules"][0]["target"]["route"] == "endpoint"
+        _, document = await get(gateway, ROUTING_PATH)
+    assert "10.0.0.1" not in json.dumps(document)
+    assert document["routing"]["rules"][0]["target"]["route"] == "endpoint"
 
 
 # --- what is kept for retries -----------------------------------------------------------------
 LARGE = 2_000_000
-"""Letters of what is not kept; 15 MB would only take longer."""
+"""Number of letters of a body that must be freed; 15 MB would take longer."""
 
 
 @pytest.mark.parametrize(
@@ -337,18 +337,18 @@ async def test_what_no_retry_needs_is_not_kept(path: str, fields: dict[str, Any]
         try:
             for number in range(1, 6):
                 await send(number)
-            # a thread that read a body may be about to forget it
+            # a thread may still hold the body that it decoded
             for _ in range(100):
                 gc.collect()
-                kept = tracemalloc.get_traced_memory()[0]
-                if kept < LARGE:
+                size = tracemalloc.get_traced_memory()[0]
+                if size < LARGE:
                     break
                 await asyncio.sleep(0.05)
-            assert kept < LARGE
+            assert size < LARGE
         finally:
             tracemalloc.stop()
         assert len(calls_of(gateway)) == 6
-        assert await send(0) == first  # and a retry is answered from what is
+        assert await send(0) == first  # a retry gets the stored answer
         assert len(asked_of(gateway)) == 6
 
 
@@ -366,11 +366,11 @@ async def test_a_response_goes_on_from_what_is_kept() -> None:
 async def test_health_says_what_the_engine_has_died_of() -> None:
     engine = make_engine()
     async with ServingGateway(engine, ROUTING) as gateway:
-        status, told = await get(gateway, "/health")
-        assert (status, told["status"]) == (200, "ok")
+        status, document = await get(gateway, "/health")
+        assert (status, document["status"]) == (200, "ok")
         engine.die(EngineError("the generation thread stopped: boom"))
-        status, told = await get(gateway, "/health")
-        assert (status, told["status"]) == (503, "failed")
-        assert told["reason"] == "the generation thread stopped: boom"
+        status, document = await get(gateway, "/health")
+        assert (status, document["status"]) == (503, "failed")
+        assert document["reason"] == "the generation thread stopped: boom"
         with pytest.raises(openai.InternalServerError, match="the generation thread stopped: boom"):
             await ask(gateway)

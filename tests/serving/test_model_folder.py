@@ -1,4 +1,4 @@
-"""Serving a model without a run: what its folder has to hold, and the real process."""
+"""Tests of serving a model without a run: its folder, and the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
 
 @pytest.fixture
 def model(tiny: Path, tmp_path: Path) -> Path:
-    """A copy that may be spoilt."""
+    """Return a copy that a test may damage."""
     folder = tmp_path / "SmolLM2-135M"
     shutil.copytree(tiny, folder)
     return folder
@@ -57,7 +57,7 @@ def test_what_is_neither_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no run of lightspan and no model: it has no config"):
         load_served(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"holds a LoRA adapter, .* serve the run that it was"):
+    with pytest.raises(ConfigError, match=r"has a LoRA adapter, .* serve the run in which it was"):
         load_served(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="no JSON object"):
@@ -71,12 +71,12 @@ def test_a_model_that_lacks_something_is_named_before_its_weights_load(
     weights.write_bytes(b"these are not looked at yet")
     load_served(model)
     weights.rename(model / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"has no weights .* pickles such as pytorch_model\.bin"):
+    with pytest.raises(ModelError, match=r"has no weights .*pickles such as pytorch_model\.bin"):
         load_served(model)
     silent = tiny_model(tmp_path / "silent", seed=0, template=None)
     assert main(["serve", str(silent)]) == 1
-    told = capsys.readouterr().err
-    assert f"the tokenizer of {silent} has no chat template: use an instruction-tuned" in told
+    output = capsys.readouterr().err
+    assert f"the tokenizer of {silent} has no chat template: use an instruction-tuned" in output
     for path in silent.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(ModelError, match="there are no tokenizer files"):
@@ -97,7 +97,7 @@ def test_its_own_code_is_never_run(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "without a key anybody there could use the model"),
+        (["--host", "0.0.0.0"], "without a key anyone could use the model"),
         (["--allow-upstream", "http://u/v1"], "names no such endpoint; it names none"),
     ],
 )
@@ -114,14 +114,14 @@ def test_the_process_answers_as_the_model_does(model: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    asked = tokenizer.apply_chat_template(
+    inputs = tokenizer.apply_chat_template(
         MESSAGES, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     with torch.no_grad():
-        made = AutoModelForCausalLM.from_pretrained(model).generate(
-            **asked, do_sample=False, max_new_tokens=8
+        generated = AutoModelForCausalLM.from_pretrained(model).generate(
+            **inputs, do_sample=False, max_new_tokens=8
         )
-    expected = made[0, asked["input_ids"].shape[1] :].tolist()
+    expected = generated[0, inputs["input_ids"].shape[1] :].tolist()
     key = {"SERVE_KEY": "a-long-random-text"}
     with serving(model, "--port", "0", "--api-key-env", "SERVE_KEY", **key) as (origin, lines):
 

@@ -1,4 +1,4 @@
-"""The file for nginx of `docs/stores.md`, run by a real nginx, where there is one."""
+"""Test of the nginx configuration of `docs/stores.md` with nginx, if it is installed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ pytestmark = [
 
 @contextmanager
 def proxied(upstream: str, folder: Path, certificate: Path) -> Iterator[str]:  # noqa: F811
-    """The address of nginx in front of the server."""
+    """Run nginx in front of the server; yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -93,8 +93,7 @@ def proxied(upstream: str, folder: Path, certificate: Path) -> Iterator[str]:  #
 
 
 async def test_nginx_in_front_of_it(tmp_path: Path, certificate: Path) -> None:  # noqa: F811
-    """Large bodies pass, of a client that looks at the certificate (this process trusts nobody); a
-    stream comes as it is made; a path stays as it is written."""
+    """Large bodies, streams and encoded paths pass unchanged, and certificates are verified."""
     gate = Gate()
     last = len(TOKENIZER.encode("a b c")) - 1
     with (
@@ -121,8 +120,8 @@ async def test_nginx_in_front_of_it(tmp_path: Path, certificate: Path) -> None: 
             path = "/gateway/agents/team/a%2Fb%20c/v1/chat/completions"
             named = URL(f"{url}{path}", encoded=True)
             async with session.post(named, json=BODY, headers=headers, ssl=False) as answer:
-                said = await answer.json()
-                assert said["choices"][0]["message"]["content"] == "whole"
+                reply = await answer.json()
+                assert reply["choices"][0]["message"]["content"] == "whole"
             body = {**BODY, "stream": True}
             plain = f"{url}/gateway/v1/chat/completions"
             async with session.post(plain, json=body, headers=headers, ssl=False) as answer:

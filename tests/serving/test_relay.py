@@ -1,4 +1,4 @@
-"""Model calls of runners elsewhere, which a store's server hands on to the gateway of a run."""
+"""Tests of the proxy of a store's server to the gateway of a training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOKENIZER = tiny_chat_tokenizer()
 
 
 class Training:
-    """A gateway whose address is in the store, as a trainer's."""
+    """A gateway whose address is registered in the store."""
 
     def __init__(self, store: Store, engine: ScriptedEngine, gateway: Gateway) -> None:
         self.store = store
@@ -51,7 +51,7 @@ class Training:
         self.gateway = gateway
 
     async def enqueue(self, name: str, url: str | None = None, run_id: str = "") -> str:
-        """A rollout; `url` is what is registered in place of the gateway's address."""
+        """Return a rollout; `url` is registered instead of the gateway's address."""
         routing = Routing(
             gateway_url=self.gateway.url if url is None else url,
             default=Target(route=Route.POLICY, policy="policy"),
@@ -62,7 +62,7 @@ class Training:
         return name
 
     async def claim(self, name: str, url: str | None = None) -> Claim:
-        """A new attempt of a rollout of its own."""
+        """Return a new attempt of a new rollout."""
         await self.enqueue(name, url, f"run of {name}")
         [claim] = await self.store.claim("runner", 1, 60.0, f"run of {name}")
         return claim
@@ -76,7 +76,7 @@ async def training(store: Store, script: TokenScript) -> AsyncIterator[Training]
 
 
 class Place:
-    """A served store, and what asks its relay."""
+    """A served store, and requests to its proxy."""
 
     def __init__(self, served: Served, store: Store, session: aiohttp.ClientSession) -> None:
         self.served = served
@@ -90,12 +90,12 @@ class Place:
         return self.session.post(url, json={**BODY, **fields}, headers=headers)
 
     async def said(self, claim: Claim | str, *path: str, **fields: Any) -> tuple[int, str]:
-        """The status, and the text or the message."""
+        """Send a call; return the status, and the text or the message."""
         async with self.ask(claim, *path, **fields) as answer:
-            told = await answer.json()
+            reply = await answer.json()
             if answer.status == 200:
-                return 200, told["choices"][0]["message"]["content"]
-            return answer.status, told["error"]["message"]
+                return 200, reply["choices"][0]["message"]["content"]
+            return answer.status, reply["error"]["message"]
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 async def test_two_trainings_each_at_its_own_gateway(place: Place) -> None:
-    """The exact tokens of both are in the store, as of direct calls."""
+    """Forwarded calls are recorded with exact tokens like direct calls."""
     async with training(place.store, "one") as one, training(place.store, "two") as two:
         claims = {name: await each.claim(name) for name, each in (("a", one), ("b", two))}
         answers = await asyncio.gather(
@@ -131,7 +131,7 @@ async def test_two_trainings_each_at_its_own_gateway(place: Place) -> None:
 
 
 async def test_agents_by_their_path_and_query(place: Place) -> None:
-    """What is written in percent stays so: it is part of the agent's name."""
+    """Percent-encoding is kept, because it is part of the agent's name."""
     async with training(place.store, "yes") as run:
         claim = await run.claim("a")
         path = "/agents/team/a%2Fb%20c/v1/chat/completions?api-version=1"
@@ -141,7 +141,7 @@ async def test_agents_by_their_path_and_query(place: Place) -> None:
 
 
 async def test_a_stream_comes_as_it_is_made(place: Place) -> None:
-    """The first part is here while the model is held before its last token."""
+    """The first part arrives while the model waits before its last token."""
     gate = Gate()
     last = len(TOKENIZER.encode("a b c")) - 1
     async with training(place.store, [Say(text="a b c", gates={last: gate})]) as run:
@@ -164,13 +164,12 @@ async def test_a_stream_comes_as_it_is_made(place: Place) -> None:
 async def test_who_leaves_leaves_at_the_gateway_too(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which samples no further if nobody comes back; who asks again under the same id asks for the
-    same call, and a finished one is not sampled again."""
+    """An abandoned call is cancelled; a retry with the same id gets the same call."""
     monkeypatch.setattr("lightspan_gateway.request_handler.RELAYED_S", 0.1)
-    gate, asked = Gate(), list[object]()
+    gate, requests = Gate(), list[object]()
 
     def script(request: object) -> Say:
-        asked.append(request)
+        requests.append(request)
         return Say(text="a b", gates={1: gate})
 
     async with training(place.store, script) as run:
@@ -187,21 +186,21 @@ async def test_who_leaves_leaves_at_the_gateway_too(
         gate.open()
         for _ in range(3):
             assert await place.said(claim, headers=headers) == (200, "a b")
-        assert len(asked) == 2  # the one that nobody waited for, and the one that was answered
+        assert len(requests) == 2  # the abandoned call and the answered one
         ids = [claim.attempt.attempt_id]
         [record] = (await place.store.token_records(ids))[ids[0]]
         assert record.call_id == "call-1"
 
 
 async def test_a_gateway_that_breaks_off(place: Place) -> None:
-    """In mid-answer the client's connection breaks off too: that is no whole answer."""
+    """If the gateway aborts an answer, the client's connection is aborted too."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         if head.startswith(b"GET /health "):
-            said = b'{"status": "ok", "protocol": %d, "policies": {}}' % c.PROTOCOL_VERSION
+            health = b'{"status": "ok", "protocol": %d, "policies": {}}' % c.PROTOCOL_VERSION
             head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-            writer.write(head % len(said) + said)
+            writer.write(head % len(health) + health)
         else:
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -222,20 +221,20 @@ async def test_a_gateway_that_breaks_off(place: Place) -> None:
 
 
 def timers(port: int) -> list[str]:
-    """What the kernel waits for on the connections to a port of this machine."""
+    """Return the kernel's timers of the connections to a local port."""
     entries = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return [entry[5][:2] for entry in entries if entry[2].endswith(f":{port:04X}")]
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux alone tells of its timers")
 async def test_a_trainers_machine_that_is_gone_without_a_word_is_noticed(place: Place) -> None:
-    """While a call waits, the kernel will ask the other end whether it is there (timer 2)."""
+    """While a call waits, TCP keepalive is active (timer 2)."""
     gate = Gate()
     async with training(place.store, lambda request: Say(text="a b", gates={1: gate})) as run:
         asking = asyncio.create_task(place.said(await run.claim("a")))
         await gate.reached.wait()
         port = int(run.gateway.url.rpartition(":")[2])
-        await until(lambda: timers(port) == ["02"])  # once what was sent has arrived
+        await until(lambda: timers(port) == ["02"])  # after the acknowledgement of the sent data
         gate.open()
         assert await asking == (200, "a b")
 
@@ -257,7 +256,7 @@ async def test_a_gateway_that_is_gone_and_comes_back(place: Place) -> None:
 
 
 async def test_what_opens_nothing(place: Place) -> None:
-    """No token, a wrong one, a key of the store, another attempt's, and one that has ended."""
+    """A missing or wrong token, a store's key, and tokens of other and ended attempts."""
     async with training(place.store, "never") as run:
         claim, other = await run.claim("a"), await run.claim("b")
         assert await place.said("") == (401, "a call token is missing")
@@ -310,7 +309,7 @@ async def test_a_call_token_opens_nothing_of_the_store(tmp_path: Path) -> None:
     ],
 )
 async def test_a_request_chooses_no_upstream(place: Place, path: str) -> None:
-    """Nor does a header. Who would be chosen hears nothing."""
+    """Neither path nor header selects the destination, which gets no request."""
     heard = list[bytes]()
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -336,12 +335,14 @@ async def test_a_request_chooses_no_upstream(place: Place, path: str) -> None:
         for form in (target, f"http://{elsewhere}{target}"):
             assert await _status_of(place, form, claim) in (b"400", b"404", b"409")
         form = f"http://{elsewhere}/gateway/v1/models"
-        assert await _status_of(place, form, claim) == b"200"  # of the training's own gateway
+        assert (
+            await _status_of(place, form, claim) == b"200"
+        )  # the health check of the training's gateway
     assert heard == []
 
 
 async def _status_of(place: Place, target: str, claim: Claim) -> bytes:
-    """Of a request whose target is written so, whatever a client would make of it."""
+    """Send a request with exactly this target, which clients would normalise."""
     host, port = place.served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     token = claim.attempt.call_token
@@ -376,10 +377,10 @@ async def test_what_is_registered_is_no_gateway(
 
 
 async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that is too large is refused; more calls than there are places wait."""
+    """A too large body is refused; calls beyond the number of slots wait."""
     monkeypatch.setattr("lightspan_gateway.store_server.gateway_proxy.MAX_BODY", 1_000)
     gate, places = Gate(), asyncio.Semaphore(1)
-    place.served.server._relay._places = places
+    place.served.server._proxy._slots = places
     script = [Say(text="a b", gates={1: gate}), "second"]
     async with training(place.store, script) as run:
         claim = await run.claim("a")
@@ -397,7 +398,7 @@ async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_one_reported_lost_opens_nothing(place: Place) -> None:
-    """A runner that has lost its lease has lost its calls."""
+    """The calls of a runner with an expired lease are refused."""
     async with training(place.store, "never") as run:
         claim = await run.claim("a")
         report = claim.attempt.report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
@@ -408,7 +409,7 @@ async def test_one_reported_lost_opens_nothing(place: Place) -> None:
 
 @lightspan.rollout
 async def asks(task: Any) -> float:
-    """One call by a client that asks once."""
+    """Send one call without retries."""
     url = "http://127.0.0.1:9/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
         reply = await client.chat.completions.create(model="any", messages=BODY["messages"])
@@ -417,7 +418,7 @@ async def asks(task: Any) -> float:
 
 @asynccontextmanager
 async def running(place: Place) -> AsyncIterator[None]:
-    """A runner that knows the store's server alone."""
+    """A runner that can reach only the store's server."""
     config = RunnerConfig(slots=1, name="far", relay=relay_url(place.served.url))
     runner = Runner(place.store, as_app(asks), config)
     task = asyncio.create_task(runner.run())
@@ -436,7 +437,7 @@ async def _ended(store: Store, count: int) -> None:
 async def test_a_runner_waits_for_a_gateway_that_is_gone(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That the server is there does not mislead it: one attempt is lost, not one after another."""
+    """While only the gateway is down, the runner loses one attempt and waits."""
     async with training(place.store, "7") as run:
         port = int(run.gateway.url.rpartition(":")[2])
         await run.gateway.close()

@@ -1,5 +1,4 @@
-"""`lightspan runner --store http://…`: an app of another folder learns at a gateway that it never
-sees, by the store's server alone."""
+"""Tests of `lightspan runner --store http://…` with an app in another folder."""
 
 from __future__ import annotations
 
@@ -68,14 +67,14 @@ async def _records(url: str, run_id: str) -> tuple[list[Any], dict[str, list[Any
         attempts = await store.attempts([state.rollout.rollout_id for state in states])
         records = await store.token_records([attempt.attempt_id for attempt in attempts])
         tasks = {state.rollout.rollout_id: state.rollout.task["q"] for state in states}
-    said = {tasks[each.rollout_id]: records[each.attempt_id] for each in attempts}
-    return attempts, said
+    tokens = {tasks[item.rollout_id]: records[item.attempt_id] for item in attempts}
+    return attempts, tokens
 
 
 def _evaluated(
     rl: Callable[..., Any], folder: Path, elsewhere: Path, url: str, trainers_path: str
 ) -> tuple[list[Any], dict[str, list[Any]]]:
-    """What a runner of elsewhere made of an evaluation, greedily sampled."""
+    """Return the greedy evaluation of a remote runner."""
     name = folder.name
     port = int(url.rpartition(":")[2]) if url.startswith("http") else 0
     (elsewhere / f"{name}_app.py").write_text(APP % (port, trainers_path, str(elsewhere)))
@@ -85,7 +84,7 @@ def _evaluated(
         runners=ExternalRunners(2, timeout_s=240),
         store=url,
         validate_temperature=0.0,
-        gateway="127.0.0.2" if port else None,  # an address that only the server is told
+        gateway="127.0.0.2" if port else None,  # an address that only the server has
         reporter=SilentReporter(),
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
@@ -105,7 +104,7 @@ def _evaluated(
 def test_the_store_s_server_is_all_that_a_runner_reaches(
     rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the exact tokens are those of a runner beside the trainer."""
+    """A remote runner records the same tokens as a local one."""
     trainers_path = str(tmp_path / "of-the-trainer")
     monkeypatch.syspath_prepend(trainers_path)
     elsewhere = tmp_path / "elsewhere"
@@ -114,14 +113,14 @@ def test_the_store_s_server_is_all_that_a_runner_reaches(
         rl, tmp_path / "direct", elsewhere, f"sqlite:///{tmp_path}/direct.db", trainers_path
     )
     with serving_store(str(tmp_path / "store.db"), *KEYS, **IN_ENVIRONMENT) as (url, _):
-        # a trainer takes its key out of the environment, and remembers it
+        # a trainer removes its key from the environment and keeps it
         monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
         attempts, relayed = _evaluated(rl, tmp_path / "far", elsewhere, url, trainers_path)
     assert {attempt.status for attempt in attempts} == {AttemptStatus.SUCCEEDED}
     for attempt in attempts:
-        seen = dict(attempt.reward.dimensions)
-        del seen["reward"]
-        assert seen == {
+        dimensions = dict(attempt.reward.dimensions)
+        del dimensions["reward"]
+        assert dimensions == {
             "strangers": 0.0,
             "reached": 1.0,
             "relayed": 1.0,
@@ -129,7 +128,7 @@ def test_the_store_s_server_is_all_that_a_runner_reaches(
             "folder": 1.0,
             "streamed": 1.0,
         }
-    assert relayed.keys() == direct.keys() == {each["q"] for each in questions(4)}
+    assert relayed.keys() == direct.keys() == {item["q"] for item in questions(4)}
     for question, records in relayed.items():
         assert len(records) == 2
         for record, known in zip(records, direct[question], strict=True):

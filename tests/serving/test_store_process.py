@@ -1,4 +1,4 @@
-"""`lightspan serve --store URL` as a process, and runners of elsewhere that work with it."""
+"""Tests of the process `lightspan serve --store URL` with remote runners."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def spell(task):
 
 
 def runner(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A runner of the app that looks for its key, until the training is complete."""
+    """Run a runner, whose app searches for its key, until the training is complete."""
     (folder / "looks.py").write_text(LOOKS % (RUNNER, RUNNER))
     command = [sys.executable, "-m", "lightspan.cli", "runner", "--store", url, "looks:looks"]
     environment = {**os.environ, "LIGHTSPAN_STORE_KEY": RUNNER}
@@ -80,8 +80,7 @@ def runner(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess
 async def test_runners_of_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str, dies: bool
 ) -> None:
-    """They work with a runner's key, which their app does not find; also where a process of theirs
-    dies, and whoever started it says so."""
+    """Runners work with a key that their app cannot find, also after a crash of a process."""
     monkeypatch.setenv("MINE", TRAINER)
     trainer = make_peer("run-1", role=PeerRole.TRAINER, app="looks:looks", run_id="run-1")
     task = {"dies": str(tmp_path / "died")} if dies else {}
@@ -95,9 +94,9 @@ async def test_runners_of_elsewhere(
             await store.enqueue(rollouts)
             options = ("--isolation", isolation, "--lease", "90")
             run = asyncio.create_task(asyncio.to_thread(runner, url, tmp_path, *options))
-            seen = 0
+            cursor = 0
             while (await store.count()).get(RolloutStatus.SUCCEEDED, 0) < 4 and not run.done():
-                seen = (await store.watch(seen, timeout_s=1.0)).cursor
+                cursor = (await store.watch(cursor, timeout_s=1.0)).cursor
             await store.announce(msgspec.structs.replace(trainer, complete=True))
             done = await run
             attempts = await store.attempts([rollout.rollout_id for rollout in rollouts])
@@ -107,9 +106,9 @@ async def test_runners_of_elsewhere(
     assert ended[0].number == 1 + dies
     for attempt in ended:
         assert attempt.reward == Reward(0.0, {"in a child": 0.0, "here": 0.0}), attempt.message
-    said = "\n".join([*lines, done.stdout, done.stderr])
-    assert TRAINER not in said
-    assert RUNNER not in said
+    output = "\n".join([*lines, done.stdout, done.stderr])
+    assert TRAINER not in output
+    assert RUNNER not in output
 
 
 async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +118,7 @@ async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert lines == [
         "trainer key: $TRAINER_KEY",
         "runner key: $RUNNER_KEY",
-        "who uses it has a key in LIGHTSPAN_STORE_KEY, or names it with ?api_key_env=NAME",
+        "clients need a key in LIGHTSPAN_STORE_KEY, or in the variable of ?api_key_env=NAME",
         f'a trainer:  Trainer(…, store="{url}")',
         f"a runner:   lightspan runner --store {url} MODULE:APP",
         f"serving the store sqlite://{database} at {url} (Ctrl-C stops)",
@@ -128,12 +127,12 @@ async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """This machine's programs use it as they use a file, commands too."""
+    """Local programs and commands use the store like a file."""
     with serving_store(str(tmp_path / "store.db"), "--without-key") as (url, lines):
         async with open_store(url) as store:
             assert not store.capabilities.power_loss
             await store.enqueue([make_rollout()])
-    assert "no key: every program of this machine may use it as a trainer does" in lines
+    assert "no key: every program of this machine has full access" in lines
     power_loss = f"sqlite://{tmp_path}/store.db?power_loss=true"
     with serving_store(power_loss, "--without-key") as (url, _):
         async with open_store(url) as store:
@@ -146,9 +145,9 @@ async def test_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         ([], "--store URL: here neither is given"),
         (["runs/x", "--store", "x.db"], "--store URL: here both are given"),
-        (["--store", "x.db"], "and there is none: name the variables"),
+        (["--store", "x.db"], "needs keys: name the variables"),
         (["--store", "x.db", "--trainer-key-env", "GONE_KEY"], "GONE_KEY: that variable is not"),
-        (["--store", "x.db", "--without-key", "--host", "0.0.0.0"], "lets others in"),
+        (["--store", "x.db", "--without-key", "--host", "0.0.0.0"], "is reachable from others"),
         (["--store", "x.db", "--without-key", *KEYS], "contradicts"),
         (["--store", "memory:", "--without-key"], "serve a file"),
         (["--store", "http://127.0.0.1:1", "--without-key"], "is served already"),
@@ -190,7 +189,7 @@ async def test_commands_read_a_served_store(
         assert " 0.25 " in capsys.readouterr().out
         monkeypatch.setenv("LIGHTSPAN_STORE_KEY", RUNNER)
         assert await asyncio.to_thread(inspected) == 1
-        assert "the key is a runner's" in capsys.readouterr().err
+        assert "a runner's key may not call" in capsys.readouterr().err
         monkeypatch.setenv("LIGHTSPAN_STORE_KEY", "another-key-0123456789")
         assert await asyncio.to_thread(inspected) == 1
         assert "$LIGHTSPAN_STORE_KEY" in capsys.readouterr().err
@@ -200,8 +199,7 @@ async def test_commands_read_a_served_store(
 def test_a_training_and_its_runner_processes(
     rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own runners are told the key by their pipe: their app does not find it in an environment,
-    its process was not even started with it, and the folder does not have it."""
+    """The trainer's runners get the key by a pipe, never by the environment or the folder."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "blind.py").write_text(BLIND % TRAINER)
@@ -225,7 +223,7 @@ def test_a_training_and_its_runner_processes(
 
 
 def test_it_lets_itself_open_more_files_than_a_shell_does(tmp_path: Path) -> None:
-    """Or a few hundred idle runners would take all of its connections."""
+    """With the limit of a shell, some hundred idle runners would use all connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
     try:

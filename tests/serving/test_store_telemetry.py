@@ -1,4 +1,4 @@
-"""OTLP over HTTP into a served store: what is kept of it, what reads it, and what is refused."""
+"""Tests of OTLP over HTTP into a served store: stored attempts, permissions and errors."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def send(
     packing: str = "",
     path: str = "/v1/traces",
 ) -> tuple[int, str, bytes]:
-    """Status, content type and body of the answer."""
+    """Send a request; return status, content type and body of the answer."""
     headers = {"Content-Type": kind, "Authorization": f"Bearer {key}"}
     if packing:
         headers["Content-Encoding"] = packing
-    asked = request.Request(f"{served.url}{path}", data=body, headers=headers)
+    http_request = request.Request(f"{served.url}{path}", data=body, headers=headers)
     try:
-        with request.urlopen(asked, timeout=30) as response:
+        with request.urlopen(http_request, timeout=30) as response:
             return response.status, response.headers["Content-Type"], response.read()
     except refused.HTTPError as error:
         with error:
@@ -86,7 +86,7 @@ def attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def otlp_span(span_id: str, parent: str, name: str, at: int, **said: Any) -> dict[str, Any]:
-    """A span as OTLP's JSON has it; its attributes are texts."""
+    """Return a span in OTLP's JSON; all attributes are texts."""
     return {
         "traceId": TRACE,
         "spanId": span_id,
@@ -126,7 +126,7 @@ SPANS = [
 
 
 async def stored(url: str) -> tuple[Any, Any, list[Span]]:
-    """Rollout, attempt and spans of the one attempt that there is."""
+    """Return rollout, attempt and spans of the only attempt."""
     async with open_store(url) as store:
         [state] = await store.rollouts(mode=Mode.PRODUCTION)
         [attempt] = await store.attempts([state.rollout.rollout_id])
@@ -165,8 +165,8 @@ def test_batches_in_any_order(served: Served, url: str, batches: list[Any]) -> N
 
 def test_inspect_says_that_trainings_are_there_too(served: Served, url: str) -> None:
     send(served, body(*SPANS))
-    told = "rollouts of trainings (shown by lightspan inspect RUN_FOLDER): "
-    assert told not in inspect_store(url, query=Query())
+    hint = "rollouts of trainings (shown by lightspan inspect RUN_FOLDER): "
+    assert hint not in inspect_store(url, query=Query())
 
     async def enqueue() -> None:
         async with open_store(url) as store:
@@ -174,7 +174,7 @@ def test_inspect_says_that_trainings_are_there_too(served: Served, url: str) -> 
 
     asyncio.run(enqueue())
     shown = inspect_store(url, query=Query()).splitlines()
-    assert shown[1:5:3] == ["1 attempts by service: desk 1", f"{told}2"]
+    assert shown[1:5:3] == ["1 attempts by service: desk 1", f"{hint}2"]
 
 
 def test_two_servers_at_once(tmp_path: Path, url: str) -> None:
@@ -185,7 +185,7 @@ def test_two_servers_at_once(tmp_path: Path, url: str) -> None:
 
     async def all_at_once(one: Served, other: Served) -> list[Any]:
         sent = [(server, body(span)) for span in SPANS * 3 for server in (one, other)]
-        return await asyncio.gather(*(asyncio.to_thread(send, *each) for each in sent))
+        return await asyncio.gather(*(asyncio.to_thread(send, *item) for item in sent))
 
     with serving(store, keys) as one, serving(store, keys) as other:
         answers = asyncio.run(all_at_once(one, other))
@@ -196,7 +196,7 @@ def test_two_servers_at_once(tmp_path: Path, url: str) -> None:
 
 def test_what_reads_production_reads_it(served: Served, url: str, tmp_path: Path) -> None:
     send(served, body(SPANS[0]))
-    send(served, body(*SPANS[1:]))  # late, after the root; and it counts
+    send(served, body(*SPANS[1:]))  # late, after the root, but included
     _, attempt, spans = asyncio.run(stored(url))
     assert [span.late for span in spans] == [False, True, True, True]
     call_id = next(str(s.attributes[c.CALL_ID]) for s in spans if s.kind is SpanKind.LLM)
@@ -207,8 +207,8 @@ def test_what_reads_production_reads_it(served: Served, url: str, tmp_path: Path
         "note: its spans were sent by OpenTelemetry: the tokens of its calls are unknown" in shown
     )
     assert "look" in shown
-    said = inspect_store(url, attempt.attempt_id, call_id, query=Query())
-    assert said.endswith("--- user\nWhere?\n--- assistant\nHere.")
+    answer = inspect_store(url, attempt.attempt_id, call_id, query=Query())
+    assert answer.endswith("--- user\nWhere?\n--- assistant\nHere.")
     chats = load_chats(url, min_reward=0.5, agents="writer")
     assert [chat["content"] for chat in chats.chats[0]["messages"]] == ["Where?", "Here."]
     exported = export_store(url, "messages", tmp_path / "good.jsonl")
@@ -232,14 +232,18 @@ def test_protobuf_says_the_same(served: Served, url: str) -> None:
     )
     packed = gzip.compress(encode_otlp([span]))
     assert send(served, packed, PROTOBUF, packing="gzip") == (200, PROTOBUF, b"")
-    state, attempt, [kept] = asyncio.run(stored(url))
+    state, attempt, [spans] = asyncio.run(stored(url))
     assert (state.status, attempt.status) == (RolloutStatus.FAILED, AttemptStatus.FAILED)
-    assert (kept.name, kept.status_message, kept.status) == ("chat m", "it broke", SpanStatus.ERROR)
+    assert (spans.name, spans.status_message, spans.status) == (
+        "chat m",
+        "it broke",
+        SpanStatus.ERROR,
+    )
 
 
 def test_services_of_one_trace_have_attempts_of_their_own(served: Served, url: str) -> None:
     send(served, body(SPANS[0]))
-    remote = {**SPANS[1], "flags": 0x301}  # its parent is another process's
+    remote = {**SPANS[1], "flags": 0x301}  # the parent is in another process
     send(served, body(remote, service="tools"))
 
     async def ended() -> list[Any]:
@@ -265,16 +269,16 @@ def test_a_span_that_names_an_attempt_is_late_beside_it(served: Served, url: str
     attempt = asyncio.run(running())
     named = otlp_span(CALL, "", "chat m", 2, **{c.ATTEMPT_ID: attempt.attempt_id})
     assert send(served, body(named)) == (200, JSON, b"{}")
-    [kept] = asyncio.run(found(attempt.attempt_id))
-    assert (kept.span_id, kept.late, kept.rollout_id) == (CALL, True, attempt.rollout_id)
+    [spans] = asyncio.run(found(attempt.attempt_id))
+    assert (spans.span_id, spans.late, spans.rollout_id) == (CALL, True, attempt.rollout_id)
 
 
 def test_a_tracer_pays_nobody(served: Served, url: str) -> None:
     reward = {c.SPAN_KIND: "reward", c.REWARD_VALUE: "1.0"}
     paid = otlp_span(TOOL, ROOT, "lightspan.reward", 3, **reward)
-    status, _, said = send(served, body(SPANS[0], paid))
+    status, _, answer = send(served, body(SPANS[0], paid))
     assert status == 200
-    assert json.loads(said) == {
+    assert json.loads(answer) == {
         "partialSuccess": {
             "rejectedSpans": "1",
             "errorMessage": "span 'lightspan.reward': a reward needs a trainer's key",
@@ -288,9 +292,9 @@ def test_a_tracer_pays_nobody(served: Served, url: str) -> None:
 def test_a_span_that_is_none_is_left_out_by_itself(served: Served, url: str) -> None:
     short = {**SPANS[1], "spanId": "eee1"}
     unknown = otlp_span(TOOL, "", "lost", 1, **{c.ATTEMPT_ID: "at-nobody"})
-    status, kind, said = send(served, body(SPANS[0], short, unknown))
+    status, kind, answer = send(served, body(SPANS[0], short, unknown))
     assert (status, kind) == (200, JSON)
-    partial = json.loads(said)["partialSuccess"]
+    partial = json.loads(answer)["partialSuccess"]
     assert partial["rejectedSpans"] == "2"
     assert "its spanId is 'eee1', not 16 hex digits" in partial["errorMessage"]
     assert "at-nobody" in partial["errorMessage"]
@@ -348,7 +352,7 @@ def test_what_is_refused(
 
 
 def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 256 MiB that are packed in 256 KiB no more is unpacked than may be."""
+    """Of 256 MiB that are compressed to 256 KiB, at most the limit is decompressed."""
     longest = []
     unpack = zlib.decompressobj
 
@@ -379,7 +383,7 @@ def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPa
             403,
             "the key's role is runner; only admin, tracer, trainer may send traces",
         ),
-        ("wrong", 401, "the key that was sent opens nothing here"),
+        ("wrong", 401, "the key is wrong or missing"),
     ],
 )
 def test_who_may_not(served: Served, url: str, key: str, status: int, said: str) -> None:
@@ -392,8 +396,10 @@ def test_who_may_not(served: Served, url: str, key: str, status: int, said: str)
 
 def test_a_tracer_may_do_nothing_else(served: Served) -> None:
     for path in ("/lightspan/store/count", "/lightspan/store"):
-        asked = request.Request(served.url + path, headers={"Authorization": f"Bearer {TRACER}"})
-        with pytest.raises(refused.HTTPError) as caught, request.urlopen(asked, timeout=30):
+        http_request = request.Request(
+            served.url + path, headers={"Authorization": f"Bearer {TRACER}"}
+        )
+        with pytest.raises(refused.HTTPError) as caught, request.urlopen(http_request, timeout=30):
             pass
         with caught.value:
             assert caught.value.code in (403, 404)
@@ -425,7 +431,7 @@ def test_the_exporter_of_opentelemetry(served: Served, url: str) -> None:
 
 
 def test_what_lightspan_sends(served: Served, url: str) -> None:
-    """And what is refused of it, its sender is told."""
+    """The answer lists the refused spans."""
     spans = [
         Span(span_id=ROOT, trace_id=TRACE, name="desk", kind=SpanKind.CHAIN, start_ns=1, end_ns=9),
         Span(span_id=CALL, trace_id=TRACE, name="chat m", kind=SpanKind.LLM, parent_id=ROOT),
@@ -433,7 +439,7 @@ def test_what_lightspan_sends(served: Served, url: str) -> None:
     ]
     status, _, answer = send(served, encode_otlp(spans), PROTOBUF)
     response = ExportTraceServiceResponse.FromString(answer)
-    assert (status, response.partial_success.rejected_spans) == (200, 1)  # a tracer pays nobody
+    assert (status, response.partial_success.rejected_spans) == (200, 1)  # the reward
     _, attempt, kept = asyncio.run(stored(url))
     assert attempt.status is AttemptStatus.SUCCEEDED
     assert {span.span_id: span.kind for span in kept} == {
@@ -443,18 +449,18 @@ def test_what_lightspan_sends(served: Served, url: str) -> None:
 
 
 def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) -> None:
-    """A request says it once, and each span has it: few bytes would become many."""
+    """A long resource attribute is refused, because every span repeats it."""
     spans = [otlp_span(f"{number:016x}", "", "s", 0) for number in range(1, 201)]
-    status, _, said = send(served, body(*spans, service="x" * 400_000))
+    status, _, answer = send(served, body(*spans, service="x" * 400_000))
     assert status == 400
-    assert b"have 80," in said
-    status, _, said = send(served, body(*spans, service="x" * 1_001))
-    assert (status, json.loads(said)["partialSuccess"]["rejectedSpans"]) == (200, "200")
+    assert b"have 80," in answer
+    status, _, answer = send(served, body(*spans, service="x" * 1_001))
+    assert (status, json.loads(answer)["partialSuccess"]["rejectedSpans"]) == (200, "200")
     assert read_recorded(url) == []
 
 
 def test_spans_inside_one_another_without_end(served: Served, url: str) -> None:
-    """Each is looked at once, and a path names so many agents."""
+    """Nested spans are processed once each, and the number of agents in a path is limited."""
     ids = [f"{number:016x}" for number in range(1, 3_001)]
     spans = [
         otlp_span(own, outer, "s", 0, **{**INVOKES, "gen_ai.agent.name": f"a{own}"})
@@ -462,7 +468,7 @@ def test_spans_inside_one_another_without_end(served: Served, url: str) -> None:
     ]
     spans.append(otlp_span(CALL, ids[-1], "chat", 0, **SAID))
     assert send(served, body(*spans))[0] == 200
-    [found] = read_recorded(url)
-    _, spans_read = gathered(found.rollout, found.attempt, found.spans)
+    [data] = read_recorded(url)
+    _, spans_read = gathered(data.rollout, data.attempt, data.spans)
     [call] = [span for span in spans_read if span.kind is SpanKind.LLM]
     assert str(call.attributes[c.AGENT_PATH]).split("/") == [f"a{own}" for own in ids[:64]]

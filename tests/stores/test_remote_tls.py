@@ -1,4 +1,4 @@
-"""https, as a proxy in front of a server speaks it, with a private certificate authority."""
+"""Tests of https with a TLS proxy and a private certificate authority."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """For 127.0.0.1, its key beside it; nobody's authority has signed it."""
+    """Create a self-signed certificate for 127.0.0.1, with its key."""
     certificate = tmp_path / "certificate.pem"
     subprocess.run(
         [
@@ -61,18 +61,18 @@ def certificate(tmp_path: Path) -> Path:
 
 @contextmanager
 def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
-    """The address of a proxy that speaks https in front of the server."""
+    """Run a TLS proxy in front of the server; yield its address."""
     host, port = upstream.removeprefix("http://").split(":")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, certificate.parent / "key.pem")
-    up, down, found = threading.Event(), asyncio.Event(), list[Any]()
+    up, down, errors = threading.Event(), asyncio.Event(), list[Any]()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(2**16):
                 writer.write(data)
                 await writer.drain()
-        except OSError:  # one of the two is gone
+        except OSError:  # one side has disconnected
             pass
         finally:
             writer.close()
@@ -83,9 +83,9 @@ def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda *_: None)  # of a client that does not trust it
+        loop.set_exception_handler(lambda *_: None)  # a client does not trust the certificate
         server = await asyncio.start_server(take, "127.0.0.1", 0, ssl=context)
-        found.extend([loop, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+        errors.extend([loop, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
         up.set()
         await down.wait()
         server.close()
@@ -93,7 +93,7 @@ def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     up.wait()
-    loop, url = found
+    loop, url = errors
     try:
         yield url
     finally:
@@ -102,7 +102,7 @@ def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
 
 
 async def test_https(tmp_path: Path, certificate: Path) -> None:
-    """An authority that nobody knows is refused; SSL_CERT_FILE names one that is."""
+    """An unknown authority is refused, unless SSL_CERT_FILE has its certificate."""
     with (
         serving(lambda: SQLiteStore(tmp_path / "store.db")) as served,
         encrypted(served.url, certificate) as url,
@@ -151,7 +151,7 @@ async def asks_async(task, llm):
 async def test_model_calls_of_a_runner_behind_https(
     tmp_path: Path, certificate: Path, app: str, reward: float
 ) -> None:
-    """What carries them trusts whom the store's client trusts."""
+    """The OTLP sender trusts the same authorities as the store's client."""
     (tmp_path / "far_app.py").write_text(ASKS)
     environment = {**os.environ, "SSL_CERT_FILE": str(certificate)}
     command = [sys.executable, "-m", "lightspan.cli", "runner", f"far_app:{app}"]

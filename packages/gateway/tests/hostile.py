@@ -1,4 +1,4 @@
-"""Hostile requests, from a seed: valid ones of every dialect with something wrong; broken HTTP."""
+"""Generator of hostile requests: damaged valid requests of every dialect, and broken HTTP."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Json = Any
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """One request as it goes over the wire."""
+    """The bytes of one request."""
 
     kind: str
     data: bytes
     is_answered: bool = True
-    """HTTP allows an answer: the request ends, or is wrong before its end."""
+    """Whether HTTP allows an answer: the request is complete, or invalid before its end."""
     is_framed: bool = True
-    """The connection can be used again: both sides agree where the request ends."""
+    """Whether the connection can be reused: both sides agree on the end of the request."""
 
 
 @dataclass(slots=True)
 class Http:
-    """A request before it is written."""
+    """A request before its encoding."""
 
     path: str
     body: bytes
@@ -40,17 +40,17 @@ class Http:
     is_chunked: bool = False
 
     def set(self, name: str, value: str | bytes) -> None:
-        """Replace a header, or add it."""
+        """Replace or add a header."""
         raw = value.encode() if isinstance(value, str) else value
         self.headers = [pair for pair in self.headers if pair[0].lower() != name.lower()]
         self.headers.append((name, raw))
 
     def drop(self, name: str) -> None:
-        """Leave a header out."""
+        """Remove a header."""
         self.headers = [pair for pair in self.headers if pair[0].lower() != name.lower()]
 
     def wire(self) -> bytes:
-        """What is sent."""
+        """Return the encoded request."""
         head = f"{self.method} {self.path} {self.version}\r\n".encode()
         lines = b"".join(name.encode() + b": " + value + b"\r\n" for name, value in self.headers)
         if self.is_chunked:
@@ -80,14 +80,14 @@ def _chat(rng: random.Random) -> dict[str, Json]:
         "type": "function",
         "function": {"name": "calculator", "arguments": '{"a": 1}'},
     }
-    told: list[Json] = [
+    messages: list[Json] = [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": rng.choice(_TEXTS)},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "33"},
         {"role": "user", "content": [{"type": "text", "text": rng.choice(_TEXTS)}]},
     ]
-    body = {"messages": told[1:2] if rng.random() < 0.5 else told}
+    body = {"messages": messages[1:2] if rng.random() < 0.5 else messages}
     return body | _some(
         rng,
         max_tokens=rng.randrange(1, 6),
@@ -134,7 +134,7 @@ def _response(rng: random.Random) -> dict[str, Json]:
 
 
 def _message(rng: random.Random) -> dict[str, Json]:
-    told: list[Json] = [
+    messages: list[Json] = [
         {"role": "user", "content": rng.choice(_TEXTS)},
         {
             "role": "assistant",
@@ -145,7 +145,7 @@ def _message(rng: random.Random) -> dict[str, Json]:
             "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "33"}],
         },
     ]
-    body = {"messages": told[:1] if rng.random() < 0.5 else told}
+    body = {"messages": messages[:1] if rng.random() < 0.5 else messages}
     tool = {"name": "calculator", "input_schema": _SCHEMA}
     return (
         body
@@ -163,7 +163,7 @@ def _message(rng: random.Random) -> dict[str, Json]:
 
 
 def _some(rng: random.Random, **options: Json) -> dict[str, Json]:
-    """A few of these options, and of those of sampling."""
+    """Return some of these options and some sampling options."""
     sampling = {
         "temperature": rng.choice([0, 0.5, 1]),
         "top_p": rng.choice([0.5, 1]),
@@ -171,9 +171,9 @@ def _some(rng: random.Random, **options: Json) -> dict[str, Json]:
         "seed": 5,
         "stream": rng.random() < 0.5,
     }
-    known = {**options, **sampling}
-    chosen = rng.sample(sorted(known), rng.randrange(0, 5))
-    return {name: copy.deepcopy(known[name]) for name in chosen}
+    fields = {**options, **sampling}
+    chosen = rng.sample(sorted(fields), rng.randrange(0, 5))
+    return {name: copy.deepcopy(fields[name]) for name in chosen}
 
 
 _DIALECTS: Final[dict[str, Callable[[random.Random], dict[str, Json]]]] = {
@@ -202,7 +202,7 @@ _SAMPLING: Final = (
 
 # --- what is wrong with a body --------------------------------------------------------------
 def _odd(rng: random.Random) -> Json:
-    """A value that nobody expects."""
+    """Return an unexpected value."""
     return rng.choice(_ODD)() if rng.random() < 0.97 else _nested(rng.randrange(2, 300), rng)
 
 
@@ -255,21 +255,21 @@ def _nested(levels: int, rng: random.Random) -> Json:
 
 
 def _places(value: Json) -> list[tuple[Json, Json]]:
-    """(container, key) of everything inside."""
-    found: list[tuple[Json, Json]] = []
+    """Return (container, key) of every nested value."""
+    entries: list[tuple[Json, Json]] = []
     waiting = [value]
     while waiting:
         one = waiting.pop()
         keys: Any = range(len(one)) if isinstance(one, list) else list(one)
         for key in keys:
-            found.append((one, key))
+            entries.append((one, key))
             if isinstance(one[key], dict | list):
                 waiting.append(one[key])
-    return found
+    return entries
 
 
 def _mutate(body: dict[str, Json], rng: random.Random) -> None:
-    """One thing more that is wrong."""
+    """Damage one more part of the body."""
     how = rng.randrange(6)
     if how == 0:
         body[rng.choice(_SAMPLING)] = _odd(rng)
@@ -298,9 +298,9 @@ _TOKENS: Final = (
 
 
 def _spoil(data: bytes, rng: random.Random) -> bytes:
-    """Text that is no JSON any more, or hardly."""
+    """Return damaged or unusual JSON."""
     how = rng.randrange(7)
-    if how == 0 and b":" in data:  # in place of a value
+    if how == 0 and b":" in data:  # replace a value
         place = rng.choice([n for n, byte in enumerate(data) if byte == ord(":")])
         return data[: place + 1] + rng.choice(_TOKENS) + data[place + 1 :].lstrip(b' "0123456789.')
     if how == 1:
@@ -321,7 +321,7 @@ def _spoil(data: bytes, rng: random.Random) -> bytes:
 
 # --- what is wrong with a request -----------------------------------------------------------
 _NAMES: Final = (
-    *("Authorization", "Content-Type", "Content-Encoding", "Accept", "Host", "Origin", "Expect"),
+    *("Authorization", "Content-Type", "Content-Encoding", "Accept", "Host", "Origin"),
     *("x-api-key", "x-stainless-retry-count", "Connection", "Upgrade", "Cookie", "Range"),
     *(c.HEADER_CALL_ID, c.HEADER_ATTEMPT, c.HEADER_AGENT, c.HEADER_PARENT, c.HEADER_PROTOCOL),
 )
@@ -352,7 +352,7 @@ _METHODS: Final = ("GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", 
 
 
 def _bend(http: Http, rng: random.Random) -> None:
-    """One thing wrong with a request that is well formed."""
+    """Damage one part of a valid request."""
     how = rng.randrange(8)
     if how <= 2:
         http.set(rng.choice(_NAMES), rng.choice(_VALUES))
@@ -369,7 +369,7 @@ def _bend(http: Http, rng: random.Random) -> None:
 
 
 def _pack(http: Http, rng: random.Random) -> None:
-    """The body packed, or not as it says."""
+    """Compress the body, and possibly damage it."""
     plain = http.body
     packed = {
         "gzip": gzip.compress(plain, 1, mtime=0),
@@ -418,15 +418,15 @@ _BROKEN: Final = (
     b"CONNECT other.example:443 HTTP/1.1\r\nHost: other.example\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 )
-"""Each wrong before its end."""
+"""Return a request that is invalid before its end."""
 
 
 def requests(seed: int, *, host: str, token: Callable[[], str]) -> Iterator[Hostile]:
-    """Hostile requests without end, the same for the same seed.
+    """Yield hostile requests for ever, the same for the same seed.
 
     Args:
-        host: and port.
-        token: gives the one that opens the endpoint now.
+        host: host and port.
+        token: function that returns the valid token.
     """
     rng = random.Random(seed)
     while True:
@@ -438,11 +438,11 @@ def _one(rng: random.Random, host: str, token: str) -> Hostile:
         return Hostile("broken http", rng.choice(_BROKEN), is_framed=False)
     dialect = rng.choice(sorted(_DIALECTS))
     body = {"model": rng.choice(["policy", "policy", "writer", "m"]), **_DIALECTS[dialect](rng)}
-    what = rng.random()
-    for _ in range(rng.randrange(1, 4) if what < 0.75 else 0):
+    draw = rng.random()
+    for _ in range(rng.randrange(1, 4) if draw < 0.75 else 0):
         _mutate(body, rng)
     data = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
-    kind = "odd values" if what < 0.75 else "valid body"
+    kind = "odd values" if draw < 0.75 else "valid body"
     if rng.random() < 0.15:
         data, kind = _spoil(data, rng), "no json"
     path = rng.choice([f"/v1/{dialect}", f"/agents/writer/v1/{dialect}"])

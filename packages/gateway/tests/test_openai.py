@@ -1,4 +1,4 @@
-"""OpenAIEngine against the suite, and what is its own."""
+"""Tests of OpenAIEngine, with the engine suite and without."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_tries_again(status: int) -> None:
 
 
 async def test_a_refusal_that_quotes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reaches the app and the store, and the key reaches neither."""
+    """A refusal reaches the app and the store without the key."""
     monkeypatch.setenv("SOME_KEY", "sk-secret")
     bad = Reply(status=401, text="Incorrect API key provided: sk-secret")
     with ScriptedServer([bad, bad]) as server:
@@ -77,7 +77,7 @@ async def test_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_events_of_any_form() -> None:
-    """Comments, CRLF, no space after the colon, lines longer than any buffer, cut anywhere."""
+    """Comments, CRLF, no space after the colon, lines longer than any buffer, split anywhere."""
     long = json.dumps({"x": "y" * 300_000}).encode()
     body = b": hi\r\n\r\ndata:{}\r\n\r\nevent: x\ndata: " + long + b"\n\ndata:[DONE]\n\n"
 

@@ -1,4 +1,4 @@
-"""Every field that says how to sample has a type and a range, in every dialect and mode."""
+"""Tests of the types and ranges of sampling fields, in every dialect and mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OF_ONE: dict[str, dict[str, list[Any]]] = {
     "messages": {"stop_sequences": [1, "a", {}, [""], [1], ["a"] * 65]},
 }
 NOT_OF: dict[str, set[str]] = {
-    # a chat's limit, which others pass over
+    # the limit of chats, which others ignore
     "completions": {"max_completion_tokens"},
     "responses": {"max_completion_tokens", "max_tokens"},
     "messages": {"max_completion_tokens", "stop"},
@@ -57,11 +57,11 @@ CASES = [
     for field, values in {**WRONG, **OF_ONE[dialect]}.items()
     if field not in NOT_OF.get(dialect, ())
     for wrong in values
-    # an empty text asks for nothing, as null does
+    # an empty text means null
     if not (field == "stop" and wrong == "")
 ]
 MODES = [(Mode.TRAIN, Sampling()), (Mode.VAL, Sampling()), (Mode.VAL, None)]
-"""In training, in its evaluations, and in `serve`."""
+"""Parse in training, in validation and in `serve`."""
 
 
 @pytest.mark.parametrize("dialect", SAID)
@@ -72,8 +72,8 @@ def test_what_is_no_value_of_a_field_is_refused_by_name(dialect: str) -> None:
         for mode, forced in MODES:
             with pytest.raises(ApiError) as refused:
                 DIALECTS[dialect].parse({**SAID[dialect], field: wrong}, mode=mode, forced=forced)
-            told = (refused.value.status, refused.value.param)
-            assert told == (400, field), f"{field} = {wrong!r} in {mode}: {refused.value}"
+            refusal = (refused.value.status, refused.value.param)
+            assert refusal == (400, field), f"{field} = {wrong!r} in {mode}: {refused.value}"
             assert "cannot be honoured" not in refused.value.message, refused.value.message
 
 
@@ -98,12 +98,12 @@ def test_the_ends_of_a_range_are_values(dialect: str) -> None:
 
 def test_a_limit_beyond_the_context_is_the_context() -> None:
     body = {**SAID["chat/completions"], "max_tokens": 2**63 - 1}
-    asked = DIALECTS["chat/completions"].parse(body, mode=Mode.VAL, forced=None)
-    assert asked.sampling.max_tokens == 2**63 - 1
+    parsed_request = DIALECTS["chat/completions"].parse(body, mode=Mode.VAL, forced=None)
+    assert parsed_request.sampling.max_tokens == 2**63 - 1
 
 
 def test_other_dialects_limits_are_passed_over() -> None:
     for dialect in ("responses", "messages", "completions"):
         body = {**SAID[dialect], "max_completion_tokens": [1]}
-        asked = DIALECTS[dialect].parse(body, mode=Mode.TRAIN, forced=Sampling())
-        assert asked.sampling.max_tokens in (None, 5, 16)
+        parsed_request = DIALECTS[dialect].parse(body, mode=Mode.TRAIN, forced=Sampling())
+        assert parsed_request.sampling.max_tokens in (None, 5, 16)

@@ -1,4 +1,4 @@
-"""Tool parsers: each format, what stays text, what can be streamed."""
+"""Tests of tool parsers: each format, malformed calls and streaming."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CALLS: list[tuple[str, str, ParsedText]] = [
 @pytest.mark.parametrize("number", ["2e658", "-1e-999", "9" * 5_000, f"{'9' * 400}.5"])
 @pytest.mark.parametrize("name", PARSERS)
 def test_numbers_beyond_those_of_python(name: str, number: str) -> None:
-    """JSON allows them, and so does a grammar that holds a call to a schema."""
+    """JSON and grammars allow numbers that Python's types cannot represent."""
     field = "parameters" if name == "llama" else "arguments"
     body = f'{{"name": "f", "{field}": {{"x": {number}}}}}'
     text = f"{CALL_OPEN}{body}{CALL_CLOSE}" if name == "hermes" else body
@@ -106,8 +106,8 @@ def test_calls(parser: str, text: str, parsed: ParsedText) -> None:
 
 @pytest.mark.parametrize(("parser", "text"), TEXT)
 def test_what_is_no_call_stays_text_exactly(parser: str, text: str) -> None:
-    for said in (text, f" \n{text}\n "):
-        assert tool_parser(parser).parse(said) == ParsedText(said)
+    for variant in (text, f" \n{text}\n "):
+        assert tool_parser(parser).parse(variant) == ParsedText(variant)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ PIECES = [
 
 @given(parser=st.sampled_from(sorted(PARSERS)), pieces=st.lists(st.sampled_from(PIECES)))
 def test_what_was_streamed_is_in_the_content(parser: str, pieces: list[str]) -> None:
-    """Whatever is shown of a growing text is the beginning of its content, and never taken back."""
+    """The visible part of a growing text is always a prefix of its content."""
     text = "".join(pieces)
     content = tool_parser(parser).parse(text).content or ""
     shown = [tool_parser(parser).visible_length(text[:end]) for end in range(len(text) + 1)]
@@ -170,12 +170,12 @@ def test_any_arguments_arrive_as_written(
 ) -> None:
     written = json.dumps(arguments, ensure_ascii=ascii_only)
     for parser, key in (("hermes", "arguments"), ("llama", "parameters"), ("json", "arguments")):
-        said = f'{{"name": {json.dumps(name)}, "{key}": {written}}}'
+        variant = f'{{"name": {json.dumps(name)}, "{key}": {written}}}'
         if parser == "hermes":
-            if "</tool_call>" in said or "<tool_call>" in said:
+            if "</tool_call>" in variant or "<tool_call>" in variant:
                 continue
-            said = f"<tool_call>{said}</tool_call>"
-        assert tool_parser(parser).parse(said).calls == (ParsedCall(name, written),)
+            variant = f"<tool_call>{variant}</tool_call>"
+        assert tool_parser(parser).parse(variant).calls == (ParsedCall(name, written),)
 
 
 def test_an_unknown_parser_names_those_there_are() -> None:
@@ -184,7 +184,7 @@ def test_an_unknown_parser_names_those_there_are() -> None:
 
 
 def test_the_markers_of_tool_calls_are_written_in_one_place() -> None:
-    """The gateway's parsers, the engine's tokenizers and AIR mean the same ones."""
+    """The gateway's parsers, the engine's tokenizers and AIR share the constants of the marks."""
     packages = Path(__file__).parents[3] / "packages"
     sources = [path for path in packages.glob("*/src/**/*.py") if "testing" not in path.parts]
     written = {

@@ -3,9 +3,9 @@
 It answers model calls of apps, and writes a span and token records of each call to the store. The
 path of a request: `http_server`, `server` (routes), `request_handler` (authentication, routing,
 the prompt), `calls` with `generated_call` and `proxied_call` (the life of a call), `call_recorder`
-(the store) and `response_writer`. `access_policy` says who may call, `training_access` for a
-training. `request_body` reads bodies, `dialects` parses requests and formats answers, `grammars`
-compiles structured output, `tools` parses tool calls, `token_collector` gathers the exact tokens,
+(the store) and `response_writer`. `access_policy` authenticates and routes callers;
+`training_access` is the policy of a training. `request_body` reads bodies, `dialects` parses
+requests and formats answers, `grammars` compiles structured output, `tools` parses tool calls,
 `api_errors` holds the error responses.
 """
 

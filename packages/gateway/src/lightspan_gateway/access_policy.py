@@ -1,4 +1,4 @@
-"""Who may call a gateway, and where calls go.
+"""The interface of access policies: authentication of callers, and routing of their calls.
 
 Implemented by `training_access.TrainingAccess` and
 `lightspan_gateway.serving.public_access.PublicAccess`.
@@ -19,16 +19,16 @@ from lightspan_gateway.calls import CallerSession, CallLog
 
 
 class AccessPolicy(ABC):
-    """Authenticate callers, route their calls, and keep their sessions.
+    """Authenticate callers, store their sessions and route their calls.
 
     Args:
-        log: records the calls.
+        log: the log that records the calls.
     """
 
     max_tokens: int | None = None
-    """Default limit of an answer; None: what the context leaves."""
+    """Default limit of an answer in tokens; None for the rest of the context."""
     shutdown_s = 0.5
-    """How long running calls may go on when the gateway closes."""
+    """Seconds for which running calls may continue when the gateway closes."""
 
     def __init__(self, log: CallLog) -> None:
         self.log = log
@@ -38,7 +38,7 @@ class AccessPolicy(ABC):
         """Return the session of the request's sender.
 
         Raises:
-            ApiError: the sender may not call.
+            ApiError: the sender has no access.
         """
 
     @abstractmethod
@@ -46,38 +46,38 @@ class AccessPolicy(ABC):
         """Return the sessions in memory."""
 
     def target(self, session: CallerSession, path: str) -> Target:
-        """Return where the calls of the agent at this path go."""
+        """Return the target of the calls of the agent with this path."""
         return session.routing.target(path)
 
     @abstractmethod
-    def by_model(
+    def target_of_model(
         self, session: CallerSession, model: str, policies: Collection[str]
     ) -> tuple[str, Target]:
-        """Return the agent that calls by this model name, and where its call goes.
+        """Return the agent of a request by its model name, and the target of its call.
 
         Args:
-            session: of the request.
-            model: of the request; empty if it names none.
-            policies: those that the engine serves.
+            session: session of the request.
+            model: model of the request; empty without.
+            policies: policies that the engine serves.
 
         Raises:
-            ApiError: 404, there is no such model.
+            ApiError: 404 for an unknown model.
         """
 
     @abstractmethod
-    def not_ours(self, path: str) -> ApiError:
-        """Return the refusal of an agent whose calls stay where the app points them."""
+    def unserved_agent(self, path: str) -> ApiError:
+        """Return the error for an agent whose calls the gateway does not answer."""
 
     def models(self, policies: Collection[str]) -> list[str]:
-        """Return the names that a request may give as its model."""
+        """Return the valid model names of requests."""
         return sorted(policies)
 
     def documents(self) -> Mapping[str, Callable[[], Any]]:
-        """Return further paths that a caller may read: path → function that returns its JSON."""
+        """Return the further paths for GET requests: path → function that returns the JSON."""
         return {}
 
     async def close(self) -> None:
-        """Wait for the running calls, and until they are recorded."""
+        """Wait until the running calls are finished and recorded."""
         calls = [call for session in self.sessions() for call in session.calls.values()]
         await asyncio.gather(*(call.wait_done() for call in calls))
         await self.log.drain()

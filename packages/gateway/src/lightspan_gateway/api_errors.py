@@ -1,4 +1,4 @@
-"""Error responses, and OpenAI's format of them."""
+"""Error responses, and their JSON in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from lightspan.schema import semconv as c
 
 CLIENT_LEFT: Final = 499
 """Status of a request whose client disconnected (nginx's 499)."""
-
 MAX_MESSAGE_LENGTH: Final = 4_000
 
 
@@ -28,7 +27,7 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> None:
-        if len(message) > MAX_MESSAGE_LENGTH:  # it may quote a field of any size
+        if len(message) > MAX_MESSAGE_LENGTH:  # a message may quote a field of any size
             message = f"{message[:MAX_MESSAGE_LENGTH]}…"
         super().__init__(message)
         self.status = status
@@ -37,24 +36,24 @@ class ApiError(Exception):
         self.code = code
 
 
-def openai_refusal(error: ApiError, request_id: str | None = None) -> bytes:
-    """Return the JSON body of an error; the format has no request id."""
+def openai_error(error: ApiError, request_id: str | None = None) -> bytes:
+    """Return the JSON of an error; OpenAI's format has no request id."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
-    return msgspec.json.encode({"error": told})
+    details = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": details})
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return HTTP 400 that names the field."""
+    """Return an HTTP 400 that names the field."""
     return ApiError(400, message, param=param, code=code)
 
 
 def no_model(message: str) -> ApiError:
-    """Return HTTP 404 for an unknown model."""
+    """Return an HTTP 404 for an unknown model."""
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def refusal_of(error: LightspanError) -> ApiError:
+def to_api_error(error: LightspanError) -> ApiError:
     """Return the error response of a failed call."""
     match error:
         case ContextOverflowError():

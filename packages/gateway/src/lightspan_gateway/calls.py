@@ -26,7 +26,7 @@ _Part = TypeVar("_Part")
 
 @dataclass(slots=True)
 class RecordedCall:
-    """A call that only the store remembers, as after a restart of the gateway."""
+    """A call that is in the store but not in memory, for example after a restart of the gateway."""
 
     span: Span
     records: list[TokenRecord] = field(default_factory=list)
@@ -43,16 +43,17 @@ class CallerSession:
     claim: Claim
     routing: Routing
     checked_at: float = 0.0
+    """Time of the last look-up of the call token, by `time.monotonic`."""
     sequence: int = 0
     """The latest sequence number."""
     calls: dict[str, ServedCall] = field(default_factory=dict)
-    """By call id."""
-    past: dict[str, RecordedCall] = field(default_factory=dict)
-    """By call id: recorded by another gateway process, or by this one before it forgot them."""
+    """Call id → call."""
+    recorded: dict[str, RecordedCall] = field(default_factory=dict)
+    """Call id → call that was recorded before this session was opened."""
     shared: bool = False
-    """Whether several clients share it: equal bodies may then be of two of them."""
-    most_calls: int | None = None
-    """Calls that are kept in memory; None: all."""
+    """Whether several clients share the session, so that equal bodies may be different calls."""
+    max_calls: int | None = None
+    """Maximum number of calls in memory; None for all."""
 
     @property
     def attempt_id(self) -> str:
@@ -69,85 +70,87 @@ class CallerSession:
 
     @property
     def naming_rules(self) -> list[Rule]:
-        """Return the rules by which a request's `model` may name an agent."""
+        """Return the routing rules whose agent the `model` of a request may name."""
         return [rule for rule in self.routing.rules if rule.pattern not in ("*", "**")]
 
     def add(self, call: ServedCall) -> None:
-        """Add a call, and evict the oldest answered ones beyond `most_calls`."""
-        if self.most_calls is not None:
-            answered = [name for name, earlier in self.calls.items() if not earlier.active]
-            for name in answered[: max(0, len(self.calls) + 1 - self.most_calls)]:
-                del self.calls[name]
+        """Add a call, and evict the oldest answered ones beyond `max_calls`."""
+        if self.max_calls is not None:
+            answered = [call_id for call_id, other in self.calls.items() if not other.active]
+            for call_id in answered[: max(0, len(self.calls) + 1 - self.max_calls)]:
+                del self.calls[call_id]
         self.calls[call.info.call_id] = call
 
     def undelivered(self, body_hash: str) -> str | None:
         """Return the id of the latest call with this body whose answer may not have arrived.
 
-        A call without clients comes first: of two equal calls at once (best-of-n) the retry belongs
-        to the one whose client disconnected. In a shared session only the call id identifies one.
+        Of two equal calls at once (best-of-n), the retry belongs to the call whose client
+        disconnected, so a call without clients is preferred. In a shared session a body does not
+        identify a call, so the result is None.
         """
         if self.shared:
             return None
-        missed = [
+        candidates = [
             call_id
             for call_id, call in reversed(self.calls.items())
             if call.info.body_hash == body_hash and not call.delivered
         ]
-        if missed:
-            return next((name for name in missed if self.calls[name].is_abandoned), missed[0])
-        for call_id, past in reversed(self.past.items()):
-            if call_id not in self.calls and past.body_hash == body_hash:
-                return call_id
-        return None
+        abandoned = (call_id for call_id in candidates if self.calls[call_id].is_abandoned)
+        candidates = [*abandoned, *candidates] or [
+            call_id
+            for call_id, recorded in reversed(self.recorded.items())
+            if call_id not in self.calls and recorded.body_hash == body_hash
+        ]
+        return candidates[0] if candidates else None
 
 
 @dataclass(slots=True, kw_only=True)
 class CallInfo:
-    """The request side of a call."""
+    """The request of a call."""
 
     session: CallerSession
     call_id: str
     agent_path: str
     target: Target
     body: dict[str, Any]
-    """Empty after it was recorded."""
+    """The decoded JSON; empty after the call is recorded."""
     body_hash: str
     size: int
-    """Of the request, in bytes."""
+    """Size of the request in bytes."""
     policy: str
     span_id: str
     parent_id: str | None
     trace_id: str
     start_ns: int
-    patience_s: float = 0.0
-    """How long the call goes on without a client, who may retry."""
+    grace_s: float = 0.0
+    """Seconds for which the call continues without a client, which may retry."""
     sequence_start: int = 0
-    """0 before it starts."""
+    """Sequence number of the start; 0 before."""
 
 
 class CallLog(ABC):
-    """Records calls."""
+    """A destination for the records of calls."""
 
     needs_bodies = True
-    """Whether the bodies of requests are recorded."""
+    """Whether it records the bodies of requests."""
 
     def __init__(self) -> None:
         self._background: set[asyncio.Task[Any]] = set()
 
     @abstractmethod
     async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
-        """Record a call; returns when that is durable, or after a timeout."""
+        """Record a call; return when the record is durable, or after a timeout."""
 
     @abstractmethod
-    async def refuse(self, info: CallInfo, error: ApiError) -> None:
+    async def record_refusal(self, info: CallInfo, error: ApiError) -> None:
         """Record a call that was refused, or whose client disconnected (499), before it started."""
 
     @abstractmethod
-    async def mark(self, info: CallInfo, outcome: CallOutcome) -> None:
+    async def update_outcome(self, info: CallInfo, outcome: CallOutcome) -> None:
         """Change the recorded outcome of a call."""
 
     def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a task that `drain` waits for and nothing cancels."""
+        """Start a task that is never cancelled, and that `drain` waits for."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -160,42 +163,42 @@ class CallLog(ABC):
 
 
 class ServedCall(ABC):
-    """A call: its clients, its work, its record and its answer."""
+    """A call with its clients, its work, its record and its answer."""
 
     def __init__(self, info: CallInfo, log: CallLog) -> None:
         self.info = info
         self.overrides: Mapping[str, Any] = {}
-        """Field of the request → (what the app asked, what is used)."""
+        """Field of the request → (requested value, used value)."""
         self.streamed = bool(info.body.get("stream"))
-        """Whether the client asked for events rather than a body."""
+        """Whether the client requested a stream of events."""
         self.error: Exception | None = None
         self.answered = False
-        """The answer is complete and recorded."""
+        """Whether the answer is complete and recorded."""
         self.delivered = False
-        self.lost = False
-        """Its answer was recorded as undelivered."""
+        self.is_undelivered = False
+        """Whether the answer was recorded as undelivered."""
         self.tries = 0
         self._log = log
         self._clients = 0
         self._task: asyncio.Task[None] | None = None
         self._cancellable = False
-        self._patience: asyncio.TimerHandle | None = None
-        self._pulse = asyncio.Event()
+        self._cancel_timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
 
     # --- state -----------------------------------------------------------------------
     @property
     def outcome(self) -> CallOutcome:
-        """The outcome that is recorded for an answered call."""
+        """Outcome to record for an answered call."""
         return CallOutcome.OK
 
     @property
     def active(self) -> bool:
-        """Whether it is running."""
+        """Whether the call is running."""
         return self._task is not None
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether it has no client."""
+        """Whether the call has no client."""
         return self._clients == 0
 
     def forget_request(self) -> None:
@@ -207,15 +210,15 @@ class ServedCall(ABC):
         """Return the span attributes of the answer so far."""
 
     def token_records(self, outcome: CallOutcome, sequence_end: int) -> list[TokenRecord]:
-        """Return the records of the tokens sampled so far; none for an endpoint's answer.
+        """Return the records of the tokens sampled so far; empty for an endpoint's answer.
 
         Raises:
-            DataError: the engine gave tokens that cannot be trained.
+            DataError: tokens cannot be trained, such as one with an infinite log-probability.
         """
         return []
 
     def conversation(self) -> list[dict[str, Any]] | None:
-        """Return what a next response continues; None without an answered response."""
+        """Return the conversation that a later response may continue; None without."""
         return None
 
     # --- answer -----------------------------------------------------------------
@@ -224,79 +227,80 @@ class ServedCall(ABC):
         """Yield the events of the answer, the last one after the call is recorded.
 
         Raises (while iterating):
-            ApiError: an endpoint refused.
+            ApiError: an endpoint refused the call.
             LightspanError: the engine failed.
         """
 
     @abstractmethod
     async def body(self) -> bytes:
-        """Return the answer after it is recorded; raises what `events` raises."""
+        """Return the answer after it is recorded; raise the same errors as `events`."""
 
     async def _wait(self) -> None:
         async for _ in self._follow(tuple):
             pass
 
     async def _follow(self, parts: Callable[[], Sequence[_Part]]) -> AsyncGenerator[_Part, None]:
-        """Yield the parts as they come, until the answer is complete and recorded."""
+        """Yield the parts as they arrive, until the answer is complete and recorded."""
         position = 0
         while True:
-            pulse, known = self._pulse, parts()
-            while position < len(known):
-                yield known[position]
+            changed, available = self._changed, parts()
+            while position < len(available):
+                yield available[position]
                 position += 1
             if self.error is not None:
                 raise self.error
             if self.answered and position == len(parts()):
                 return
-            if pulse is self._pulse:
-                await pulse.wait()
+            if changed is self._changed:
+                await changed.wait()
 
     # --- clients -----------------------------------------------------------------
     def subscribe(self) -> None:
-        """Add a client; starts the work, or restarts it after a cancellation or an error."""
+        """Add a client; start the work, or restart it after a cancellation or an error."""
         self._clients += 1
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._cancel_timer is not None:
+            self._cancel_timer.cancel()
         if self._task is None and not self.answered:
             self._start()
 
     def unsubscribe(self) -> None:
-        """Remove a client; without any the work is cancelled, after `patience_s`."""
+        """Remove a client; if it was the last one, cancel the work after `grace_s`."""
         self._clients -= 1
-        if not self.info.patience_s:
+        if not self.info.grace_s:
             self.cancel_if_abandoned()
         elif self.is_abandoned and self._task is not None:
             loop = asyncio.get_running_loop()
-            self._patience = loop.call_later(self.info.patience_s, self.cancel_if_abandoned)
+            self._cancel_timer = loop.call_later(self.info.grace_s, self.cancel_if_abandoned)
 
     def cancel_if_abandoned(self) -> None:
-        """Cancel the work if it has no client."""
+        """Cancel the work if the call has no client."""
         if self.is_abandoned and self._task is not None and self._cancellable:
             self._cancellable = False
             self._task.cancel()
 
     async def mark_delivered(self) -> None:
-        """Note that a client has the answer."""
+        """Record that a client received the answer."""
         self.delivered = True
-        if self.lost:  # an earlier delivery failed, this retry fetched the answer
-            self.lost = False
-            await self._log.mark(self.info, self.outcome)
+        if self.is_undelivered:  # an earlier delivery failed, and a retry fetched the answer
+            self.is_undelivered = False
+            await self._log.update_outcome(self.info, self.outcome)
 
     def mark_undelivered(self) -> None:
-        """Note that a client disconnected without the answer."""
+        """Record that a client disconnected without the answer."""
         self._log.background(self._mark_undelivered())
 
     async def _mark_undelivered(self) -> None:
         await self.wait_done()
         # while another client waits, the answer may still be delivered
-        if self.answered and self.is_abandoned and not self.delivered and not self.lost:
-            self.lost = True
-            await self._log.mark(self.info, CallOutcome.UNDELIVERED)
+        is_marked = self.delivered or self.is_undelivered
+        if self.answered and self.is_abandoned and not is_marked:
+            self.is_undelivered = True
+            await self._log.update_outcome(self.info, CallOutcome.UNDELIVERED)
 
     # --- work ---------------------------------------------------------------------
     @abstractmethod
     async def _work(self) -> None:
-        """Get the answer; cancelled when the last client disconnects."""
+        """Produce the answer; the task is cancelled when the last client disconnects."""
 
     def _start(self) -> None:
         self.error = None
@@ -311,34 +315,34 @@ class ServedCall(ABC):
         except asyncio.CancelledError:
             outcome = CallOutcome.CANCELLED
         except Exception as error:
-            outcome, self.error = CallOutcome.ERROR, _explained(error)
+            outcome, self.error = CallOutcome.ERROR, _call_error(error)
         self._cancellable = False
         try:
             await self._log.record(self, outcome or self.outcome)
             self.answered = outcome is None
             if self.answered:
                 self.forget_request()
-        except Exception as error:  # else the clients would wait for ever
-            self.error = _explained(error)
+        except Exception as error:  # without an error the clients would wait for ever
+            self.error = _call_error(error)
         finally:
             self._task = None
-            self._beat()
+            self._notify()
             if outcome is CallOutcome.CANCELLED and not self.is_abandoned:
-                self._start()  # a retry came while this try was being cancelled
+                self._start()  # a retry arrived while this try was being cancelled
 
     async def wait_done(self) -> None:
-        """Wait until it is not running."""
+        """Wait until the call is not running."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
-    def _beat(self) -> None:
+    def _notify(self) -> None:
         """Wake the clients."""
-        pulse, self._pulse = self._pulse, asyncio.Event()
-        pulse.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
-def _explained(error: Exception) -> Exception:
-    """Return the error as one that an API error can be made of."""
+def _call_error(error: Exception) -> Exception:
+    """Return the error as an `ApiError` or a `LightspanError`."""
     first = error
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]

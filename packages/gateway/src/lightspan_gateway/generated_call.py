@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -18,44 +17,51 @@ from lightspan.schema import semconv as c
 from lightspan.schema.genai_attributes import answer_attributes
 from lightspan.schema.spans import Attributes
 from lightspan.schema.token_records import CallOutcome, FinishReason, TokenRecord
-from lightspan_gateway.calls import CallInfo, CallLog, ServedCall
+from lightspan_gateway.calls import CallInfo, CallLog, RecordedCall, ServedCall
 from lightspan_gateway.dialects.base import Answer, Choice, ModelRequest, head
-from lightspan_gateway.token_collector import TokenCollector
+from lightspan_gateway.request_body import digest_of
 from lightspan_gateway.tools import ParsedCall, tool_parser
 
 
-class ParsedChoice(NamedTuple):
-    """A finished choice as an OpenAI message."""
-
-    message: dict[str, Any]
-    calls_tools: bool
-
-
 @dataclass(slots=True)
-class ChoiceRun(TokenCollector):
-    """A choice while it is generated: its tokens and their text."""
-
-    decoder: IncrementalDecoder = field(kw_only=True)
-    text: str = ""
-    stop: str | None = None
-    """The stop string that ended it."""
-    parsed: ParsedChoice | None = None
-    """Set when the choice is finished."""
-    streamed: int = 0
-    """Characters of `text` that were emitted as deltas."""
-
-    def extend(self, chunk: TokenChunk) -> None:
-        """Append the tokens of a chunk and their text, which is trimmed at the end."""
-        self.add(chunk)
-        self.text += self.decoder.push(chunk.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text of a choice."""
+class ChoiceRun:
+    """The exact tokens of a choice and their text, while it is generated."""
 
     index: int
-    text: str
+    prompt_ids: list[int]
+    decoder: IncrementalDecoder
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Run lengths: (policy version, number of tokens)."""
+    finish: FinishReason | None = None
+    text: str = ""
+    stop: str | None = None
+    """The stop string that ended the choice."""
+    message: dict[str, Any] | None = None
+    """The finished choice as an OpenAI message."""
+    streamed: int = 0
+    """Number of characters of `text` that were emitted as deltas."""
+
+    def extend(self, chunk: TokenChunk) -> None:
+        """Append the tokens of a chunk and their text, which is trimmed when the choice ends."""
+        self.text += self.decoder.push(chunk.ids)
+        self.ids.extend(chunk.ids)
+        self.logprobs.extend(chunk.logprobs)
+        if chunk.ids:
+            continues = self.versions and self.versions[-1][0] == chunk.version
+            count = self.versions.pop()[1] if continues else 0
+            self.versions.append((chunk.version, count + len(chunk.ids)))
+
+    def truncate(self, length: int) -> None:
+        """Truncate the choice to `length` tokens."""
+        del self.ids[length:], self.logprobs[length:]
+        versions: list[tuple[int, int]] = []
+        for version, count in self.versions:
+            if length > 0:
+                versions.append((version, min(count, length)))
+            length -= count
+        self.versions = versions
 
 
 class GeneratedCall(ServedCall):
@@ -63,11 +69,11 @@ class GeneratedCall(ServedCall):
 
     Args:
         info: the call.
-        request: parsed, with `max_tokens` set.
+        request: the parsed request, with `max_tokens` set.
         prompts: token ids of each prompt; a chat has one.
-        engine: generates.
-        tokenizer: of the policy.
-        log: records the call.
+        engine: the engine that generates the answer.
+        tokenizer: the policy's tokenizer.
+        log: the log that records the call.
     """
 
     def __init__(
@@ -83,44 +89,38 @@ class GeneratedCall(ServedCall):
         self.request = replace(request.without_prompt(), overrides={})
         self.overrides = request.overrides
         self.choices = [
-            ChoiceRun(number * request.n + index, prompt, decoder=IncrementalDecoder(tokenizer))
+            ChoiceRun(number * request.n + index, prompt, IncrementalDecoder(tokenizer))
             for number, prompt in enumerate(prompts)
             for index in range(request.n)
         ]
         self.created = int(time.time())
+        self.response_id = f"{request.id_prefix}{info.call_id}"
+        self.model = request.model or info.policy
         self.resampled = False
-        """Whether it was sampled again after a try whose tokens are lost."""
-        self.deltas: list[Delta] = []
+        """Whether a choice was sampled again after a try whose tokens were lost."""
+        self.deltas: list[tuple[int, str]] = []
+        """(choice, new text) of a streamed answer."""
         self._prompts = prompts
         self._engine = engine
         self._tokenizer = tokenizer
         self._tools = tool_parser(tokenizer.tool_parser) if request.parse_tools else None
 
     @property
-    def response_id(self) -> str:
-        """The id in the answer."""
-        return f"{self.request.id_prefix}{self.info.call_id}"
-
-    @property
-    def model(self) -> str:
-        """The model in the answer."""
-        return self.request.model or self.info.policy
-
-    @property
     def outcome(self) -> CallOutcome:
         return CallOutcome.RESAMPLED if self.resampled else CallOutcome.OK
 
-    def restore(self, records: Sequence[TokenRecord], *, resampled: bool) -> None:
+    def restore(self, recorded: RecordedCall) -> None:
         """Restore a recorded answer, or the recorded part of one."""
         self.tries = 1
-        self.resampled = resampled
-        self.lost = any(record.outcome is CallOutcome.UNDELIVERED for record in records)
-        for record in records:
+        self.resampled = bool(recorded.span.attributes.get(c.CALL_RESAMPLED))
+        for record in recorded.records:
+            self.is_undelivered |= record.outcome is CallOutcome.UNDELIVERED
             choice = self.choices[record.choice]
-            choice.restore(record)
+            choice.ids, choice.logprobs = record.response_ids, record.logprobs
+            choice.versions = [(version, count) for version, count in record.versions]
             choice.text = choice.decoder.push(choice.ids)
             if record.finish_reason is not FinishReason.CANCELLED:
-                self._end(choice, record.finish_reason)
+                self._finish(choice, record.finish_reason)
             self._emit(choice)
         self.answered = all(choice.finish is not None for choice in self.choices)
 
@@ -136,9 +136,9 @@ class GeneratedCall(ServedCall):
                 group.create_task(self._sample(choice))
 
     async def _sample(self, choice: ChoiceRun) -> None:
-        request, watcher = self._generation(choice), self._watcher(choice)
+        request, watcher = self._generation_request(choice), self._stop_watcher(choice)
         if request is None:
-            self._end(choice, FinishReason.LENGTH)
+            self._finish(choice, FinishReason.LENGTH)
             return
         chunks = self._engine.generate(request, stream=self.streamed)
         async with aclosing(chunks):  # type: ignore[type-var]
@@ -146,21 +146,22 @@ class GeneratedCall(ServedCall):
                 choice.extend(chunk)
                 stop = None if watcher is None else watcher.complete(chunk.ids)
                 if stop is not None:
-                    choice.cut(len(choice.ids) - len(chunk.ids) + stop)
+                    choice.truncate(len(choice.ids) - len(chunk.ids) + stop)
                 finish = chunk.finish_reason if stop is None else FinishReason.STOP
                 if finish is not None:
-                    self._end(choice, finish)
+                    self._finish(choice, finish)
                 self._emit(choice)
                 if stop is not None:
                     return
 
-    def _generation(self, choice: ChoiceRun) -> GenerationRequest | None:
+    def _generation_request(self, choice: ChoiceRun) -> GenerationRequest | None:
+        """Return the request for the rest of a choice; None if `max_tokens` is reached."""
         sampling = self.request.sampling
         if sampling.max_tokens is not None and choice.ids:
-            left = sampling.max_tokens - len(choice.ids)
-            if left <= 0:
+            remaining = sampling.max_tokens - len(choice.ids)
+            if remaining <= 0:
                 return None
-            sampling = msgspec.structs.replace(sampling, max_tokens=left)
+            sampling = msgspec.structs.replace(sampling, max_tokens=remaining)
         return GenerationRequest(
             request_id=f"{self.info.call_id}-{choice.index}-{self.tries}",
             policy=self.info.policy,
@@ -171,10 +172,10 @@ class GeneratedCall(ServedCall):
             rollout="" if self.info.session.shared else self.info.session.attempt_id,
         )
 
-    def _watcher(self, choice: ChoiceRun) -> StopWatcher | None:
+    def _stop_watcher(self, choice: ChoiceRun) -> StopWatcher | None:
         """Return a watcher for a stop string that began before the choice was interrupted.
 
-        The engine ends at stop strings itself, but sees only what it samples in this try.
+        The engine ends at stop strings too, but looks only at the tokens of this try.
         """
         if not choice.ids or not self.request.sampling.stop:
             return None
@@ -182,64 +183,63 @@ class GeneratedCall(ServedCall):
         watcher.complete(choice.ids)
         return watcher
 
-    def _end(self, choice: ChoiceRun, finish: FinishReason) -> None:
+    def _finish(self, choice: ChoiceRun, finish: FinishReason) -> None:
         choice.text, choice.stop = self._trim(choice.text + choice.decoder.flush())
         choice.finish = finish
-        choice.parsed = self._read(choice)
+        choice.message = self._message(choice)
 
     # --- text -----------------------------------------------------------------------------
-    # An engine ends the ids with the token that completes a stop string. Where the text ends, and
-    # how much of it may be shown before that is known, is decided here alone.
+    # The ids of an engine end with the token that completes a stop string. Only the functions below
+    # decide where the text ends, and how much of it is streamed before that is certain.
     def _trim(self, text: str) -> tuple[str, str | None]:
         """Return the text up to the first stop string, and that string."""
-        found = [(text.find(stop), stop) for stop in self.request.sampling.stop if stop in text]
-        position, stop = min(found, default=(len(text), None))
+        stops = [(text.find(stop), stop) for stop in self.request.sampling.stop if stop in text]
+        position, stop = min(stops, default=(len(text), None))
         return text[:position], stop
 
     def _emit(self, choice: ChoiceRun) -> None:
         if not self.streamed:
             return
-        end = self._visible(choice)
+        end = self._visible_length(choice)
         if end > choice.streamed:
-            self.deltas.append(Delta(choice.index, choice.text[choice.streamed : end]))
+            self.deltas.append((choice.index, choice.text[choice.streamed : end]))
             choice.streamed = end
-            self._beat()
+            self._notify()
 
-    def _visible(self, choice: ChoiceRun) -> int:
-        if choice.parsed is not None:
-            # a tool call never shows as text; a malformed one does, as the model wrote it
-            message, calls_tools = choice.parsed
-            return len(message["content"] or "") if calls_tools else len(choice.text)
+    def _visible_length(self, choice: ChoiceRun) -> int:
+        """Return the number of characters of the choice's text that may be streamed now."""
+        if choice.message is not None:  # tool calls are no text, unless they are malformed
+            return len(choice.message["content"] or "")
         text, _ = self._trim(choice.text)
         held = max((len(stop) for stop in self.request.sampling.stop), default=1) - 1
         text = text[: max(0, len(choice.text) - held)]
         return len(text) if self._tools is None else self._tools.visible_length(text)
 
-    def _read(self, choice: ChoiceRun) -> ParsedChoice:
+    def _message(self, choice: ChoiceRun) -> dict[str, Any]:
         """Return the choice as an OpenAI message."""
         parsed = None if self._tools is None else self._tools.parse(choice.text)
         if parsed is None or not parsed.calls or not self._are_offered(parsed.calls):
-            return ParsedChoice({"role": "assistant", "content": choice.text}, calls_tools=False)
+            return {"role": "assistant", "content": choice.text}
+        name = f"{self.info.call_id}/{choice.index}"
         calls = [
             {
-                "id": _tool_call_id(self.info.call_id, choice.index, number),
+                # the same for every replay; OpenAI refuses more than 40 characters
+                "id": "call_" + digest_of(f"{name}/{number}".encode(), 12),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
             for number, call in enumerate(parsed.calls)
         ]
-        message = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
-        return ParsedChoice(message, calls_tools=True)
+        return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
 
     def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
-        """Return whether the names are tools; beside a format, another name is an answer's."""
+        """Return whether all names are tools; with a format, others belong to the text."""
         constraint = self.request.constraint
         if constraint is None or constraint.format is None:
             return True
         return {call.name for call in calls} <= {tool.name for tool in constraint.tools}
 
     def _answer(self) -> Answer:
-        """Return the finished answer."""
         return Answer(
             response_id=self.response_id,
             created=self.created,
@@ -249,22 +249,22 @@ class GeneratedCall(ServedCall):
         )
 
     def _choice(self, choice: ChoiceRun) -> Choice:
-        message, calls_tools = choice.parsed or self._read(choice)
+        message = choice.message or self._message(choice)
         reason = "length" if choice.finish is FinishReason.LENGTH else "stop"
-        wanted = self.request.logprobs
+        logprobs = self.request.logprobs
         return Choice(
             index=choice.index,
             message=message,
-            finish_reason="tool_calls" if calls_tools else reason,
+            finish_reason="tool_calls" if "tool_calls" in message else reason,
             stop=choice.stop,
             token_ids=choice.ids,
-            token_texts=[self._tokenizer.token_text(i) for i in choice.ids] if wanted else (),
+            token_texts=[self._tokenizer.token_text(i) for i in choice.ids] if logprobs else (),
             logprobs=choice.logprobs,
-            text_offsets=self._offsets(choice.ids) if wanted else (),
+            text_offsets=self._offsets(choice.ids) if logprobs else (),
         )
 
     def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """Return where the text of each token begins."""
+        """Return the offset of each token's text in the choice's text."""
         decoder, offsets, length = IncrementalDecoder(self._tokenizer), [], 0
         for token in ids:
             offsets.append(length)
@@ -273,22 +273,22 @@ class GeneratedCall(ServedCall):
 
     # --- answer -----------------------------------------------------------------
     async def events(self) -> AsyncGenerator[bytes, None]:
-        asked = self.request
-        base = head(self.response_id, self.created, self.model, asked.chunk_object)
-        events = asked.framing()
+        request = self.request
+        base = head(self.response_id, self.created, self.model, request.chunk_object)
+        events = request.framing()
         opening = events.of(
             chunk
             for choice in self.choices
-            for chunk in asked.opening(base, choice.index, choice.prompt_ids)
+            for chunk in request.opening(base, choice.index, choice.prompt_ids)
         )
         begun: set[int] = set()
-        async for delta in self._follow(lambda: self.deltas):
-            if delta.index not in begun:
-                begun.add(delta.index)
-                opening += events.of(asked.begin_text(base, delta.index))
-            yield opening + events.of([asked.delta(base, delta.index, delta.text)])
+        async for index, text in self._follow(lambda: self.deltas):
+            if index not in begun:
+                begun.add(index)
+                opening += events.of(request.begin_text(base, index))
+            yield opening + events.of([request.delta(base, index, text)])
             opening = b""
-        yield opening + events.of(asked.last(self._answer(), base)) + events.end
+        yield opening + events.of(request.last(self._answer(), base)) + events.end
 
     async def body(self) -> bytes:
         await self._wait()
@@ -301,7 +301,7 @@ class GeneratedCall(ServedCall):
     def attributes(self) -> Attributes:
         choices = [
             {
-                "message": (choice.parsed or self._read(choice)).message,
+                "message": choice.message or self._message(choice),
                 "finish_reason": "cancelled" if choice.finish is None else choice.finish.value,
             }
             for choice in self.choices
@@ -311,29 +311,34 @@ class GeneratedCall(ServedCall):
             "completion_tokens": sum(len(choice.ids) for choice in self.choices),
         }
         answer = {"id": self.response_id, "model": self.info.policy, "choices": choices}
-        known = {c.POLICY: self.info.policy, **answer_attributes({**answer, "usage": usage})}
-        known |= self.request.attributes()
+        attributes = {c.POLICY: self.info.policy, **answer_attributes({**answer, "usage": usage})}
+        attributes |= self.request.attributes()
         if self.resampled:
-            known[c.CALL_RESAMPLED] = True
-        return known
+            attributes[c.CALL_RESAMPLED] = True
+        return attributes
 
     def token_records(self, outcome: CallOutcome, sequence_end: int) -> list[TokenRecord]:
-        library = self._engine.capabilities.grammars if self.request.grammar else ""
+        info, grammar = self.info, self.request.grammar
         return [
-            choice.record(
-                self.info,
-                self.request.sampling,
-                outcome,
-                sequence_end,
-                grammar=self.request.grammar,
-                grammar_library=library,
+            TokenRecord.create(
+                prompt_ids=choice.prompt_ids,
+                response_ids=choice.ids,
+                logprobs=choice.logprobs,
+                versions=choice.versions,
+                attempt_id=info.session.attempt_id,
+                call_id=info.call_id,
+                choice=choice.index,
+                policy=info.policy,
+                sampling=self.request.sampling,
+                finish_reason=choice.finish or FinishReason.CANCELLED,
+                span_id=info.span_id,
+                agent_path=info.agent_path,
+                sequence_start=info.sequence_start,
+                sequence_end=sequence_end,
+                outcome=outcome,
+                grammar=grammar,
+                grammar_library=self._engine.capabilities.grammars if grammar else "",
             )
             for choice in self.choices
             if choice.ids
         ]
-
-
-def _tool_call_id(call_id: str, choice: int, number: int) -> str:
-    """Return an id that every replay has; OpenAI refuses more than 40 characters."""
-    name = f"{call_id}/{choice}/{number}".encode()
-    return "call_" + hashlib.blake2b(name, digest_size=12).hexdigest()

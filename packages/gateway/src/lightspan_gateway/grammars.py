@@ -1,12 +1,11 @@
-"""The grammar of what a request allows, in llguidance's syntax and the model family's format.
+"""Grammars of constrained answers, in llguidance's syntax and the model family's format.
 
-    hermes   <tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>, each on lines of its own
-    llama    {"name": …, "parameters": {…}}, several with "; " between them
+    hermes   <tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>, each on separate lines
+    llama    {"name": …, "parameters": {…}}, several separated by "; "
     json     {"name": …, "arguments": {…}}, or an array of these
 
 `lightspan_gateway.tools` parses the same formats. A grammar does not depend on the tokenizer: it
-refers to rules for the marks of a call, which `lightspan_torch.engine.grammars` adds for the
-tokenizer.
+refers to rules for the marks of a call, which `lightspan_torch.engine.grammars` adds.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -30,20 +28,24 @@ from lightspan_gateway.dialects.constraints import Constraint, Schema, Tool
 from lightspan_gateway.request_body import digest_of
 
 MAX_LENGTH: Final = 2**18
-"""Characters of a grammar."""
+"""Maximum characters of a grammar."""
 COMPILE_TIMEOUT_S: Final = 10.0
 COMPILE_THREADS: Final = 2
-"""Threads of their own: a schema that takes minutes to compile cannot be interrupted, and is not to
-take the threads that other requests need."""
+"""Size of the thread pool for compilation.
+
+A compilation that takes minutes cannot be interrupted, so it must not occupy the threads that other
+requests need."""
 MAX_GRAMMARS: Final = 256
-"""Grammars that are cached."""
+"""Maximum number of cached grammars."""
 MIN_NUMBER: Final = -(2**63) + 2**10
-"""llguidance 1.9 overflows the stack, and so ends the process, on a number that it rounds to
+"""Minimum of the numbers in a schema.
+
+llguidance 1.9 overflows the stack, and so kills the process, on a number that it rounds to
 -2**63."""
 MAX_MULTIPLE: Final = 100_000
-"""Of `multipleOf`: the library enumerates the remainders, which takes minutes and gigabytes."""
+"""Maximum `multipleOf`: llguidance enumerates the remainders, which takes minutes and gigabytes."""
 
-# Any amount of white space is valid JSON, and an untrained model may well write nothing else.
+# Any amount of white space is valid JSON, so an untrained model may write nothing else.
 _LAYOUT: Final = {
     "whitespace_pattern": r"( |\n[ ]{0,16})?",
     "item_separator": ",",
@@ -51,47 +53,48 @@ _LAYOUT: Final = {
 }
 _ANY_TEXT: Final = "/(?s:.*)/"
 _SPACE: Final = r"[\s\x1c-\x1f]"
-"""As Python strips it, which the parsers do."""
-_BEGINNINGS: Final[Mapping[ToolParserName, str]] = {
+"""White space by the definition of Python's `strip`, which the parsers use."""
+_CALL_STARTS: Final[Mapping[ToolParserName, str]] = {
     "llama": rf"\{{|{re.escape(PYTHON_TAG)}",
     "json": r"\{|\[|```",
 }
-"""What a call begins with, and so no text."""
+"""Patterns of the start of a call; a text must not start with them."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class GrammarCache:
-    """The compiled grammars of requests."""
+    """A cache of compiled grammars."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, "lightspan-grammars")
         self._grammars: OrderedDict[tuple[str, str], str] = OrderedDict()
-        """(policy, digest of the constraint) → its grammar."""
+        """(policy, digest of the constraint) → grammar."""
 
     def close(self) -> None:
-        """Cancel the compilations that wait. Idempotent."""
+        """Cancel the waiting compilations. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def grammar(
         self, constraint: Constraint, engine: TokenEngine, policy: str, parser: ToolParserName
     ) -> str:
-        """Return the grammar of a constraint, compiled.
+        """Return the grammar of a constraint; the engine can compile it.
 
         Raises:
-            ApiError: 400, the engine or its library cannot follow it.
+            ApiError: 400 if the engine or its grammar library does not support the constraint.
         """
         if not engine.capabilities.grammars:
-            raise cannot_honour(*constraint.asked)
+            raise cannot_honour(*constraint.source)
         key = policy, digest_of(_encode(constraint), 16)
         if key not in self._grammars:
             loop = asyncio.get_running_loop()
-            compile_it = partial(_compiled, constraint, engine, policy, parser)
             try:
                 async with asyncio.timeout(COMPILE_TIMEOUT_S):
-                    self._grammars[key] = await loop.run_in_executor(self._threads, compile_it)
+                    self._grammars[key] = await loop.run_in_executor(
+                        self._threads, _compile, constraint, engine, policy, parser
+                    )
             except (UnsupportedError, TimeoutError) as error:
-                field = constraint.asked[0]
+                field = constraint.source[0]
                 reason = str(error) or f"it takes over {COMPILE_TIMEOUT_S:g} s to compile"
                 raise bad_request(f"'{field}' cannot be honoured: {reason}", field) from error
             if len(self._grammars) > MAX_GRAMMARS:
@@ -100,7 +103,7 @@ class GrammarCache:
         return self._grammars[key]
 
 
-def _compiled(
+def _compile(
     constraint: Constraint, engine: TokenEngine, policy: str, parser: ToolParserName
 ) -> str:
     schemas = [tool.parameters for tool in constraint.tools]
@@ -108,7 +111,7 @@ def _compiled(
         schemas.append(constraint.format)
     for number in _numbers(schemas):
         if number < MIN_NUMBER:
-            raise UnsupportedError(f"a schema has the number {number}; the least is {MIN_NUMBER}")
+            raise UnsupportedError(f"a schema has the number {number}; the minimum is {MIN_NUMBER}")
     for schema in _schemas(schemas):
         step = schema.get("multipleOf", 1)
         if isinstance(step, int | float) and not 0 < step <= MAX_MULTIPLE:
@@ -124,7 +127,7 @@ def _compiled(
 
 
 def grammar_of(constraint: Constraint, parser: ToolParserName) -> str:
-    """Return the grammar of an answer, for a model whose calls this parser reads."""
+    """Return the grammar of a constraint, for a model whose calls `parser` parses."""
     if not constraint.tools:
         assert constraint.format is not None
         return _rules(start="answer", answer=_json(constraint.format))
@@ -140,8 +143,8 @@ def grammar_of(constraint: Constraint, parser: ToolParserName) -> str:
             TEXT=f"{_ANY_TEXT} & ~/(?s:.*){CALL_OPEN}(?s:.*)/",
             **calls,
         )
-    # a text that begins like a call would be taken for one
-    text = rf"{_ANY_TEXT} & ~/{_SPACE}*({_BEGINNINGS[parser]})(?s:.*)/"
+    # a text that starts like a call would be parsed as one
+    text = rf"{_ANY_TEXT} & ~/{_SPACE}*({_CALL_STARTS[parser]})(?s:.*)/"
     return _rules(start="TEXT? | calls", TEXT=text, **calls)
 
 
@@ -161,12 +164,12 @@ def _llama(constraint: Constraint) -> dict[str, str]:
 
 
 def _bare_json(constraint: Constraint) -> dict[str, str]:
-    one = _one_of(constraint.tools, "arguments")
+    call = _one_of(constraint.tools, "arguments")
     if not constraint.parallel:
-        return {"calls": _json(one)}
-    definitions = one.pop("$defs")
-    several = {"type": "array", "items": one, "minItems": 1}
-    return {"calls": _json({"anyOf": [one, several], "$defs": definitions})}
+        return {"calls": _json(call)}
+    definitions = call.pop("$defs")
+    calls = {"type": "array", "items": call, "minItems": 1}
+    return {"calls": _json({"anyOf": [call, calls], "$defs": definitions})}
 
 
 _CALLS: Final[Mapping[ToolParserName, Callable[[Constraint], dict[str, str]]]] = {
@@ -179,15 +182,15 @@ _CALLS: Final[Mapping[ToolParserName, Callable[[Constraint], dict[str, str]]]] =
 def _one_of(tools: Iterable[Tool], arguments: str) -> dict[str, Any]:
     """Return the schema of a call of one of the tools.
 
-    The tools' schemas are its definitions, and their references are rewritten accordingly.
+    The tools' schemas become its definitions, and their references are rewritten accordingly.
     """
     definitions: dict[str, Any] = {}
     calls = []
     for number, tool in enumerate(tools):
         name = f"tool{number}"
-        # `$id` would be the base of its references
+        # `$id` would change the base of the references
         schema = {key: value for key, value in closed(tool.parameters).items() if key != "$id"}
-        definitions[name] = _moved(schema, f"#/$defs/{name}")
+        definitions[name] = _relocated(schema, f"#/$defs/{name}")
         calls.append(
             {
                 "type": "object",
@@ -216,22 +219,22 @@ def _rules(**rules: str) -> str:
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps names to schemas."""
 _DATA: Final = ("const", "enum", "default", "examples")
-"""Keywords whose value is no schema."""
+"""Keywords whose value is not a schema."""
 _IN_PLACE: Final = frozenset(
     {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"}
 )
-"""Keywords whose schemas describe the same value as the one that they stand in."""
+"""Keywords whose schemas describe the same value as the schema that contains them."""
 _COMBINING: Final = _IN_PLACE - {"$ref", "anyOf", "oneOf"}
 _OPEN: Final = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 _DESCRIBING: Final = frozenset({"properties", "required", *_OPEN})
 
 
 def closed(schema: Schema) -> Schema:
-    """Return the schema without properties that it does not name, where it leaves that open.
+    """Return the schema with `additionalProperties: false` where it does not set that keyword.
 
-    Whatever the model wrote there would be valid, at any length. A schema in which several parts
-    describe one object (`allOf`, or properties beside an `anyOf` or a `$ref`) stays open: each part
-    names only some of the properties.
+    Else a model could write unnamed properties of any length. A schema in which several parts
+    describe one object (`allOf`, or properties next to an `anyOf` or a `$ref`) is unchanged,
+    because each part names only some of the properties.
     """
     if any(_is_combined(part) for part in _schemas(schema)):
         return schema
@@ -275,13 +278,13 @@ def _schemas(value: Any) -> Iterator[Schema]:
                 yield from _schemas(part)
 
 
-def _moved(value: Any, pointer: str) -> Any:
-    """Return a schema for another document, in which it stands at this JSON pointer."""
+def _relocated(value: Any, pointer: str) -> Any:
+    """Return a schema with its references changed for a document that has it at a JSON pointer."""
     if isinstance(value, list):
-        return [_moved(item, pointer) for item in value]
+        return [_relocated(item, pointer) for item in value]
     if not isinstance(value, Mapping):
         return value
-    result = {key: _moved(part, pointer) for key, part in value.items()}
+    result = {key: _relocated(part, pointer) for key, part in value.items()}
     reference = value.get("$ref")
     if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         result["$ref"] = pointer + reference[1:]

@@ -1,4 +1,4 @@
-"""The HTTP server that the gateway and the store's server are built on."""
+"""The base class of the gateway and the store's server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from aiohttp.http import HttpProcessingError
 from lightspan.errors import ConfigError
 
 KEEPALIVE_S: Final = 75.0
-"""Longer than clients keep a connection (5 to 15 s): a request sent while the server closes it is
-lost."""
+"""Keepalive timeout in seconds.
+
+Longer than that of clients (5 to 15 s), because a request that is sent while the server closes
+the connection is lost."""
 BACKLOG: Final = 1_024
-"""Connections that wait to be accepted."""
+"""Maximum number of connections that wait to be accepted."""
 MAX_OPEN_FILES: Final = 16_384
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -30,9 +32,9 @@ class HttpServer(ABC):
 
     Args:
         host: interface.
-        port: 0 takes a free one.
-        max_body: bytes of a request at most.
-        shutdown_s: how long handlers may go on after `close`.
+        port: port; 0 for a free one.
+        max_body: maximum size of a request in bytes.
+        shutdown_s: seconds for which handlers may continue after `close`.
     """
 
     def __init__(self, host: str, port: int, *, max_body: int, shutdown_s: float) -> None:
@@ -47,18 +49,19 @@ class HttpServer(ABC):
         """Return the routes."""
 
     async def start(self) -> None:
-        """Listen.
+        """Listen on the port.
 
         Raises:
-            ConfigError: the port cannot be taken.
+            ConfigError: the port is not available.
         """
         app = web.Application(client_max_size=self._max_body)
         app.add_routes(self._routes())
         runner = web.AppRunner(
             app,
-            # a client that leaves cancels its handler, and so its generation
+            # a client that disconnects cancels its handler, and so its generation
             handler_cancellation=True,
-            auto_decompress=False,  # it would decompress on the event loop, before authentication
+            # aiohttp would decompress on the event loop, before authentication
+            auto_decompress=False,
             keepalive_timeout=KEEPALIVE_S,
             logger=_log,
             access_log=None,
@@ -88,13 +91,13 @@ class HttpServer(ABC):
 
     @property
     def url(self) -> str:
-        """The origin, such as `http://127.0.0.1:8123`."""
+        """Origin of the server, such as `http://127.0.0.1:8123`."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}"
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
-    """Drop aiohttp's log records of malformed requests, each of which has a traceback."""
+    """Return False for aiohttp's log records of malformed requests, which have a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError)
 
@@ -103,35 +106,27 @@ _log: Final = logging.getLogger(__name__)
 _log.addFilter(_is_server_error)
 
 
-async def go_on(request: web.Request) -> None:
-    """Answer `Expect: 100-continue` and ignore other expectations.
-
-    aiohttp's own handler fails with 500 where it quotes a header that is not UTF-8.
-    """
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # nothing of the answer yet
-
-
 def raise_file_limit() -> None:
-    """Raise this process's soft limit of open files: a shell's is 256 to 1,024, and every runner
-    keeps connections. Not for processes that run an app, which may use `select`."""
+    """Raise this process's soft limit of open files, which is 256 to 1,024 in a shell.
+
+    Do not call it in a process that runs an app, which may use `select`.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # macOS refuses values below its stated hard limit
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with suppress(OSError, ValueError):  # macOS refuses some values below its hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def check_port(host: str, port: int) -> None:
-    """Check that the port is free, before a model is loaded.
+    """Check that the port is available, for example before a model is loaded.
 
     Raises:
-        ConfigError: it cannot be taken.
+        ConfigError: the port is not available.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

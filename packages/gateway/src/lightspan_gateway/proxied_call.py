@@ -16,10 +16,11 @@ from lightspan.schema.spans import Attributes, Span
 from lightspan.schema.token_records import Sampling
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallInfo, CallLog, ServedCall
-from lightspan_gateway.dialects.chat import as_in_training
+from lightspan_gateway.dialects.chat import with_training_sampling
 from lightspan_gateway.dialects.sse import DONE, event_of
 
 _encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class ProxiedCall(ServedCall):
@@ -27,13 +28,13 @@ class ProxiedCall(ServedCall):
 
     Args:
         info: the call.
-        engine: the endpoint.
-        name: of the endpoint, for error messages.
-        log: records the call.
-        forced: the sampling of training, which a dry run asks of the endpoint.
+        engine: client of the endpoint.
+        name: name of the endpoint in error messages.
+        log: the log that records the call.
+        forced: in a dry run, the sampling of training, which replaces the request's.
 
     Raises:
-        ApiError: 400, `forced` is given and the request cannot be understood.
+        ApiError: 400 if `forced` is set and the request could not be trained.
     """
 
     def __init__(
@@ -46,19 +47,20 @@ class ProxiedCall(ServedCall):
         forced: Sampling | None = None,
     ) -> None:
         super().__init__(info, log)
-        self._sent: Mapping[str, Any] = info.body
+        self._request: Mapping[str, Any] = info.body
         if forced is not None:
-            self._sent, self.overrides = as_in_training(info.body, forced)
+            self._request, self.overrides = with_training_sampling(info.body, forced)
         self._engine = engine
         self._name = name
         self._body = b""
         """The unstreamed answer."""
         self._payloads: list[bytes] = []
+        """The payloads of a streamed answer's events."""
         self._answer: Mapping[str, Any] = {}
 
     def forget_request(self) -> None:
         super().forget_request()
-        self._sent = {}
+        self._request = {}
 
     def restore(self, span: Span) -> None:
         """Restore the answer of a recorded call."""
@@ -70,58 +72,57 @@ class ProxiedCall(ServedCall):
         self.answered = True
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        await self._begun()
+        await self._wait_for_new_try()
         async for payload in self._follow(lambda: self._payloads):
             yield event_of(payload)
         yield DONE
 
     async def body(self) -> bytes:
-        await self._begun()
+        await self._wait_for_new_try()
         await self._wait()
         return self._body
 
-    async def _begun(self) -> None:
+    async def _wait_for_new_try(self) -> None:
         """Wait while an earlier try is being recorded: its payloads are not this try's."""
         while self.active and not self._cancellable:
-            await self._pulse.wait()
+            await self._changed.wait()
 
     async def _work(self) -> None:
         self._payloads, self._answer = [], {}
         if self.streamed:
             await self._work_streamed()
             return
-        answer = await self._engine.chat(self._sent)
+        answer = await self._engine.chat(self._request)
         if answer.status != 200:
-            raise self._refusal(answer.status, answer.body)
-        self._answer = self._decoded(answer.body)
+            raise self._api_error(answer.status, answer.body)
+        self._answer = self._decode(answer.body)
         self._body = answer.body
 
     async def _work_streamed(self) -> None:
-        gathered = StreamedAnswer()
+        streamed = StreamedAnswer()
         try:
-            async for payload in self._engine.stream(self._sent):
-                chunk = self._decoded(payload)
+            async for payload in self._engine.stream(self._request):
+                chunk = self._decode(payload)
                 if "error" in chunk:
-                    raise EngineError(f"{self._name} broke off: {_error_text(payload)}")
-                gathered.add(chunk)
+                    raise EngineError(f"{self._name} aborted: {_error_text(payload)}")
+                streamed.add(chunk)
                 self._payloads.append(payload)
-                self._beat()
+                self._notify()
         except EndpointRefused as error:
-            raise self._refusal(error.status, str(error).encode()) from error
+            raise self._api_error(error.status, str(error).encode()) from error
         finally:
-            self._answer = gathered.answer()
+            self._answer = streamed.answer()
 
-    def _refusal(self, status: int, body: bytes) -> ApiError:
+    def _api_error(self, status: int, body: bytes) -> ApiError:
         return ApiError(status, f"{self._name} answered {status}: {_error_text(body)}")
 
-    def _decoded(self, body: bytes) -> Mapping[str, Any]:
+    def _decode(self, body: bytes) -> Mapping[str, Any]:
         try:
-            decoded = msgspec.json.decode(body)
+            return _decoder.decode(body)
         except msgspec.DecodeError as error:
-            raise EngineError(f"{self._name} answered no JSON: {body[:200]!r}") from error
-        if not isinstance(decoded, dict):
-            raise EngineError(f"{self._name} answered no JSON object: {body[:200]!r}")
-        return decoded
+            raise EngineError(
+                f"{self._name} answered with no JSON object: {body[:200]!r}"
+            ) from error
 
     def attributes(self) -> Attributes:
         return answer_attributes(self._answer)
@@ -129,21 +130,21 @@ class ProxiedCall(ServedCall):
 
 def _completion(span: Span) -> dict[str, Any]:
     """Return the chat completion that a span records."""
-    known: Mapping[str, Any] = span.attributes
-    answers = genai_messages.answers_of(known)
-    reasons = known.get(c.FINISH_REASONS, ())
+    attributes: Mapping[str, Any] = span.attributes
+    answers = genai_messages.answers_of(attributes)
+    reasons = attributes.get(c.FINISH_REASONS, ())
     choices = [
         {"index": index, "message": message, "finish_reason": reason or None}
         for index, (message, reason) in enumerate(
             zip_longest(answers, reasons[: len(answers)], fillvalue=None)
         )
     ]
-    prompt, answer = known.get(c.INPUT_TOKENS, 0), known.get(c.OUTPUT_TOKENS, 0)
+    prompt, answer = attributes.get(c.INPUT_TOKENS, 0), attributes.get(c.OUTPUT_TOKENS, 0)
     return {
-        "id": known.get(c.RESPONSE_ID, ""),
+        "id": attributes.get(c.RESPONSE_ID, ""),
         "object": "chat.completion",
         "created": span.start_ns // 1_000_000_000,
-        "model": known.get(c.RESPONSE_MODEL, ""),
+        "model": attributes.get(c.RESPONSE_MODEL, ""),
         "choices": choices,
         "usage": {
             "prompt_tokens": prompt,

@@ -1,4 +1,4 @@
-"""The body of a request: read, decompressed and decoded."""
+"""Reading of request bodies: size limits, decompression and JSON."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from aiohttp import web
 from lightspan_gateway.api_errors import ApiError, bad_request
 
 SMALL: Final = 8_192
-"""Bytes that take a millisecond or two: a thread would cost as much."""
+"""Bytes that are processed in one or two milliseconds, which is the cost of a thread."""
 MAX_DEPTH: Final = 128
-"""Levels of a request's JSON: the dialects and the chat template read it recursively."""
+"""Maximum nesting of a request's JSON: dialects and chat templates process it recursively."""
 _WINDOW_BITS: Final[Mapping[str, int]] = {
     "gzip": zlib.MAX_WBITS | 16,
     "x-gzip": zlib.MAX_WBITS | 16,
     "deflate": zlib.MAX_WBITS,
 }
 """Content-Encoding → zlib's `wbits`."""
-_CHAT: Final = "chat/completions"
 
 _Result = TypeVar("_Result")
 
@@ -33,51 +32,27 @@ class Body(NamedTuple):
 
     fields: dict[str, Any]
     digest: str
-    """Of the fields and the dialect: equal bodies of two dialects are two requests."""
+    """Digest of the fields and the dialect: equal bodies of two dialects are two requests."""
     size: int
-    """In bytes."""
+    """Decompressed size in bytes."""
+
+
+EMPTY: Final = Body({}, "", 0)
+"""The body of a request that cannot be read."""
 
 
 async def read_body(request: web.Request) -> Body:
-    """Read and decode the body, a large one in a thread.
+    """Read and decode a body, in a thread if it is large.
 
     Raises:
-        ApiError: 4xx, it is too large, or no JSON object.
+        ApiError: 4xx if it is too large, or not a JSON object.
     """
     dialect = request.rel_url.raw_path.rpartition("/v1/")[2]
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
-    data = b"".join(await received(request))
-    is_plain = encoding in ("", "identity")
-    size = len(data) if is_plain else SMALL + 1  # its decompressed size is unknown
-    return await to_thread_if_large(
-        size, _decoded, data, "" if is_plain else encoding, dialect, request.client_max_size
-    )
-
-
-async def to_thread_if_large(
-    size: int, function: Callable[..., _Result], *arguments: object
-) -> _Result:
-    """Call the function, in a thread if it works on more than a few thousand bytes."""
-    if size <= SMALL:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
-
-
-async def received(request: web.Request) -> list[bytes]:
-    """Return the parts of a body as they were sent.
-
-    aiohttp's `read` would keep the body for as long as the connection idles.
-
-    Args:
-        request: whose body is read.
-
-    Raises:
-        ApiError: 4xx, the body is too large, or malformed.
-    """
     limit, parts, size = request.client_max_size, list[bytes](), 0
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
-    try:
+    try:  # not `request.read`, which holds the body for as long as the connection is idle
         async for part in request.content.iter_any():
             parts.append(part)
             size += len(part)
@@ -85,14 +60,38 @@ async def received(request: web.Request) -> list[bytes]:
                 raise _too_large(limit)
     except web.RequestPayloadError as error:  # such as a malformed chunk
         raise bad_request(f"the request body cannot be read: {error}") from error
-    return parts
+    if encoding == "identity":
+        encoding = ""
+    elif encoding:
+        size = SMALL + 1  # the decompressed size is unknown
+    return await to_thread_if_large(size, decode_body, b"".join(parts), encoding, dialect, limit)
+
+
+async def to_thread_if_large(
+    size: int, function: Callable[..., _Result], *arguments: object
+) -> _Result:
+    """Call a function on `size` bytes of data, in a thread if they are more than `SMALL`."""
+    if size <= SMALL:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the request body is too large: at most {limit:,} bytes are read")
 
 
-def _decoded(data: bytes, encoding: str, dialect: str, limit: int) -> Body:
+def decode_body(data: bytes, encoding: str, dialect: str, limit: int) -> Body:
+    """Decompress and decode a body.
+
+    Args:
+        data: the body as received.
+        encoding: Content-Encoding; empty for none.
+        dialect: path of the endpoint after `/v1/`.
+        limit: maximum decompressed size in bytes.
+
+    Raises:
+        ApiError: 4xx if the body is malformed, too large or no JSON object.
+    """
     if encoding:
         data = unpacked(data, encoding, limit)
     try:
@@ -103,31 +102,24 @@ def _decoded(data: bytes, encoding: str, dialect: str, limit: int) -> Body:
         raise bad_request("the request body must be a JSON object")
     if _is_deeper(fields, MAX_DEPTH):
         raise bad_request(f"the request body is nested more than {MAX_DEPTH} levels deep")
-    return _body_of(fields, dialect, len(data))
-
-
-def _body_of(fields: dict[str, Any], dialect: str, size: int) -> Body:
-    name = b"" if dialect == _CHAT else dialect.encode()
-    return Body(fields, digest_of(name + msgspec.json.encode(fields, order="sorted"), 16), size)
+    name = b"" if dialect == "chat/completions" else dialect.encode()
+    digest = digest_of(name + msgspec.json.encode(fields, order="sorted"), 16)
+    return Body(fields, digest, len(data))
 
 
 def digest_of(data: bytes, size: int) -> str:
-    """Return a digest of so many bytes, in hexadecimal."""
+    """Return a digest of `size` bytes in hexadecimal."""
     return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
-NOTHING: Final = _body_of({}, _CHAT, 0)
-"""Of a request whose body could not be read."""
-
-
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Return whether JSON is nested deeper than so many levels."""
+    """Return whether JSON is nested deeper than `levels`."""
     level = [value]
     for _ in range(levels):
         level = [
             item
-            for one in level
-            for item in (one.values() if isinstance(one, dict) else one)
+            for parent in level
+            for item in (parent.values() if isinstance(parent, dict) else parent)
             if isinstance(item, dict | list)
         ]
     return bool(level)
@@ -137,26 +129,26 @@ def unpacked(data: bytes, encoding: str, limit: int) -> bytes:
     """Decompress a body.
 
     Args:
-        data: as it was sent.
-        encoding: of the Content-Encoding header.
-        limit: bytes that it may have decompressed.
+        data: the body as received.
+        encoding: Content-Encoding.
+        limit: maximum decompressed size in bytes.
 
     Raises:
-        ApiError: 4xx, it is larger, malformed, or in another encoding than gzip and deflate.
+        ApiError: 4xx if the body is larger, malformed, or neither gzip nor deflate.
     """
     if encoding not in _WINDOW_BITS:
         raise ApiError(
             415,
-            f"a request body in Content-Encoding {encoding!r} is not read here: send it as gzip or "
-            "deflate, or as it is",
+            f"Content-Encoding {encoding!r} is not supported: send the body as gzip or deflate, or "
+            "uncompressed",
         )
     decompressor = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
         plain = decompressor.decompress(data, limit + 1)
     except zlib.error as error:
-        raise bad_request(f"the request body is no {encoding}: {error}") from error
+        raise bad_request(f"the request body is not valid {encoding}: {error}") from error
     if len(plain) > limit:
         raise _too_large(limit)
     if not decompressor.eof:
-        raise bad_request(f"the request body is no {encoding}: it ends too early")
+        raise bad_request(f"the request body is not valid {encoding}: it is incomplete")
     return plain

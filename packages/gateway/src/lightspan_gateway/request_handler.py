@@ -1,30 +1,25 @@
-"""Turns HTTP requests into calls: authentication, routing, parsing, grammar and prompt."""
+"""Conversion of HTTP requests to calls: authentication, routing, parsing, prompt and grammar."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
 
 from lightspan.errors import ConfigError, NotFoundError
-from lightspan.protocols.engine import (
-    ChatTokenizer,
-    EngineCapabilities,
-    TokenEngine,
-)
+from lightspan.protocols.engine import ChatTokenizer, TokenEngine
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
-from lightspan.schema.records import Mode, new_id
+from lightspan.schema.records import new_id
 from lightspan.schema.routing import BASE_POLICY, Route, Target, join_path
 from lightspan.schema.spans import new_trace_id, now_ns
-from lightspan.schema.token_records import CallOutcome, Sampling, TokenRecord
+from lightspan.schema.token_records import CallOutcome, Sampling
 from lightspan_gateway.access_policy import AccessPolicy
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, bad_request, no_model
 from lightspan_gateway.calls import CallerSession, CallInfo, RecordedCall, ServedCall
@@ -38,7 +33,7 @@ from lightspan_gateway.grammars import GrammarCache
 from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_gateway.proxied_call import ProxiedCall
 from lightspan_gateway.request_body import (
-    NOTHING,
+    EMPTY,
     SMALL,
     Body,
     digest_of,
@@ -49,29 +44,21 @@ from lightspan_gateway.request_body import (
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 MAX_NAME_LENGTH: Final = 1_000
-"""Characters of a model's name, which is matched with the patterns of agents."""
+"""Maximum characters of a model's name, which is matched with the patterns of agents."""
 RELAYED_S: Final = 30.0
-"""How long a call relayed by the store's server goes on without a client: if that server dies, it
-is restarted meanwhile, and the retry gets the answer. A cancelled call would be resampled, which
-favours short answers and is not trained."""
+"""Seconds for which a call relayed by the store's server continues without a client.
+
+If that server dies, it is restarted meanwhile and the retry gets the answer. Cancelled calls would
+be resampled, which favours short answers and is not trained."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
-class _Prepared(NamedTuple):
-    """What a generated call needs."""
-
-    asked: ModelRequest
-    prompts: list[list[int]]
-    engine: TokenEngine
-    tokenizer: ChatTokenizer
-
-
 class RequestHandler:
-    """Turn requests into calls.
+    """Create or find the call of each request.
 
     Args:
-        access: authenticates callers, routes and records their calls.
-        engine: serves the policies; None if every agent is served by an endpoint.
+        access: authenticates callers, and routes and records their calls.
+        engine: serves the policies; None if an endpoint serves every agent.
     """
 
     def __init__(self, access: AccessPolicy, engine: TokenEngine | None) -> None:
@@ -88,7 +75,7 @@ class RequestHandler:
         self._endpoints.clear()
 
     def check_engine(self) -> None:
-        """Raise the `EngineError` of an engine that has failed."""
+        """Raise the `EngineError` of a failed engine."""
         if self._engine is not None:
             self._engine.usage()
 
@@ -104,33 +91,31 @@ class RequestHandler:
         Raises:
             ApiError: the request is refused.
         """
-        _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         session = await self._access.authenticate(request)
-        agent, read = _named_agent(request), NOTHING
+        agent, body = _agent_path(request), EMPTY
         try:
-            read = await read_body(request)
-            path, target = self._who(session, agent, read.fields)
+            body = await read_body(request)
+            path, target = self._route(session, agent, body)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent
-            target = self._access.target(session, path)
-            info = _call_info(request, session, read, path, target)
-            await self._access.log.refuse(info, error)
+            info = _call_info(request, session, body, path, self._access.target(session, path))
+            await self._access.log.record_refusal(info, error)
             raise
-        info = _call_info(request, session, read, path, target)
+        info = _call_info(request, session, body, path, target)
         try:
-            return await self._call(info, parse)
+            return await self._find_or_create(info, parse)
         except ApiError as error:
             if info.call_id not in session.calls:
-                await self._access.log.refuse(info, error)
+                await self._access.log.record_refusal(info, error)
             raise
         except asyncio.CancelledError:
             if info.call_id not in session.calls:
-                gone = ApiError(CLIENT_LEFT, "the client left before a model was asked")
-                self._access.log.background(self._access.log.refuse(info, gone))
+                gone = ApiError(CLIENT_LEFT, "the client disconnected before the model was called")
+                self._access.log.background(self._access.log.record_refusal(info, gone))
             raise
-        except Exception as error:  # ours: the call is seen all the same
-            failed = ApiError(500, f"the gateway failed: {type(error).__name__}")
-            await self._access.log.refuse(info, failed)
+        except Exception as error:  # an error of the gateway: record the call all the same
+            failure = ApiError(500, f"the gateway failed: {type(error).__name__}")
+            await self._access.log.record_refusal(info, failure)
             raise
 
     async def count(self, parse: Parse, request: web.Request) -> int:
@@ -139,133 +124,77 @@ class RequestHandler:
         Raises:
             ApiError: the request is refused.
         """
-        _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         session = await self._access.authenticate(request)
-        read = await read_body(request)
-        path, target = self._who(session, _named_agent(request), read.fields)
-        info = _call_info(request, session, read, path, target)
+        body = await read_body(request)
+        body = body._replace(fields={**body.fields, "max_tokens": 1})
+        path, target = self._route(session, _agent_path(request), body)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
-        mode, body = session.claim.rollout.mode, {**read.fields, "max_tokens": 1}
-        asked = await self._parsed(parse, body, read.size, mode, target.forced(mode))
+        info = _call_info(request, session, body, path, target)
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
-        prompts = await to_thread_if_large(read.size, asked.prompts, tokenizer)
+        _, prompts = await to_thread_if_large(body.size, _prepare, info, parse, tokenizer, None)
         return sum(map(len, prompts))
 
-    async def _parsed(
-        self,
-        parse: Parse,
-        body: Mapping[str, Any],
-        size: int,
-        mode: Mode,
-        forced: Sampling | None,
-    ) -> ModelRequest:
-        return await to_thread_if_large(size, partial(parse, body, mode=mode, forced=forced))
-
-    def _who(
-        self, session: CallerSession, agent: str | None, body: Mapping[str, Any]
-    ) -> tuple[str, Target]:
-        """Return the agent and its target, by the shim's header, the URL, or the model's name."""
+    def _route(self, session: CallerSession, agent: str | None, body: Body) -> tuple[str, Target]:
+        """Return the agent and its target, by the agent's path or the model's name."""
         if agent is not None:
             return agent, self._access.target(session, agent)
-        model = body.get("model") or ""
+        model = body.fields.get("model") or ""
         if not isinstance(model, str) or len(model) > MAX_NAME_LENGTH:
             raise bad_request(
                 f"'model' must be a text of at most {MAX_NAME_LENGTH} letters", "model"
             )
-        return self._access.by_model(session, model, self.policies())
+        return self._access.target_of_model(session, model, self.policies())
 
-    async def _call(self, info: CallInfo, parse: Parse) -> ServedCall:
-        llm = info.target.endpoint if info.target.route is Route.ENDPOINT else None
-        if llm is not None and parse is not parse_chat:
-            raise _chat_only(info, llm, parse)
-        endpoint = None if llm is None else await self._endpoint(llm)
-        ready = None
-        if endpoint is None and info.call_id not in info.session.calls:
-            ready = await self._prepared(info, parse)
-        # a retry of the same call may have arrived during the awaits above
-        call = info.session.calls.get(info.call_id)
-        if call is None:
-            if endpoint is not None:
-                call = self._forwarded(info, endpoint)
-            else:
-                assert ready is not None  # no await since the call was looked up
-                call = self._generated(info, ready)
-            if not self._access.log.needs_bodies:
-                info.body, call.overrides = {}, dict.fromkeys(call.overrides)
-            info.session.add(call)
-        elif call.info.body_hash != info.body_hash:
-            raise _another_request(info)
+    async def _find_or_create(self, info: CallInfo, parse: Parse) -> ServedCall:
+        session, call_id = info.session, info.call_id
+        if call_id not in session.calls:
+            recorded = session.recorded.get(call_id)
+            if recorded is not None and recorded.body_hash != info.body_hash:
+                raise _another_request(call_id)
+            is_proxied = info.target.route is Route.ENDPOINT
+            create = self._proxied_call if is_proxied else self._generated_call
+            call = await create(info, parse, recorded)
+            if call_id not in session.calls:  # else a retry created it during the await above
+                number = None if recorded is None else recorded.span.sequence_start
+                info.sequence_start = number or session.next_sequence()
+                if not self._access.log.needs_bodies:
+                    info.body, call.overrides = {}, dict.fromkeys(call.overrides)
+                session.add(call)
+        call = session.calls[call_id]
+        if call.info.body_hash != info.body_hash:
+            raise _another_request(call_id)
         return call
 
-    # --- calls that our engine generates --------------------------------------------------
-    async def _prepared(self, info: CallInfo, parse: Parse) -> _Prepared:
-        """Parse the request, compile its grammar and render its prompts."""
-        session, engine = info.session, self._engine_for(info)
-        mode = session.claim.rollout.mode
-        forced = info.target.forced(mode)
-        asked, size = await self._parsed(parse, info.body, info.size, mode, forced), info.size
-        if asked.previous is not None:
-            asked = asked.after(_conversation(session, asked.previous))
-            size += SMALL + 1  # the earlier conversation may have any length
-        _check_supported(asked.sampling, engine.capabilities)
+    async def _generated_call(
+        self, info: CallInfo, parse: Parse, recorded: RecordedCall | None
+    ) -> ServedCall:
+        engine = self._engine_for(info)
         tokenizer = _tokenizer(engine, info.policy)
-        if asked.constraint is not None:
-            parser = tokenizer.tool_parser
-            grammar = self._grammars.grammar(asked.constraint, engine, info.policy, parser)
-            asked = replace(asked, grammar=await grammar)
-        past = _past_of(info)
-        prompts = _known_prompts(past.records if past is not None else [], asked)
-        prompts = prompts or await to_thread_if_large(size, asked.prompts, tokenizer)
-        asked = replace(asked, sampling=self._sampling(asked, prompts, tokenizer))
-        return _Prepared(asked, prompts, engine, tokenizer)
-
-    def _generated(self, info: CallInfo, ready: _Prepared) -> GeneratedCall:
-        call = GeneratedCall(info, *ready, self._access.log)
-        past = _past_of(info)
-        _begin(info, past)
-        if past is not None:
-            resampled = bool(past.span.attributes.get(c.CALL_RESAMPLED))
-            call.restore(past.records, resampled=resampled)
-        return call
-
-    def _engine_for(self, info: CallInfo) -> TokenEngine:
-        if info.target.route is Route.APP:
-            raise self._access.not_ours(info.agent_path)
-        if self._engine is None:
-            raise ApiError(404, f"this gateway serves no policy {info.policy!r}: it has no engine")
-        return self._engine
-
-    def _sampling(
-        self, asked: ModelRequest, prompts: Sequence[list[int]], tokenizer: ChatTokenizer
-    ) -> Sampling:
-        """Return the sampling with `max_tokens` limited to the rest of the context."""
-        context = tokenizer.context_length
-        longest = max(map(len, prompts))
-        if longest >= context:
-            raise bad_request(
-                f"the prompt has {longest} tokens, the model's context holds {context}; "
-                f"shorten the {asked.asks_with}",
-                asked.asks_with,
-                c.CONTEXT_OVERFLOW,
+        # the conversation that a response continues may have any length
+        size = SMALL + 1 if "previous_response_id" in info.body else info.size
+        request, prompts = await to_thread_if_large(
+            size, _prepare, info, parse, tokenizer, recorded
+        )
+        grammar = ""
+        if request.constraint is not None:
+            grammar = await self._grammars.grammar(
+                request.constraint, engine, info.policy, tokenizer.tool_parser
             )
-        left = context - min(map(len, prompts))  # the engine stops a longer prompt's answer sooner
-        limit = asked.sampling.max_tokens or self._access.max_tokens or left
-        return msgspec.structs.replace(asked.sampling, max_tokens=min(limit, left))
-
-    # --- calls that an endpoint answers ---------------------------------------------------
-    def _forwarded(self, info: CallInfo, engine: OpenAIEngine) -> ProxiedCall:
-        past = _past_of(info)
-        forced = info.target.sampling  # of a dry run; frozen agents have none
-        call = ProxiedCall(info, engine, engine.llm.base_url, self._access.log, forced=forced)
-        _begin(info, past)
-        if past is not None and past.span.attributes.get(c.CALL_OUTCOME) in _ANSWERED:
-            if past.span.attributes.get(c.KEYS_REPLACED):
-                raise ApiError(409, "the answer to this call held a key, and is not kept: ask anew")
-            call.restore(past.span)
+        sampling = self._sampling(request, prompts, engine, tokenizer)
+        request = replace(request, sampling=sampling, grammar=grammar)
+        call = GeneratedCall(info, request, prompts, engine, tokenizer, self._access.log)
+        if recorded is not None:
+            call.restore(recorded)
         return call
 
-    async def _endpoint(self, llm: LLM) -> OpenAIEngine:
+    async def _proxied_call(
+        self, info: CallInfo, parse: Parse, recorded: RecordedCall | None
+    ) -> ServedCall:
+        llm = info.target.endpoint
+        assert llm is not None
+        if parse is not parse_chat:
+            raise _chat_only(info, llm, parse)
         key = msgspec.json.encode(llm)
         if key not in self._endpoints:
             engine = OpenAIEngine(llm)
@@ -274,144 +203,159 @@ class RequestHandler:
             except ConfigError as error:
                 raise ApiError(500, str(error)) from error
             self._endpoints[key] = engine
-        return self._endpoints[key]
-
-
-# --- headers --------------------------------------------------------------------
-def _check_protocol(version: str | None) -> None:
-    """Refuse a shim of another protocol version, naming both and the fix."""
-    if version is not None and version != str(c.PROTOCOL_VERSION):
-        raise ApiError(
-            400,
-            f"the app's lightspan speaks protocol {version}, this gateway speaks "
-            f"{c.PROTOCOL_VERSION}; install the same version of lightspan on both sides",
+        forced = info.target.sampling  # set in a dry run only
+        call = ProxiedCall(
+            info, self._endpoints[key], llm.base_url, self._access.log, forced=forced
         )
+        if recorded is not None and recorded.span.attributes.get(c.CALL_OUTCOME) in _ANSWERED:
+            if recorded.span.attributes.get(c.KEYS_REPLACED):
+                raise ApiError(
+                    409,
+                    "the answer to this call held a key and was not stored: send the request as a "
+                    "new call",
+                )
+            call.restore(recorded.span)
+        return call
+
+    def _engine_for(self, info: CallInfo) -> TokenEngine:
+        if info.target.route is Route.APP:
+            raise self._access.unserved_agent(info.agent_path)
+        if self._engine is None:
+            raise ApiError(404, f"this gateway serves no policy {info.policy!r}: it has no engine")
+        return self._engine
+
+    def _sampling(
+        self,
+        request: ModelRequest,
+        prompts: Sequence[list[int]],
+        engine: TokenEngine,
+        tokenizer: ChatTokenizer,
+    ) -> Sampling:
+        """Return the sampling with `max_tokens` limited to the rest of the context.
+
+        Raises:
+            ApiError: 400 if a prompt is too long, or the engine does not support an option.
+        """
+        sampling, capabilities = request.sampling, engine.capabilities
+        for key, is_set, is_supported in (
+            ("stop", bool(sampling.stop), capabilities.stop_strings),
+            ("top_p", sampling.top_p < 1, capabilities.top_p),
+            ("top_k", sampling.top_k > 0, capabilities.top_k),
+        ):
+            if is_set and not is_supported:
+                value = getattr(sampling, key)
+                raise cannot_honour(key, list(value) if key == "stop" else value)
+        context, longest = tokenizer.context_length, max(map(len, prompts))
+        if longest >= context:
+            raise bad_request(
+                f"the prompt has {longest} tokens, the model's context holds {context}; "
+                f"shorten the {request.prompt_field}",
+                request.prompt_field,
+                c.CONTEXT_OVERFLOW,
+            )
+        # of several prompts the shortest counts: the engine stops the answers to longer ones sooner
+        available = context - min(map(len, prompts))
+        limit = sampling.max_tokens or self._access.max_tokens or available
+        return msgspec.structs.replace(sampling, max_tokens=min(limit, available))
 
 
-def _named_agent(request: web.Request) -> str | None:
-    """Return the path of the agent that the shim's header or the URL names."""
+# --- requests -------------------------------------------------------------------
+def _agent_path(request: web.Request) -> str | None:
+    """Return the path of the agent in lightspan's header or the URL; None without."""
     names = request.headers.get(c.HEADER_AGENT)
     if names is None and "agent" in request.match_info:
-        raw = request.rel_url.raw_path  # still encoded: a name may hold a slash
+        raw = request.rel_url.raw_path  # still encoded: a name may contain a slash
         names = raw.removeprefix("/agents/").rpartition("/v1/")[0]
-    if names is None:
-        return None
-    return join_path(unquote(part) for part in names.split("/"))
+    return None if names is None else join_path(unquote(part) for part in names.split("/"))
 
 
 def _call_info(
-    request: web.Request, session: CallerSession, read: Body, path: str, target: Target
+    request: web.Request, session: CallerSession, body: Body, path: str, target: Target
 ) -> CallInfo:
-    trace_id, parent_id = _parent(request.headers.get(c.HEADER_PARENT))
     call_id = request.headers.get(c.HEADER_CALL_ID)
     if not call_id and request.headers.get(_RETRIES, "0") != "0":
-        call_id = session.undelivered(read.digest)  # without the shim
+        call_id = session.undelivered(body.digest)  # an SDK's own retry, without lightspan's header
     call_id = call_id or new_id("call")
+    traceparent = _TRACEPARENT.fullmatch(request.headers.get(c.HEADER_PARENT, ""))
+    trace_id, parent_id = traceparent.groups() if traceparent else (new_trace_id(), c.NO_PARENT)
     return CallInfo(
         session=session,
         call_id=call_id,
         agent_path=path,
         target=target,
-        body=read.fields,
-        body_hash=read.digest,
-        size=read.size,
+        body=body.fields,
+        body_hash=body.digest,
+        size=body.size,
         policy=BASE_POLICY if target.route is Route.BASE else target.policy,
-        # equal for every retry, so that recording it again is idempotent
+        # the same for every retry, so that recording the call again is idempotent
         span_id=digest_of(f"{session.attempt_id}/{call_id}".encode(), 8),
-        parent_id=parent_id,
+        parent_id=None if parent_id == c.NO_PARENT else parent_id,
         trace_id=trace_id,
         start_ns=now_ns(),
-        patience_s=RELAYED_S if c.HEADER_RELAYED in request.headers and not session.shared else 0.0,
+        grace_s=RELAYED_S if c.HEADER_RELAYED in request.headers and not session.shared else 0.0,
     )
 
 
-def _parent(header: str | None) -> tuple[str, str | None]:
-    """Return (trace id, parent span id) of a `traceparent`."""
-    parts = _TRACEPARENT.fullmatch(header or "")
-    if parts is None:
-        return new_trace_id(), None
-    trace_id, parent_id = parts.groups()
-    return trace_id, None if parent_id == c.NO_PARENT else parent_id
-
-
-# --- earlier calls ----------------------------------------------------------------
-def _past_of(info: CallInfo) -> RecordedCall | None:
-    """Return this call as the store has it; refuse another request with its id."""
-    past = info.session.past.get(info.call_id)
-    if past is not None and past.body_hash != info.body_hash:
-        raise _another_request(info)
-    return past
-
-
-def _another_request(info: CallInfo) -> ApiError:
-    return bad_request(f"call id {info.call_id} was used for another request")
-
-
-def _begin(info: CallInfo, past: RecordedCall | None) -> None:
-    """Number the call; one that is continued keeps its number."""
-    known = past.span.sequence_start if past is not None else None
-    info.sequence_start = known or info.session.next_sequence()
-
-
-def _known_prompts(records: Sequence[TokenRecord], asked: ModelRequest) -> list[list[int]]:
-    """Return the recorded prompts; empty unless all of them were recorded."""
-    known = {record.choice // asked.n: record.prompt_ids for record in records}
-    return [known[number] for number in range(asked.count)] if len(known) == asked.count else []
+def _prepare(
+    info: CallInfo, parse: Parse, tokenizer: ChatTokenizer, recorded: RecordedCall | None
+) -> tuple[ModelRequest, list[list[int]]]:
+    """Parse the request, and render its prompts unless they are recorded."""
+    mode = info.session.claim.rollout.mode
+    request = parse(info.body, mode=mode, forced=info.target.forced(mode))
+    if request.previous is not None:
+        request = request.after(_conversation(info.session, request.previous))
+    records = [] if recorded is None else recorded.records
+    prompts = {record.choice // request.n: record.prompt_ids for record in records}
+    if len(prompts) == request.count:
+        return request, [prompts[number] for number in range(request.count)]
+    return request, request.prompts(tokenizer)
 
 
 def _conversation(session: CallerSession, response_id: str) -> Conversation:
-    """Return the conversation up to a response of this session, its answer included."""
+    """Return the conversation up to a response of this session, including the response."""
     call_id = response_id.removeprefix(ID_PREFIX)
-    said = None
-    if call_id in session.calls:
-        said = session.calls[call_id].conversation()
-    elif call_id in session.past:
-        said = recorded_conversation(session.past[call_id].span)
-    if said is None:
+    call, recorded = session.calls.get(call_id), session.recorded.get(call_id)
+    conversation = None
+    if call is not None:
+        conversation = call.conversation()
+    elif recorded is not None:
+        conversation = recorded_conversation(recorded.span)
+    if conversation is None:
         raise bad_request(
             f"there is no answered response {response_id!r} in this attempt",
             "previous_response_id",
             "previous_response_not_found",
         )
-    return said
+    return conversation
+
+
+def _another_request(call_id: str) -> ApiError:
+    return bad_request(f"call id {call_id} was used for another request")
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """Return the refusal of another dialect than chat completions for an endpoint."""
-    if info.target.sampling is not None:  # frozen agents have none
+    """Return the HTTP 400 for a dialect other than chat completions at an endpoint."""
+    if info.target.sampling is not None:  # a dry run
         return bad_request(
-            f"a dry run asks {llm.base_url} for chat completions only: `dev` with the model on "
-            "this machine shows these calls, and `fit` trains them",
+            f"a dry run sends {llm.base_url} chat completions only: use `dev` with the model on "
+            "this machine to see these calls, and `fit` to train them",
             code=c.CHAT_ONLY,
         )
-    instead = (
-        'give it a model of ours (frozen="base")'
+    hint = (
+        'freeze it to a policy instead (frozen="base")'
         if parse is parse_message
         else "use those (LangChain: ChatOpenAI(use_responses_api=False); OpenAI Agents SDK: "
         'set_default_openai_api("chat_completions"))'
     )
     return bad_request(
-        f"agent {info.agent_path!r} is frozen to {llm.base_url}, which is asked for chat "
-        f"completions only: {instead}",
+        f"agent {info.agent_path!r} is frozen to {llm.base_url}, which gets chat completions only: "
+        f"{hint}",
         code=c.CHAT_ONLY,
     )
 
 
-# --- engines ------------------------------------------------------------------
 def _tokenizer(engine: TokenEngine, policy: str) -> ChatTokenizer:
     try:
         return engine.tokenizer(policy)
     except NotFoundError as error:
         raise no_model(str(error)) from error
-
-
-def _check_supported(sampling: Sampling, capabilities: EngineCapabilities) -> None:
-    """Refuse sampling options that the engine does not declare."""
-    asked = {
-        "stop": (bool(sampling.stop), capabilities.stop_strings, list(sampling.stop)),
-        "top_p": (sampling.top_p < 1, capabilities.top_p, sampling.top_p),
-        "top_k": (sampling.top_k > 0, capabilities.top_k, sampling.top_k),
-    }
-    for key, (wanted, honoured, value) in asked.items():
-        if wanted and not honoured:
-            raise cannot_honour(key, value)

@@ -1,4 +1,4 @@
-"""Writes the answer of a call to its client, and notes whether it was delivered."""
+"""Delivery of a call's answer to its client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import web
 
 from lightspan.errors import LightspanError
 from lightspan.schema import semconv as c
-from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, refusal_of
+from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, to_api_error
 from lightspan_gateway.calls import ServedCall
 from lightspan_gateway.dialects import Dialect
 
@@ -18,15 +18,19 @@ _EVENT_STREAM: Final = {"Content-Type": "text/event-stream", "Cache-Control": "n
 
 
 async def deliver(request: web.Request, call: ServedCall, dialect: Dialect) -> web.StreamResponse:
-    """Write the answer to the client, and note whether it was delivered.
+    """Write the answer to the client, and record whether it was delivered.
 
     Raises:
         ApiError: the call failed before anything was written.
     """
     call.subscribe()
     try:
-        send = _send_events(request, call, dialect) if call.streamed else _send_body(request, call)
-        response = await send
+        if call.streamed:
+            response = await _send_events(request, call, dialect)
+        else:
+            response = web.Response(body=await call.body(), content_type="application/json")
+            await response.prepare(request)
+            await response.write_eof()
     except ConnectionError:  # the client disconnected
         call.mark_undelivered()
         return web.Response(status=CLIENT_LEFT)
@@ -34,7 +38,7 @@ async def deliver(request: web.Request, call: ServedCall, dialect: Dialect) -> w
         call.mark_undelivered()
         raise
     except LightspanError as error:
-        raise refusal_of(error) from error
+        raise to_api_error(error) from error
     finally:
         call.unsubscribe()
     if call.answered:
@@ -42,17 +46,10 @@ async def deliver(request: web.Request, call: ServedCall, dialect: Dialect) -> w
     return response
 
 
-async def _send_body(request: web.Request, call: ServedCall) -> web.StreamResponse:
-    response = web.Response(body=await call.body(), content_type="application/json")
-    await response.prepare(request)
-    await response.write_eof()
-    return response
-
-
 async def _send_events(
     request: web.Request, call: ServedCall, dialect: Dialect
 ) -> web.StreamResponse:
-    """Write a stream; an error before its first event becomes an HTTP status."""
+    """Write a stream; raise an error before its first event, write a later one as an event."""
     response = web.StreamResponse(headers=_EVENT_STREAM)
     try:
         async with aclosing(call.events()) as events:
@@ -63,8 +60,8 @@ async def _send_events(
     except (LightspanError, ApiError) as error:
         if not response.prepared:
             raise
-        refused = error if isinstance(error, ApiError) else refusal_of(error)
-        told = dialect.refusal(refused, request.headers.get(c.HEADER_CALL_ID))
-        await response.write(dialect.error_event(told))
+        api_error = error if isinstance(error, ApiError) else to_api_error(error)
+        body = dialect.format_error(api_error, request.headers.get(c.HEADER_CALL_ID))
+        await response.write(dialect.error_event(body))
     await response.write_eof()
     return response

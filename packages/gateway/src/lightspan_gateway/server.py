@@ -15,27 +15,27 @@ from lightspan.protocols.engine import TokenEngine
 from lightspan.schema import semconv as c
 from lightspan.schema.redaction import clean_text
 from lightspan_gateway.access_policy import AccessPolicy
-from lightspan_gateway.api_errors import ApiError, bad_request, no_model, openai_refusal
+from lightspan_gateway.api_errors import ApiError, bad_request, no_model, openai_error
 from lightspan_gateway.dialects import DIALECTS, Dialect
-from lightspan_gateway.http_server import Handler, HttpServer, go_on
+from lightspan_gateway.http_server import Handler, HttpServer
 from lightspan_gateway.request_handler import RequestHandler
 from lightspan_gateway.response_writer import deliver
 
 log = logging.getLogger(__name__)
 
-
 MAX_BODY: Final = 16 * 2**20
+"""Maximum size of a request in bytes."""
 
 
 class Server(HttpServer):
     """Serve trained and frozen policies.
 
     Args:
-        access: authenticates callers, routes and records their calls.
-        engine: serves the policies; None if every agent is served by an endpoint.
-        host: interface; loopback unless told otherwise.
-        port: 0 takes a free one.
-        max_body: bytes of a request at most.
+        access: authenticates callers, and routes and records their calls.
+        engine: serves the policies; None if an endpoint serves every agent.
+        host: interface.
+        port: port; 0 for a free one.
+        max_body: maximum size of a request in bytes.
     """
 
     def __init__(
@@ -62,30 +62,28 @@ class Server(HttpServer):
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:
-        get = partial(web.get, expect_handler=go_on)
-        post = partial(web.post, expect_handler=go_on)
+        get, post = web.get, web.post
         routes: list[web.AbstractRouteDef] = [
             get("/health", self._health),
             *(
-                get(path, _guarded(partial(self._tell, say)))
-                for path, say in self.access.documents().items()
+                get(path, _guarded(partial(self._document, make_document)))
+                for path, make_document in self.access.documents().items()
             ),
         ]
-        refusal = DIALECTS["messages"].refusal
+        messages = DIALECTS["messages"]
         for prefix in ("/v1", "/agents/{agent:.+}/v1"):
             routes += [
                 get(f"{prefix}/models", _guarded(self._models)),
                 get(f"{prefix}/models/{{model:.+}}", _guarded(self._one_model)),
                 *(
-                    post(f"{prefix}/{name}", _guarded(partial(self._ask, spoken), spoken.refusal))
-                    for name, spoken in DIALECTS.items()
+                    post(f"{prefix}/{path}", _guarded(partial(self._call, dialect), dialect))
+                    for path, dialect in DIALECTS.items()
                 ),
-                post(f"{prefix}/messages/count_tokens", _guarded(self._count, refusal)),
+                post(f"{prefix}/messages/count_tokens", _guarded(self._count, messages)),
             ]
-        anything = web.route("*", "/{path:.*}", _guarded(self._not_found), expect_handler=go_on)
-        return [*routes, anything]
+        return [*routes, web.route("*", "/{path:.*}", _guarded(self._not_found))]
 
-    async def _ask(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+    async def _call(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         return await deliver(request, await self._handler.call(dialect.parse, request), dialect)
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
@@ -93,16 +91,18 @@ class Server(HttpServer):
         return _json({"input_tokens": await self._handler.count(parse, request)})
 
     async def _health(self, request: web.Request) -> web.Response:
-        known = {"protocol": c.PROTOCOL_VERSION, "policies": self._handler.policies()}
+        state = {"protocol": c.PROTOCOL_VERSION, "policies": self._handler.policies()}
         try:
             self._handler.check_engine()
         except EngineError as error:
-            return _json({"status": "failed", "reason": str(error), **known}, status=503)
-        return _json({"status": "ok", **known})
+            return _json({"status": "failed", "reason": str(error), **state}, status=503)
+        return _json({"status": "ok", **state})
 
-    async def _tell(self, say: Callable[[], Any], request: web.Request) -> web.StreamResponse:
+    async def _document(
+        self, make_document: Callable[[], Any], request: web.Request
+    ) -> web.StreamResponse:
         await self.access.authenticate(request)
-        return _json(say())
+        return _json(make_document())
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         await self.access.authenticate(request)
@@ -121,35 +121,49 @@ class Server(HttpServer):
         raise ApiError(404, f"no such endpoint: {request.method} {request.path}")
 
 
-def _guarded(
-    handler: Handler, refusal: Callable[[ApiError, str | None], bytes] = openai_refusal
-) -> Handler:
-    """Format errors as the client's dialect does; never show a traceback."""
+def _guarded(handler: Handler, dialect: Dialect | None = None) -> Handler:
+    """Return a handler that checks headers, and answers errors in the dialect's format."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         try:
             _check_headers(request)
             return await handler(request)
         except ApiError as error:
-            refused = error
+            api_error = error
         except (ConnectionError, web.HTTPException):
             raise
         except Exception as error:
             log.exception("the gateway failed")
-            refused = ApiError(500, f"the gateway failed: {type(error).__name__}")
-        call_id = request.headers.get(c.HEADER_CALL_ID)
-        told = refusal(refused, None if call_id is None else clean_text(call_id))
-        return web.Response(body=told, status=refused.status, content_type="application/json")
+            api_error = ApiError(500, f"the gateway failed: {type(error).__name__}")
+        return error_response(request, api_error, dialect)
 
     return guarded
 
 
+def error_response(
+    request: web.Request, error: ApiError, dialect: Dialect | None = None
+) -> web.Response:
+    """Return an error in the format of a dialect, or of OpenAI's APIs."""
+    format_error = openai_error if dialect is None else dialect.format_error
+    call_id = request.headers.get(c.HEADER_CALL_ID)
+    body = format_error(error, None if call_id is None else clean_text(call_id))
+    return web.Response(body=body, status=error.status, content_type="application/json")
+
+
 def _check_headers(request: web.Request) -> None:
-    """Refuse headers that are not UTF-8: aiohttp decodes them to surrogates, which neither the
-    store nor a JSON answer can hold."""
+    """Raise `ApiError` for headers that are not UTF-8, and for another version of lightspan.
+
+    aiohttp decodes other bytes to surrogates, which neither the store nor JSON can contain.
+    """
     for name, value in request.headers.items():
         if not value.isascii() and value != clean_text(value):
             raise bad_request(f"the header {clean_text(name)} is not UTF-8")
+    version = request.headers.get(c.HEADER_PROTOCOL, str(c.PROTOCOL_VERSION))
+    if version != str(c.PROTOCOL_VERSION):
+        raise bad_request(
+            f"the app's lightspan speaks protocol {version}, this gateway speaks "
+            f"{c.PROTOCOL_VERSION}; install the same version of lightspan on both sides"
+        )
 
 
 def _json(body: Any, *, status: int = 200) -> web.Response:

@@ -1,4 +1,4 @@
-"""A way to a server that loses what passes: the answer to every request that comes first."""
+"""A proxy that drops the first answer to every request."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ _HOP = ("Content-Length", "Connection", "Transfer-Encoding", "Host")
 
 
 class LossyProxy:
-    """Hands requests on. To what is asked for the first time it loses the answer, once it is there:
-    that is done, and who asked does not know.
+    """Forward requests, and drop the answer to each request that is sent for the first time.
 
     Args:
-        upstream: the server's address.
-        silent: say nothing at all, in place of ending the connection.
+        upstream: address of the server.
+        silent: keep the connection open instead of closing it.
     """
 
     def __init__(self, upstream: str, *, silent: bool = False) -> None:
         self._upstream = upstream
         self._silent = silent
         self._seen: set[tuple[str, bytes]] = set()
-        """Operations whose answer was lost; those that travel together travel with others then."""
+        """Operations whose answer was dropped; the retries of a batch may be in other batches."""
         self.lost = 0
-        """Answers."""
+        """Number of dropped answers."""
         self.url = ""
 
     async def run(self, up: threading.Event, down: asyncio.Event) -> None:
@@ -51,30 +50,30 @@ class LossyProxy:
         headers = {name: value for name, value in request.headers.items() if name not in _HOP}
         url = f"{self._upstream}{request.path}"
         async with self._session.request(request.method, url, data=body, headers=headers) as answer:
-            said = await answer.read()
+            content = await answer.read()
             told = {name: value for name, value in answer.headers.items() if name not in _HOP}
-        asked = {(request.path.removeprefix(f"{PATH}/"), body)}
+        operations = {(request.path.removeprefix(f"{PATH}/"), body)}
         if request.path == PATH and body:
-            asked = set(read_batch(body))
-        if request.method == "POST" and asked.isdisjoint(self._seen):
-            self._seen |= asked
+            operations = set(read_batch(body))
+        if request.method == "POST" and operations.isdisjoint(self._seen):
+            self._seen |= operations
             self.lost += 1
             if self._silent:
                 await asyncio.Event().wait()
             assert request.transport is not None
             request.transport.abort()
-        return web.Response(status=answer.status, body=said, headers=told)
+        return web.Response(status=answer.status, body=content, headers=told)
 
 
 @contextmanager
 def lossy(upstream: str, *, silent: bool = False) -> Iterator[LossyProxy]:
-    """A proxy in the block."""
+    """Run a proxy in the block."""
     proxy = LossyProxy(upstream, silent=silent)
     runner, up, down = asyncio.Runner(), threading.Event(), asyncio.Event()
     loop = runner.get_loop()
 
     def run() -> None:
-        with runner:  # which ends the tasks of those whom it left without an answer
+        with runner:  # cancels the tasks of dropped requests
             loop.run_until_complete(proxy.run(up, down))
 
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""Stores that are served over HTTP in this process, each server in an event loop of its own."""
+"""Stores that are served over HTTP in this process, each in a separate event loop."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ KEYS = {Role.ADMIN: ADMIN, Role.TRAINER: TRAINER, Role.RUNNER: RUNNER}
 
 
 class Served:
-    """A server that is up.
+    """A running server.
 
     Args:
-        make_store: the store, not opened; made again where the server is started again.
-        options: of `StoreServer`.
+        make_store: function that returns a store; called again when the server restarts.
+        options: options of `StoreServer`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Served:
         self.run(self._start(port))
 
     def stop(self) -> int:
-        """Stop the server; returns its port, which nobody listens at now."""
+        """Stop the server; return its port, which is free afterwards."""
         port = int(self.url.rpartition(":")[2])
         self.run(self._stop())
         return port
@@ -62,11 +62,11 @@ class Served:
         self._thread.join()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """In the server's event loop."""
+        """Run a coroutine in the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _run_loop(self) -> None:
-        with self._runner:  # which ends the tasks of connections that were cut
+        with self._runner:  # cancels the tasks of aborted connections
             self._loop.run_forever()
 
     async def _start(self, port: int) -> None:
@@ -84,7 +84,7 @@ class Served:
 def serving(
     make_store: Callable[[], Store], keys: Keys | None = None, **options: Any
 ) -> Iterator[Served]:
-    """A server in the block."""
+    """Run a server in the block."""
     served = Served(make_store, keys, **options)
     try:
         yield served

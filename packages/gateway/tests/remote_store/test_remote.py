@@ -1,4 +1,4 @@
-"""RemoteStore against the suite, over a real server on loopback with a real file."""
+"""Tests of RemoteStore with the store suite, over a real server with a SQLite file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that are asked in one turn of the event loop share a request."""
+"""Tests of batching: operations of one turn of the event loop share a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightspan_gateway.remote_store.rpc import MAX_BATCH
 
 
 class Server:
-    """Answers batches once it is open."""
+    """A server that answers batches after `open` is set."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -28,7 +28,7 @@ class Server:
 
 
 async def asked(batcher: RequestBatcher[str], names: Sequence[str]) -> list[asyncio.Task[str]]:
-    """Ask in one turn of the event loop; the batch is on its way."""
+    """Send operations in one turn of the event loop, and wait until the batch is sent."""
     tasks = [asyncio.create_task(batcher.send((name, b""))) for name in names]
     for _ in range(3):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What a client of a served store does where no answer comes, and that nothing is done twice."""
+"""Tests of a remote store's retries, and of their idempotency."""
 
 from __future__ import annotations
 
@@ -43,30 +43,32 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that are made, which take no time."""
-    made: list[float] = []
+    """Record the pauses before retries, and skip them."""
+    durations: list[float] = []
     sleep = asyncio.sleep
 
     async def at_once(seconds: float) -> None:
-        made.append(seconds)
+        durations.append(seconds)
         await sleep(0)
 
     monkeypatch.setattr(client, "_sleep", at_once)
-    return made
+    return durations
 
 
 @contextmanager
 def scripted(
     *answers: tuple[int, dict[str, str]], body: bytes = b"no"
 ) -> Iterator[tuple[str, list[str]]]:
-    """A web server of somebody else's: its address, and the paths that were asked for. The last
-    answer is given again and again."""
-    left, asked = list(answers), list[str]()
+    """Run a foreign web server; yield its address and the requested paths.
+
+    The last answer is repeated.
+    """
+    queue, paths = list(answers), list[str]()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
-            status, headers = left.pop(0) if len(left) > 1 else left[0]
+            paths.append(self.path)
+            status, headers = queue.pop(0) if len(queue) > 1 else queue[0]
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)
@@ -74,13 +76,13 @@ def scripted(
             self.wfile.write(body)
 
         def log_message(self, *args: Any) -> None:
-            """Nobody reads it."""
+            """Do not log."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", paths
     finally:
         server.shutdown()
         thread.join()
@@ -99,7 +101,7 @@ async def test_every_answer_is_lost_once(served: Served, pauses: list[float]) ->
 async def test_a_connection_that_is_open_at_one_end_only(
     served: Served, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    """It is known by silence, and what was asked is asked again on another one."""
+    """A half-open connection is detected by the read timeout, and the request is retried."""
     monkeypatch.setattr(client, "READ_TIMEOUT_S", 0.5)
     with lossy(served.url, silent=True) as proxy:
         async with open_store(proxy.url) as store:
@@ -112,7 +114,7 @@ async def test_a_connection_that_is_open_at_one_end_only(
 async def test_a_heartbeat_knows_such_a_connection_in_time(
     served: Served, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    """By a quarter of its lease; each heartbeat has a connection of its own."""
+    """The read timeout is a quarter of the lease, and each heartbeat has its own connection."""
     monkeypatch.setattr(client, "MIN_READ_TIMEOUT_S", 0.1)
     with lossy(served.url, silent=True) as proxy:
         async with open_store(proxy.url) as store:
@@ -124,7 +126,7 @@ async def test_a_heartbeat_knows_such_a_connection_in_time(
 async def test_a_server_that_is_started_again(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever works with it waits for it: nothing is lost, and nobody is told."""
+    """Clients wait for a restarting server without an error, and no data is lost."""
     waiting, is_back = threading.Semaphore(0), threading.Event()
 
     async def until_it_is_back(seconds: float) -> None:
@@ -134,12 +136,12 @@ async def test_a_server_that_is_started_again(
     monkeypatch.setattr(client, "_sleep", until_it_is_back)
     async with open_store(served.url) as store:
         await store.enqueue([make_rollout()])
-        seen = await store.watch()
-        watching = asyncio.create_task(store.watch(seen.cursor, timeout_s=60))
-        await store.count()  # sent after it
+        changes = await store.watch()
+        watching = asyncio.create_task(store.watch(changes.cursor, timeout_s=60))
+        await store.count()  # sent after the watch, which is under way then
         port = await asyncio.to_thread(served.stop)
         counting = asyncio.create_task(store.count())
-        for _ in range(2):  # each has been told that nobody is there, or that nobody will be
+        for _ in range(2):  # the server is unreachable, or stopping
             await asyncio.to_thread(waiting.acquire)
         await asyncio.to_thread(served.start, port)
         is_back.set()
@@ -162,7 +164,7 @@ async def test_a_server_that_stays_away(served: Served, pauses: list[float]) -> 
 
 
 async def test_a_server_whose_own_store_is_away(served: Served, pauses: list[float]) -> None:
-    """As where its database is down: it is asked again, and in the end says what it lacks."""
+    """A server whose database is down is retried, and its last error is raised."""
     async with open_store(served.url) as store:
         await asyncio.to_thread(served.run, served.store.close())
         with pytest.raises(StoreError, match=r"count: store .*store\.db is closed"):
@@ -175,7 +177,7 @@ async def test_a_server_whose_own_store_is_away(served: Served, pauses: list[flo
 async def test_an_outage_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the pause of 8 s, however many wait; and not where a greeting gives up before."""
+    """The warning comes once, before the pause of 8 s, and never for a greeting."""
     pauses = list[float]()
 
     async def at_once(seconds: float) -> None:
@@ -188,13 +190,11 @@ async def test_an_outage_is_told_once(
             with pytest.raises(StoreUnreachableError):
                 await open_store(served.url).open()
             assert caplog.messages == []
-            told = await asyncio.gather(store.peers(), store.lease_time(), return_exceptions=True)
-            assert {type(each) for each in told} == {StoreUnreachableError}
-            assert len([each for each in pauses if each > 5]) == 4
+            errors = await asyncio.gather(store.peers(), store.lease_time(), return_exceptions=True)
+            assert {type(item) for item in errors} == {StoreUnreachableError}
+            assert len([item for item in pauses if item > 5]) == 4
             [message] = caplog.messages
-            assert message.startswith(
-                f"asking again, for up to a minute: store {served.url} cannot"
-            )
+            assert message.startswith(f"retrying for up to a minute: store {served.url} cannot")
             await asyncio.to_thread(served.start, port)
             assert await store.count() == {}
             assert not store._opened._has_warned
@@ -203,16 +203,16 @@ async def test_an_outage_is_told_once(
 # --- a server that is busy ------------------------------------------------------------------
 async def test_a_busy_server_is_asked_again(pauses: list[float]) -> None:
     busy = [(status, {}) for status in (429, 503, 502)]
-    with scripted(*busy, (404, {})) as (url, asked), pytest.raises(StoreFormatError):
+    with scripted(*busy, (404, {})) as (url, paths), pytest.raises(StoreFormatError):
         await open_store(url).open()
-    assert asked == ["/store/v1"] * 4
+    assert paths == ["/store/v1"] * 4
     assert len(pauses) == 3
 
 
 async def test_requests_wait_for_a_place(tmp_path: Path) -> None:
-    """Urgent ones and those that wait for a change do not."""
+    """Urgent operations and long polls do not wait for a slot."""
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_concurrent=1) as served:
-        places = served.server._places
+        places = served.server._slots
         async with open_store(served.url) as store:
             await asyncio.to_thread(served.run, places.acquire())
             counting = asyncio.create_task(store.count())
@@ -226,19 +226,19 @@ async def test_requests_wait_for_a_place(tmp_path: Path) -> None:
 # --- what is no such server, or no such version ---------------------------------------------
 @pytest.mark.parametrize("status", [200, 404, 500])
 async def test_a_server_of_something_else(status: int) -> None:
-    with scripted((status, {"Location": "http://127.0.0.1:1/"})) as (url, asked):
+    with scripted((status, {"Location": "http://127.0.0.1:1/"})) as (url, paths):
         with pytest.raises(StoreFormatError, match="no `lightspan serve --store"):
             await open_store(url).open()
-        assert len(asked) == 1
+        assert len(paths) == 1
 
 
 async def test_a_server_that_sends_clients_on(pauses: list[float]) -> None:
-    """A redirect is not followed: the key would go along."""
-    with scripted((301, {"Location": "https://me:word@store.example/x?y=z"})) as (url, asked):
+    """A redirect is not followed, because the key would be sent too."""
+    with scripted((301, {"Location": "https://me:word@store.example/x?y=z"})) as (url, paths):
         store = open_store(url)
         with pytest.raises(StoreError, match=r"it answered with status 301"):
             await store.open()
-    assert (len(asked), pauses) == (1, [])
+    assert (len(paths), pauses) == (1, [])
 
 
 async def test_https_where_a_server_speaks_http(served: Served, pauses: list[float]) -> None:
@@ -264,7 +264,7 @@ async def test_a_refused_connection_says_nothing_of_tls(
 
 @pytest.mark.parametrize("status", [200, 409])
 async def test_answers_with_bytes_that_are_no_text(status: int) -> None:
-    """Of a greeting and of a failure: whoever asked is given an error of ours."""
+    """Invalid UTF-8 in a greeting or an error raises a lightspan error."""
     headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION)}
     body = b"\x82\xa4kind\xa2\xff\xfe\xa7message\xa1x"
     with scripted((status, headers), body=body) as (url, _):
@@ -304,7 +304,7 @@ async def test_another_version(
 async def test_a_client_that_speaks_another_version_is_told_by_the_server(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that does not look itself."""
+    """The server checks the version of every request."""
     async with open_store(served.url) as store:
         monkeypatch.setattr(store_server, "PROTOCOL_VERSION", 7)
         with pytest.raises(StoreFormatError, match="protocol 7"):
@@ -364,9 +364,9 @@ async def test_an_answer_that_is_broken_is_asked_for_again(
 
 @pytest.mark.parametrize(("status", "is_open"), [(200, True), (401, True), (502, False)])
 async def test_whether_a_relay_reaches_the_gateway(status: int, is_open: bool) -> None:
-    with scripted((status, {})) as (url, asked):
+    with scripted((status, {})) as (url, paths):
         assert await GatewayEndpoint(f"{url}/gateway", "the-token").is_open() is is_open
-    assert asked == ["/gateway/health"]
+    assert paths == ["/gateway/health"]
 
 
 def test_an_opened_store_after_a_fork(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""The URL of a served store, and its key, which is shown nowhere."""
+"""Tests of the URL of a served store, and of its key, which no message contains."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_urls(url: str, kept: str, base: str) -> None:
     assert repr(store) == f"RemoteStore({kept!r})"
     assert read_address(url).base == base
     assert names_store(url)
-    assert store.capabilities.multi_process  # which is asked before anybody opens it
+    assert store.capabilities.multi_process  # before the store is opened
     assert open_existing(url).url == kept
 
 
@@ -57,7 +57,7 @@ def test_a_variable_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_variable_that_is_not_set() -> None:
     with pytest.raises(ConfigError, match="api_key_env=GONE_WORD: that variable is not set"):
         open_store("https://db.example?api_key_env=GONE_WORD")
-    open_store("https://db.example")  # there need not be any key
+    open_store("https://db.example")  # the key is optional
 
 
 @pytest.mark.parametrize("key", ["two words", "line\nend", "ü" * 20])
@@ -69,7 +69,7 @@ def test_a_key_that_no_header_can_carry(monkeypatch: pytest.MonkeyPatch, key: st
 
 
 def test_a_key_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever opens the store in this process later has it all the same; a new one counts."""
+    """A later store in this process has the key; a new key in the environment replaces it."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", KEY)
     take_key("https://db.example")
     assert "LIGHTSPAN_STORE_KEY" not in os.environ
@@ -98,7 +98,7 @@ def test_a_key_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_urls_of_nothing(url: str) -> None:
-    """What may be a key in the wrong place is not shown."""
+    """The error does not contain what may be a key."""
     for work in (open_store, public_url):
         with pytest.raises(ConfigError, match="store ") as caught:
             work(url)

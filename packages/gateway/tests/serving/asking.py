@@ -1,4 +1,4 @@
-"""Requests of a store's server, without any client of ours."""
+"""Raw requests to a store's server."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Answer(msgspec.Struct):
 def ask(
     url: str, path: str, body: bytes | None = None, key: str = TRAINER, **headers: str
 ) -> Answer:
-    """One request, without any client of ours."""
-    known = {
+    """Send one raw request."""
+    defaults = {
         "Authorization": f"Bearer {key}",
         HEADER_PROTOCOL: str(PROTOCOL_VERSION),
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    asked = request.Request(url + path, data=body, headers=known)
+    message_request = request.Request(url + path, data=body, headers=defaults)
     try:
-        with request.urlopen(asked, timeout=30) as response:
+        with request.urlopen(message_request, timeout=30) as response:
             return Answer(response.status, dict(response.headers), response.read())
     except refused.HTTPError as error:
         with error:
@@ -41,15 +41,14 @@ def ask(
 
 
 def begun(url: str, path: str, start: bytes, **headers: object) -> socket.socket:
-    """The connection of a request of which no more than its headers and the start of its body are
-    sent."""
+    """Return the connection of a request whose body is sent only in part."""
     host, port = url.removeprefix("http://").split(":")
-    known = {"Host": host, HEADER_PROTOCOL: PROTOCOL_VERSION}
-    known |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in known.items())]
-    made = socket.create_connection((host, int(port)))
-    made.sendall("\r\n".join([*lines, "", ""]).encode("latin1") + start)
-    return made
+    defaults = {"Host": host, HEADER_PROTOCOL: PROTOCOL_VERSION}
+    defaults |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in defaults.items())]
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall("\r\n".join([*lines, "", ""]).encode("latin1") + start)
+    return connection
 
 
 def packed(**arguments: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""A store's server: who is let in, what each may do, and what is refused."""
+"""Tests of a store's server: authentication, permissions and refused requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def open_as(served: Served, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A store, opened with a key in a variable of its own."""
+    """Return a function that returns a store with a key in its own variable."""
 
     def made(key: str) -> Store:
         name = f"KEY_{len(key)}_{key[-4:].upper()}".replace("-", "_")
@@ -73,8 +73,8 @@ async def test_who_has_no_key_learns_nothing(served: Served, key: str) -> None:
         answer = await asyncio.to_thread(ask, served.url, path, body, key.encode().decode("latin1"))
         assert answer.status == 401
         assert answer.message == (
-            "the key that was sent opens nothing here, or none was sent: LIGHTSPAN_STORE_KEY holds "
-            "a client's, or the variable that ?api_key_env= names"
+            "the key is wrong or missing: set LIGHTSPAN_STORE_KEY, or the variable that "
+            "?api_key_env= names, to a key of this store"
         )
 
 
@@ -102,7 +102,7 @@ async def test_the_key_of_a_role_opens(open_as: Any, key: str) -> None:
 
 
 async def test_a_key_that_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who works with it is told when the server has it no more, and nothing is asked twice."""
+    """A client with a removed key gets an error, without retries."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", OLD_TRAINER)
     old, new = (Keys({Role.TRAINER: key}) for key in (OLD_TRAINER, TRAINER))
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), old) as served:
@@ -111,7 +111,7 @@ async def test_a_key_that_is_taken_away(tmp_path: Path, monkeypatch: pytest.Monk
             port = await asyncio.to_thread(served.stop)
             served._keys = new
             await asyncio.to_thread(served.start, port)
-            with pytest.raises(StoreError, match="opens nothing here"):
+            with pytest.raises(StoreError, match="the key is wrong or missing"):
                 await store.count()
 
 
@@ -160,14 +160,14 @@ async def test_without_keys_no_web_page_comes_in(tmp_path: Path, headers: dict[s
 
 # --- what each may --------------------------------------------------------------------------
 def test_what_a_runner_may_do() -> None:
-    """No more than `runners` does."""
-    runners = {name for name, each in OPERATIONS.items() if Role.RUNNER in each.roles}
+    """A runner's key allows only the operations of `runners`."""
+    runners = {name for name, operation in OPERATIONS.items() if Role.RUNNER in operation.roles}
     assert runners == {
         *("claim", "await_work", "heartbeat", "report", "finish", "add_spans", "get_resources"),
         *("announce", "withdraw", "peers", "rollouts", "attempts"),
     }
-    assert all(Role.ADMIN in each.roles for each in OPERATIONS.values())
-    beyond = [name for name, each in OPERATIONS.items() if Role.TRAINER not in each.roles]
+    assert all(Role.ADMIN in operation.roles for operation in OPERATIONS.values())
+    beyond = [name for name, operation in OPERATIONS.items() if Role.TRAINER not in operation.roles]
     assert beyond == ["prune"]
 
 
@@ -188,7 +188,7 @@ async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> Non
             *(store.spans(["at-1"]), store.token_records(["at-1"]), store.prune(0.0)),
         ]
         for refusal in refusals:
-            with pytest.raises(StoreError, match="the key is a runner's, who may not ask for"):
+            with pytest.raises(StoreError, match="a runner's key may not call"):
                 await refusal
     assert len(refusals) == len(OPERATIONS) - 12
     async with open_as(TRAINER) as trainer:
@@ -199,7 +199,9 @@ async def test_who_may_have_the_store_forget(open_as: Any) -> None:
     async with open_as(TRAINER) as trainer, open_as(ADMIN) as admin:
         await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
         await trainer.cancel(["ro-1", "ro-2"])
-        with pytest.raises(StoreError, match=r"a trainer's, who may not ask for prune: only admin"):
+        with pytest.raises(
+            StoreError, match=r"a trainer's key may not call prune, only that of: admin"
+        ):
             await trainer.prune(0.0)
         assert await admin.prune(0.0) == 1
 
@@ -226,9 +228,9 @@ async def test_a_runner_sees_the_tokens_of_its_own_claims_only(open_as: Any) -> 
         [theirs] = await other.claim("runner-2", 1, LEASE_S)
         assert mine.attempt.call_token
         assert theirs.attempt.call_token not in ("", mine.attempt.call_token)
-        seen = await other.attempts(["ro-1", "ro-2"])
-        assert [attempt.rollout_id for attempt in seen] == ["ro-1", "ro-2"]
-        assert [attempt.call_token for attempt in seen] == ["", ""]
+        attempts = await other.attempts(["ro-1", "ro-2"])
+        assert [attempt.rollout_id for attempt in attempts] == ["ro-1", "ro-2"]
+        assert [attempt.call_token for attempt in attempts] == ["", ""]
         everything = await trainer.attempts(["ro-1", "ro-2"])
         tokens = {attempt.call_token for attempt in everything}
         assert tokens == {mine.attempt.call_token, theirs.attempt.call_token}
@@ -287,19 +289,19 @@ async def test_a_client_that_says_no_version(served: Served) -> None:
 async def test_a_runner_of_another_version(
     served: Served, open_as: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both versions are named, and what to do, before anything is claimed."""
+    """The error names both versions and the fix, before anything is claimed."""
     monkeypatch.setattr("lightspan_gateway.remote_store.client.PROTOCOL_VERSION", 7)
     monkeypatch.setattr("lightspan_gateway.remote_store.client.__version__", "9.8.7")
     with pytest.raises(StoreError) as raised:
         await open_as(RUNNER).open()
-    said = str(raised.value)
-    assert f"the server's lightspan {__version__} speaks protocol {PROTOCOL_VERSION}" in said
-    assert f"this one (9.8.7 of {sys.executable}) speaks 7" in said
-    assert "install the same version of lightspan on both sides" in said
+    message = str(raised.value)
+    assert f"the server's lightspan {__version__} speaks protocol {PROTOCOL_VERSION}" in message
+    assert f"this one (9.8.7 of {sys.executable}) speaks 7" in message
+    assert "install the same version of lightspan on both sides" in message
 
 
 async def test_a_body_that_says_no_size(tmp_path: Path) -> None:
-    """What comes in chunks is counted too."""
+    """The limit applies to chunked bodies too."""
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_body=1_000) as served:
         host, port = served.url.removeprefix("http://").split(":")
         head = (
@@ -316,17 +318,17 @@ async def test_a_body_that_says_no_size(tmp_path: Path) -> None:
 
 
 def test_a_store_that_ends_with_the_process_is_not_served() -> None:
-    with pytest.raises(ConfigError, match=r"memory:: .*serve a file"):
+    with pytest.raises(ConfigError, match=r"memory: is not durable.*serve a file"):
         StoreServer(MemoryStore(), Keys(None))
 
 
 # --- several at once ------------------------------------------------------------------------
 async def test_what_is_asked_together_is_answered_each(served: Served, open_as: Any) -> None:
-    """One that fails, cannot be read, may not be asked or goes by itself fails alone."""
+    """A failed, invalid, forbidden or unbatchable operation fails alone."""
     async with open_as(TRAINER) as store:
         await store.enqueue([make_rollout()])
     lease = {"runner_id": "runner", "slots": 1, "lease_s": LEASE_S}
-    asked = [
+    items = [
         ("mark_damaged", packed(attempt_id="at-nobody", reason="x")),
         ("claim", packed(**lease)),
         ("claim", b"\xc1"),
@@ -334,16 +336,16 @@ async def test_what_is_asked_together_is_answered_each(served: Served, open_as: 
         ("count", packed()),
         ("heartbeat", packed(attempts=[], lease_s=1.0)),
     ]
-    answer = await asyncio.to_thread(ask, served.url, "/store/v1", msgspec.msgpack.encode(asked))
+    answer = await asyncio.to_thread(ask, served.url, "/store/v1", msgspec.msgpack.encode(items))
     assert answer.status == 200
     answers = msgspec.msgpack.decode(answer.body)
     assert [status for status, _ in answers] == [409, 200, 400, 404, 400, 400]
     assert "at-nobody" in msgspec.msgpack.decode(answers[0][1])["message"]
-    assert "asked by itself" in msgspec.msgpack.decode(answers[4][1])["message"]
+    assert "must not be in a batch" in msgspec.msgpack.decode(answers[4][1])["message"]
     [claim] = msgspec.msgpack.decode(answers[1][1])
     assert claim["rollout"]["rollout_id"] == "ro-1"
     runners = await asyncio.to_thread(
-        ask, served.url, "/store/v1", msgspec.msgpack.encode(asked[:2]), RUNNER
+        ask, served.url, "/store/v1", msgspec.msgpack.encode(items[:2]), RUNNER
     )
     assert [status for status, _ in msgspec.msgpack.decode(runners.body)] == [403, 200]
 
@@ -363,7 +365,7 @@ async def test_what_cannot_be_asked_together(served: Served, body: bytes, said: 
 
 # --- health ---------------------------------------------------------------------------------
 async def test_health(served: Served) -> None:
-    """Anybody may ask, and is told nothing else."""
+    """The health check needs no key and reveals nothing else."""
     answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
     assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})
     await asyncio.to_thread(served.run, served.store.close())
@@ -372,7 +374,7 @@ async def test_health(served: Served) -> None:
 
 
 async def test_health_is_told_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks waits for some seconds, a store whose database is away for half a minute."""
+    """A health check fails after seconds, though the store waits half a minute for its database."""
 
     async def away(policy: str) -> list[Any]:
         await asyncio.sleep(600)
@@ -387,7 +389,7 @@ async def test_health_is_told_in_time(served: Served, monkeypatch: pytest.Monkey
 async def test_a_database_that_is_away_is_one_to_come_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a refusal, which clients would not retry."""
+    """An unreachable database is a 503, which clients retry."""
 
     async def away(run_id: str | None = None) -> Any:
         raise StoreUnreachableError("the server cannot be reached")

@@ -1,10 +1,10 @@
-"""What the dialects share: parsed requests, answers, and validation of fields. Pure."""
+"""The parts that all dialects share: parsed requests, answers and validation of fields. Pure."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 import msgspec
@@ -21,19 +21,19 @@ from lightspan_gateway.dialects.sse import Events
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 64
-"""Stop strings: each is searched for at every token."""
-HONOURED_BY_ALL: Final = frozenset(
+"""Maximum number of stop strings: each one is searched for after every token."""
+SUPPORTED_BY_ALL: Final = frozenset(
     {"model", "stream", "stream_options", "temperature", "top_p", "top_k", "stop"}
 )
 """Fields that every dialect supports."""
-NEUTRAL_IN_ALL: Final[Mapping[str, tuple[Any, ...]]] = {
+DEFAULTS_OF_ALL: Final[Mapping[str, tuple[Any, ...]]] = {
     "frequency_penalty": (0, None),
     "presence_penalty": (0, None),
     "repetition_penalty": (1, None),
     "min_p": (0, None),
     "seed": (None,),
 }
-"""Unsupported fields, with the values that mean the default."""
+"""Unsupported field → values that mean its default."""
 IGNORED: Final = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
@@ -46,31 +46,21 @@ STEERING: Final = frozenset(
         *("thinking", "output_config.effort"),
     }
 )
-"""Fields that steer the newest models of one provider: chat's, the Responses and Messages API's.
+"""Fields of all dialects that only the newest models of one provider support.
 
-Frameworks send them for the model name that an app was written with; no open model has them, and
-none affects sampling. So they are ignored in every mode and shown as overrides, where an
+Frameworks send them for the model name that an app was written with. No open model supports them
+and none affects sampling, so they are ignored in every mode and listed as overrides, whereas an
 unsupported sampling field is refused in validation."""
 FORBIDDEN_TEMPLATE_OPTIONS: Final = frozenset(
     {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+        *("messages", "tools", "max_length", "padding", "truncation", "tokenize"),
+        *("tokenizer_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
     }
 )
-"""Template options that a request must not set: its own template would run in the gateway, and a
-truncated prompt would not be the app's."""
+"""Template options that a request must not set.
+
+With them the gateway would run a template of the request, or truncate the prompt."""
 
 Message = dict[str, Any]
 Conversation = list[Message]
@@ -89,21 +79,21 @@ class Choice:
     token_texts: Sequence[str]
     logprobs: Sequence[float]
     stop: str | None = None
-    """The stop string that ended it."""
+    """The stop string that ended the choice."""
     text_offsets: Sequence[int] = ()
-    """Where each token's text begins in the choice's text (with log-probabilities)."""
+    """Offset of each token's text in the choice's text; set if log-probabilities are requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer of a finished call, for its clients and their retries."""
+    """The answer of a finished call."""
 
     response_id: str
     created: int
     model: str
     choices: tuple[Choice, ...]
     prompts: Sequence[Sequence[int]]
-    """Ids of each prompt; the choices of a prompt are adjacent."""
+    """Token ids of each prompt; the choices of a prompt are adjacent."""
 
     def usage(self) -> dict[str, int]:
         prompt = sum(map(len, self.prompts))
@@ -114,32 +104,32 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest(ABC):
-    """A parsed request, which formats the answer in its dialect."""
+    """A parsed request, and the format of its answer."""
 
-    asks_with: ClassVar[str]
-    """The field that holds the prompt."""
+    prompt_field: ClassVar[str]
+    """Name of the field that holds the prompt."""
     chunk_object: ClassVar[str]
     id_prefix: ClassVar[str] = "chatcmpl-"
     """Prefix of the response id, before the call id."""
     framing: ClassVar[type[Events]] = Events
-    """Formats the chunks of a stream."""
+    """Format of a stream's chunks."""
 
     model: str
     sampling: Sampling
     constraint: Constraint | None = None
-    """What the answer must be; None: anything."""
+    """The requested response format and tool choice; None if any answer is valid."""
     grammar: str = ""
-    """The constraint's grammar for the model that answers."""
+    """The constraint's grammar in the format of the policy's model family."""
     parse_tools: bool = False
     include_usage: bool = False
     n: int = 1
-    """Choices per prompt."""
+    """Number of choices per prompt."""
     logprobs: bool = False
     token_ids: bool = False
     overrides: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Field → (requested value, used value)."""
     previous: str | None = None
-    """The id of the response that it continues, in a dialect that has these."""
+    """Id of the response that the request continues (Responses API)."""
 
     @property
     def count(self) -> int:
@@ -148,7 +138,7 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        """Return the token ids of each prompt; called in a thread, since it may take long.
+        """Return the token ids of each prompt; it may take long, so callers use a thread.
 
         Raises:
             ApiError: 400 naming the field.
@@ -156,11 +146,11 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def without_prompt(self) -> Self:
-        """Return the request without what only rendering needs, to free memory."""
+        """Return the request without the fields that only rendering needs, to free memory."""
 
     @abstractmethod
     def body(self, answer: Answer) -> dict[str, Any]:
-        """Return the unstreamed answer."""
+        """Return the JSON of an unstreamed answer."""
 
     def opening(
         self, base: Mapping[str, Any], index: int, prompt: Sequence[int]
@@ -174,7 +164,7 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def delta(self, base: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
-        """Return a chunk with new text of a choice."""
+        """Return the chunk for new text of a choice."""
 
     @abstractmethod
     def last(self, answer: Answer, base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -185,12 +175,45 @@ class ModelRequest(ABC):
         return {}
 
     def after(self, before: Conversation) -> ModelRequest:
-        """Return the request with the conversation up to `previous`."""
+        """Return the request with the conversation up to `previous` in front of its messages."""
         return self
 
     def conversation(self, answer: Answer) -> Conversation | None:
-        """Return the conversation that a request with this answer as its `previous` continues."""
+        """Return the conversation for a request whose `previous` is this answer; None without."""
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesRequest(ModelRequest):
+    """A request whose prompt is chat messages, rendered by the model's chat template."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plain_messages(self) -> list[Message]:
+        """Return the messages in the form that chat templates expect.
+
+        Raises:
+            ApiError: 400 if a message is malformed, or is not text.
+        """
+        name = self.prompt_field
+        return [plain_message(message, f"{name}[{n}]") for n, message in enumerate(self.messages)]
+
+    def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
+        name, plain = self.prompt_field, self.plain_messages()
+        if not plain:
+            raise bad_request(f"'{name}' is empty: there is nothing to answer", name)
+        options, limit = self.template_options or None, tokenizer.context_length
+        try:
+            return [tokenizer.render(plain, self.tools, template_options=options, most=limit)]
+        except ModelError as error:
+            raise bad_request(str(error), name) from error
+        except ContextOverflowError as error:
+            raise too_long(error, name) from error
+
+    def without_prompt(self) -> Self:
+        return replace(self, messages=[], tools=None, template_options={})
 
 
 def head(response_id: str, created: int, model: str, kind: str) -> dict[str, Any]:
@@ -199,189 +222,192 @@ def head(response_id: str, created: int, model: str, kind: str) -> dict[str, Any
 
 
 def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
-    """Return the log-probabilities of a choice as chats and responses have them."""
+    """Return the log-probabilities of a choice as chat completions and responses format them."""
     return [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in zip(choice.token_texts, choice.logprobs, strict=True)
     ]
 
 
-# --- sampling -------------------------------------------------------------------------------
-def asked_sampling(body: Mapping[str, Any], *, stop: str = "stop") -> Sampling:
-    """Return the sampling that a request asks for.
-
-    Args:
-        body: the request.
-        stop: the field with the stop strings.
-    """
-    temperature = body.get("temperature")
-    top_p = body.get("top_p")
-    top_k = body.get("top_k")
-    return Sampling(
-        temperature=1.0 if temperature is None else float(temperature),
-        top_p=1.0 if top_p is None else float(top_p),
-        top_k=max(0, top_k or 0),
-        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
-        stop=_stop(body.get(stop), stop),
-    )
-
-
-def _stop(stop: Any, field: str) -> tuple[str, ...]:
-    several = [stop] if isinstance(stop, str) else (stop or [])
-    if not isinstance(several, list) or not all(isinstance(s, str) and s for s in several):
-        raise bad_request(f"'{field}' must be a non-empty string or an array of them", field)
-    if len(several) > MAX_STOPS:
-        raise bad_request(f"'{field}' has {len(several):,} strings; at most {MAX_STOPS}", field)
-    return tuple(several)
-
-
-def decide_sampling(
-    body: Mapping[str, Any],
-    asked: Sampling,
-    impossible: Mapping[str, Any],
-    mode: Mode,
-    forced: Sampling | None,
-) -> tuple[Sampling, dict[str, tuple[Any, Any]]]:
-    """Return the sampling to use, and what it overrides of the request.
-
-    Args:
-        body: the request.
-        asked: the sampling that it asks for.
-        impossible: fields that cannot be honoured, with their values.
-        mode: of the rollout; in validation the temperature alone is forced.
-        forced: the algorithm's sampling (`Target.forced`).
-
-    Raises:
-        ApiError: 400, a field that constrains the answer cannot be honoured, or any (`STEERING`
-            apart) if nothing is forced.
-    """
-    for key in sorted(impossible.keys() & CONSTRAINING):
-        raise cannot_honour(key, impossible[key])
-    overrides = {key: (value, None) for key, value in impossible.items()}
-    if forced is None or mode is Mode.VAL:
-        for key in sorted(impossible.keys() - STEERING)[:1]:
-            raise cannot_honour(key, impossible[key])
-        if forced is None:
-            return asked, overrides
-        sampling = msgspec.structs.replace(asked, temperature=forced.temperature)
-    else:
-        sampling = _forced(asked, forced)
-    return sampling, overrides | _sampling_overrides(body, asked, sampling)
-
-
-def _forced(asked: Sampling, forced: Sampling) -> Sampling:
-    limits = [limit for limit in (asked.max_tokens, forced.max_tokens) if limit is not None]
-    longest = min(limits) if limits else None
-    return msgspec.structs.replace(forced, max_tokens=longest, stop=asked.stop)
-
-
-def _sampling_overrides(
-    body: Mapping[str, Any], asked: Sampling, used: Sampling
-) -> dict[str, tuple[Any, Any]]:
-    pairs = {
-        key: (getattr(asked, key), getattr(used, key))
-        for key in ("temperature", "top_p", "top_k")
-        if body.get(key) is not None
-    }
-    pairs["max_tokens"] = (asked.max_tokens, used.max_tokens)
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def unsupported(
-    body: Mapping[str, Any], honoured: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
-) -> dict[str, Any]:
-    """Return the unsupported fields that have another value than the default."""
-    return {
-        key: value
-        for key, value in body.items()
-        if key not in honoured
-        and key not in IGNORED
-        and not any(value == nothing for nothing in neutral.get(key, (None,)))
-    }
-
-
-def cannot_honour(key: str, value: Any) -> ApiError:
-    """Return the refusal of an unsupported field."""
-    return bad_request(f"'{key}' = {value!r} cannot be honoured by this engine; leave it out", key)
-
-
 # --- fields ---------------------------------------------------------------------------------
 Types = Mapping[str, tuple[type, ...]]
+Defaults = Mapping[str, tuple[Any, ...]]
+"""Unsupported field → values that mean its default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRules:
+    """The fields that the requests of a dialect may have."""
+
+    types: Types
+    supported: frozenset[str]
+    defaults: Defaults
+    nested: Mapping[str, Defaults] = field(default_factory=dict)
+    """Object field → defaults of its unsupported fields; else None and "none" mean the default."""
+    refused: tuple[str, ...] = ()
+    """Fields that change the question: they are refused in training too."""
+    max_tokens: tuple[str, ...] = ("max_tokens",)
+    """Fields that limit the answer; the first one that is set counts."""
+    default_max_tokens: int | None = None
+    stop: str = "stop"
+    """Name of the field with the stop strings."""
+
 
 SHARED_TYPES: Final[Types] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (int, float)),
     **dict.fromkeys(("top_k", "n", "max_tokens", "seed", "top_logprobs"), (int,)),
     **dict.fromkeys(("stream", "return_token_ids"), (bool,)),
-    **dict.fromkeys(("stream_options", "logit_bias"), (dict,)),
+    **dict.fromkeys(("stream_options", "logit_bias", "chat_template_kwargs"), (dict,)),
     "model": (str,),
 }
-"""Also of unsupported fields: training ignores their values, but not invalid ones."""
-_LARGEST: Final = 2**63 - 1
+"""Includes unsupported fields: training ignores their values, but refuses invalid ones."""
+_MAX_INTEGER: Final = 2**63 - 1
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),
     "top_p": (1e-9, 1),
     "top_k": (-1, 2**31 - 1),
     "min_p": (0, 1),
     "repetition_penalty": (0, 100),
-    "frequency_penalty": (-2, 2),
-    "presence_penalty": (-2, 2),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (-2, 2)),
     "seed": (-(2**63), 2**64 - 1),
-    "n": (1, MAX_CHOICES),
-    "best_of": (1, MAX_CHOICES),
-    "logprobs": (0, 20),
-    "top_logprobs": (0, 20),
-    "max_tokens": (1, _LARGEST),
-    "max_completion_tokens": (1, _LARGEST),
-    "max_output_tokens": (1, _LARGEST),
+    **dict.fromkeys(("n", "best_of"), (1, MAX_CHOICES)),
+    **dict.fromkeys(("logprobs", "top_logprobs"), (0, 20)),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), (1, _MAX_INTEGER)),
+    "max_output_tokens": (1, _MAX_INTEGER),
 }
 
 
-def check_types(body: Mapping[str, Any], fields: Types) -> None:
-    """Refuse fields of a wrong type, or out of range."""
-    for key, types in fields.items():
+def check_fields(body: Mapping[str, Any], rules: FieldRules) -> dict[str, Any]:
+    """Check types and ranges; return the unsupported fields whose value is not the default.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    for key, types in rules.types.items():
         value = body.get(key)
         if value is None:
             continue
-        wrong_bool = isinstance(value, bool) and bool not in types
-        if not isinstance(value, types) or wrong_bool:
+        is_wrong_bool = isinstance(value, bool) and bool not in types
+        if not isinstance(value, types) or is_wrong_bool:
             expected = " or ".join(kind.__name__ for kind in types)
             raise bad_request(f"'{key}' must be {expected}, not {value!r}", key)
         low, high = _RANGES.get(key, (float("-inf"), float("inf")))
         if isinstance(value, int | float) and not low <= value <= high:
             raise bad_request(f"'{key}' must be between {low:g} and {high:g}, not {value!r}", key)
-
-
-def shared_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that every dialect reads alike."""
-    options = body.get("stream_options") or {}
-    return {
-        "model": body.get("model") or "",
-        "include_usage": bool(options.get("include_usage")),
-        "n": int(body.get("n") or 1),
-        "token_ids": bool(body.get("return_token_ids")),
+    for key in rules.refused:
+        if body.get(key):
+            raise bad_request(f"'{key}' cannot be honoured by this endpoint; leave it out", key)
+    accepted = rules.supported | IGNORED
+    unsupported = {
+        key: value
+        for key, value in body.items()
+        if key not in accepted and value not in rules.defaults.get(key, (None,))
     }
+    for key, defaults in rules.nested.items():
+        for name, value in (body.get(key) or {}).items():
+            path = f"{key}.{name}"
+            if path not in rules.supported and value not in defaults.get(name, (None, "none")):
+                unsupported[path] = value
+    return unsupported
 
 
-def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options of the chat template (`chat_template_kwargs`).
+def read_fields(
+    body: Mapping[str, Any],
+    rules: FieldRules,
+    mode: Mode,
+    forced: Sampling | None,
+    adjust: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Check the fields, and return those of a `ModelRequest` that all dialects read alike.
+
+    Args:
+        body: the request.
+        rules: rules of the dialect.
+        mode: mode of the rollout; in validation only the temperature is forced.
+        forced: the algorithm's sampling (`Target.forced`).
+        adjust: function that changes the unsupported fields that were found.
 
     Raises:
-        ApiError: 400, a forbidden one.
+        ApiError: 400 if a field is invalid, if a field that constrains the answer cannot be
+            honoured, or, if nothing is forced or in validation, any other field than `STEERING`.
     """
+    unsupported = check_fields(body, rules)
+    if adjust is not None:
+        adjust(unsupported)
+    refused = unsupported.keys() & CONSTRAINING
+    if forced is None or mode is Mode.VAL:
+        refused = refused or unsupported.keys() - STEERING
+    for key in sorted(refused):
+        raise cannot_honour(key, unsupported[key])
+    requested = sampling = _requested_sampling(body, rules)
+    if forced is not None and mode is Mode.VAL:
+        sampling = msgspec.structs.replace(requested, temperature=forced.temperature)
+    elif forced is not None:
+        limits = [limit for limit in (requested.max_tokens, forced.max_tokens) if limit is not None]
+        sampling = msgspec.structs.replace(
+            forced, max_tokens=min(limits, default=None), stop=requested.stop
+        )
+    pairs = {
+        key: (getattr(requested, key), getattr(sampling, key))
+        for key in ("temperature", "top_p", "top_k")
+        if body.get(key) is not None
+    }
+    pairs[rules.max_tokens[-1]] = (requested.max_tokens, sampling.max_tokens)
+    fields = {
+        "model": body.get("model") or "",
+        "sampling": sampling,
+        "overrides": {
+            **{key: (value, None) for key, value in unsupported.items()},
+            **{key: pair for key, pair in pairs.items() if pair[0] != pair[1]},
+        },
+        "include_usage": bool((body.get("stream_options") or {}).get("include_usage")),
+        "n": int(body.get("n") or 1) if "n" in rules.supported else 1,
+        "token_ids": bool(body.get("return_token_ids")),
+    }
+    if "chat_template_kwargs" in rules.supported:
+        fields["template_options"] = _template_options(body)
+    return fields
+
+
+def _requested_sampling(body: Mapping[str, Any], rules: FieldRules) -> Sampling:
+    name = rules.stop
+    stop = body.get(name)
+    stops = [stop] if isinstance(stop, str) else (stop or [])
+    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
+        raise bad_request(f"'{name}' must be a non-empty string or an array of them", name)
+    if len(stops) > MAX_STOPS:
+        raise bad_request(f"'{name}' has {len(stops):,} strings; at most {MAX_STOPS}", name)
+    temperature, top_p = body.get("temperature"), body.get("top_p")
+    limits = (body[field] for field in rules.max_tokens if body.get(field))
+    return Sampling(
+        temperature=1.0 if temperature is None else float(temperature),
+        top_p=1.0 if top_p is None else float(top_p),
+        top_k=max(0, body.get("top_k") or 0),
+        max_tokens=next(limits, rules.default_max_tokens),
+        stop=tuple(stops),
+    )
+
+
+def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
     options: Mapping[str, Any] = body.get("chat_template_kwargs") or {}
     for key in sorted(options.keys() & FORBIDDEN_TEMPLATE_OPTIONS):
-        field = f"chat_template_kwargs.{key}"
-        raise bad_request(f"'{field}' is not for a request to set; leave it out", field)
+        name = f"chat_template_kwargs.{key}"
+        raise bad_request(f"'{name}' must not be set by a request; leave it out", name)
     return options
+
+
+def cannot_honour(key: str, value: Any) -> ApiError:
+    """Return the HTTP 400 for an unsupported field."""
+    return bad_request(f"'{key}' = {value!r} cannot be honoured by this engine; leave it out", key)
 
 
 # --- messages -------------------------------------------------------------------------------
 def plain_message(message: Any, where: str) -> dict[str, Any]:
-    """Return a message as chat templates expect it: text, and tool arguments as objects."""
+    """Return a message with its content as text and its tool arguments as objects."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"{where} must have a 'role'", f"{where}.role")
-    # OpenAI's newer name, which templates of other models ignore or refuse
+    # "developer" is OpenAI's newer name, which templates of other models ignore or refuse
     role = "system" if message["role"] == "developer" else message["role"]
     content = _content(message.get("content"), f"{where}.content")
     plain = {**message, "role": role, "content": content}
@@ -394,31 +420,8 @@ def plain_message(message: Any, where: str) -> dict[str, Any]:
     return {**plain, "tool_calls": [_call(c, f"{named}[{n}]") for n, c in enumerate(calls)]}
 
 
-def rendered(
-    tokenizer: ChatTokenizer,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    options: Mapping[str, Any],
-    *,
-    asked_with: str,
-) -> list[int]:
-    """Render plain messages by the model's chat template.
-
-    Raises:
-        ApiError: 400 naming the field `asked_with`: the template refuses them, or they are far
-            longer than the context.
-    """
-    most = tokenizer.context_length
-    try:
-        return tokenizer.render(messages, tools, template_options=options or None, most=most)
-    except ModelError as error:
-        raise bad_request(str(error), asked_with) from error
-    except ContextOverflowError as error:
-        raise too_long(error, asked_with) from error
-
-
 def too_long(error: ContextOverflowError, field: str) -> ApiError:
-    """Return the refusal of a prompt that does not fit, which names its field."""
+    """Return the HTTP 400 for a prompt that is longer than the context."""
     return bad_request(f"{error}; shorten the {field}", field, c.CONTEXT_OVERFLOW)
 
 
@@ -446,7 +449,10 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = _arguments.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError):  # malformed: the template gets it as it is
+        except (
+            msgspec.DecodeError,
+            RecursionError,
+        ):  # malformed: pass it to the template unchanged
             return dict(call)
     return {**call, "function": {**function, "arguments": arguments}}
 

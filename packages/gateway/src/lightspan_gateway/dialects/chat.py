@@ -1,83 +1,48 @@
-"""OpenAI's chat completions. Pure."""
+"""OpenAI's chat completions API, `/v1/chat/completions`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
-from lightspan.protocols.engine import ChatTokenizer
 from lightspan.schema.records import Mode
 from lightspan.schema.token_records import Sampling
 from lightspan_gateway.api_errors import bad_request
-from lightspan_gateway.dialects.base import (
-    HONOURED_BY_ALL,
-    NEUTRAL_IN_ALL,
-    SHARED_TYPES,
-    Answer,
-    Choice,
-    Message,
-    ModelRequest,
-    Types,
-    asked_sampling,
-    check_types,
-    decide_sampling,
-    head,
-    plain_message,
-    rendered,
-    shared_fields,
-    template_options,
-    token_logprobs,
-    unsupported,
+from lightspan_gateway.dialects import base as shared
+from lightspan_gateway.dialects.base import Answer, Choice, MessagesRequest
+from lightspan_gateway.dialects.constraints import read_tools
+
+RULES: Final = shared.FieldRules(
+    types={
+        **shared.SHARED_TYPES,
+        "max_completion_tokens": (int,),
+        "logprobs": (bool,),
+        "tools": (list,),
+    },
+    supported=shared.SUPPORTED_BY_ALL
+    | {
+        *("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
+        *("n", "max_tokens", "max_completion_tokens", "logprobs", "return_token_ids"),
+        "response_format",
+    },
+    defaults={
+        **shared.DEFAULTS_OF_ALL,
+        "logit_bias": ({}, None),
+        "top_logprobs": (0, None),
+        "modalities": (["text"], None),
+        "functions": (None, []),
+    },
+    max_tokens=("max_completion_tokens", "max_tokens"),
 )
-from lightspan_gateway.dialects.constraints import constraint_of, one_call_of
-
-HONOURED: Final = HONOURED_BY_ALL | {
-    *("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
-    *("n", "max_tokens", "max_completion_tokens", "logprobs", "return_token_ids"),
-    "response_format",
-}
-NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    **NEUTRAL_IN_ALL,
-    "logit_bias": ({}, None),
-    "top_logprobs": (0, None),
-    "guided_json": (None,),
-    "modalities": (["text"], None),
-    "audio": (None,),
-    "prediction": (None,),
-    "functions": (None, []),
-    "function_call": (None,),
-    "reasoning_effort": (None,),
-    "verbosity": (None,),
-}
-"""Unsupported fields, with the values that mean the default."""
-
-_TYPES: Final[Types] = {
-    **SHARED_TYPES,
-    "max_completion_tokens": (int,),
-    "logprobs": (bool,),
-    "tools": (list,),
-    "chat_template_kwargs": (dict,),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest(ModelRequest):
+class ChatRequest(MessagesRequest):
     """A chat request."""
 
-    asks_with: ClassVar[str] = "messages"
+    prompt_field: ClassVar[str] = "messages"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
-
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-    template_options: Mapping[str, Any] = field(default_factory=dict)
-
-    def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        options, named = self.template_options, self.asks_with
-        return [rendered(tokenizer, self.messages, self.tools, options, asked_with=named)]
-
-    def without_prompt(self) -> Self:
-        return replace(self, messages=[], tools=None, template_options={})
 
     # --- answers --------------------------------------------------------------------------
     def body(self, answer: Answer) -> dict[str, Any]:
@@ -92,7 +57,7 @@ class ChatRequest(ModelRequest):
             for choice in answer.choices
         ]
         return {
-            **head(answer.response_id, answer.created, answer.model, "chat.completion"),
+            **shared.head(answer.response_id, answer.created, answer.model, "chat.completion"),
             "choices": choices,
             "usage": answer.usage(),
             **self._prompt_ids(answer),
@@ -130,11 +95,11 @@ class ChatRequest(ModelRequest):
 
 
 def _logprobs(choice: Choice) -> dict[str, Any]:
-    return {"content": token_logprobs(choice), "refusal": None}
+    return {"content": shared.token_logprobs(choice), "refusal": None}
 
 
 def _delta(base: Mapping[str, Any], index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a chunk before the last."""
+    """Return a chunk with a part of a choice."""
     return {**base, "choices": [{"index": index, "delta": delta, "finish_reason": None}]}
 
 
@@ -143,70 +108,48 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
 
     Args:
         body: the decoded JSON.
-        mode: of the rollout. In train and dev mode, for a trained policy (with `forced`), sampling
-            is the algorithm's and unsupported fields are overridden; else they are refused, but
-            for `STEERING`.
-        forced: the algorithm's sampling; in val mode its temperature alone counts.
+        mode: mode of the rollout. In train and dev mode the sampling of a trained policy (with
+            `forced`) is the algorithm's, and unsupported fields are overridden; else unsupported
+            fields are refused, except `STEERING`.
+        forced: the algorithm's sampling; in val mode only its temperature counts.
 
     Raises:
         ApiError: 400 naming the field.
     """
-    messages = _messages(body)
-    check_types(body, _TYPES)
-    sampling, overrides = decide_sampling(
-        body,
-        asked_sampling(body),
-        unsupported(body, HONOURED, NEUTRAL),
-        mode,
-        forced,
-    )
-    tools = body.get("tools") or None
+    messages, tools = body.get("messages"), body.get("tools") or None
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("'messages' must be a non-empty array", "messages")
     return ChatRequest(
-        **shared_fields(body),
+        **shared.read_fields(body, RULES, mode, forced),
+        **read_tools(body, tools, ("response_format", _flat_format(body.get("response_format")))),
         messages=messages,
-        sampling=sampling,
-        tools=tools,
-        constraint=constraint_of(
-            format=("response_format", _flat_format(body.get("response_format"))),
-            tools=tools,
-            choice=body.get("tool_choice"),
-            one_call=one_call_of(body),
-        ),
-        parse_tools=tools is not None and body.get("tool_choice") != "none",
         logprobs=bool(body.get("logprobs")),
-        template_options=template_options(body),
-        overrides=overrides,
     )
 
 
-def as_in_training(
+def with_training_sampling(
     body: Mapping[str, Any], forced: Sampling
 ) -> tuple[dict[str, Any], Mapping[str, tuple[Any, Any]]]:
-    """Return the request with the sampling of training, for a dry run, and the overrides.
+    """Return the request of a dry run with the sampling of training, and the overrides.
 
     Raises:
         ApiError: 400 naming the field.
     """
     chat = parse_chat(body, mode=Mode.TRAIN, forced=forced)
+    chat.plain_messages()  # an endpoint may accept what training refuses, such as images
     limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-    used = {
+    sampling = {
         "temperature": chat.sampling.temperature,
         "top_p": chat.sampling.top_p if chat.sampling.top_p < 1 else None,
         "top_k": chat.sampling.top_k or None,
         limit: chat.sampling.max_tokens,
     }
-    kept = {key: value for key, value in body.items() if key not in chat.overrides}
-    return kept | {key: value for key, value in used.items() if value is not None}, chat.overrides
+    fields = {key: value for key, value in body.items() if key not in chat.overrides}
+    fields |= {key: value for key, value in sampling.items() if value is not None}
+    return fields, chat.overrides
 
 
 def _flat_format(value: Any) -> Any:
-    """Return a response format as the Responses API has it."""
+    """Return a response format in the form of the Responses API."""
     inner = value.get("json_schema") if isinstance(value, Mapping) else None
     return {**inner, **value} if isinstance(inner, Mapping) else value
-
-
-def _messages(body: Mapping[str, Any]) -> list[Message]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise bad_request("'messages' must be a non-empty array", "messages")
-    return [plain_message(message, f"messages[{n}]") for n, message in enumerate(messages)]

@@ -1,6 +1,6 @@
-"""OpenAI's text completions, `/v1/completions`. Pure.
+"""OpenAI's text completions API, `/v1/completions`. Pure.
 
-A prompt is tokenised as it is, without a template or a BOS token.
+A prompt is tokenised unchanged, without a template or a BOS token.
 """
 
 from __future__ import annotations
@@ -14,39 +14,23 @@ from lightspan.protocols.engine import ChatTokenizer
 from lightspan.schema.records import Mode
 from lightspan.schema.token_records import Sampling
 from lightspan_gateway.api_errors import bad_request
-from lightspan_gateway.dialects.base import (
-    HONOURED_BY_ALL,
-    MAX_CHOICES,
-    NEUTRAL_IN_ALL,
-    SHARED_TYPES,
-    Answer,
-    Choice,
-    ModelRequest,
-    Types,
-    asked_sampling,
-    check_types,
-    decide_sampling,
-    head,
-    shared_fields,
-    too_long,
-    unsupported,
+from lightspan_gateway.dialects import base as shared
+from lightspan_gateway.dialects.base import Answer, Choice, ModelRequest
+
+RULES: Final = shared.FieldRules(
+    types={**shared.SHARED_TYPES, "logprobs": (int,), "best_of": (int,)},
+    supported=shared.SUPPORTED_BY_ALL
+    | {"prompt", "n", "max_tokens", "logprobs", "return_token_ids"},
+    defaults={
+        **shared.DEFAULTS_OF_ALL,
+        "add_special_tokens": (False, None),
+        "best_of": (1, None),
+        "echo": (False, None),
+        "logit_bias": ({}, None),
+        "suffix": ("", None),
+    },
+    default_max_tokens=16,  # OpenAI's default
 )
-
-DEFAULT_MAX_TOKENS: Final = 16
-"""OpenAI's, where a request does not say."""
-
-HONOURED: Final = HONOURED_BY_ALL | {"prompt", "n", "max_tokens", "logprobs", "return_token_ids"}
-NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    **NEUTRAL_IN_ALL,
-    "add_special_tokens": (False, None),
-    "best_of": (1, None),
-    "echo": (False, None),
-    "logit_bias": ({}, None),
-    "suffix": ("", None),
-}
-"""Unsupported fields, with the values that mean the default."""
-
-_TYPES: Final[Types] = {**SHARED_TYPES, "logprobs": (int,), "best_of": (int,)}
 _MAX_ID: Final = 2**31 - 1
 
 Prompt = str | list[int]
@@ -54,42 +38,42 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(ModelRequest):
-    """A request for text completions; as with OpenAI, the choices of a prompt are adjacent."""
+    """A request for text completions; the choices of a prompt are adjacent, as in OpenAI's API."""
 
-    asks_with: ClassVar[str] = "prompt"
+    prompt_field: ClassVar[str] = "prompt"
     chunk_object: ClassVar[str] = "text_completion"
     id_prefix: ClassVar[str] = "cmpl-"
 
-    given: list[Prompt]
+    inputs: list[Prompt]
     """The prompts: text, or token ids."""
 
     @property
     def count(self) -> int:
-        return len(self.given)
+        return len(self.inputs)
 
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        most = tokenizer.context_length
+        limit = tokenizer.context_length
         try:
             ids = [
-                tokenizer.encode(prompt, most=most) if isinstance(prompt, str) else list(prompt)
-                for prompt in self.given
+                tokenizer.encode(prompt, most=limit) if isinstance(prompt, str) else list(prompt)
+                for prompt in self.inputs
             ]
         except ContextOverflowError as error:
-            raise too_long(error, self.asks_with) from error
+            raise shared.too_long(error, self.prompt_field) from error
         if not all(ids):
             raise bad_request("'prompt' is empty: there is nothing to complete", "prompt")
         return ids
 
     def without_prompt(self) -> Self:
-        return replace(self, given=[])
+        return replace(self, inputs=[])
 
     def body(self, answer: Answer) -> dict[str, Any]:
         choices = [
             {"text": choice.message["content"], **self._end(answer, choice)}
             for choice in answer.choices
         ]
-        known = head(answer.response_id, answer.created, answer.model, "text_completion")
-        return {**known, "choices": choices, "usage": answer.usage()}
+        base = shared.head(answer.response_id, answer.created, answer.model, "text_completion")
+        return {**base, "choices": choices, "usage": answer.usage()}
 
     def delta(self, base: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
         choice = {"index": index, "text": text, "finish_reason": None, "logprobs": None}
@@ -102,7 +86,7 @@ class CompletionRequest(ModelRequest):
             yield {**base, "choices": [], "usage": answer.usage()}
 
     def _end(self, answer: Answer, choice: Choice) -> dict[str, Any]:
-        """Return the fields of a finished choice beside its text."""
+        """Return the fields of a finished choice except its text."""
         end: dict[str, Any] = {
             "index": choice.index,
             "finish_reason": choice.finish_reason,
@@ -128,44 +112,28 @@ def parse_completion(
 ) -> CompletionRequest:
     """Parse a request; see `lightspan_gateway.dialects.chat.parse_chat`.
 
-    `logprobs=0` gives the log-probabilities of the sampled tokens; more, those of other tokens
-    too, cannot be honoured.
+    `logprobs=0` returns the log-probabilities of the sampled tokens; a larger value, which also
+    requests those of other tokens, cannot be honoured.
 
     Raises:
         ApiError: 400 naming the field.
     """
-    given = _prompts(body.get("prompt"))
-    check_types(body, _TYPES)
-    fields = shared_fields(body)
-    if len(given) * fields["n"] > MAX_CHOICES:
+    inputs = _prompts(body.get("prompt"))
+
+    def adjust(unsupported: dict[str, Any]) -> None:
+        if unsupported.get("best_of") == (body.get("n") or 1):
+            del unsupported["best_of"]  # the best n of n choices are all of them
+        if body.get("logprobs"):
+            unsupported["logprobs"] = body["logprobs"]
+
+    fields = shared.read_fields(body, RULES, mode, forced, adjust)
+    if len(inputs) * fields["n"] > shared.MAX_CHOICES:
         raise bad_request(
-            f"{len(given)} prompts with n = {fields['n']} are more than {MAX_CHOICES} choices",
+            f"{len(inputs)} prompts with n = {fields['n']} are more than {shared.MAX_CHOICES} "
+            "choices",
             "prompt",
         )
-    asked = asked_sampling({"max_tokens": DEFAULT_MAX_TOKENS, **_without_nulls(body)})
-    sampling, overrides = decide_sampling(body, asked, _impossible(body), mode, forced)
-    return CompletionRequest(
-        **fields,
-        given=given,
-        sampling=sampling,
-        logprobs=body.get("logprobs") is not None,
-        overrides=overrides,
-    )
-
-
-def _without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
-    known = {key: value for key, value in body.items() if value is not None}
-    known.pop("max_completion_tokens", None)  # a chat's
-    return known
-
-
-def _impossible(body: Mapping[str, Any]) -> dict[str, Any]:
-    found = unsupported(body, HONOURED, NEUTRAL)
-    if found.get("best_of") == (body.get("n") or 1):
-        del found["best_of"]  # the best n of n are all of them
-    if body.get("logprobs"):
-        found["logprobs"] = body["logprobs"]
-    return found
+    return CompletionRequest(**fields, inputs=inputs, logprobs=body.get("logprobs") is not None)
 
 
 def _prompts(value: Any) -> list[Prompt]:

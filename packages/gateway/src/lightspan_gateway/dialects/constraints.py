@@ -1,12 +1,12 @@
-"""What a request constrains: the response format, and how tools may be called. Pure.
+"""Response formats and tool choices, which constrain an answer. Pure.
 
-A constraint is part of the app: it is honoured or refused in every mode, never dropped.
+A constraint is part of the app: it is honoured or refused in every mode, never ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from lightspan_gateway.api_errors import bad_request
@@ -21,101 +21,111 @@ CONSTRAINING: Final = frozenset(
         *("response_format", "tools", "tool_choice"),
     }
 )
-"""Fields of any server or API version that constrain the answer; unsupported, they are refused."""
+"""Constraining fields of any server or API version; they are refused if unsupported."""
 _ANY_OBJECT: Final[Schema] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that may be called."""
+    """A function that the answer may call."""
 
     name: str
-    parameters: Schema
+    parameters: Schema = field(default_factory=lambda: _ANY_OBJECT)
+    strict: bool = False
 
 
 Calls = Literal["auto", "required"]
-Asked = tuple[str, Any]
-"""(field, value) that ask for a constraint."""
+_CALLS: Final = ("auto", "required")
+RequestField = tuple[str, Any]
+"""Name and value of a field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What an answer must be.
+    """The form that an answer must have.
 
     Args:
-        asked: the field that asks for it, and its value.
-        format: the schema of a text that is JSON; None for any text.
-        tools: those that may be called; none if no call is looked for.
-        calls: "required": the answer is nothing but calls.
-        parallel: several calls may stand in one answer.
+        source: the field that sets the constraint.
+        format: JSON schema of the text; None for any text.
+        tools: tools that may be called; empty if calls are not parsed.
+        calls: "required" if the answer consists of calls only.
+        parallel: whether an answer may have several calls.
     """
 
-    asked: Asked = ("", None)
+    source: RequestField = ("", None)
     format: Schema | None = None
     tools: tuple[Tool, ...] = ()
     calls: Calls = "auto"
     parallel: bool = True
 
 
-def constraint_of(
-    *,
-    format: Asked,
-    tools: Sequence[Mapping[str, Any]] | None,
-    choice: Any,
-    one_call: Asked | None,
-) -> Constraint | None:
-    """Return what a request constrains; None if an answer may be anything.
+def read_tools(
+    body: Mapping[str, Any],
+    tools: list[dict[str, Any]] | None,
+    format: RequestField,
+    tool_choice: tuple[Any, RequestField | None] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of a `MessagesRequest` for tools and constraint.
 
     Args:
-        format: the name and value of the field that asks for a format, `schema` and all in one
-            object, as the Responses API has it.
-        tools: as chat has them.
-        choice: the value of `tool_choice`.
-        one_call: the field that asks for one call at most; None if none does.
+        body: the request.
+        tools: tools in chat's form.
+        format: the field with the response format in the flat form of the Responses API.
+        tool_choice: value of `tool_choice` in chat's form, and the field that limits the answer to
+            one call; None for the fields of an OpenAI request.
 
     Raises:
         ApiError: 400 naming the field.
     """
-    wanted = _format(*format)
-    called = _tools(tools or ())
-    names, calls = _choice(choice, {tool.name for tool, _ in called})
+    choice, one_call = tool_choice or (body.get("tool_choice"), _one_call(body))
+    return {
+        "tools": tools,
+        "constraint": _constraint(format, tools, choice, one_call),
+        "parse_tools": tools is not None and choice != "none",
+    }
+
+
+def _one_call(body: Mapping[str, Any]) -> RequestField | None:
+    field = "parallel_tool_calls"
+    value = body.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"'{field}' must be true or false, not {value!r}", field)
+    return (field, False) if value is False else None
+
+
+def _constraint(
+    format: RequestField,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: Any,
+    one_call: RequestField | None,
+) -> Constraint | None:
+    """Return the constraint of a request; None if any answer is valid."""
+    schema = _format(*format)
+    offered = _tools(tools or ())
+    names, calls = _choice(choice, {tool.name for tool in offered})
     if names is not None:
-        called = [(tool, strict) for tool, strict in called if tool.name in names]
-    if choice == "none" or not called:
-        return None if wanted is None else Constraint(asked=format, format=wanted)
-    asking: list[tuple[bool, Asked | None]] = [
-        (wanted is not None, format),
+        offered = [tool for tool in offered if tool.name in names]
+    if choice == "none" or not offered:
+        return None if schema is None else Constraint(source=format, format=schema)
+    sources: list[tuple[bool, RequestField | None]] = [
+        (schema is not None, format),
         (calls == "required" or names is not None, ("tool_choice", choice)),
         (True, one_call),
-        (any(strict for _, strict in called), ("tools", tools)),
+        (any(tool.strict for tool in offered), ("tools", tools)),
     ]
-    fields = [field for asks, field in asking if asks and field is not None]
-    if not fields:
+    source = next((field for constrains, field in sources if constrains and field), None)
+    if source is None:
         return None
-    # the parameters of a tool that is not strict only guide the model, unless a call is forced
-    offered = tuple(
-        tool if is_strict or calls == "required" else _loose(tool) for tool, is_strict in called
-    )
     return Constraint(
-        asked=fields[0],
-        format=wanted,
-        tools=offered,
+        source=source,
+        format=schema,
+        # the parameters of a tool that is not strict only guide the model, unless a call is forced
+        tools=tuple(
+            tool if tool.strict or calls == "required" else Tool(name=tool.name) for tool in offered
+        ),
         calls=calls,
         parallel=one_call is None and not _forces_one(choice),
     )
-
-
-def one_call_of(body: Mapping[str, Any]) -> Asked | None:
-    """Return the field of an OpenAI request that asks for at most one call."""
-    field = "parallel_tool_calls"
-    asked = body.get(field)
-    if asked is not None and not isinstance(asked, bool):
-        raise bad_request(f"'{field}' must be true or false, not {asked!r}", field)
-    return (field, False) if asked is False else None
-
-
-def _loose(tool: Tool) -> Tool:
-    return Tool(name=tool.name, parameters=_ANY_OBJECT)
 
 
 def _format(field: str, value: Any) -> Schema | None:
@@ -123,9 +133,7 @@ def _format(field: str, value: Any) -> Schema | None:
     if kind == "text" or (kind is None and not value):
         return None
     if kind == "json_object" and "schema" in value:
-        raise bad_request(
-            f"'{field}' of type json_object takes no schema: ask for json_schema", field
-        )
+        raise bad_request(f"'{field}' of type json_object takes no schema: use json_schema", field)
     if kind == "json_object":
         return _ANY_OBJECT
     if kind != "json_schema":
@@ -138,9 +146,8 @@ def _format(field: str, value: Any) -> Schema | None:
     return schema
 
 
-def _tools(tools: Sequence[Mapping[str, Any]]) -> list[tuple[Tool, bool]]:
-    """Return each tool, and whether it is strict."""
-    read = []
+def _tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    parsed = []
     for number, tool in enumerate(tools):
         where = f"tools[{number}]"
         function = tool.get("function") if isinstance(tool, Mapping) else None
@@ -152,14 +159,14 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[tuple[Tool, bool]]:
         strict = function.get("strict")
         if tool.get("strict") is not None or not isinstance(strict, bool | None):
             raise bad_request(f"'{where}.function.strict' must be true or false", where)
-        # OpenAI's: a function without parameters takes none
+        # as in OpenAI's API, a function without parameters takes no arguments
         schema = parameters or {"type": "object", "properties": {}}
-        read.append((Tool(name=function["name"], parameters=schema), strict is True))
-    return read
+        parsed.append(Tool(name=function["name"], parameters=schema, strict=strict is True))
+    return parsed
 
 
 def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
-    """Return (the tools that may be called, None: all; whether a call is required)."""
+    """Return the names of the allowed tools (None: all) and whether a call is required."""
     if choice in (None, "auto", "none"):
         return None, "auto"
     if choice in ("required", "any"):
@@ -170,27 +177,24 @@ def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
         raise bad_request(f"'tool_choice' = {choice!r} is not understood", "tool_choice")
     if not _forces_one(choice):
         allowed = choice.get("allowed_tools", choice)
-        if not isinstance(allowed, Mapping) or allowed.get("mode", "auto") not in _MODES:
+        if not isinstance(allowed, Mapping) or allowed.get("mode", "auto") not in _CALLS:
             raise bad_request(f"'tool_choice' = {choice!r} is not understood", "tool_choice")
         listed = allowed.get("tools")
-        chosen = {_named(tool) for tool in (listed if isinstance(listed, list) else ())}
+        chosen = {_name(tool) for tool in (listed if isinstance(listed, list) else ())}
         calls: Calls = "required" if allowed.get("mode") == "required" else "auto"
     else:
-        chosen, calls = {_named(choice)}, "required"
+        chosen, calls = {_name(choice)}, "required"
     if not chosen or not chosen <= names:
         raise _no_tool(choice, names)
     return {name for name in chosen if name is not None}, calls
 
 
-_MODES: Final = ("auto", "required")
-
-
 def _forces_one(choice: Any) -> bool:
-    """Return whether it names one function, which OpenAI calls exactly once."""
+    """Return whether the choice is one function, which OpenAI's models call exactly once."""
     return isinstance(choice, Mapping) and choice.get("type") != "allowed_tools"
 
 
-def _named(choice: Any) -> str | None:
+def _name(choice: Any) -> str | None:
     if not isinstance(choice, Mapping):
         return None
     function = choice.get("function", choice)

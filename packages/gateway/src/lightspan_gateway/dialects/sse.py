@@ -16,28 +16,28 @@ _LINE_ENDS: Final = {
 
 
 def event_of(payload: bytes) -> bytes:
-    """Return an event. Some clients split lines at U+0085, U+2028 and U+2029: these are escaped."""
+    """Return an event; some clients split lines at U+0085, U+2028 and U+2029, so escape them."""
     for raw, escaped in _LINE_ENDS.items():
         payload = payload.replace(raw, escaped)
     return b"data: " + payload + b"\n\n"
 
 
 class Events:
-    """A stream of events without names."""
+    """Format of a stream of events without names."""
 
     end = DONE
 
     def of(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return the events of chunks."""
+        """Return the events for chunks."""
         return b"".join(map(self.one, chunks))
 
     def one(self, chunk: Mapping[str, Any]) -> bytes:
-        """Return the event of a chunk."""
+        """Return the event for a chunk."""
         return event_of(msgspec.json.encode(chunk))
 
 
 class TypedEvents(Events):
-    """A stream of events named after their type, and nothing after them."""
+    """Format of a stream of events that are named after their type, without an end mark."""
 
     end = b""
 

@@ -1,17 +1,17 @@
-"""The RPC client of a served store: HTTP requests, sent again until one is answered.
+"""The RPC client of a served store: HTTP requests with retries.
 
-Every request may be sent twice: writes go by ids (`stores.protocol.Store`). So a lost answer, a
-server that restarts, a proxy that gives up and a busy server are all handled by a retry after the
-next pause of `RETRY_BACKOFF_S`.
+All operations are idempotent (`stores.protocol.Store`), so a lost answer, a restart of the server,
+a failing proxy and a busy server are all handled by a retry after the next pause of
+`RETRY_BACKOFF_S`.
 
-The sockets belong to an event loop in a thread of the connection: a store is used from any event
-loop, and outlives each.
+The sockets belong to an event loop in a separate thread, because a store may be used from several
+event loops, one after another.
 """
 
 from __future__ import annotations
 
 import asyncio
-import encodings.idna  # noqa: F401 - else a thread imports it: see _sql/statements.py
+import encodings.idna  # noqa: F401 - else a thread imports it: see _sql/queries.py
 import io
 import logging
 import os
@@ -46,8 +46,8 @@ from lightspan_gateway.remote_store.rpc import (
     POLL_S,
     Greeting,
     Operation,
-    decoded,
-    encode_batch,
+    decode,
+    encode,
 )
 from lightspan_gateway.remote_store.url import RemoteAddress
 
@@ -58,21 +58,21 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 300.0
 READ_TIMEOUT_S: Final = 30.0
-"""Without a byte of the answer: the connection may be open at this end only."""
+"""Maximum seconds without a byte of the answer: the connection may be half-open."""
 MIN_READ_TIMEOUT_S: Final = 1.0
-"""Of a heartbeat, however short its lease."""
+"""Minimum read timeout of a heartbeat, however short its lease is."""
 RETRY_TIMEOUT_S: Final = 60.0
 GREETING_BACKOFF_S: Final = RETRY_BACKOFF_S[:3]
-"""Shorter: a mistyped address should fail within seconds."""
+"""Pauses of the greeting's retries: a mistyped address should fail within seconds."""
 _WARN_FROM_S: Final = 8.0
-"""The pause before which a retry is logged: none of those of the greeting."""
-MAX_JOINED_BYTES: Final = 2**14
-"""Of an operation that shares a request: all of it wait for the slowest."""
+"""Minimum pause that is logged; the greeting has only shorter ones."""
+MAX_BATCHED_BYTES: Final = 2**14
+"""Maximum size of an operation in a batch, whose answer waits for the slowest operation."""
 _LARGE_BODY: Final = 2**20
-"""Bytes beyond which aiohttp wants a file, which it sends in chunks."""
+"""Size from which aiohttp warns unless it gets a file."""
 _BUSY: Final = frozenset({429, 502, 503, 504})
 _PLAIN_HTTP: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-"""OpenSSL's names for an answer in plain HTTP."""
+"""OpenSSL's error names for an answer in plain HTTP."""
 _sleep = asyncio.sleep
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 _batch_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
@@ -80,7 +80,7 @@ _greeting_decoder = msgspec.msgpack.Decoder(Greeting)
 
 
 class Response(NamedTuple):
-    """A status with what goes with it."""
+    """A response of the server, or of a proxy."""
 
     status: int
     headers: Mapping[str, str]
@@ -88,16 +88,16 @@ class Response(NamedTuple):
 
     @property
     def protocol(self) -> str:
-        """Of the lightspan server that made it; empty if a proxy did."""
+        """Protocol version of the lightspan server; empty for the response of a proxy."""
         return self.headers.get(HEADER_PROTOCOL, "")
 
 
 class ServerConnection:
-    """The HTTP sessions of one process with a server.
+    """The HTTP session of one process.
 
     Args:
-        address: of the store.
-        key: empty if there is none.
+        address: the store's address.
+        key: the key; empty for none.
     """
 
     def __init__(self, address: RemoteAddress, key: str) -> None:
@@ -118,32 +118,32 @@ class ServerConnection:
         self._session = self._run(self._open_session())
 
     def greet(self) -> Greeting:
-        """Return what the server says of itself. Blocks.
+        """Return the server's greeting. Blocks.
 
         Raises:
-            StoreUnreachableError: nobody answers, or only that the server is busy.
-            StoreError: it refuses the key, or is not such a server.
+            StoreUnreachableError: there is no answer, or the server is busy.
+            StoreError: the server refuses the key, or is not a store's server.
         """
         return self._run(self._greet())
 
-    def ask(
+    def call(
         self, operation: Operation, body: bytes, lease_s: float | None = None
     ) -> asyncio.Future[bytes]:
-        """Send a request; the future, of the running loop, has the body of its answer.
+        """Send a request; return a future of the running loop for the body of the answer.
 
         Args:
-            operation: what is asked.
+            operation: the operation.
             body: its encoded arguments.
-            lease_s: of a heartbeat, which has to be answered in time.
+            lease_s: lease of a heartbeat in seconds, which must be answered before its end.
         """
-        with self._lock:  # `close` waits for each request that was handed over before it
+        with self._lock:  # `stop` waits for every request that is submitted before it
             if self._is_closed:
                 raise StoreClosedError(f"store {self._address.url} is closed: open it first")
             work = self._answer(operation, body, lease_s)
             return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def stop(self) -> None:
-        """Wait for the requests under way, but for those that wait for a change, and close."""
+        """Cancel the long polls, wait for the other requests, and close."""
         with self._lock:
             self._is_closed = True
         self._run(self._close())
@@ -166,9 +166,9 @@ class ServerConnection:
         )
 
     async def _close(self) -> None:
-        await asyncio.sleep(0)  # the tasks that were handed over last have to begin
+        await asyncio.sleep(0)  # let the tasks that were submitted last start
         for task, operation in self._tasks.items():
-            if operation.waits:
+            if operation.is_long_poll:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
@@ -177,7 +177,7 @@ class ServerConnection:
         send = partial(self._send, "GET", "", None, READ_TIMEOUT_S)
         body = await self._retry("", send, GREETING_BACKOFF_S)
         try:
-            greeting = decoded(_greeting_decoder, body, "its greeting")
+            greeting = decode(_greeting_decoder, body, "its greeting")
         except DataError as error:
             raise self._no_server(str(error)) from error
         if greeting.protocol != PROTOCOL_VERSION:
@@ -191,9 +191,9 @@ class ServerConnection:
         try:
             return await self._retry(operation.name, self._sender(operation, body, lease_s))
         except asyncio.CancelledError:
-            if self._is_closed and operation.waits:
+            if self._is_closed and operation.is_long_poll:
                 raise StoreClosedError(
-                    f"store {self._address.url} was closed while somebody waited for a change"
+                    f"store {self._address.url} was closed during a wait for a change"
                 ) from None
             raise
         finally:
@@ -202,9 +202,9 @@ class ServerConnection:
     def _sender(
         self, operation: Operation, body: bytes, lease_s: float | None
     ) -> Callable[[], Awaitable[Response]]:
-        if operation.joins and len(body) <= MAX_JOINED_BYTES:
+        if operation.is_batchable and len(body) <= MAX_BATCHED_BYTES:
             return partial(self._batcher.send, (operation.name, body))
-        timeout_s = READ_TIMEOUT_S + (POLL_S if operation.waits else 0.0)
+        timeout_s = READ_TIMEOUT_S + (POLL_S if operation.is_long_poll else 0.0)
         if lease_s is not None:
             timeout_s = min(READ_TIMEOUT_S, max(MIN_READ_TIMEOUT_S, lease_s / 4))
         return partial(self._send, "POST", f"/{operation.name}", body, timeout_s)
@@ -215,7 +215,7 @@ class ServerConnection:
         send: Callable[[], Awaitable[Response]],
         backoff_s: Sequence[float] = RETRY_BACKOFF_S,
     ) -> bytes:
-        """Return the body of the answer, however often it takes to ask for it."""
+        """Return the body of the answer; retry for at most `RETRY_TIMEOUT_S`."""
         start = clock.monotonic()
         for pause in (*backoff_s, None):
             try:
@@ -224,9 +224,9 @@ class ServerConnection:
                 if pause is None or clock.monotonic() - start > RETRY_TIMEOUT_S:
                     raise
                 if pause >= _WARN_FROM_S and not self._has_warned:
-                    self._has_warned = True  # once, however many operations retry
-                    log.warning("asking again, for up to a minute: %s", error)
-                # jitter, or all clients of a server that comes back would come at once
+                    self._has_warned = True  # once for all operations
+                    log.warning("retrying for up to a minute: %s", error)
+                # jitter, because all clients of a server that restarts would retry at once
                 await _sleep(pause * random.uniform(0.75, 1.25))
             else:
                 self._has_warned = False
@@ -237,22 +237,22 @@ class ServerConnection:
         if len(items) == 1:
             [(name, body)] = items
             return [await self._send("POST", f"/{name}", body, READ_TIMEOUT_S)]
-        response = await self._send("POST", "", encode_batch(items), READ_TIMEOUT_S)
+        response = await self._send("POST", "", encode(items), READ_TIMEOUT_S)
         if not response.protocol or response.status != 200:
             return [response] * len(items)
-        answers = decoded(_batch_decoder, response.body, "the answers to a batch")
+        answers = decode(_batch_decoder, response.body, "the answers to a batch")
         return [response._replace(status=status, body=body) for status, body in answers]
 
     async def _send(
         self, method: str, path: str, body: bytes | None, read_timeout_s: float
     ) -> Response:
-        """Send one request. Raises `StoreUnreachableError` where a retry may help."""
+        """Send one request. Raises `StoreUnreachableError` if a retry may help."""
         try:
             async with self._session.request(
                 method,
                 f"{self._address.base}{PATH}{path}",
                 data=io.BytesIO(body) if body and len(body) > _LARGE_BODY else body,
-                allow_redirects=False,  # the key would go along
+                allow_redirects=False,  # the key would be sent too
                 timeout=aiohttp.ClientTimeout(
                     REQUEST_TIMEOUT_S, sock_read=read_timeout_s, sock_connect=CONNECT_TIMEOUT_S
                 ),
@@ -261,27 +261,26 @@ class ServerConnection:
         except aiohttp.ClientConnectorCertificateError as error:
             raise StoreError(
                 f"store {self._address.url}: the server's certificate is not trusted ({error}); "
-                "name your authority's in SSL_CERT_FILE"
+                "set SSL_CERT_FILE to the certificate of your authority"
             ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if any(name in str(error) for name in _PLAIN_HTTP):
                 raise StoreError(
-                    f"store {self._address.url}: who answers there speaks http, not https: "
-                    "`lightspan serve` itself does, so write http://, or name the port of the "
-                    "proxy with TLS in front of it"
+                    f"store {self._address.url}: the server speaks http, not https: write http:// "
+                    "for `lightspan serve` itself, or use the port of the TLS proxy in front of it"
                 ) from error
             reason = str(getattr(error, "os_error", error)) or type(error).__name__
             raise StoreUnreachableError(
-                f"store {self._address.url} cannot be reached ({reason}): see that `lightspan "
+                f"store {self._address.url} cannot be reached ({reason}): check that `lightspan "
                 "serve --store …` runs there"
             ) from error
 
     def _read(self, name: str, response: Response) -> bytes:
-        """Return the body of a good answer to an operation, or to the greeting (no name).
+        """Return the body of a successful answer to an operation, or to the greeting (no name).
 
         Raises:
             StoreUnreachableError: a retry may help.
-            LightspanError: what the store says, or why there is no answer.
+            LightspanError: the store's error, or the reason why there is no answer.
         """
         status, protocol = response.status, response.protocol
         if protocol and status == 200:
@@ -300,19 +299,19 @@ class ServerConnection:
         where = f"store {self._address.url}{f', {name}' if name else ''}"
         if response.protocol:
             try:
-                failure = decoded(_failure_decoder, response.body, "what went wrong")
+                failure = decode(_failure_decoder, response.body, "the error")
             except DataError:
                 return StoreError(f"{where}: the server answered with status {response.status}")
             if response.status == 401:
                 key = f"the key in ${self._address.key_variable}" if self._key else "no key"
                 return StoreError(f"{where}: {failure.message} (sent: {key})")
             return failure.error(where)
-        return StoreError(f"{where}: a proxy in front of it answers with {response.status}")
+        return StoreError(f"{where}: a proxy in front of it answered with {response.status}")
 
     def _no_server(self, reason: str) -> StoreFormatError:
         return StoreFormatError(
             f"store {self._address.url}: there is no `lightspan serve --store …` of this version "
-            f"({reason}); a policy's own server is no store"
+            f"({reason}); the server of a policy is no store"
         )
 
     def _other_version(self, protocol: str, version: str) -> StoreFormatError:
@@ -325,8 +324,8 @@ class ServerConnection:
 
 
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # aiohttp reports a program that ends without closing its store, and asyncio the error of a
-    # waiting request that was cancelled by its caller and by `stop`: neither is a failure
+    # neither is a failure: aiohttp reports a program that exits without closing its store, asyncio
+    # reports the error of a request that both its caller and `stop` cancelled
     is_expected = isinstance(context.get("exception"), StoreClosedError)
     if not is_expected and not context.keys() & {"client_session", "connector"}:
         loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""What went wrong, as it travels: the name of an error's class and its message, nothing else."""
+"""The encoding of errors: the name of the class and the message."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _KINDS: Final[Mapping[str, type[LightspanError]]] = {
         *(errors.StaleEpochError, StoreError, StoreFormatError, StoreUnreachableError),
     )
 }
-"""Those that a store's caller may be given. Any other one is a `StoreError` there."""
+"""Errors that a client raises; any other one becomes a `StoreError`."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an operation was not done."""
+    """An encoded error."""
 
     kind: str
-    """The class of the error."""
+    """Name of the error's class."""
     message: str
 
     @classmethod
     def of(cls, error: LightspanError) -> Failure:
-        """What is told of an error."""
+        """Encode an error."""
         names = (kind.__name__ for kind in type(error).__mro__)
         return cls(kind=next(filter(_KINDS.__contains__, names), "StoreError"), message=str(error))
 
     def error(self, where: str) -> LightspanError:
-        """The error, as a store in this process would raise it.
+        """Decode the error, as a store in this process would raise it.
 
         Args:
-            where: names the store, for an error that does not say itself which one failed.
+            where: name of the store, for errors that do not name it.
         """
         kind = _KINDS.get(self.kind, StoreError)
-        about_store = kind in (StoreError, StoreFormatError, StoreUnreachableError)
-        return kind(f"{where}: {self.message}" if about_store else self.message)
+        lacks_store = kind in (StoreError, StoreFormatError, StoreUnreachableError)
+        return kind(f"{where}: {self.message}" if lacks_store else self.message)

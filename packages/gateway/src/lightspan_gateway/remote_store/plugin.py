@@ -9,8 +9,7 @@ IS_SHARED = True
 
 
 def make_store(url: str, *, create: bool) -> Store:
-    """See `StorePlugin.make_store`."""
-    del create
+    """See `StorePlugin.make_store`; the server creates its store, so `create` is ignored."""
     from lightspan_gateway.remote_store.store import RemoteStore
 
     return RemoteStore(url)

@@ -1,4 +1,4 @@
-"""Operations that are asked in one turn of the event loop share a request."""
+"""Batching of the operations that are requested in one turn of the event loop."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lightspan_gateway.remote_store.rpc import MAX_BATCH
 
 R = TypeVar("R")
 Item = tuple[str, bytes]
-"""The name of an operation and its encoded arguments."""
+"""Name of an operation, and its encoded arguments."""
 
 
 class RequestBatcher(Generic[R]):
-    """Send items, several in one request.
+    """A queue of items that are sent in batches.
 
     Args:
-        send: sends a batch and returns the answer of each item.
+        send: function that sends a batch and returns the answer to each item.
     """
 
     def __init__(self, send: Callable[[Sequence[Item]], Awaitable[Sequence[R]]]) -> None:
@@ -26,7 +26,7 @@ class RequestBatcher(Generic[R]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def send(self, item: Item) -> R:
-        """Return the item's answer, or raise what its batch raised."""
+        """Return the answer to an item, or raise the error of its batch."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._queue.append((item, future))
@@ -48,7 +48,7 @@ class RequestBatcher(Generic[R]):
             pairs = list(zip(batch, answers, strict=True))
         except Exception as error:
             for _, future in batch:
-                if not future.done():  # else its caller was cancelled
+                if not future.done():  # else the caller was cancelled
                     future.set_exception(error)
             return
         for (_, future), answer in pairs:

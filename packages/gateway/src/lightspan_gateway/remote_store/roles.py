@@ -1,4 +1,4 @@
-"""What a key of a served store opens."""
+"""The roles of a served store's keys."""
 
 from __future__ import annotations
 
@@ -6,22 +6,9 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """Who its owner is."""
+    """The permissions of a key."""
 
     ADMIN = "admin"
     TRAINER = "trainer"
     RUNNER = "runner"
     TRACER = "tracer"
-
-    @property
-    def may(self) -> str:
-        """Who that is, and what they may do, in words."""
-        return _MAY[self]
-
-
-_MAY = {
-    Role.ADMIN: "who may do everything",
-    Role.TRAINER: "trainers, which ask for rollouts and read what became of them",
-    Role.RUNNER: "runners, which claim, record and report",
-    Role.TRACER: "apps and collectors, which send OpenTelemetry's traces and read nothing",
-}

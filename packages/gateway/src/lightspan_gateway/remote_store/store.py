@@ -1,4 +1,4 @@
-"""RemoteStore: a store that another process serves over HTTP."""
+"""A store that another process serves over HTTP."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ try:
     from lightspan_gateway.remote_store.client import ServerConnection
 except ImportError as error:
     raise ConfigError(
-        f"a store that is served over HTTP needs aiohttp ({error}): {how_to_install('http')}"
+        f"a store at an http URL needs aiohttp ({error}): {how_to_install('http')}"
     ) from error
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _asked(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """The same operation, asked of the server."""
+def _remote(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return a method that calls the same operation of the server."""
     operation = OPERATIONS[method.__name__]
 
     @functools.wraps(method)
-    async def ask(*args: P.args, **named: P.kwargs) -> R:
-        store, *given = args
-        arguments = operation.bind(*given, **named)
+    async def call(*args: P.args, **named: P.kwargs) -> R:
+        store, *positional = args
+        arguments = operation.bind(*positional, **named)
         if operation.name == "heartbeat":
-            check_lease(arguments["lease_s"])  # by which it is told how long to wait
-        return cast(R, await cast(RemoteStore, store)._ask(operation, arguments))
+            check_lease(arguments["lease_s"])  # the timeout of the request depends on it
+        return cast(R, await cast(RemoteStore, store)._call(operation, arguments))
 
-    return ask
+    return call
 
 
 class RemoteStore(OpenedStore[ServerConnection]):
-    """A store behind HTTP. Open it in each process that uses it; after a fork, again.
+    """A store at an `http://` or `https://` URL. Open it in each process that uses it.
 
-    Every operation is sent again for up to a minute while the server is out of reach or busy;
-    nothing is done twice by that.
+    While the server is unreachable or busy, every operation is retried for up to a minute;
+    operations are idempotent.
 
     Args:
         url: `https://host:port`, or `…?api_key_env=NAME` for a key in another variable than
             `LIGHTSPAN_STORE_KEY`.
 
     Raises:
-        ConfigError: the URL cannot be read, or the variable that it names is not set.
+        ConfigError: the URL is invalid, or the variable that it names is not set.
     """
 
     def __init__(self, url: str) -> None:
         self._address = read_address(url)
         super().__init__(self._address.url)
         self._key = self._address.key()
-        # a server serves nothing that is less; how much more, it says when it is greeted
+        # every served store has these capabilities; the greeting adds others
         self._capabilities = StoreCapabilities(durable=True, multi_process=True)
 
     @property
@@ -69,7 +69,7 @@ class RemoteStore(OpenedStore[ServerConnection]):
 
     @property
     def url(self) -> str:
-        """Without the key, which this process remembers."""
+        """The URL without the key."""
         return self._address.url
 
     def _start(self) -> ServerConnection:
@@ -84,45 +84,45 @@ class RemoteStore(OpenedStore[ServerConnection]):
         )
         return connection
 
-    async def _ask(self, operation: Operation, arguments: Arguments) -> Any:
+    async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         connection = self._opened
         lease_s = arguments["lease_s"] if operation.name == "heartbeat" else None
-        asked = connection.ask(operation, operation.encode(arguments), lease_s)
-        return operation.read_answer(await asked)
+        body = await connection.call(operation, operation.encode(arguments), lease_s)
+        return operation.read_answer(body)
 
     # --- the operations -------------------------------------------------------------------
-    put_resources = _asked(Store.put_resources)
-    get_resources = _asked(Store.get_resources)
-    allot_version = _asked(Store.allot_version)
-    policy_versions = _asked(Store.policy_versions)
-    enqueue = _asked(Store.enqueue)
-    start = _asked(Store.start)
-    claim = _asked(Store.claim)
-    heartbeat = _asked(Store.heartbeat)
-    report = _asked(Store.report)
-    _finish_at_once = _asked(Store.finish)
-    lease_time = _asked(Store.lease_time)
-    expire = _asked(Store.expire)
-    cancel = _asked(Store.cancel)
-    prune = _asked(Store.prune)
-    rollouts = _asked(Store.rollouts)
-    count = _asked(Store.count)
-    announce = _asked(Store.announce)
-    withdraw = _asked(Store.withdraw)
-    peers = _asked(Store.peers)
-    attempts = _asked(Store.attempts)
-    attempt = _asked(Store.attempt)
-    mark_damaged = _asked(Store.mark_damaged)
-    add_spans = _asked(Store.add_spans)
-    add_calls = _asked(Store.add_calls)
-    mark_call = _asked(Store.mark_call)
-    spans = _asked(Store.spans)
-    token_records = _asked(Store.token_records)
+    put_resources = _remote(Store.put_resources)
+    get_resources = _remote(Store.get_resources)
+    allot_version = _remote(Store.allot_version)
+    policy_versions = _remote(Store.policy_versions)
+    enqueue = _remote(Store.enqueue)
+    start = _remote(Store.start)
+    claim = _remote(Store.claim)
+    heartbeat = _remote(Store.heartbeat)
+    report = _remote(Store.report)
+    _finish = _remote(Store.finish)
+    lease_time = _remote(Store.lease_time)
+    expire = _remote(Store.expire)
+    cancel = _remote(Store.cancel)
+    prune = _remote(Store.prune)
+    rollouts = _remote(Store.rollouts)
+    count = _remote(Store.count)
+    announce = _remote(Store.announce)
+    withdraw = _remote(Store.withdraw)
+    peers = _remote(Store.peers)
+    attempts = _remote(Store.attempts)
+    attempt = _remote(Store.attempt)
+    mark_damaged = _remote(Store.mark_damaged)
+    add_spans = _remote(Store.add_spans)
+    add_calls = _remote(Store.add_calls)
+    mark_call = _remote(Store.mark_call)
+    spans = _remote(Store.spans)
+    token_records = _remote(Store.token_records)
 
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
         try:
-            return await self._finish_at_once(report, spans)
-        except DataError:  # perhaps it is the spans that cannot be sent, or kept
+            return await self._finish(report, spans)
+        except DataError:  # perhaps a span cannot be encoded or stored
             return await super().finish(report, spans)
 
     async def watch(
@@ -138,17 +138,17 @@ class RemoteStore(OpenedStore[ServerConnection]):
         return cast(bool, await self._poll("await_work", {"run_ids": run_ids}, timeout_s))
 
     async def _poll(self, name: str, arguments: Arguments, timeout_s: float) -> Any:
-        """Ask again until there is an answer that says something, or the time is over."""
+        """Repeat a long poll until its answer is not empty, or the timeout is over."""
         check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         while True:
             arguments["timeout_s"] = min(max(0.0, deadline - clock.monotonic()), POLL_S)
-            answer = await self._ask(OPERATIONS[name], arguments)
+            answer = await self._call(OPERATIONS[name], arguments)
             if getattr(answer, "rollouts", answer) or clock.monotonic() >= deadline:
                 return answer
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
-        if not call_token.isascii():  # whatever a client sent, it is no token of ours
+        if not call_token.isascii():  # no token of lightspan
             return None
         arguments = {"call_token": call_token}
-        return cast(Claim | None, await self._ask(OPERATIONS["claim_of_token"], arguments))
+        return cast(Claim | None, await self._call(OPERATIONS["claim_of_token"], arguments))

@@ -1,7 +1,7 @@
-"""Where a served store is: its URL, and the variable with its key.
+"""URLs of served stores, and the environment variables with their keys.
 
-The key is read once, and stays in this process and the runner processes that it starts
-(`known_secrets`): no URL, message, file or log has it.
+The key is read once and kept in this process and the runner processes that it starts
+(`stores.credentials`); no URL, message, file or log contains it.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from lightspan.errors import ConfigError
 from lightspan.schema.redaction import add_clients_key, add_key_variable
 from lightspan.stores.credentials import keep_secrets, secrets_of
 
-SCHEMES: Final = ("http://", "https://")
 KEY_VARIABLE: Final = "LIGHTSPAN_STORE_KEY"
 RELAY_PATH: Final = "/gateway"
-"""Where a server hands model calls on to the gateway of their attempt's training."""
+"""Path at which a server forwards model calls to the gateway of their training."""
 _OPTION: Final = "api_key_env"
 _FORM: Final = f"write https://HOST:PORT, or https://HOST:PORT?{_OPTION}=NAME"
 _KEY: Final = "api_key"
 
 
 class RemoteAddress(NamedTuple):
-    """Of a served store."""
+    """The address of a served store."""
 
     url: str
-    """As it opens the same store elsewhere; never with a key."""
+    """URL that opens the store, without a key."""
     base: str
-    """What paths are added to."""
+    """URL to which paths are appended."""
     key_variable: str
     is_named: bool
-    """Whether the URL names the variable; if not, there may be no key at all."""
+    """Whether the URL names the variable; if not, the key is optional."""
 
     def key(self) -> str:
-        """What the server wants to see; empty if there is none.
+        """Return the key; empty without.
 
         Raises:
-            ConfigError: the variable that the URL names is not set, or holds no key.
+            ConfigError: the variable that the URL names is not set, or its value is not a key.
         """
         key = os.environ.get(self.key_variable) or secrets_of(self.url).get(_KEY, "")
         add_key_variable(self.key_variable)
@@ -54,34 +53,29 @@ class RemoteAddress(NamedTuple):
 
 
 def check_key(key: str, variable: str) -> None:
-    """Raise `ConfigError` for what no HTTP header can carry; an empty one is no key."""
+    """Raise `ConfigError` for a key that an HTTP header cannot contain."""
     if not re.fullmatch(r"[!-~]*", key):
         raise ConfigError(
-            f"${variable} is no key: it holds a space, a line end or a letter that is not ASCII; "
-            "`openssl rand -hex 32` makes one"
+            f"${variable} is no key: it contains a space, a line end or a non-ASCII letter; "
+            "`openssl rand -hex 32` creates one"
         )
 
 
-def names_server(text: str) -> bool:
-    """Whether the text is the URL of a server, whatever its case."""
-    return text.lower().startswith(SCHEMES)
-
-
 def read_address(url: str) -> RemoteAddress:
-    """The address that a URL says.
+    """Parse a URL.
 
     Raises:
-        ConfigError: it cannot be read; the message has no secret of it.
+        ConfigError: the URL is invalid; the message contains no secret.
     """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"store {_shown(url)!r} cannot be read ({error}): {_FORM}") from None
+        raise ConfigError(f"store {_redact(url)!r} is invalid ({error}): {_FORM}") from None
     if "@" in url:
         raise ConfigError(
-            f"store {_shown(url)!r}: a key does not belong into a URL; put it into {KEY_VARIABLE}, "
-            f"or name another variable with ?{_OPTION}=NAME"
+            f"store {_redact(url)!r}: a key does not belong in a URL; set {KEY_VARIABLE} to it, or "
+            f"name another variable with ?{_OPTION}=NAME"
         )
     if not host or parts.fragment:
         raise ConfigError(f"store {url!r} names no server: {_FORM}")
@@ -89,7 +83,7 @@ def read_address(url: str) -> RemoteAddress:
     variable = options.pop(_OPTION, "")
     if options or (parts.query and not re.fullmatch(r"[A-Za-z_]\w*", variable, re.ASCII)):
         raise ConfigError(
-            f"store {_shown(url)!r}: the only option is {_OPTION}, the name of a variable: {_FORM}"
+            f"store {_redact(url)!r}: the only option is {_OPTION}, the name of a variable: {_FORM}"
         )
     name = f"[{host}]" if ":" in host else host
     base = f"{parts.scheme.lower()}://{name}{'' if port is None else f':{port}'}"
@@ -99,17 +93,18 @@ def read_address(url: str) -> RemoteAddress:
 
 
 def take_key(url: str) -> None:
-    """Read the key of a served store now, and take it out of the environment: what is loaded or
-    started from here on must not find it there.
+    """Read the key of a served store, and remove it from the environment.
+
+    Code that is loaded and processes that are started later must not have access to it.
 
     Raises:
-        ConfigError: as `RemoteAddress.key`.
+        ConfigError: see `RemoteAddress.key`.
     """
     address = read_address(url)
     address.key()
     os.environ.pop(address.key_variable, None)
 
 
-def _shown(url: str) -> str:
-    """A URL that may hold a key, for a message."""
+def _redact(url: str) -> str:
+    """Return the URL without any key."""
     return re.sub(r"=[^&]*", "=…", re.sub(r"//.*@", "//…@", url))

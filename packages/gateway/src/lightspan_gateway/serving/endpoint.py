@@ -1,17 +1,18 @@
-"""`lightspan serve`: a run's trained policies, or a model, at one OpenAI-compatible endpoint."""
+"""The server of a run's trained policies, or of a model, at one OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lightspan.errors import ConfigError
 from lightspan.progress import Reporter, default_reporter
+from lightspan.protocols.engine import TokenEngine
 from lightspan.schema.llm import LLM
 from lightspan.schema.redaction import add_key_variable
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
@@ -21,46 +22,47 @@ from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import ServedRun, quoted, read_served
 from lightspan_gateway.http_server import check_port
-from lightspan_gateway.serving.model_folder import is_model_folder, neither, served_model
-from lightspan_gateway.serving.public_access import ServingGateway, check_open, is_name
+from lightspan_gateway.serving.model_folder import is_model_folder, not_servable, served_model
+from lightspan_gateway.serving.public_access import (
+    ServingGateway,
+    UsageCounter,
+    check_open,
+    is_name,
+)
 from lightspan_gateway.serving.signals import stop_signals
 from lightspan_torch.engine.config import Transformers
 from lightspan_torch.engine.hub import is_adapter
 
-if TYPE_CHECKING:
-    from lightspan.protocols.engine import TokenEngine
-
 POLL_INTERVAL_S: Final = 1.0
-"""How often it is looked whether the engine lives."""
+"""Seconds between two checks of the engine's health."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """How to serve."""
+    """Options of the server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes a free one."""
+    """Port; 0 for a free one."""
     device: str = "cpu"
     dtype: str = "auto"
-    """Of the weights: `auto` (as the folder has them), or torch's name of it."""
+    """Data type of the weights: `auto` (as stored), or torch's name of a type."""
     api_key_env: str | None = None
-    """The variable with the key that callers must send."""
+    """Variable with the key that callers must send."""
     max_tokens: int | None = None
-    """Of an answer, where a chat request does not say."""
+    """Limit of an answer if a chat request sets none."""
     upstream: str | None = None
-    """An endpoint for the calls that the run's policies do not answer."""
+    """URL of the endpoint for calls that the run's policies do not answer."""
     upstream_key_env: str | None = None
-    """The variable with the upstream's key."""
-    allow_upstreams: Sequence[str] = ()
-    """Endpoints of a run that this user did not train here, which may be asked all the same."""
-    engine: Transformers = field(default_factory=Transformers)
+    """Variable with the upstream's key."""
+    allow_upstream: Sequence[str] = ()
+    """URLs of the run's endpoints that the user allows."""
 
     def key(self) -> str | None:
-        """What callers must send.
+        """Return the key that callers must send; None without.
 
         Raises:
-            ConfigError: the variable is not set, or a key is needed and there is none.
+            ConfigError: the variable is not set, or a key is required and missing.
         """
         key = None
         if self.api_key_env is not None:
@@ -68,17 +70,17 @@ class ServeOptions:
             key = os.environ.get(self.api_key_env)
             if key is None:
                 raise ConfigError(
-                    f"--api-key-env {self.api_key_env}: that variable is not set; put the key that "
-                    "callers must send into it"
+                    f"--api-key-env {self.api_key_env}: that variable is not set; it must hold the "
+                    "key that callers send"
                 )
         check_open(self.host, key)
         return key
 
     def upstream_endpoint(self) -> LLM | None:
-        """The upstream, its key checked.
+        """Return the upstream; None without.
 
         Raises:
-            ConfigError: its key is not set, or is given without an upstream.
+            ConfigError: its key is not set, or a key is given without an upstream.
         """
         if self.upstream is None:
             if self.upstream_key_env is not None:
@@ -91,47 +93,46 @@ class ServeOptions:
 
 
 def load_served(folder: str | Path) -> tuple[ServedRun, Path]:
-    """What a finished run says of how it is to be served, or a model's folder is, and the folder.
+    """Return the description of a complete run or of a model, and its folder.
 
     Raises:
-        ConfigError: it is neither, or not a complete run.
-        ModelError: the model lacks something.
+        ConfigError: the folder is neither a model nor a complete run.
+        ModelError: the model is incomplete.
     """
     run = RunFolder(Path(folder))
     if is_model_folder(run.path):
         return served_model(run.path), run.path
     if not run.is_used:
-        raise neither(run.path)
+        raise not_servable(run.path)
     run.read_config()
     return read_served(run.read_result(), run.path), run.path
 
 
 def check_upstreams(served: ServedRun, run: Path, allowed: Sequence[str]) -> None:
-    """Check that every endpoint that the run sends keys to was named by the user.
+    """Check that the user allows every endpoint to which the run sends calls and keys.
 
     Args:
-        served: what its folder says.
-        run: the folder.
-        allowed: URLs, as the folder has them.
+        served: description of the run.
+        run: the run's folder.
+        allowed: URLs that the user allows.
 
     Raises:
-        ConfigError: an endpoint was not named, or one that the run does not have.
+        ConfigError: an endpoint is not allowed, or an allowed one is not in the run.
     """
     upstreams = served.upstreams()
-    unknown = sorted(set(allowed) - {quoted(each.url) for each in upstreams})
-    if unknown:
-        known = ", ".join(sorted({quoted(each.url) for each in upstreams})) or "none"
+    urls = {quoted(upstream.url) for upstream in upstreams}
+    if unknown := sorted(set(allowed) - urls):
         raise ConfigError(
             f"--allow-upstream {unknown[0]}: the run in {run} names no such endpoint; it names "
-            f"{known}"
+            f"{', '.join(sorted(urls)) or 'none'}"
         )
-    asked = [each for each in upstreams if quoted(each.url) not in allowed]
-    if asked:
-        flags = dict.fromkeys(f"--allow-upstream {quote(quoted(each.url))}" for each in asked)
+    refused = [upstream for upstream in upstreams if quoted(upstream.url) not in allowed]
+    if refused:
+        flags = dict.fromkeys(f"--allow-upstream {quote(quoted(u.url))}" for u in refused)
         raise ConfigError(
-            f"the run in {run} has calls sent to these endpoints, with keys of your environment:\n"
-            + "".join(f"  {each}\n" for each in asked)
-            + f"if you know each of them, add {' '.join(flags)}"
+            f"the run in {run} sends calls to these endpoints, with keys of your environment:\n"
+            + "".join(f"  {upstream}\n" for upstream in refused)
+            + f"if you trust each of them, add {' '.join(flags)}"
         )
 
 
@@ -145,26 +146,26 @@ def serve(
     """Serve a run, or a model, until SIGINT or SIGTERM.
 
     Args:
-        folder: of a complete run, such as `runs/sql`, or of a model as Hugging Face has it, which
-            then answers every agent.
-        options: how.
-        reporter: where progress and the addresses go.
-        ready: called once it answers.
+        folder: folder of a complete run, such as `runs/sql`, or of a Hugging Face model, which
+            answers every agent.
+        options: options of the server.
+        reporter: output for progress and addresses.
+        ready: function that is called when the server is ready.
 
     Raises:
-        ConfigError: no complete run and no model, an unsafe address, a port that cannot be taken,
-            an endpoint of the run that was not named (`check_upstreams`).
+        ConfigError: the folder is no complete run and no model, the address is unsafe, the port is
+            not available, or an endpoint of the run is not allowed (`check_upstreams`).
         ModelError: a model or adapter cannot be loaded, or has no chat template.
-        EngineError: the engine has died.
+        EngineError: the engine failed.
     """
-    chosen, lines = options or ServeOptions(), reporter or default_reporter()
-    check_device_name(chosen.device)
-    key, upstream = chosen.key(), chosen.upstream_endpoint()  # before minutes of loading
+    options, lines = options or ServeOptions(), reporter or default_reporter()
+    check_device_name(options.device)
+    key, upstream = options.key(), options.upstream_endpoint()  # before minutes of loading
     served, path = load_served(folder)
-    check_upstreams(served, path, chosen.allow_upstreams)
+    check_upstreams(served, path, options.allow_upstream)
     models = _Models.of(served, path)
-    check_port(chosen.host, chosen.port)
-    engine = models.load(chosen, lines)
+    check_port(options.host, options.port)
+    engine = models.load(options, lines)
 
     async def run() -> None:
         await engine.start()
@@ -174,69 +175,65 @@ def serve(
                 engine,
                 served.routing,
                 key=key,
-                host=chosen.host,
-                port=chosen.port,
-                max_tokens=chosen.max_tokens,
+                host=options.host,
+                port=options.port,
+                max_tokens=options.max_tokens,
                 upstream=upstream,
             )
             async with gateway:
-                with stop_signals() as stopping:  # before it is said that Ctrl-C stops it
-                    for line in describe(served, path, gateway.url, chosen):
+                with stop_signals() as stopping:  # before the line that mentions Ctrl-C
+                    for line in describe(served, path, gateway.url, options):
                         lines.line(line)
                     if ready is not None:
                         ready(gateway)
-                    await _until_stopped(stopping, engine)
+                    while not stopping.is_set():
+                        engine.usage()  # raises the error of a failed engine
+                        await wait_for_event(POLL_INTERVAL_S, stopping)
                 lines.line("stopping")
-            lines.line(_account(gateway))
+            lines.line(_usage_summary(gateway.usage))
         finally:
             await engine.close()
 
     asyncio.run(run())
 
 
-async def _until_stopped(stopping: asyncio.Event, engine: TokenEngine) -> None:
-    """Raises the `EngineError` that the engine has died of: whoever started us is to know."""
-    while not stopping.is_set():
-        engine.usage()
-        await wait_for_event(POLL_INTERVAL_S, stopping)
-
-
-def _account(gateway: ServingGateway) -> str:
-    """What was answered, in a line."""
+def _usage_summary(usage: UsageCounter) -> str:
     parts = [
         f"{agent} {count} ({policy})"
-        for agent, policies in gateway.usage.summary().items()
+        for agent, policies in usage.summary().items()
         for policy, count in policies.items()
     ]
-    failed = [f"{gateway.usage.failed} failed or refused"] if gateway.usage.failed else []
-    fields = ", ".join(f"{name} ({count})" for name, count in gateway.usage.set_aside.items())
-    aside = f"; set aside in calls: {fields}" if fields else ""
-    return f"calls answered: {', '.join([*parts, *failed]) or 'none'}{aside}"
+    if usage.failed:
+        parts.append(f"{usage.failed} failed or refused")
+    fields = ", ".join(f"{name} ({count})" for name, count in usage.ignored_fields.items())
+    ignored = f"; set aside in calls: {fields}" if fields else ""
+    return f"calls answered: {', '.join(parts) or 'none'}{ignored}"
 
 
 # --- models ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Models:
-    """What the engine loads, and which adapters are then merged in."""
+    """The models to load, and the adapters to merge into them."""
 
     sources: dict[str, str]
     """Policy → folder or hub name."""
     adapters: dict[str, str]
     """Policy → folder of its adapter."""
     versions: dict[str, int]
+    """Policy → version."""
 
     @classmethod
     def of(cls, served: ServedRun, run: Path) -> _Models:
-        """The models of a run.
+        """Return the models of a run.
 
         Raises:
-            ConfigError: a model's folder is gone.
+            ConfigError: the folder of a policy is missing.
         """
         sources, adapters = {}, {}
         for name, policy in served.policies.items():
             folder = run / policy.folder
             if not folder.is_dir():
-                raise ConfigError(f"{run} says that policy {name!r} is in {folder}, which is gone")
+                raise ConfigError(f"the folder {folder} of policy {name!r} in {run} is missing")
             sources[name] = policy.model if is_adapter(folder) else str(folder)
             if is_adapter(folder):
                 adapters[name] = str(folder)
@@ -246,7 +243,7 @@ class _Models:
         return cls(sources, adapters, versions)
 
     def load(self, options: ServeOptions, reporter: Reporter) -> TokenEngine:
-        """The engine, adapters not yet merged in."""
+        """Return the engine with the models, before `merge`."""
         import torch
 
         from lightspan_torch.engine.transformers import TransformersEngine
@@ -258,7 +255,7 @@ class _Models:
             self.sources,
             device=options.device,
             versions=self.versions,
-            **{**options.engine.options(), "dtype": dtype},
+            **{**Transformers().options(), "dtype": dtype},
         )
 
     async def merge(self, engine: TokenEngine, reporter: Reporter) -> None:
@@ -272,41 +269,31 @@ class _Models:
             del merged
 
 
-# --- what a person reads --------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------
 def describe(served: ServedRun, run: Path, url: str, options: ServeOptions) -> list[str]:
-    """Where it serves, what, and the one line to change in the app; the last says it is ready."""
-    key = f"${options.api_key_env}" if options.api_key_env else "unused"
-    lines = [*_mapping(served.routing, options), *_by_connection(url, options)]
-    for name, path in _addresses(served.routing).items():
-        lines.append(f"  {name}: OPENAI_BASE_URL={url}{path} OPENAI_API_KEY={key}")
+    """Return the lines to print: the agents' policies, the addresses, and the line to change."""
+    variable, rules = options.api_key_env, served.routing.rules
+    key, argument = (f"${variable}", f', api_key_env="{variable}"') if variable else ("unused", "")
     models = ", ".join(sorted(served.policies))
-    lines.append(f"  or any OpenAI client: base_url={url}/v1, model={models}")
-    lines.append(f"  or any Anthropic client: base_url={url}, model={models}")
-    return [*lines, f"serving {run} at {url}/v1 (Ctrl-C stops)"]
-
-
-def _by_connection(url: str, options: ServeOptions) -> list[str]:
-    env = options.api_key_env
-    argument = f', api_key_env="{env}"' if env else ""
     return [
+        "agents, as in training:" if rules else "agents:",
+        *(f"  {rule.pattern} -> {_target_text(rule.target, options)}" for rule in rules),
+        f"  {'other agents' if rules else 'every agent'} -> "
+        f"{_target_text(served.routing.default, options)}",
         "one line in an app whose agents lightspan knows (adapter, or `with lightspan.agent(…)`):",
         f'  lightspan.connect("{url}"{argument})',
         "without lightspan in the app, by environment alone:",
+        *(
+            f"  {name}: OPENAI_BASE_URL={url}{path} OPENAI_API_KEY={key}"
+            for name, path in _paths(served.routing).items()
+        ),
+        f"  or any OpenAI client: base_url={url}/v1, model={models}",
+        f"  or any Anthropic client: base_url={url}, model={models}",
+        f"serving {run} at {url}/v1 (Ctrl-C stops)",
     ]
 
 
-def _mapping(routing: Routing, options: ServeOptions) -> list[str]:
-    """Which agent is answered by what."""
-    lines = [f"  {rule.pattern} -> {_text(rule.target, options)}" for rule in routing.rules]
-    rest = "every agent" if not lines else "other agents"
-    return [
-        "agents, as in training:" if lines else "agents:",
-        *lines,
-        f"  {rest} -> {_text(routing.default, options)}",
-    ]
-
-
-def _text(target: Target, options: ServeOptions) -> str:
+def _target_text(target: Target, options: ServeOptions) -> str:
     match target.route:
         case Route.POLICY:
             return target.policy
@@ -323,15 +310,12 @@ def _text(target: Target, options: ServeOptions) -> str:
             return options.upstream or "where the app points (not answered here)"
 
 
-def _addresses(routing: Routing) -> dict[str, str]:
-    """Agent → path of its own base URL; the unnamed agent stands for an app that names none."""
-    named = [rule.pattern for rule in routing.rules if is_name(rule)]
-    ours = [name for name in named if routing.target(name).route is not Route.APP]
-    paths = {name: f"/agents/{name}/v1" for name in ours}
+def _paths(routing: Routing) -> dict[str, str]:
+    """Return the path of each agent's base URL, and that for an app without named agents."""
+    names = [rule.pattern for rule in routing.rules if is_name(rule)]
+    answered = [name for name in names if routing.target(name).route is not Route.APP]
+    paths = {name: f"/agents/{name}/v1" for name in answered}
     whole = routing.target("app")
     if whole.route is Route.POLICY and "app" not in paths:
         paths["the whole app"] = "/agents/app/v1"
     return paths
-
-
-__all__ = ["ServeOptions", "describe", "load_served", "serve"]

@@ -1,4 +1,4 @@
-"""This machine only: its addresses, and requests that come from no web page of elsewhere."""
+"""Checks for loopback addresses, and for requests of web pages from other hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightspan_gateway.api_errors import ApiError
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine is behind that name or address."""
+    """Return whether the name or address is a loopback address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -19,17 +19,21 @@ def is_loopback(host: str) -> bool:
 
 
 def check_local(request: web.Request, advice: str) -> None:
-    """Without a key: no web page of elsewhere that a browser on this machine has open.
+    """Refuse a request of a web page from another host, as DNS rebinding would allow without a key.
+
+    Args:
+        request: the request.
+        advice: the alternative to name in the error.
 
     Raises:
-        ApiError: 403, with the advice how to let it in all the same.
+        ApiError: 403 if the request's host or origin is not this machine.
     """
     for url in (f"//{request.host}", request.headers.get("Origin")):
         if url is not None and not is_loopback(_host_of(url)):
             raise ApiError(
                 403,
                 f"a request for or from {_host_of(url)!r} is refused: without a key this endpoint "
-                f"is for programs of this machine ({advice})",
+                f"accepts programs of this machine only ({advice})",
             )
 
 

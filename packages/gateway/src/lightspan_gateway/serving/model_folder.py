@@ -1,4 +1,4 @@
-"""A model's folder, as Hugging Face has it, served as if it were a run of one policy for all."""
+"""Models in Hugging Face folders, which are served like a run with one policy for all agents."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from lightspan_torch.engine.hub import check_model_path, is_adapter
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
 FALLBACK: Final = "model"
-"""What the model is called where its folder's name could be misread."""
+"""Name of the model if its folder's name is not a valid model name."""
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether the folder says that it is a model: its configuration does, and a run's does not."""
+    """Return whether the folder's `config.json` is that of a model."""
     config = _config(folder)
     return "model_type" in config or "architectures" in config
 
 
 def served_model(folder: Path) -> ServedRun:
-    """One policy, called as the folder is, that answers every agent.
+    """Return a description with one policy, named after the folder, that answers every agent.
 
     Raises:
-        ModelError: it lacks weights, a tokenizer or a chat template.
+        ModelError: the model lacks weights, a tokenizer or a chat template.
     """
     source = check_model_path(folder)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
-            f"the model folder {folder} has no weights that are loaded here (*.safetensors; "
-            "pickles such as pytorch_model.bin are never read): save the model with "
-            "save_pretrained"
+            f"the model folder {folder} has no weights in *.safetensors (pickles such as "
+            "pytorch_model.bin are never read): save the model with save_pretrained"
         )
     from lightspan_torch.engine.tokenizer import load_tokenizer
 
-    load_tokenizer(source).render([{"role": "user", "content": "Hello"}])  # has it a template?
+    load_tokenizer(source).render([{"role": "user", "content": "Hello"}])  # check the template
     name = _name(folder)
     return ServedRun(
         policies={name: ServedPolicy(folder=".", model=source)},
@@ -47,12 +46,12 @@ def served_model(folder: Path) -> ServedRun:
     )
 
 
-def neither(folder: Path) -> ConfigError:
-    """What to say of a path that is neither a run nor a model."""
+def not_servable(folder: Path) -> ConfigError:
+    """Return the error for a path that is neither a run nor a model."""
     if is_adapter(folder):
         return ConfigError(
-            f"{folder} holds a LoRA adapter, which is no run of lightspan and no model: serve the "
-            "run that it was trained in, or merge it (`lightspan export RUN model --merge -o "
+            f"{folder} has a LoRA adapter, which is no run of lightspan and no model: serve the "
+            "run in which it was trained, or merge it (`lightspan export RUN model --merge -o "
             "FOLDER`) and serve that"
         )
     if not folder.is_dir():
@@ -69,7 +68,7 @@ def _name(folder: Path) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """What `config.json` says; nothing if it cannot be read, which is said elsewhere."""
+    """Return `config.json`; empty if it is missing or invalid."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):

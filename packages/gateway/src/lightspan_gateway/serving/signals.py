@@ -1,4 +1,4 @@
-"""How a server is told to stop."""
+"""Handling of the signals that stop a server."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_signals() -> Iterator[asyncio.Event]:
-    """An event that a signal sets; afterwards a signal ends the process, as it always would."""
+    """Yield an event that SIGINT and SIGTERM set; restore the default handlers afterwards."""
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     for number in _STOP_SIGNALS:
-        with suppress(ValueError, RuntimeError):  # not the main thread
+        with suppress(ValueError, RuntimeError):  # in another thread than the main one
             loop.add_signal_handler(number, stopping.set)
     try:
         yield stopping

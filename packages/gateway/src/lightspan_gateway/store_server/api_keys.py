@@ -1,4 +1,4 @@
-"""The keys of a served store: one for each role, read from the environment and kept as a digest."""
+"""The keys of a served store: one per role, read from the environment and stored as digests."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.remote_store.url import check_key
 
 MIN_KEY_LENGTH: Final = SHORTEST_KEY_IN_TALK
-"""Characters: a shorter key can be found by trying."""
+"""Minimum characters of a key: a shorter one can be found by brute force."""
 
 
 class Keys:
     """The keys of a server.
 
     Args:
-        keys: by role; None lets every program of this machine in, for a loopback address only.
+        keys: role → key; None accepts every program of this machine, at a loopback address only.
     """
 
     def __init__(self, keys: Mapping[Role, str] | None) -> None:
-        self.are_needed: Final = keys is not None
+        self.are_required: Final = keys is not None
         self._digests = [(_digest(key), role) for role, key in (keys or {}).items()]
 
     def role_of(self, key: str) -> Role | None:
-        """Return the role of a key; None for a wrong one. It takes as long for every key."""
-        role = None if self.are_needed else Role.ADMIN
+        """Return the role of a key, in constant time; None for a wrong key."""
+        result = None if self.are_required else Role.ADMIN
         digest = _digest(key)
-        for known, opens in self._digests:
-            if hmac.compare_digest(known, digest):
-                role = opens
-        return role
+        for valid, role in self._digests:
+            if hmac.compare_digest(valid, digest):
+                result = role
+        return result
 
 
 def _digest(key: str) -> bytes:
@@ -45,14 +45,15 @@ def _digest(key: str) -> bytes:
 def take_keys(
     variables: Mapping[Role, str], environment: MutableMapping[str, str] = os.environ
 ) -> Keys:
-    """Return the keys in these variables, and take them out of the environment.
+    """Return the keys in these variables, and remove them from the environment.
 
     Args:
-        variables: by role.
-        environment: of this process.
+        variables: role → variable.
+        environment: environment of this process.
 
     Raises:
-        ConfigError: a variable is not set or holds no key, two hold the same one, or none is named.
+        ConfigError: a variable is not set or its value is no key, two roles have the same key, or
+            there is no variable.
     """
     values = {role: environment.get(name, "") for role, name in variables.items()}
     for name in variables.values():
@@ -62,11 +63,11 @@ def take_keys(
     for role, key in values.items():
         where = f"--{role}-key-env {variables[role]}"
         if not key:
-            raise ConfigError(f"{where}: that variable is not set; put the key into it")
+            raise ConfigError(f"{where}: that variable is not set; set it to the key")
         if len(key) < MIN_KEY_LENGTH:
             raise ConfigError(
-                f"{where}: a key of {len(key)} characters can be guessed; it needs "
-                f"{MIN_KEY_LENGTH} at least (`openssl rand -hex 32` makes one)"
+                f"{where}: a key of {len(key)} characters can be guessed; it needs at least "
+                f"{MIN_KEY_LENGTH} (`openssl rand -hex 32` creates one)"
             )
         check_key(key, variables[role])
         if key in keys.values():
@@ -75,8 +76,8 @@ def take_keys(
         keys[role] = key
     if not keys:
         raise ConfigError(
-            "a store is served to who has a key, and there is none: name the variables that hold "
-            "them (--trainer-key-env NAME, --runner-key-env NAME, --admin-key-env NAME; `openssl "
-            "rand -hex 32` makes a key), or let in every program of this machine with --without-key"
+            "a served store needs keys: name the variables that hold them (--trainer-key-env NAME, "
+            "--runner-key-env NAME, --admin-key-env NAME; `openssl rand -hex 32` creates a key), "
+            "or accept every program of this machine with --without-key"
         )
     return Keys(keys)

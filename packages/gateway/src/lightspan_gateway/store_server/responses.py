@@ -1,4 +1,4 @@
-"""Request bodies with a limit, and the status and body of each answer."""
+"""Reading of bounded request bodies, and encoding of answers and errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable
 from typing import Final, NamedTuple
 
-import msgspec
 from aiohttp import web
 
 from lightspan import __version__
@@ -21,16 +20,16 @@ from lightspan.errors import (
 from lightspan.schema.semconv import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.remote_store.errors import Failure
-from lightspan_gateway.remote_store.rpc import CONTENT_TYPE
+from lightspan_gateway.remote_store.rpc import CONTENT_TYPE, encode
 
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S: Final = 60.0
-_encoder = msgspec.msgpack.Encoder()
+"""Maximum seconds for the arrival of a body."""
 
 
 class Reply(NamedTuple):
-    """A status and what goes with it."""
+    """The status and body of an answer."""
 
     status: int
     body: bytes
@@ -42,39 +41,36 @@ class Reply(NamedTuple):
         )
 
 
-async def replied(work: Awaitable[bytes]) -> Reply:
-    """What the work returns, or what it raises."""
+async def reply_with(work: Awaitable[bytes]) -> Reply:
+    """Return the result or the error of a coroutine as a reply."""
     try:
         return Reply(200, await work)
     except ApiError as error:
-        return _failed(error.status, Failure(kind="StoreError", message=error.message))
+        status, failure = error.status, Failure(kind="StoreError", message=error.message)
     except LightspanError as error:
-        return _failed(_status_of(error), Failure.of(error))
+        status, failure = _status_of(error), Failure.of(error)
     except (ConnectionError, web.HTTPException):
         raise
     except Exception as error:
         log.exception("the store server failed")
-        message = f"the server failed: {type(error).__name__}; its log says more"
-        return _failed(500, Failure(kind="StoreError", message=message))
+        message = f"the server failed: {type(error).__name__}; see its log"
+        status, failure = 500, Failure(kind="StoreError", message=message)
+    return Reply(status, encode(failure))
 
 
 def _status_of(error: LightspanError) -> int:
-    """400: what was asked cannot be read. 409: it cannot be done. 503: perhaps it can, later."""
+    """Return 400 for an invalid operation, 503 if a retry may help, else 409."""
     if isinstance(error, DataError):
         return 400
-    later = (StoreError, StoreClosedError, StoreUnreachableError)  # and no kind of them
-    return 503 if type(error) in later else 409
-
-
-def _failed(status: int, failure: Failure) -> Reply:
-    return Reply(status, _encoder.encode(failure))
+    retriable = (StoreError, StoreClosedError, StoreUnreachableError)  # without their subclasses
+    return 503 if type(error) in retriable else 409
 
 
 async def read_body(request: web.Request, max_bytes: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        ApiError: 4xx, it is too large, too slow or malformed.
+        ApiError: 4xx if it is too large, too slow or malformed.
     """
     body = bytearray()
     try:

@@ -1,4 +1,4 @@
-"""The protocol of a route that a plugin adds to a served store."""
+"""The protocol of routes that plugins add to a served store."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lightspan_gateway.remote_store.roles import Role
 
 
 class StoreRoute(Protocol):
-    """A path of a served store (entry point of `lightspan.store_routes`, called with the store)."""
+    """A route of a plugin (entry point of `lightspan.store_routes`, called with the store)."""
 
     PATH: str
-    """Such as `/v1/traces`; requests are POSTs."""
+    """Path of POST requests, such as `/v1/traces`."""
 
     async def answer(self, request: web.Request, role: Role | ApiError) -> web.StreamResponse:
         """Answer a request.
 
         Args:
-            request: its body is not read yet.
-            role: the sender's, or why it has none.
+            request: the request; its body is not read yet.
+            role: the sender's role, or the error for a sender without one.
         """
         ...
