@@ -224,7 +224,7 @@ async def test_updates_that_do_not_fit_change_nothing(
     server = wire(folder)
     high = low_rank(load_model(folder), seed=3, rank=5)
     async with served(folder, tmp_path, server) as engine:
-        with pytest.raises(ModelError, match="have rank 5; it is served with 4"):
+        with pytest.raises(ModelError, match="have rank 5; the policy is served with rank 4"):
             await engine.update("writer", high, 2)
         with pytest.raises(ModelError, match="got whole weights"):
             await engine.update("writer", {}, 2)

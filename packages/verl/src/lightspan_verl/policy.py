@@ -84,7 +84,7 @@ class Policy:
             if isinstance(loss, PolicyLoss):
                 per_token = policy_losses(loss, _values_of(batch), logprobs, spread, tally)
             else:
-                per_token = losses.negative_log_likelihood(logprobs)
+                per_token = -logprobs
                 tally.add("entropy", spread)
             total = (batch["weights"] * per_token).sum()
             tally.add("loss", total)

@@ -105,7 +105,7 @@ class RankService:
                 return Answer()
             case Update():
                 tally, norm = self._policy(order).update(order)
-                sums, peaks = tally.so_far
+                sums, peaks = tally.state
                 return Answer(sums=sums, peaks=peaks, grad_norm=norm)
             case Score():
                 return Answer(scores=self._policy(order).score(order))
