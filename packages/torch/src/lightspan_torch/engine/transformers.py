@@ -34,7 +34,6 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 
 from lightspan.errors import (
     ConfigError,
-    ContextOverflowError,
     EngineClosedError,
     EngineError,
     EngineMemoryError,
@@ -48,17 +47,17 @@ from lightspan.protocols.engine import (
     EngineCapabilities,
     GenerationRequest,
     LoRAWeights,
-    PromptRefused,
     TokenChunk,
     TokenEngine,
     ToolParserName,
 )
-from lightspan.schema.token_records import FinishReason, Sampling
+from lightspan.schema.token_records import FinishReason
 from lightspan_torch.engine import _cpu_attention
 from lightspan_torch.engine._batcher import Batcher, BatchSettings
 from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, GrammarState
 from lightspan_torch.engine.lora import LowRank, check_ranks, is_low_rank
 from lightspan_torch.engine.oom import allocation, is_out_of_memory
+from lightspan_torch.engine.request_checks import check_request, copy_of
 from lightspan_torch.engine.tokenizer import (
     TEMPLATE_DATE,
     TransformersTokenizer,
@@ -332,7 +331,7 @@ class _PolicyWorker:
 
     def _check_running(self) -> None:
         if self._failure is not None:
-            raise _copy_of(self._failure) from self._failure
+            raise copy_of(self._failure) from self._failure
 
     def weight_hash(self) -> str:
         low_rank = {} if self._low_rank is None else self._low_rank.tensors()
@@ -358,28 +357,14 @@ class _PolicyWorker:
             stream: whether chunks are sent as they are generated.
 
         Raises:
-            ContextOverflowError: prompt and one token exceed the context.
-            PromptRefused: a prompt id is not in the vocabulary.
-            UnsupportedError: a sampling parameter is out of range.
-            EngineError: the prompt is empty.
+            ContextOverflowError, PromptRefused, UnsupportedError, EngineError: see `check_request`.
         """
-        prompt = request.prompt_ids
-        if not prompt:
-            raise EngineError(f"request {request.request_id} has an empty prompt")
-        if len(prompt) + 1 > self._context:
-            raise ContextOverflowError(
-                f"the prompt has {len(prompt)} tokens; the context of policy {self.policy} holds "
-                f"{self._context}, including one for the answer (the model's context, or less by "
-                "the engine's options context_length and num_blocks)"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary:
-            raise PromptRefused(
-                f"prompt ids must be from 0 to {self._vocabulary - 1}; got {min(prompt)} to "
-                f"{max(prompt)}"
-            )
-        _check_sampling(request.sampling)
-        room = self._context - len(prompt)
-        limit = min(request.sampling.max_tokens or room, room)
+        limit = check_request(
+            request,
+            context=self._context,
+            vocabulary=self._vocabulary,
+            options="the engine's options context_length and num_blocks",
+        )
         return _Job(request, state, self.tokenizer, limit=limit, stream=stream)
 
     async def submit(self, job: _Job) -> None:
@@ -584,7 +569,7 @@ class _Job:
     async def next_chunk(self) -> TokenChunk:
         item = await self._chunks.get()
         if isinstance(item, EngineError):
-            raise _copy_of(item) from item
+            raise copy_of(item) from item
         return item
 
     def begin(self, key: str, version: int) -> None:
@@ -644,11 +629,6 @@ def _tokenizer_of(source: Any, **options: Any) -> TransformersTokenizer:
     return load_tokenizer(path, **options)
 
 
-def _copy_of(error: EngineError) -> EngineError:
-    """Return a copy of an error, so that each caller that raises it has its own traceback."""
-    return type(error)(str(error))
-
-
 def default_cache_tokens(device: str, context: int) -> int:
     """Return the default size of one policy's key-value cache, in tokens."""
     if not device.startswith("cpu"):
@@ -692,15 +672,3 @@ def _lower_engine(settings: BatchSettings, context: int) -> str:
         f"context_length, now {context}, in the same place, a smaller model, or lora=LoRA() to "
         "leave the learner less to hold"
     )
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    checks = {
-        "temperature": math.isfinite(sampling.temperature) and sampling.temperature >= 0,
-        "top_p": 0 < sampling.top_p <= 1,
-        "top_k": sampling.top_k >= 0,
-        "max_tokens": sampling.max_tokens is None or sampling.max_tokens >= 1,
-    }
-    for name, is_valid in checks.items():
-        if not is_valid:
-            raise UnsupportedError(f"{name}={getattr(sampling, name)} cannot be sampled with")
