@@ -25,9 +25,6 @@ from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN
 
 LIBRARY: Final = f"llguidance {llguidance.__version__}"
 """Name and version of the grammar compiler; recorded with every call sampled under a grammar."""
-RULES: Final = ("tool_call_open", "tool_call_close", "text_and_tool_call_open")
-"""Rules that `Grammars` adds to every grammar. They depend on the tokenizer: some have one token
-for a mark of tool calls, which the grammar must name; others spell the mark."""
 MAX_GRAMMARS: Final = 64
 """Maximum number of cached grammars. Most take 0.1 MiB; the largest a request may send, 5 MiB."""
 MAX_VOCABULARIES: Final = 8
@@ -123,7 +120,11 @@ class Grammars:
         return masks
 
     def _tool_call_rules(self, tokenizer: Any) -> str:
-        """Return the rules of `RULES` for a tokenizer."""
+        """Return the rules that every grammar may refer to, for a tokenizer.
+
+        Some tokenizers have one token for a mark of tool calls, which the grammar must name; others
+        spell the mark.
+        """
         opening, closing = (self._mark(tokenizer, text) for text in (CALL_OPEN, CALL_CLOSE))
         rules = f"tool_call_open: {opening}\ntool_call_close: {closing}\n"
         if opening.startswith("<["):

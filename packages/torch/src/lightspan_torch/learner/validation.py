@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Loss, PolicyLoss
+
+
+_CONTENTS: Final = attrgetter(
+    *("ids", "rollout_id", "call_ids", "logprobs"),
+    *("advantages", "weights", "constraints", "responses"),
+)
 
 
 def ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
@@ -15,21 +22,7 @@ def ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
 
     Float sums depend on their order, so this makes results independent of the order of `rows`.
     """
-
-    def key(index: int) -> tuple[Any, ...]:
-        row = rows[index]
-        return (
-            row.ids,
-            row.rollout_id,
-            row.call_ids,
-            row.logprobs,
-            row.advantages,
-            row.weights,
-            row.constraints,
-            row.responses,
-        )
-
-    return sorted(indices, key=key)
+    return sorted(indices, key=lambda index: _CONTENTS(rows[index]))
 
 
 def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, Any]) -> None:
