@@ -10,7 +10,6 @@ from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Loss, PolicyLoss
 
-
 _CONTENTS: Final = attrgetter(
     *("ids", "rollout_id", "call_ids", "logprobs"),
     *("advantages", "weights", "constraints", "responses"),
