@@ -7,8 +7,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from safetensors.numpy import save_file
 
 from lightspan import LightningRL, LoRA, Optimizer, Policy, Trainer
 from lightspan.algorithms.learning_rate import choose_rate, default_rate, format_rate
@@ -105,9 +107,7 @@ def test_different_policies_share_the_lowest() -> None:
 
 # --- of a model on this machine -------------------------------------------------------------
 def safetensors(file: Path, **shapes: list[int]) -> None:
-    tensors = {name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}
-    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
-    file.write_bytes(struct.pack("<Q", len(header)) + header)  # no weights: none is read
+    save_file({name: np.zeros(shape, np.float16) for name, shape in shapes.items()}, file)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_of_several_files_all_are_needed(folder: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"12345678", struct.pack("<Q", 3) + b"[1]"])
 def test_a_damaged_file_is_said(folder: Path, data: bytes) -> None:
     (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(ModelError, match=r"model\.safetensors is no whole safetensors file"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is no complete safetensors file"):
         count_parameters(folder)
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_said(folder: Path, data: bytes) -> None:
     ("model", "message"),
     [
         ("no-such-model", "'no-such-model' is neither a folder nor `owner/name` on the hub"),
-        ("nobody/nothing", "the hub cannot be asked about nobody/nothing: "),
+        ("nobody/nothing", "cannot get the size of nobody/nothing from the hub: "),
         ("/no/folder", "the model folder /no/folder does not exist"),
     ],
 )
@@ -210,6 +210,6 @@ def test_a_model_of_unknown_size_counts_as_a_large_one(monkeypatch: pytest.Monke
     assert algorithm.optimizer == Optimizer(learning_rate=1e-6)
     [text] = algorithm.describe_choices()
     assert text.startswith(
-        "learning rate 1e-6: full weights of a large model, because its size is unknown: the hub "
-        "cannot be asked about owner/model: "
+        "learning rate 1e-6: full weights of a large model, because its size is unknown: "
+        "cannot get the size of owner/model from the hub: "
     )

@@ -130,7 +130,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
         signal.signal(signal.SIGINT, handler)
     kept = tmp_path / "model.unfinished"
     assert reporter.said == (
-        f"interrupted after 2 of 6 updates, kept in {kept}: go on with fit(…, resume=True)"
+        f"interrupted after 2 of 6 updates, saved in {kept}: continue with fit(…, resume=True)"
     )
     with pytest.raises(ConfigError, match="was made with other settings or demonstrations"):
         SFT(tiny, **options).fit(CHATS[:1], target, reporter=QUIET, resume=True)
@@ -437,8 +437,8 @@ def test_no_demonstration(tiny: Path, tmp_path: Path) -> None:
         ({"lora": True}, r"lora=True: use lightspan.LoRA\(…\), or None"),
         ({"lora": {"rank": 8}}, r"use lightspan.LoRA\(…\), or None"),
         ({"optimizer": "adamw"}, r"use lightspan.Optimizer\(…\), or None"),
-        ({"min_reward": 0.5}, "min_reward=0.5 chooses from a store: give from_store= too"),
-        ({"service": "a", "agents": "b"}, "service='a', agents='b' chooses from a store"),
+        ({"min_reward": 0.5}, "min_reward=0.5 selects from a store: give from_store= too"),
+        ({"service": "a", "agents": "b"}, "service='a', agents='b' selects from a store"),
         ({"from_store": "s.db", "min_reward": float("nan")}, "min_reward=nan"),
         ({"from_store": "s.db", "since": "soon"}, "since='soon'"),
         ({"from_store": "nonsense:"}, "is not known"),

@@ -205,7 +205,7 @@ def test_any_form_of_the_date(tmp_path: Path, form: str, told: str) -> None:
 def test_the_template_says_which_parser(folder: Path, family: Family) -> None:
     assert load_tokenizer(folder).tool_parser == {"qwen2": "hermes", "llama": "llama"}[family]
     assert load_tokenizer(folder, tool_parser="json").tool_parser == "json"
-    with pytest.raises(ConfigError, match=r"tool_parser='xml' is none of hermes, llama, json"):
+    with pytest.raises(ConfigError, match=r"tool_parser='xml': use one of hermes, llama, json"):
         load_tokenizer(folder, tool_parser="xml")  # type: ignore[arg-type]
 
 

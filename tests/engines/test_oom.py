@@ -21,7 +21,7 @@ from lightspan.protocols.learner import LoRA, SFTLoss
 from lightspan_testing.engine_suite import generate
 from lightspan_testing.learner_suite import make_rows
 from lightspan_testing.tiny import tiny_model
-from lightspan_torch.engine.oom import explained, is_out_of_memory, wanted
+from lightspan_torch.engine.oom import allocation, explained, is_out_of_memory
 from lightspan_torch.engine.transformers import (
     GPU_CACHE_TOKENS,
     TransformersEngine,
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_out_of_memory_looks_like(error: Exception, size: str) -> None:
     assert is_out_of_memory(error)
-    assert wanted(error) == size
+    assert allocation(error) == size
     with pytest.raises(OutOfMemoryError) as caught, explained("it", lambda: "Lower this."):
         raise error
     assert str(caught.value) == f"it ran out of memory{size}. Lower this."
@@ -213,7 +213,7 @@ async def test_an_engine_that_runs_out_while_it_generates(
     def explode(*arguments: Any, **options: Any) -> None:
         raise error
 
-    model = engine._lanes["writer"]._model
+    model = engine._workers["writer"]._model
     monkeypatch.setattr(model, "forward", explode)
     monkeypatch.setattr(model.__class__, "__call__", explode)
     with pytest.raises(EngineMemoryError, match=r"Lower num_blocks, now 16 \(1,024 tokens"):

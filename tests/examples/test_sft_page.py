@@ -104,7 +104,7 @@ def test_the_page_can_be_followed(followed: Follower) -> None:
 
 def test_a_file_is_imitated_and_goes_on_after_ctrl_c(followed: Follower) -> None:
     kept = followed.folder / "tuned.unfinished"
-    assert f"interrupted after 3 of 40 updates, kept in {kept}: go on with" in followed.stopped
+    assert f"interrupted after 3 of 40 updates, saved in {kept}: continue with" in followed.stopped
     said = followed.printed["python tune.py --resume"].splitlines()
     before, after = said[-1].removeprefix("40 updates, loss ").split(" -> ")
     assert float(after) < 0.5 < float(before)

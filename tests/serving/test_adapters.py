@@ -118,7 +118,7 @@ def test_what_is_no_adapter(trained: Any, tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no PEFT adapter"):
         load_adapter(damaged)
     (damaged / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="does not say which model it belongs to"):
+    with pytest.raises(ModelError, match="names no base model"):
         adapter_base(damaged)
     (damaged / "adapter_config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):

@@ -23,7 +23,7 @@ from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.weights import load_model
 from lightspan_verl.learner import VerlLearner
 from lightspan_verl.local_ranks import Workers
-from lightspan_verl.rank_group import Team
+from lightspan_verl.rank_group import RankGroup
 from lightspan_verl.ray_workers import RayWorkers
 from tests.ray_nodes.nodes import Cluster
 
@@ -69,7 +69,7 @@ def test_checkpoints_pass_between_processes_and_ray(
     options: dict[str, Any] = {"optimizer": ADAMW, "lora": lora}
     whole = VerlLearner({"writer": folder}, workers=two, **options)
     losses = [whole.update(rows, BOTH_CLIPS) for rows in batches]
-    lives: Sequence[Team] = (two, in_ray, one, in_ray)
+    lives: Sequence[RankGroup] = (two, in_ray, one, in_ray)
     for number, (workers, rows) in enumerate(zip(lives, batches, strict=True)):
         learner = VerlLearner({"writer": folder}, workers=workers, **options)
         if number:
@@ -133,7 +133,7 @@ def joins(python: str, head: str, **environment: str) -> bool:
 def test_its_cluster_listens_on_loopback_alone_and_asks_for_a_token(
     python: str, in_ray: RayWorkers
 ) -> None:
-    everything = [psutil.Process(in_ray.steward)]
+    everything = [psutil.Process(in_ray.driver)]
     everything += everything[0].children(recursive=True)
     listening = {
         each.laddr.ip
@@ -160,8 +160,8 @@ def held(workers: RayWorkers, what: Callable[[], None]) -> threading.Thread:
 
 
 def processes_of(workers: RayWorkers) -> list[psutil.Process]:
-    steward = psutil.Process(workers.steward)
-    return [steward, *steward.children(recursive=True)]
+    driver = psutil.Process(workers.driver)
+    return [driver, *driver.children(recursive=True)]
 
 
 def nothing_is_left(started: Sequence[psutil.Process], workers: RayWorkers) -> None:
@@ -171,7 +171,11 @@ def nothing_is_left(started: Sequence[psutil.Process], workers: RayWorkers) -> N
 
 
 def goes_on(
-    workers: Team, folder: Path, saved: Path, batches: list[list[Row]], expected: dict[str, float]
+    workers: RankGroup,
+    folder: Path,
+    saved: Path,
+    batches: list[list[Row]],
+    expected: dict[str, float],
 ) -> None:
     """From the checkpoint, with the loss that would have been next."""
     again = VerlLearner({"writer": folder}, workers=workers, optimizer=ADAMW)
@@ -212,7 +216,7 @@ def test_a_rank_that_is_killed_in_mid_step_is_named(
     thread = held(workers, lambda: os.kill(victim, signal.SIGKILL))
     named = (
         rf"^verl's rank 1 \(cpu\), process {victim}, has died; Ray says:[\s\S]*"
-        r"What the last checkpoint holds is whole: go on with resume=True"
+        r"The last checkpoint is intact: continue with resume=True"
     )
     with pytest.raises(RankError, match=named):
         learner.update(batches[1], BOTH_CLIPS)
@@ -247,7 +251,7 @@ def test_a_head_that_is_killed_in_mid_step_is_named(
     thread = held(workers, kill)
     named = (
         rf"^the head of the Ray cluster \({workers.head}\) does not answer any more, and verl's 2 "
-        r"ranks are lost with it\. What the last checkpoint holds is whole: go on with resume=True"
+        r"ranks are lost with it\. The last checkpoint is intact: continue with resume=True"
     )
     with pytest.raises(RankError, match=named):
         learner.update(batches[1], BOTH_CLIPS)
@@ -262,8 +266,8 @@ def test_a_steward_that_is_killed_is_named_and_takes_its_cluster_along(
 ) -> None:
     workers = RayWorkers(python, ["cpu"])
     learner = begun(workers, folder, batches[0], tmp_path)
-    started, steward = processes_of(workers), workers.steward
-    os.kill(steward, signal.SIGKILL)
+    started, driver = processes_of(workers), workers.driver
+    os.kill(driver, signal.SIGKILL)
     with pytest.raises(RankError, match=r"ranks are lost with it|was ended by SIGKILL"):
         learner.update(batches[1], BOTH_CLIPS)
     nothing_is_left(started, workers)

@@ -10,13 +10,13 @@ import pytest
 from lightspan_testing.learner_suite import LearnerSuite
 from lightspan_verl.learner import VerlLearner
 from lightspan_verl.local_ranks import Workers
-from lightspan_verl.rank_group import Team
+from lightspan_verl.rank_group import RankGroup
 
 
 class OnWorkers(LearnerSuite):
     """The suite on ranks that tests share."""
 
-    _workers: Team
+    _workers: RankGroup
     _made: list[VerlLearner]
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> VerlLearner:

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def flags(folder: Path, *, loras: int) -> tuple[str, ...]:
-    blueprint = ServerSpec.of(folder, dtype="float32", context=None)
-    return flags_of(ServerSpec(**{**vars(blueprint), "lora_rank": RANK, "loras": loras}))
+    spec = ServerSpec.of(folder, dtype="float32", context=None)
+    return flags_of(ServerSpec(**{**vars(spec), "lora_rank": RANK, "loras": loras}))
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def test_the_held_out_reward_rises_though_a_server_is_killed(
         process.wait(LATEST_S)
     text = log.read_text()
     assert process.returncode == 0, text[-4000:]
-    assert "is lost; it has to come back" in text
+    assert "is lost" in text
     evaluations = [line for line in lines_of(folder) if line["kind"] == "eval"]
     first, last = evaluations[0]["mean"], evaluations[-1]["mean"]
     assert last > first + 0.1, text[-2000:]

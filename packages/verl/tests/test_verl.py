@@ -17,11 +17,11 @@ from lightspan.protocols.learner import LearnerCapabilities
 from lightspan_testing.learner_suite.rows import random_row
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.weights import load_model
-from lightspan_verl.cuda_devices import card
+from lightspan_verl.cuda_devices import cuda_device
 from lightspan_verl.environment import check_environment
 from lightspan_verl.learner import CAPABILITIES, VerlLearner, partition
 from lightspan_verl.ray_workers import RayWorkers
-from lightspan_verl.shards import Saved, Shard, write
+from lightspan_verl.shards import SavedShards, Shard, write
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,10 @@ from lightspan_verl.shards import Saved, Shard, write
         ({"python": "p", "ray": 3}, "Verl: ray=3 must be True for a Ray cluster that is started"),
         ({"python": "p", "ray": ""}, "Verl: ray=''"),
         ({"python": "p", "ray": "local"}, "Verl: ray='local' must be True"),
-        ({"python": "p", "ray": "ray://head:10001"}, "not by Ray Client: make this machine a node"),
+        (
+            {"python": "p", "ray": "ray://head:10001"},
+            "Ray Client is not supported: make this machine a node",
+        ),
         ({"python": "p", "ray": "head"}, "ray='head' must be 'HOST:PORT', such as '10.0.0.5:6379'"),
     ],
 )
@@ -46,14 +49,14 @@ def test_a_description_is_checked(options: dict[str, object], match: str) -> Non
 
 
 def test_where_ranks_are() -> None:
-    assert Verl(python="p").placed("cuda:1") == ("cuda:1",)
-    assert Verl(python="p", ranks=2).placed("cpu") == ("cpu", "cpu")
-    assert Verl(python="p", ranks=2).placed("cuda") == ("cuda:0", "cuda:1")
+    assert Verl(python="p").rank_devices("cuda:1") == ("cuda:1",)
+    assert Verl(python="p", ranks=2).rank_devices("cpu") == ("cpu", "cpu")
+    assert Verl(python="p", ranks=2).rank_devices("cuda") == ("cuda:0", "cuda:1")
     with pytest.raises(ConfigError, match="2 ranks cannot all be on device='cuda:1'"):
-        Verl(python="p", ranks=2).placed("cuda:1")
-    assert Verl(python="p", ranks=2, ray=True).placed("cuda") == ("cuda:0", "cuda:1")
+        Verl(python="p", ranks=2).rank_devices("cuda:1")
+    assert Verl(python="p", ranks=2, ray=True).rank_devices("cuda") == ("cuda:0", "cuda:1")
     with pytest.raises(ConfigError, match="names a GPU, and Ray gives each rank its own"):
-        Verl(python="p", ray=True).placed("cuda:1")
+        Verl(python="p", ray=True).rank_devices("cuda:1")
 
 
 def test_where_ranks_are_started_is_said() -> None:
@@ -105,7 +108,7 @@ def test_an_environment_that_has_all(tmp_path: Path) -> None:
     ("more", "match"),
     [
         ("", r"has no Ray: .*python -m pip install 'ray>=2.60', or leave ray= out"),
-        (', "ray": "2.46.0"', "has Ray 2.46.0, whose clusters ask nobody for a token: .*ray>=2.60"),
+        (', "ray": "2.46.0"', "has Ray 2.46.0, whose clusters need no token: .*ray>=2.60"),
     ],
 )
 def test_an_environment_for_ray_lacks_it_by_name(tmp_path: Path, more: str, match: str) -> None:
@@ -128,7 +131,7 @@ def test_a_cluster_that_is_not_there_is_named_before_anything_starts(tmp_path: P
         free.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it meanwhile
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(
-            ConfigError, match=rf"Verl\(ray='{address}'\): nobody listens there: give the address"
+            ConfigError, match=rf"Verl\(ray='{address}'\): nothing listens there: give the address"
         ):
             RayWorkers(python, ["cpu"], ray=address)
 
@@ -177,7 +180,7 @@ def test_shards_are_read_by_any_number_of_ranks(tmp_path: Path) -> None:
     for rank, (start, stop) in enumerate([(0, 3), (3, 6), (6, 7)]):
         shards = {"w": Shard(whole[start:stop], start, 7), "step": Shard(step, 0, -1)}
         write(tmp_path / f"policy-0-rank-{rank:03}.safetensors", shards)
-    saved = Saved(tmp_path, 0)
+    saved = SavedShards(tmp_path, 0)
     assert saved.names == {"w", "step"}
     for start, stop in [(0, 4), (4, 7), (0, 7), (7, 7), (2, 3)]:
         local = torch.zeros(stop - start, 3)
@@ -191,7 +194,7 @@ def test_shards_are_read_by_any_number_of_ranks(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing of v"):
         saved.read("v", Shard(torch.zeros(8, 3), 0, 8))
     with pytest.raises(CheckpointError, match="no weights of policy 1"):
-        Saved(tmp_path, 1)
+        SavedShards(tmp_path, 1)
 
 
 def test_weights_in_pickles_are_never_read(tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_a_rank_sees_its_own_of_the_cards_that_the_trainer_sees(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert [card(device) for device in ("cuda", "cuda:1", "cuda:2")] == expected
+    assert [cuda_device(device) for device in ("cuda", "cuda:1", "cuda:2")] == expected
 
 
 @pytest.mark.parametrize(("shown", "count"), [("", 0), ("-1", 0), ("3", 1), ("3,-1,4", 1)])
@@ -238,4 +241,4 @@ def test_a_card_that_is_not_shown_is_named(
     with pytest.raises(
         ConfigError, match=rf"CUDA_VISIBLE_DEVICES='{shown}' shows {count} devices.*'cuda:1'"
     ):
-        card("cuda:1")
+        cuda_device("cuda:1")

@@ -23,10 +23,10 @@ from safetensors.torch import load_file, save_file
 from lightspan.errors import ConfigError, EngineError
 from lightspan_testing.tiny import tiny_model
 from lightspan_vllm import broadcast
-from lightspan_vllm.broadcast import Broadcast, Broken
+from lightspan_vllm.broadcast import Broadcast, BroadcastError
 from lightspan_vllm.config import VLLM, Link
 from lightspan_vllm.engine import VLLMEngine
-from lightspan_vllm.requirements import INSIDE
+from lightspan_vllm.requirements import PLUGIN_FOLDER
 from lightspan_vllm.vllm_plugin.lightspan_broadcast import receive
 from packages.vllm.tests.test_vllm_servers import moved, same, served, wait_no_longer_than
 from packages.vllm.tests.vllm_wire import Wire
@@ -103,7 +103,9 @@ def receiver(way: Broadcast) -> subprocess.Popen[bytes]:
     """A process that takes the next weight with each line that it is told."""
     command = [sys.executable, "-c", RECEIVER, msgspec.json.encode(way.info()).decode()]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, env={"PYTHONPATH": str(INSIDE)})
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, env={"PYTHONPATH": str(PLUGIN_FOLDER)}
+    )
 
 
 @pytest.fixture
@@ -123,7 +125,7 @@ def test_a_server_that_is_killed_while_weights_come(large: list[str]) -> None:
         assert not sending.done()
         process.send_signal(signal.SIGKILL)
         killed = time.monotonic()
-        with pytest.raises(Broken):
+        with pytest.raises(BroadcastError):
             sending.result(30)
         assert time.monotonic() - killed < 20
 
@@ -166,8 +168,10 @@ def test_a_trainer_that_is_killed_while_weights_go(large: list[str]) -> None:
 
 
 def test_a_server_that_does_not_come(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast, "MEETING_S", 0.1)
-    with pytest.raises(Broken, match=r"2 processes of the server did not come to 127\.0\.0\.1:"):
+    monkeypatch.setattr(broadcast, "RENDEZVOUS_S", 0.1)
+    with pytest.raises(
+        BroadcastError, match=r"2 processes of the server did not connect to 127\.0\.0\.1:"
+    ):
         Broadcast(files, LOOPBACK, 2).send()
 
 
@@ -176,7 +180,7 @@ def test_it_can_be_given_up(files: list[str]) -> None:
     with ThreadPoolExecutor(1) as threads:
         sending = threads.submit(way.send)
         way.stop()
-        with pytest.raises(Broken, match="it was given up"):
+        with pytest.raises(BroadcastError, match="the broadcast was stopped"):
             sending.result(10)
 
 
@@ -225,7 +229,7 @@ async def test_what_went_wrong_is_said(
     server = Wire(folder)
     async with served(folder, tmp_path, server, transfer="gloo") as engine:
         wait_no_longer_than(engine, 5)
-        monkeypatch.setattr(broadcast, "MEETING_S", 0.2)
+        monkeypatch.setattr(broadcast, "RENDEZVOUS_S", 0.2)
         if refusal is None:  # it says that all is well
             had = dict(server.loaded)
             monkeypatch.setattr("packages.vllm.tests.vllm_wire._received", lambda sent: had)
@@ -269,7 +273,7 @@ async def test_nccl_without_a_gpu(folder: Path, tmp_path: Path) -> None:
 def test_a_server_without_a_gpu_for_nccl(folder: Path, tmp_path: Path) -> None:
     vllm = VLLM(addresses=("http://127.0.0.1:9",), transfer="nccl")
     engine = VLLMEngine(vllm, {"writer": folder}, logs=tmp_path)
-    assert engine._blueprints["writer"].on_gpu
+    assert engine._specs["writer"].on_gpu
 
 
 def test_lora_is_read_from_files(folder: Path, tmp_path: Path) -> None:

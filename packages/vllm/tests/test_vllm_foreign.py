@@ -89,7 +89,7 @@ async def test_what_names_no_models_is_no_vllm(folder: Path, answer: bytes, said
         server.says["/v1/models"] = 200, answer
         refusal = f"{server.address}/v1/models answered {said} ({answer.decode()!r})"
         with pytest.raises(ConfigError) as at_the_start:
-            await client.facts()
+            await client.info()
         with pytest.raises(Refused) as later:
             await client.loras()
     assert str(at_the_start.value) == (
@@ -135,9 +135,9 @@ async def test_facts_that_cannot_be_read(folder: Path, answer: bytes, said: str)
     async with asked(server) as client:
         server.says["/collective_rpc"] = 200, answer
         with pytest.raises(ConfigError) as caught:
-            await client.facts()
+            await client.info()
     assert str(caught.value) == (
-        f"the server at {server.address} says what this lightspan cannot read "
+        f"the server at {server.address} says what is invalid "
         f"({server.address}/collective_rpc answered what vLLM would not: {said} "
         f"({answer.decode()!r})): start it again with the lightspan_vllm_plugin.py of this version"
     )
@@ -180,7 +180,7 @@ def breaks(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve() -> None:
         raise KeyError("a fault")
 
-    (server,) = engine._lanes["writer"]._servers
+    (server,) = engine._pools["writer"].servers
     monkeypatch.setattr(server, "serve", serve)
 
 
@@ -194,9 +194,7 @@ async def test_a_fault_of_ours_ends_the_policy_and_is_told(
     async with served(folder, tmp_path, server) as engine:
         breaks(engine, monkeypatch)
         await server.stop()
-        message = (
-            "the vLLM server 0 of policy writer could not be brought back: KeyError: 'a fault'"
-        )
+        message = "the vLLM server 0 of policy writer could not be recovered: KeyError: 'a fault'"
         with pytest.raises(EngineError) as caught:
             await generate(engine, PROMPT)
     assert str(caught.value) == message
@@ -233,7 +231,7 @@ async def test_ids_that_the_model_has_no_token_for(
     folder: Path, tmp_path: Path, beyond: int | None
 ) -> None:
     server = Wire(folder)
-    vocabulary = server.facts["vocabulary"]
+    vocabulary = server.info["vocabulary"]
     foreign = -5 if beyond is None else vocabulary + beyond
     fine = answers(body([0, vocabulary - 1], "length"), body([3, foreign], "length"))
     server._complete = fine  # type: ignore[method-assign]

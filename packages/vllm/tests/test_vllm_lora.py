@@ -46,10 +46,10 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightspan_vllm.supervised_server._DYING_S", 0.1)
 
 
-def wire(folder: Path, **facts: Any) -> Wire:
+def wire(folder: Path, **info: Any) -> Wire:
     """A server that serves LoRA. It says that its embeddings are tied, which they may be."""
     room = {"lora_rank": 8, "loras": 4, "lora_updates": True, "transfer": None, "tied": True}
-    return Wire(folder, **{**room, **facts})
+    return Wire(folder, **{**room, **info})
 
 
 @asynccontextmanager
@@ -212,7 +212,7 @@ async def test_lora_that_a_server_refuses_ends_the_run(
     server = wire(folder)
     async with served(folder, tmp_path, server) as engine:
         server.refuse["/v1/load_lora_adapter"] = 500, "expected target modules"
-        with pytest.raises(EngineError, match=r"did not take on version 5 .*expected target"):
+        with pytest.raises(EngineError, match=r"did not load version 5 .*expected target"):
             await engine.update("writer", lora, 5)
         with pytest.raises(EngineError, match="an update of policies writer, checker, base failed"):
             await of(engine, "checker")
@@ -224,7 +224,7 @@ async def test_updates_that_do_not_fit_change_nothing(
     server = wire(folder)
     high = low_rank(load_model(folder), seed=3, rank=5)
     async with served(folder, tmp_path, server) as engine:
-        with pytest.raises(ModelError, match="have rank 5; it is served with 4"):
+        with pytest.raises(ModelError, match="have rank 5; the policy is served with rank 4"):
             await engine.update("writer", high, 2)
         with pytest.raises(ModelError, match="got whole weights"):
             await engine.update("writer", {}, 2)
@@ -256,7 +256,7 @@ def test_a_model_of_which_it_is_not_known_where_lora_goes(folder: Path) -> None:
     known = ServerSpec.of(folder, dtype=None, context=None)
     odd = replace(known, shapes={"model.layers.0.mixer.weight": (4, 4), "a_proj.weight": (4,)})
     with pytest.raises(ModelError, match=r"VLLM\(merge=True\)"):
-        odd.nothing()
+        odd.zero_lora()
 
 
 def test_a_rank_that_vllm_has_no_room_for(folder: Path, tmp_path: Path) -> None:

@@ -22,15 +22,15 @@ import lightspan
 from lightspan.errors import ConfigError, EngineMemoryError, ModelError
 from lightspan.protocols.engine import LoRAWeights
 from lightspan_testing.tiny import tiny_model
-from lightspan_vllm.config import OURS, VLLM
+from lightspan_vllm.config import RESERVED_FLAGS, VLLM
 from lightspan_vllm.engine import VLLMEngine
-from lightspan_vllm.load_balancer import REMEMBERED, Balance
+from lightspan_vllm.load_balancer import MAX_ROLLOUTS, LoadBalancer
 from lightspan_vllm.process import command, environment
 from lightspan_vllm.requirements import (
     ServerInfo,
-    by_hand,
     check_server_info,
-    room_for,
+    max_lora_rank,
+    start_command,
     without_routes,
 )
 from lightspan_vllm.weights import HEAD, PREFIX, ServerSpec, WeightStore
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def blueprint(folder: Path) -> ServerSpec:
+def spec(folder: Path) -> ServerSpec:
     return ServerSpec.of(folder, dtype=None, context=None)
 
 
@@ -93,7 +93,7 @@ class TestDescription:
                     "arguments": ["--tensor_parallel_size=4"],
                     "environment": {"CUDA_VISIBLE_DEVICES": "2,3"},
                 },
-                r"--tensor-parallel-size 4, and environment= shows 2 devices "
+                r"--tensor-parallel-size 4, but environment= shows 2 devices "
                 r"\(CUDA_VISIBLE_DEVICES='2,3'\): show 4, or lower the flag",
             ),
         ],
@@ -121,12 +121,11 @@ class TestDescription:
             ),
             (
                 {"servers": 10**9},
-                "servers=1000000000 must be at most 1024: each is a process with a copy of the "
-                "model",
+                "servers=1000000000 must be at most 1024",
             ),
             (
                 {"addresses": [5]},
-                "addresses=[5] must be a list of texts, and 5 is none: write it as in "
+                "addresses=[5] must be a list of texts, but 5 is not a text: write it as in "
                 "['http://127.0.0.1:8000']",
             ),
             (
@@ -213,7 +212,7 @@ class TestDescription:
     def test_one_server_under_two_spellings(self, again: str) -> None:
         message = (
             f"VLLM: the address {again} is given twice (once as {HERE}); a server has the weights "
-            "of one policy, or LoRA of several beside those of one model"
+            "of one policy, or LoRA of one model's policies"
         )
         with pytest.raises(ConfigError) as caught:
             VLLM(addresses=(HERE, again))
@@ -232,11 +231,11 @@ class TestDescription:
 
     def test_what_is_said_to_who_waits(self) -> None:
         lists = {"a": (HERE, OTHER), "b": (HERE, OTHER)}
-        said = f"looking for the vLLM servers at {HERE}, {OTHER}"
+        said = f"connecting to the vLLM servers at {HERE}, {OTHER}"
         assert VLLM(addresses=lists).describe(Path("run")) == said
         assert VLLM(addresses=(HERE, OTHER)).describe(Path("run")) == said
 
-    @pytest.mark.parametrize("flag", sorted(OURS))
+    @pytest.mark.parametrize("flag", sorted(RESERVED_FLAGS))
     def test_flags_that_are_set_already_are_refused_however_they_are_spelled(
         self, flag: str
     ) -> None:
@@ -260,7 +259,7 @@ class TestDescription:
         with pytest.raises(ConfigError, match=r"addresses=\{policy"):
             VLLM(addresses=(HERE,)).addresses_of([["a"], ["b"]])
         with pytest.raises(
-            ConfigError, match=r"names \['a'\], and the engine serves \['a', 'base'"
+            ConfigError, match=r"names \['a'\], but the engine serves \['a', 'base'"
         ):
             VLLM(addresses={"a": (HERE,)}).addresses_of([["a"], ["base"]])
 
@@ -276,40 +275,40 @@ class TestDescription:
 
 class TestBalance:
     def test_a_rollout_stays_where_it_is(self) -> None:
-        balance: Balance[str] = Balance()
+        balance: LoadBalancer[str] = LoadBalancer()
         assert balance.choose("r1", {"a": 0, "b": 0}) == "a"
         assert balance.choose("r2", {"a": 0, "b": 0}) == "b"
         assert balance.choose("r1", {"a": 9, "b": 0}) == "a"
         assert balance.choose("r3", {"a": 9, "b": 0}) == "b"
 
     def test_it_moves_when_its_server_is_gone_and_stays_there(self) -> None:
-        balance: Balance[str] = Balance()
+        balance: LoadBalancer[str] = LoadBalancer()
         assert balance.choose("r1", {"a": 0, "b": 1}) == "a"
         assert balance.choose("r1", {"b": 1}) == "b"
         assert balance.choose("r1", {"a": 0, "b": 1}) == "b"
 
     def test_calls_of_no_rollout_go_where_fewest_are(self) -> None:
-        balance: Balance[str] = Balance()
+        balance: LoadBalancer[str] = LoadBalancer()
         assert [balance.choose("", {"a": 2, "b": 1}) for _ in range(3)] == ["b"] * 3
         assert [balance.choose("", {"a": 0, "b": 0}) for _ in range(2)] == ["a", "a"]
 
     def test_memory_is_bounded(self) -> None:
-        balance: Balance[str] = Balance()
+        balance: LoadBalancer[str] = LoadBalancer()
         assert balance.choose("first", {"a": 0, "b": 1}) == "a"
-        for number in range(REMEMBERED):
+        for number in range(MAX_ROLLOUTS):
             balance.choose(f"r{number}", {"b": 0})
         assert balance.choose("first", {"a": 1, "b": 0}) == "b"
 
 
 class TestChecks:
     @pytest.fixture
-    def facts(self, blueprint: ServerSpec) -> ServerInfo:
+    def info(self, spec: ServerSpec) -> ServerInfo:
         return ServerInfo(
             vllm="0.32.0",
-            model=str(blueprint.folder),
+            model=str(spec.folder),
             dtype="float32",
             context=256,
-            vocabulary=blueprint.vocabulary,
+            vocabulary=spec.vocabulary,
             layers=2,
             hidden=64,
             tied=False,
@@ -324,10 +323,10 @@ class TestChecks:
             device="cpu",
         )
 
-    def test_a_server_as_it_should_be(self, facts: ServerInfo, blueprint: ServerSpec) -> None:
-        check_server_info(HERE, facts, blueprint)
-        longer = msgspec.structs.replace(facts, context=512, logprobs_mode="PROCESSED_LOGPROBS")
-        check_server_info(HERE, longer, blueprint)
+    def test_a_server_as_it_should_be(self, info: ServerInfo, spec: ServerSpec) -> None:
+        check_server_info(HERE, info, spec)
+        longer = msgspec.structs.replace(info, context=512, logprobs_mode="PROCESSED_LOGPROBS")
+        check_server_info(HERE, longer, spec)
 
     @pytest.mark.parametrize(
         ("change", "flag"),
@@ -345,11 +344,11 @@ class TestChecks:
         ],
     )
     def test_each_refusal_names_the_flag(
-        self, facts: ServerInfo, blueprint: ServerSpec, change: dict[str, Any], flag: str
+        self, info: ServerInfo, spec: ServerSpec, change: dict[str, Any], flag: str
     ) -> None:
         with pytest.raises(ConfigError, match=flag) as caught:
-            check_server_info(HERE, msgspec.structs.replace(facts, **change), blueprint)
-        assert by_hand(blueprint) in str(caught.value)
+            check_server_info(HERE, msgspec.structs.replace(info, **change), spec)
+        assert start_command(spec) in str(caught.value)
 
     @pytest.mark.parametrize(
         ("asked", "change", "flag"),
@@ -373,22 +372,22 @@ class TestChecks:
     )
     def test_other_devices_than_were_asked_for(
         self,
-        facts: ServerInfo,
-        blueprint: ServerSpec,
+        info: ServerInfo,
+        spec: ServerSpec,
         asked: dict[str, Any],
         change: dict[str, Any],
         flag: str,
     ) -> None:
-        wanted = replace(blueprint, **asked)
+        wanted = replace(spec, **asked)
         with pytest.raises(ConfigError, match=flag):
-            check_server_info(HERE, msgspec.structs.replace(facts, **change), wanted)
+            check_server_info(HERE, msgspec.structs.replace(info, **change), wanted)
 
     def test_any_number_of_devices_of_somebody_s_server(
-        self, facts: ServerInfo, blueprint: ServerSpec
+        self, info: ServerInfo, spec: ServerSpec
     ) -> None:
-        shared = msgspec.structs.replace(facts, tensor_parallel=2, device="cuda:0")
-        check_server_info(HERE, shared, blueprint)
-        check_server_info(HERE, shared, replace(blueprint, tensor_parallel=2, on_gpu=True))
+        shared = msgspec.structs.replace(info, tensor_parallel=2, device="cuda:0")
+        check_server_info(HERE, shared, spec)
+        check_server_info(HERE, shared, replace(spec, tensor_parallel=2, on_gpu=True))
 
     def test_devices_that_cannot_share_the_model_are_told_at_the_start(
         self, folder: Path, tmp_path: Path
@@ -404,23 +403,21 @@ class TestChecks:
         fine = VLLM(python=sys.executable, arguments=("--tensor-parallel-size", "2"))
         VLLMEngine(fine, {"writer": folder}, logs=tmp_path)
 
-    def test_all_that_is_wrong_is_said_at_once(
-        self, facts: ServerInfo, blueprint: ServerSpec
-    ) -> None:
-        wrong = msgspec.structs.replace(facts, tied=True, dtype="float16")
+    def test_all_that_is_wrong_is_said_at_once(self, info: ServerInfo, spec: ServerSpec) -> None:
+        wrong = msgspec.structs.replace(info, tied=True, dtype="float16")
         with pytest.raises(ConfigError, match=r"(?s)--dtype float32.*--hf-overrides"):
-            check_server_info(HERE, wrong, blueprint)
+            check_server_info(HERE, wrong, spec)
 
     @pytest.fixture
-    def with_lora(self, blueprint: ServerSpec) -> ServerSpec:
-        return replace(blueprint, lora_rank=12, loras=2)
+    def with_lora(self, spec: ServerSpec) -> ServerSpec:
+        return replace(spec, lora_rank=12, loras=2)
 
     def test_a_server_of_lora_as_it_should_be(
-        self, facts: ServerInfo, with_lora: ServerSpec
+        self, info: ServerInfo, with_lora: ServerSpec
     ) -> None:
         """It keeps its own weights, so that tied embeddings are as good as others."""
         fine = {"lora_rank": 16, "loras": 3, "lora_updates": True, "tied": True, "transfer": None}
-        check_server_info(HERE, msgspec.structs.replace(facts, **fine), with_lora)
+        check_server_info(HERE, msgspec.structs.replace(info, **fine), with_lora)
 
     @pytest.mark.parametrize(
         ("change", "flag"),
@@ -432,20 +429,20 @@ class TestChecks:
         ],
     )
     def test_each_refusal_of_lora_names_the_flag(
-        self, facts: ServerInfo, with_lora: ServerSpec, change: dict[str, Any], flag: str
+        self, info: ServerInfo, with_lora: ServerSpec, change: dict[str, Any], flag: str
     ) -> None:
         fine = {"lora_rank": 16, "loras": 3, "lora_updates": True}
         with pytest.raises(ConfigError, match=flag) as caught:
-            check_server_info(HERE, msgspec.structs.replace(facts, **{**fine, **change}), with_lora)
-        assert by_hand(with_lora) in str(caught.value)
+            check_server_info(HERE, msgspec.structs.replace(info, **{**fine, **change}), with_lora)
+        assert start_command(with_lora) in str(caught.value)
 
     @pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (16, 16), (17, 32), (512, 512)])
     def test_ranks_that_vllm_makes_room_for(self, rank: int, room: int) -> None:
-        assert room_for(rank) == room
+        assert max_lora_rank(rank) == room
 
     def test_a_rank_that_is_too_high(self) -> None:
         with pytest.raises(ConfigError, match=r"LoRA\(rank=513\): vLLM serves ranks up to 512"):
-            room_for(513)
+            max_lora_rank(513)
 
     def test_missing_routes(self) -> None:
         assert "VLLM_SERVER_DEV_MODE=1" in without_routes(HERE, f"{HERE}/collective_rpc: 404 {{}}")
@@ -456,12 +453,12 @@ class TestChecks:
 
 
 class TestCommand:
-    def test_what_a_server_is_started_with(self, blueprint: ServerSpec, tmp_path: Path) -> None:
+    def test_what_a_server_is_started_with(self, spec: ServerSpec, tmp_path: Path) -> None:
         vllm = VLLM(python="p", arguments=("--enforce-eager",))
-        said = command(vllm, "/env/bin/python", blueprint, tmp_path / "s", seed=7)
+        said = command(vllm, "/env/bin/python", spec, tmp_path / "s", seed=7)
         assert said[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
         pairs = dict(pairwise(said))
-        assert pairs["--model"] == str(blueprint.folder)
+        assert pairs["--model"] == str(spec.folder)
         assert pairs["--uds"] == str(tmp_path / "s")
         assert pairs["--dtype"] == "float32"
         assert pairs["--max-model-len"] == "256"
@@ -471,9 +468,9 @@ class TestCommand:
         assert said[-1] == "--enforce-eager"
 
     def test_a_server_of_lora_reads_the_weights_itself(
-        self, blueprint: ServerSpec, tmp_path: Path
+        self, spec: ServerSpec, tmp_path: Path
     ) -> None:
-        shared = replace(blueprint, lora_rank=3, loras=2)
+        shared = replace(spec, lora_rank=3, loras=2)
         said = command(VLLM(python="p"), "python", shared, tmp_path / "s", seed=None)
         pairs = dict(pairwise(said))
         assert (pairs["--max-lora-rank"], pairs["--max-loras"]) == ("8", "3")
@@ -493,13 +490,13 @@ class TestCommand:
 
 
 class TestBlueprint:
-    def test_of_a_tied_model(self, blueprint: ServerSpec, folder: Path) -> None:
-        assert blueprint.tied
-        assert blueprint.again == {"lm_head.weight": "model.embed_tokens.weight"}
-        assert HEAD not in blueprint.shapes
-        assert blueprint.dtype == "float32"
-        assert blueprint.bytes == 4 * sum(each.numel() for each in weights_of(folder).values())
-        assert blueprint.as_saved(0).files == (str(folder / "model.safetensors"),)
+    def test_of_a_tied_model(self, spec: ServerSpec, folder: Path) -> None:
+        assert spec.tied
+        assert spec.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
+        assert HEAD not in spec.shapes
+        assert spec.dtype == "float32"
+        assert spec.bytes == 4 * sum(each.numel() for each in weights_of(folder).values())
+        assert spec.as_saved(0).files == (str(folder / "model.safetensors"),)
 
     def test_a_shorter_context_and_another_type(self, folder: Path) -> None:
         made = ServerSpec.of(folder, dtype="bfloat16", context=100)
@@ -515,10 +512,10 @@ class TestBlueprint:
         with pytest.raises(ModelError, match="no model"):
             ServerSpec.of(tmp_path, dtype=None, context=None)
 
-    def test_weights_that_are_not_these(self, blueprint: ServerSpec, folder: Path) -> None:
+    def test_weights_that_are_not_these(self, spec: ServerSpec, folder: Path) -> None:
         weights = weights_of(folder)
-        blueprint.check(weights, "p")
-        blueprint.check({**weights, HEAD: weights["model.embed_tokens.weight"]}, "p")
+        spec.check(weights, "p")
+        spec.check({**weights, HEAD: weights["model.embed_tokens.weight"]}, "p")
         name = "model.norm.weight"
         wrong = {
             "unknown names": {**weights, "no.such": weights[name]},
@@ -527,7 +524,7 @@ class TestBlueprint:
         }
         for message, each in wrong.items():
             with pytest.raises(ModelError, match=message):
-                blueprint.check(each, "p")
+                spec.check(each, "p")
 
 
 class TestExchange:
@@ -542,7 +539,7 @@ class TestExchange:
         assert set(found) == set(weights)
         name = "model.layers.0.self_attn.q_proj.weight"
         assert torch.equal(found[name], weights[name].to(torch.bfloat16))
-        assert (written.version, written.again) == (3, made.again)
+        assert (written.version, written.aliases) == (3, made.aliases)
         assert exchange.folder.stat().st_mode & 0o077 == 0
         written.remove()
         assert not Path(path).exists()
@@ -560,14 +557,14 @@ class TestExchange:
         WeightStore(str(tmp_path)).close()
         assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}x"]
 
-    def test_labels_are_of_one_writing_only(self, blueprint: ServerSpec) -> None:
-        assert blueprint.as_saved(0).label != blueprint.as_saved(0).label
+    def test_labels_are_of_one_writing_only(self, spec: ServerSpec) -> None:
+        assert spec.as_saved(0).label != spec.as_saved(0).label
 
-    def test_a_folder_that_is_too_small(self, blueprint: ServerSpec, tmp_path: Path) -> None:
+    def test_a_folder_that_is_too_small(self, spec: ServerSpec, tmp_path: Path) -> None:
         exchange = WeightStore(str(tmp_path))
-        huge = {**blueprint.shapes, "huge": (2**50,)}
+        huge = {**spec.shapes, "huge": (2**50,)}
         with pytest.raises(EngineMemoryError, match=rf"do not fit into {tmp_path}.*exchange="):
-            exchange.check_room(replace(blueprint, shapes=huge), "p")
+            exchange.check_room(replace(spec, shapes=huge), "p")
         exchange.close()
 
     def test_a_disk_that_is_full(self, folder: Path, tmp_path: Path) -> None:
@@ -578,7 +575,7 @@ class TestExchange:
         assert "--shm-size" in done.stdout
         assert done.stdout.endswith("left: ['lock']\n")
 
-    def test_lora_is_written_as_peft_names_it(self, blueprint: ServerSpec, tmp_path: Path) -> None:
+    def test_lora_is_written_as_peft_names_it(self, spec: ServerSpec, tmp_path: Path) -> None:
         exchange = WeightStore(str(tmp_path))
         layer = "model.layers.1.mlp.down_proj"
         first, second = torch.ones(2, 128), torch.zeros(64, 2)

@@ -118,7 +118,7 @@ async def test_a_front_that_waits_for_a_call_of_its_dead_engine(
     stream: bool,
 ) -> None:
     """It does not end by itself, and nobody else calls: the call goes on after its start."""
-    monkeypatch.setattr("lightspan_vllm.supervised_server.PULSE_S", 0.05)
+    monkeypatch.setattr("lightspan_vllm.supervised_server.HEALTH_INTERVAL_S", 0.05)
     mark = tmp_path / "mark"
     environment = {"WIRE_LOSES": how, "WIRE_MARK": str(mark)}
     async with running(folder, tmp_path, program, environment=environment) as engine:

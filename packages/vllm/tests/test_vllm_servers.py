@@ -71,8 +71,8 @@ async def served(
 
 def wait_no_longer_than(engine: VLLMEngine, seconds: float) -> None:
     """From now on: to begin with, a server of this process may be slow on a busy machine."""
-    for lane in engine._lanes.values():
-        for server in lane._servers:
+    for pool in engine._pools.values():
+        for server in pool.servers:
             server._start_s = seconds
 
 
@@ -156,7 +156,7 @@ async def test_who_reads_a_stream_is_told_that_its_client_was_closed(folder: Pat
     await server.start()
     client = Client("the server")
     await client.open(server.address)
-    await client.facts()
+    await client.info()
     parts = client.complete(
         PROMPT, Sampling(), request_id="r", max_tokens=3, eos_ids=[], stream=True
     )
@@ -202,7 +202,7 @@ async def test_a_refused_update_ends_the_policy(folder: Path, tmp_path: Path) ->
     server = Wire(folder)
     async with served(folder, tmp_path, server) as engine:
         server.refuse["/update_weights"] = 500, "the weights lack 1 of the model: ['x']"
-        with pytest.raises(EngineError, match=r"did not take on version 5 .*lack 1 of the model"):
+        with pytest.raises(EngineError, match=r"did not load version 5 .*lack 1 of the model"):
             await engine.update("writer", moved(folder, 1.0), 5)
         with pytest.raises(EngineError, match="an update of policy writer failed"):
             await generate(engine, PROMPT)
@@ -269,7 +269,7 @@ async def test_a_server_that_listens_no_more_and_keeps_a_call(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """As vLLM's front does when its engine has died, where it waits for a call of that."""
-    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.02)
+    monkeypatch.setattr(f"{SERVERS}.HEALTH_INTERVAL_S", 0.02)
     first, second = Wire(folder), Wire(folder)
     first.hold.clear()
     async with served(folder, tmp_path, first, second) as engine:
@@ -313,8 +313,8 @@ async def test_one_bad_look_at_a_server_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.02)
-    monkeypatch.setattr(f"{SERVERS}._LOOKS", 10_000)
+    monkeypatch.setattr(f"{SERVERS}.HEALTH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(f"{SERVERS}._MAX_FAILED_POLLS", 10_000)
     server = Wire(folder)
     server.hold.clear()
     async with served(folder, tmp_path, server) as engine:
@@ -335,8 +335,8 @@ async def test_a_server_that_is_only_unwell_is_not_given_up(
 ) -> None:
     """Slow, or behind something with troubles of its own: only two things say that it is gone."""
     monkeypatch.setattr(client, "_HEALTH_S", 0.02)
-    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.005)
-    monkeypatch.setattr(f"{SERVERS}._LOOKS", 1)
+    monkeypatch.setattr(f"{SERVERS}.HEALTH_INTERVAL_S", 0.005)
+    monkeypatch.setattr(f"{SERVERS}._MAX_FAILED_POLLS", 1)
     server = Wire(folder)
     server.hold.clear()
     async with served(folder, tmp_path, server) as engine:
@@ -400,7 +400,7 @@ async def test_a_call_that_no_server_survives_is_given_up(folder: Path, tmp_path
 
         server._complete = breaks  # type: ignore[method-assign]
         await server.restart()
-        tries = server_pool.TRIES
+        tries = server_pool.MAX_TRIES
         with pytest.raises(EngineError, match=f"was tried {tries} times: .*EngineDeadError"):
             await generate(engine, PROMPT)
 
@@ -424,7 +424,7 @@ async def test_an_engine_that_is_closed_while_a_server_comes_back(
     async with served(folder, tmp_path, server, start_s=600) as engine:
         await server.stop()
         task = asyncio.create_task(generate(engine, PROMPT))
-        while not engine._lanes["writer"]._recovering:  # noqa: ASYNC110 (until it is noticed)
+        while not engine._pools["writer"]._recovering:  # noqa: ASYNC110 (until it is noticed)
             await asyncio.sleep(0)
         update = asyncio.create_task(engine.update("writer", moved(folder, 1.0), 1))
         while not list(tmp_path.rglob("*.safetensors")):  # noqa: ASYNC110 (then it waits)
@@ -473,9 +473,9 @@ async def test_answers_that_cannot_be_trained(
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda server: server.facts.update(hidden=1), "another model"),
-        (lambda server: server.facts.update(tied=True), "--hf-overrides"),
-        (lambda server: server.facts.pop("transfer"), "this lightspan cannot read"),
+        (lambda server: server.info.update(hidden=1), "another model"),
+        (lambda server: server.info.update(tied=True), "--hf-overrides"),
+        (lambda server: server.info.pop("transfer"), "is invalid"),
         (
             lambda server: server.refuse.update({"/collective_rpc": (404, "none")}),
             "VLLM_SERVER_DEV_MODE=1",
@@ -500,8 +500,8 @@ async def test_servers_that_cannot_be_used_are_refused_at_the_start(
 
 async def test_the_client_ends_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the server, which would end one in the moment in which a call is sent on it."""
-    assert client.KEPT_S < 5.0  # after which vLLM does
-    monkeypatch.setattr(client, "KEPT_S", 0.05)
+    assert client.KEEPALIVE_S < 5.0  # after which vLLM does
+    monkeypatch.setattr(client, "KEEPALIVE_S", 0.05)
     ended = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

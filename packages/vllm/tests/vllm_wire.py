@@ -44,9 +44,9 @@ class Wire:
     """A server that speaks vLLM's routes. It samples nothing: every token is 10 + `updates`, or,
     with a LoRA, 50 + how many it had got when that one came."""
 
-    def __init__(self, folder: Path, **facts: Any) -> None:
+    def __init__(self, folder: Path, **info: Any) -> None:
         config = json.loads((folder / "config.json").read_text())
-        self.facts = {
+        self.info = {
             "vllm": "0.32.0",
             "model": str(folder),
             "dtype": "float32",
@@ -64,7 +64,7 @@ class Wire:
             "loras": 0,
             "lora_updates": False,
             "device": "cpu",
-            **facts,
+            **info,
         }
         self.label = "default"
         self.updates = 0
@@ -109,7 +109,7 @@ class Wire:
         app.router.add_get("/health", self._empty)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/weight_info", self._info)
-        app.router.add_post("/collective_rpc", self._facts)
+        app.router.add_post("/collective_rpc", self._info)
         app.router.add_post("/pause", self._pause)
         app.router.add_post("/abort_requests", self._abort)
         app.router.add_post("/resume", self._resume)
@@ -190,9 +190,9 @@ class Wire:
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.label})
 
-    async def _facts(self, request: web.Request) -> web.Response:
+    async def _info(self, request: web.Request) -> web.Response:
         self._refusal(request)
-        return web.json_response({"results": [self.facts]})
+        return web.json_response({"results": [self.info]})
 
     async def _pause(self, request: web.Request) -> web.Response:
         assert request.query["mode"] == "abort"

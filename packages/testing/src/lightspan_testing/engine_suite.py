@@ -161,7 +161,7 @@ class EngineSuite:
             ({**weights, "no.such": weights[name]}, r"no\.such"),
             (partial, name),
             ({**weights, name: weights[name][:-1]}, name),
-            (low_rank(model, seed=9), "writer is served with whole weights, and got LoRA"),
+            (low_rank(model, seed=9), "writer is served with whole weights but got LoRA"),
         ]
 
     @pytest.fixture(scope="class")

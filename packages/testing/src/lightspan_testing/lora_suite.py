@@ -79,8 +79,11 @@ class LoRAEngineSuite(EngineSuite):
             (of({**layers, "no.such": (first, second)}), r"no\.such"),
             (of({**layers, name: (first[:, :-1], second)}), name),
             (of({**layers, name: (first, second[:-1])}), name),
-            (low_rank(model, seed=9, rank=2 * RANK), "have rank 16; it is served with 8"),
-            (perturbed(model, seed=9), "writer is served as LoRA of rank 8 beside"),
+            (
+                low_rank(model, seed=9, rank=2 * RANK),
+                "have rank 16; the policy is served with rank 8",
+            ),
+            (perturbed(model, seed=9), "writer is served as LoRA of rank 8 but"),
         ]
 
     def expect(self, answer: Answer, model: Any, prompt: list[int], version: int) -> None:

@@ -1,4 +1,4 @@
-"""The embedded backend: `engine` samples, `learner` updates weights, `sft` imitates chats."""
+"""The backend in the trainer's process: `engine` samples, `learner` trains, `sft` fine-tunes."""
 
 from __future__ import annotations
 

@@ -181,12 +181,12 @@ def test_a_special_token_that_is_named_is_one(
 
 def _forced(grammars: Grammars, grammar: str, eos_ids: Collection[int]) -> list[int]:
     """The lowest token that is allowed, again and again, until the answer ends."""
-    walk, ids = grammars.walk(grammar), list[int]()
+    state, ids = grammars.start(grammar), list[int]()
     mask = np.empty((1, grammars.words), np.int32)
     while not ids or ids[-1] not in eos_ids:
-        walk.mask(mask[0])
+        state.mask(mask[0])
         ids.append(int(allowed(mask, grammars.vocabulary)[0].nonzero()[0][0]))
-        walk.take(ids[-1])
+        state.take(ids[-1])
     return ids
 
 
@@ -203,7 +203,7 @@ def test_an_object_of_many_optional_properties(
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}])
 def test_what_nothing_satisfies_is_not_taken(grammars: Grammars, schema: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match="no answer can begin as it asks"):
+    with pytest.raises(UnsupportedError, match="the grammar allows no first token"):
         grammars.check(f"start: %json {json.dumps(schema)}")
 
 
@@ -223,13 +223,13 @@ async def test_a_grammar_that_is_compiled_holds_up_no_other(
     new = FRUIT + ' | "date"'
     compiling = asyncio.create_task(asyncio.to_thread(grammars.check, new))
     assert await asyncio.to_thread(begun.wait, 60)
-    walking = asyncio.create_task(asyncio.to_thread(grammars.walk, FRUIT))
+    walking = asyncio.create_task(asyncio.to_thread(grammars.start, FRUIT))
     await asyncio.wait([walking, compiling], return_when=asyncio.FIRST_COMPLETED)
     assert walking.done()
-    assert grammars.known(new) is None
+    assert grammars.cached_start(new) is None
     go_on.set()
     await compiling
-    assert grammars.known(new) is not None
+    assert grammars.cached_start(new) is not None
 
 
 async def test_an_engine_that_started_knows_its_vocabulary(
@@ -277,7 +277,7 @@ def test_a_vocabulary_that_the_library_cannot_index(
 
 def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
     """Walks do not disturb each other."""
-    one, other = grammars.walk(FRUIT), grammars.walk(FRUIT)
+    one, other = grammars.start(FRUIT), grammars.start(FRUIT)
     before, after = (np.empty(grammars.words, np.int32) for _ in range(2))
     other.mask(before)
     one.take(int(allowed(before, grammars.vocabulary).nonzero()[0][0]))
@@ -404,7 +404,7 @@ async def test_a_matcher_that_gives_up_fails_its_own_call(
     _check(SHORT, tokenizer.decode(answer.ids))
     after = await generate(engine, FRUIT, name="after")
     _check(FRUIT, tokenizer.decode(after.ids))
-    batcher = engine._lanes["writer"]._batcher
+    batcher = engine._workers["writer"]._batcher
     assert batcher is not None
     assert batcher._walks._running == {}
 

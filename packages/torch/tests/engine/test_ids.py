@@ -89,7 +89,7 @@ def test_ids_are_those_of_transformers(tokenizer: TransformersTokenizer, text: s
 
 def _with_date(tokenizer: TransformersTokenizer) -> str:
     template = tokenizer._template(with_tools=True)
-    return tokenizer._calendar + template if "strftime_now" in template else template
+    return tokenizer._date_macro + template if "strftime_now" in template else template
 
 
 def test_nothing_is_made_beside_the_ids(tokenizer: TransformersTokenizer) -> None:

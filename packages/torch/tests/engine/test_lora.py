@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def places(engine: TransformersEngine, policy: str) -> set[int]:
     """Where a policy's weights lie."""
-    model: Any = engine._lanes[policy]._model
+    model: Any = engine._workers[policy]._model
     return {tensor.data_ptr() for tensor in model.state_dict().values()}
 
 

@@ -40,7 +40,7 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[TransformersEng
 
 
 def manager(engine: TransformersEngine) -> Any:
-    batcher = engine._lanes["writer"]._batcher
+    batcher = engine._workers["writer"]._batcher
     assert batcher is not None
     return batcher._manager
 
@@ -143,7 +143,7 @@ async def test_an_update_forgets_every_prefix(folder: Path) -> None:
         await chunks.aclose()  # type: ignore[attr-defined]
         allocator = next(iter(manager(engine).batch_processor.cache.cache_allocators.values()))
         weights, seen = perturbed(load_model(folder), 3), list[object]()
-        interrupt = engine._lanes["writer"]._interrupt
+        interrupt = engine._workers["writer"]._interrupt
 
         def look(change: Any) -> Any:
             def then() -> None:
@@ -154,7 +154,7 @@ async def test_an_update_forgets_every_prefix(folder: Path) -> None:
 
             return interrupt(then)
 
-        engine._lanes["writer"]._interrupt = look  # type: ignore[method-assign]
+        engine._workers["writer"]._interrupt = look  # type: ignore[method-assign]
         await engine.update("writer", weights, 1)
         await staying
     assert seen

@@ -62,7 +62,7 @@ def expected_logprobs(model: Any, prompt: list[int], ids: list[int], t: float = 
 
 
 def manager(engine: TransformersEngine) -> Any:
-    batcher = engine._lanes["writer"]._batcher
+    batcher = engine._workers["writer"]._batcher
     assert batcher is not None
     return batcher._manager
 
@@ -102,7 +102,7 @@ async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) 
     stopped = await generate(engine, PROMPT, temperature=0.0, max_tokens=900, stop=("e", "a", " "))
     assert len(stopped.ids) < 900
     assert unused(await idle(engine))
-    assert engine._lanes["writer"]._jobs == {}
+    assert engine._workers["writer"]._jobs == {}
 
 
 async def test_more_candidates_than_the_vocabulary_has_are_all_of_it(
@@ -211,13 +211,13 @@ async def test_grouped_heads_and_either_attention(
     model.eval()
     engine = TransformersEngine({"writer": model}, tokenizers={"writer": load_tokenizer(folder)})
     await engine.start()
-    implementation = engine._lanes["writer"]._model.config._attn_implementation
+    implementation = engine._workers["writer"]._model.config._attn_implementation
     assert implementation == "sdpa"
     prompts = [list(range(5, 5 + length)) for length in (2, 90, 17)]
     answers = await asyncio.gather(
         *(generate(engine, prompt, request_id=str(n)) for n, prompt in enumerate(prompts))
     )
-    implementation = engine._lanes["writer"]._model.config._attn_implementation
+    implementation = engine._workers["writer"]._model.config._attn_implementation
     assert (implementation == _cpu_attention.NAME) is own_attention
     await engine.close()
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -259,21 +259,21 @@ async def test_an_update_goes_on_when_its_caller_is_cancelled(
 
 async def test_an_update_leaves_alone_what_has_just_finished(engine: TransformersEngine) -> None:
     """The result is on its way to the event loop when the update takes requests out."""
-    lane = engine._lanes["writer"]
+    worker = engine._workers["writer"]
     task = asyncio.create_task(generate(engine, PROMPT, max_tokens=3, temperature=0.0))
     await asyncio.sleep(0)
-    (key,) = lane._jobs
-    assert lane._batcher is not None
-    while key not in lane._batcher.finished:  # the event loop stands still
+    (key,) = worker._jobs
+    assert worker._batcher is not None
+    while key not in worker._batcher.finished:  # the event loop stands still
         time.sleep(0.001)
-    assert lane._interrupt(lambda: None) == {}
+    assert worker._interrupt(lambda: None) == {}
     assert len((await task).ids) == 3
 
 
 async def test_an_update_takes_back_what_is_still_queued(engine: TransformersEngine) -> None:
     """Requests in the thread's queue must not run beside their resubmission."""
     await generate(engine, PROMPT, max_tokens=1)
-    lane, seen = engine._lanes["writer"], []
+    worker, seen = engine._workers["writer"], []
     scheduler = processor(engine).scheduler
     add = scheduler.add_waiting_request
 
@@ -288,11 +288,11 @@ async def test_an_update_takes_back_what_is_still_queued(engine: TransformersEng
             for n in range(3)
         ]
         await asyncio.sleep(0)
-        queued = set(lane._jobs)
+        queued = set(worker._jobs)
         assert manager(engine).input_queue.qsize() == 3
-        partial = await asyncio.to_thread(lane._interrupt, lambda: None)
+        partial = await asyncio.to_thread(worker._interrupt, lambda: None)
     assert set(partial) == queued
-    lane._resume(partial)
+    worker._resume(partial)
     await asyncio.gather(*tasks)
     await idle(engine)
     assert len(seen) == 3
@@ -304,13 +304,13 @@ async def test_an_update_takes_back_what_the_thread_is_about_to_begin(
 ) -> None:
     """It takes requests from its queue, pauses, and goes on with what it took."""
     await generate(engine, PROMPT, max_tokens=1)
-    lane, sampled = engine._lanes["writer"], set[str]()
-    assert lane._batcher is not None
-    status, router = lane._batcher._status, lane._batcher._router
+    worker, sampled = engine._workers["writer"], set[str]()
+    assert worker._batcher is not None
+    status, router = worker._batcher._status, worker._batcher._router
     asked, receive, first = status.is_pause_requested, router._receive, threading.Event()
 
     def until_an_update(local: bool = False) -> bool:
-        if not local and lane._jobs and not first.is_set():
+        if not local and worker._jobs and not first.is_set():
             first.set()  # it has taken the requests
             while not asked():
                 time.sleep(0.001)
@@ -324,7 +324,7 @@ async def test_an_update_takes_back_what_the_thread_is_about_to_begin(
     router._receive = note
     task = asyncio.create_task(generate(engine, PROMPT, max_tokens=5))
     await asyncio.to_thread(first.wait, 30)
-    (taken,) = lane._jobs
+    (taken,) = worker._jobs
     await engine.update("writer", perturbed(load_model(folder), 1), 1)
     answer = await task
     await idle(engine)

@@ -265,7 +265,7 @@ def row_of(responses: tuple[Response, ...], size: int = 8) -> Row:
 
 
 def test_calls_are_numbered_over_rows() -> None:
-    """The second row's calls are others; a call without a looked-at token keeps its number."""
+    """The second row's calls are others; a call without a selected-at token keeps its number."""
     rows = [
         row_of((Response(2, 2), Response(4, 1), Response(6, 2))),
         row_of((Response(3, 3),)),
@@ -283,17 +283,17 @@ def test_built_rows_say_where_their_calls_are() -> None:
     episode = build_episode(make_attempt(), make_rollout(), [], records)
     coverage = classify_calls(episode, Selection.of("*").routing)
     rows = build_rows(trained_transitions(episode, coverage)).rows
-    looked = [[place for place, trained in enumerate(row.mask) if trained] for row in rows]
-    assert looked == [[2, 3, 4], [2, 3]]
-    assert number_calls(rows, looked, "form='gspo'") == [0, 0, 1, 2, 2]
+    selected = [[place for place, trained in enumerate(row.mask) if trained] for row in rows]
+    assert selected == [[2, 3, 4], [2, 3]]
+    assert number_calls(rows, selected, "form='gspo'") == [0, 0, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("responses", "message"),
     [
-        ((), r"does not say which call sampled its token 2 \(Row.responses\), which form='gspo'"),
+        ((), r"has no call for its token 2 \(Row.responses\), which form='gspo' needs"),
         ((Response(2, 2), Response(5, 3)), "its token 4 "),
-        ((Response(2, 4), Response(5, 3)), "a call of 3 of them from place 5: not within it, or"),
+        ((Response(2, 4), Response(5, 3)), "a call of 3 of them from place 5: outside the row, or"),
         ((Response(2, 7),), "has 8 ids and a call of 7 of them from place 2"),
         ((Response(2, 0), Response(2, 6)), "a call of 0 of them"),
     ],

@@ -478,7 +478,7 @@ def test_memory_of_replays_is_bounded(
     answers = [calls.call([7], text, NUMBER).response_ids for text in ("a1", "a22", "a333")]
     first = replays.masks(NUMBER, answers[0])
     assert replays.masks(NUMBER, answers[1])[0] is first[0]
-    monkeypatch.setattr(masks, "REMEMBERED", 0)
+    monkeypatch.setattr(masks, "MAX_CACHE_BYTES", 0)
     replays.masks(NUMBER, answers[2])
     assert replays.masks(NUMBER, answers[0]) == first
     assert counted.replayed == [*answers, answers[0]]

@@ -217,10 +217,6 @@ def test_the_gradient_of_entropy_where_most_is_impossible() -> None:
     assert logits.grad[1].tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
-def test_negative_log_likelihood() -> None:
-    assert losses.negative_log_likelihood(torch.tensor([-0.5])).tolist() == [0.5]
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [

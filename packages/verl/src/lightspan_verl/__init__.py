@@ -1,10 +1,10 @@
 """A learner over verl's `TrainingWorker`, in verl's own environment and processes.
 
 In the trainer's process: `config` is `lightspan.Verl`, `environment` checks an interpreter,
-`learner` is the `Learner`, `rank_group` the base of its ranks, `local_ranks` starts them as
-processes, `ray_workers` in a Ray cluster. In verl's processes: `rank_main` is what each runs,
-`policy` one policy on a rank, `shards` its checkpoints; `ray_driver` drives the ranks in Ray, as
-verl's `ray_group`. `verl_adapter` alone uses verl's private API. `rpc` has the messages, `framing`
+`learner` is the `Learner`, `rank_group` the base class of its ranks, `local_ranks` starts them as
+processes, `ray_workers` in a Ray cluster. In verl's processes: `rank_main` is each rank's main
+module, `policy` one policy on a rank, `shards` its checkpoints; `ray_driver` drives the ranks in
+Ray, by `ray_group`. Only `verl_adapter` uses verl's private API. `rpc` has the messages, `framing`
 their length prefix.
 """
 
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Verl"]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "Verl": "lightspan_verl.config",
-    },
-)
+__getattr__ = lazy_exports(__name__, {"Verl": "lightspan_verl.config"})
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a user says of the verl learner: `learner=Verl(…)`. Loads neither torch nor verl."""
+"""Settings of the verl learner, `learner=Verl(…)`. Imports neither torch nor verl."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ DTYPES: Final = ("float32", "bfloat16")
 class Verl(msgspec.Struct, frozen=True, kw_only=True):
     """verl's FSDP2 training as the learner: `Trainer(…, learner=Verl(python="…", ranks=2))`.
 
-    verl and the trainer's transformers exclude each other, so verl has an environment of its own,
-    and each rank is a process of it, which holds its shard of the weights and optimiser. All are
-    started and ended with the run, by the trainer itself or, with `ray=`, as verl's own group of
-    workers in a Ray cluster. The losses are lightspan's own.
+    verl and the trainer's transformers are incompatible, so verl has its own environment. Each rank
+    is a process there with its shard of weights and optimiser state. The ranks start and end with
+    the run, as child processes or, with `ray=`, as verl's worker group in a Ray cluster. The losses
+    are lightspan's.
 
     Raises:
-        ConfigError: no interpreter; fewer ranks than 1; a value out of range; no such address.
+        ConfigError: there is no interpreter, or a value is out of range or malformed.
     """
 
     python: str
     """The interpreter of the environment that has verl, such as `verl-env/bin/python`."""
     ranks: int = 1
-    """Processes that share weights and rows: of the CPU, or of as many GPUs, by the trainer's
-    `device`."""
+    """Number of processes that share weights and rows: on the CPU, or on as many GPUs, by the
+    trainer's `device`."""
     ray: bool | str = False
-    """True: the ranks are actors of a Ray cluster on this machine, which is started for them, with
-    a token and on loopback alone, and ended with them. `"HOST:PORT"` or `"auto"`: of a cluster
-    that is there, whose nodes are of this machine and have verl's environment."""
+    """True to run the ranks as actors of a Ray cluster on this machine, which is started for them
+    with a token on loopback and stopped with them. `"HOST:PORT"` or `"auto"` for a running cluster,
+    whose nodes must be on this machine and have verl's environment."""
     token_budget: int | None = None
-    """Tokens in one forward pass of a rank, about; lower it when memory runs out. None: 2048 on a
-    CPU, 4096 on a GPU."""
+    """Approximate tokens in one forward pass of a rank; lower it when memory runs out. None for
+    2048 on a CPU and 4096 on a GPU."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """What passes are computed in; weights and sums of gradients are float32. None: float32 on a
-    CPU, bfloat16 on a GPU."""
+    """Data type of passes; weights and gradient sums are float32. None for float32 on a CPU and
+    bfloat16 on a GPU."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass, rather than keep them."""
+    """Whether activations are recomputed in the backward pass instead of stored."""
     param_offload: bool = False
-    """Hold weights and gradients in the host's memory between passes, as verl has it."""
+    """Whether verl keeps weights and gradients in host memory between passes."""
     optimizer_offload: bool = False
-    """The same of the optimiser's state."""
+    """Whether verl keeps the optimiser's state in host memory between passes."""
     start_s: float = 600.0
-    """How long the ranks may take until they have loaded the model."""
+    """Seconds within which the ranks must have loaded the model."""
     timeout_s: float = 1800.0
-    """How long anything else may take: a hung rank ends the run after that."""
+    """Maximum seconds of any other operation; a hung rank then ends the run."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.python, str) or not self.python:
@@ -75,13 +75,13 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, device: str) -> None:
         """See `LearnerSpec.check`."""
-        self.placed(device)
+        self.rank_devices(device)
 
     def build(self, request: LearnerRequest) -> VerlLearner:
         """See `LearnerSpec.build`."""
-        from lightspan_verl.learner import described
+        from lightspan_verl.learner import build_learner
 
-        return described(
+        return build_learner(
             self,
             request.models,
             device=request.device,
@@ -93,24 +93,23 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self, device: str) -> str:
         """See `LearnerSpec.describe`."""
-        devices = self.placed(device)
+        devices = self.rank_devices(device)
         ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
         text = f"starting {ranks} of the learner: {', '.join(devices)}"
         if not self.ray:
             return text
-        own = self.ray is True
-        return (
-            f"{text} in {'a Ray cluster on this machine' if own else f'the Ray cluster {self.ray}'}"
-        )
+        is_own = self.ray is True
+        cluster = "a Ray cluster on this machine" if is_own else f"the Ray cluster {self.ray}"
+        return f"{text} in {cluster}"
 
-    def placed(self, device: str) -> tuple[str, ...]:
-        """The device of each rank.
+    def rank_devices(self, device: str) -> tuple[str, ...]:
+        """Return the device of each rank.
 
         Args:
-            device: the trainer's.
+            device: the trainer's device.
 
         Raises:
-            ConfigError: a numbered device for several ranks, or beside Ray.
+            ConfigError: the device has a number, and there are several ranks or Ray.
         """
         if self.ray and ":" in device:
             raise ConfigError(
@@ -130,10 +129,10 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         """Return part → bytes of all ranks together, which hold shards in float32.
 
         Args:
-            parameters: of a policy's model.
-            lora: parameters of LoRA beside them; 0: the model's own are trained.
-            device: the trainer's.
-            reference: whether there is a KL term.
+            parameters: number of parameters of a policy's model.
+            lora: number of LoRA parameters; 0 if the model's own are trained.
+            device: the trainer's device.
+            reference: whether the loss has a KL term.
         """
         return training_memory(parameters, lora, weight_bytes=FLOAT32_BYTES, reference=reference)
 
@@ -148,8 +147,8 @@ def _check_ray(ray: object) -> None:
         )
     if "://" in ray:
         raise ConfigError(
-            f"Verl: ray={ray!r}: ranks go by Ray itself, not by Ray Client: make this machine a "
-            "node of the cluster (`ray start --address=HOST:PORT`), and name HOST:PORT"
+            f"Verl: ray={ray!r}: Ray Client is not supported: make this machine a node of the "
+            "cluster (`ray start --address=HOST:PORT`), and give HOST:PORT"
         )
     host, _, port = ray.rpartition(":")
     if ray != "auto" and not (host and port.isdecimal()):

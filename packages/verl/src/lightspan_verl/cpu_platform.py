@@ -1,8 +1,8 @@
-"""The CPU as a platform of verl's, which has none.
+"""A CPU platform for verl, which has none.
 
-verl loads it by `VERL_USE_EXTERNAL_MODULES=lightspan_verl.cpu_platform` with
-`VERL_PLATFORM=cpu`; `learner=Verl(…)` says so where the trainer's device is the CPU. Imports
-verl, and is imported by verl's Python alone.
+verl loads it by `VERL_USE_EXTERNAL_MODULES=lightspan_verl.cpu_platform` with `VERL_PLATFORM=cpu`,
+which `learner=Verl(…)` sets if the trainer's device is the CPU. Imports verl; imported in verl's
+environment only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 
 
 def _device_module() -> Any:
-    """`torch.cpu`, with what `torch.cuda` has beside that verl asks for."""
+    """Return `torch.cpu` with stubs of the `torch.cuda` functions that verl calls."""
     module = types.ModuleType("lightspan_cpu")
     named = {name: getattr(torch.cpu, name) for name in dir(torch.cpu) if name[:2] != "__"}
     module.__dict__.update(named)
@@ -37,7 +37,7 @@ def _device_module() -> Any:
 
 @PlatformRegistry.register(platform="cpu")
 class CPUPlatform(PlatformBase):  # type: ignore[misc]
-    """One device, the CPU; ranks are connected by gloo."""
+    """A platform with one device, the CPU, and gloo between ranks."""
 
     device_name = "cpu"
     vendor_name = "cpu"

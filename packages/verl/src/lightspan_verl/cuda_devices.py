@@ -1,4 +1,4 @@
-"""The GPUs that CUDA_VISIBLE_DEVICES shows, of which each rank is to have one."""
+"""Assign one of the GPUs in CUDA_VISIBLE_DEVICES to each rank."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from lightspan.errors import ConfigError
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
-def card(device: str) -> str:
+def cuda_device(device: str) -> str:
     """Return the `CUDA_VISIBLE_DEVICES` of a rank on a device.
 
     Raises:
         ConfigError: this process sees fewer devices.
     """
     number = int(device.partition(":")[2] or 0)
-    seen = os.environ.get(VISIBLE)
-    if seen is None:
+    visible = os.environ.get(VISIBLE)
+    if visible is None:
         return str(number)
-    cards = list(takewhile(_is_card, map(str.strip, seen.split(","))))
-    if number >= len(cards):
+    # CUDA ignores all entries from the first invalid one on
+    names = list(takewhile(_is_device_name, map(str.strip, visible.split(","))))
+    if number >= len(names):
         raise ConfigError(
-            f"Verl: {VISIBLE}={seen!r} shows {len(cards)} devices, and a rank is to be on "
-            f"{device!r}: show more, or take fewer ranks"
+            f"Verl: {VISIBLE}={visible!r} shows {len(names)} devices, but a rank needs {device!r}: "
+            "show more, or use fewer ranks"
         )
-    return cards[number]
+    return names[number]
 
 
-def _is_card(named: str) -> bool:
-    """Whether CUDA takes it for one: what follows one that it does not, it does not see either."""
-    return named.isdecimal() or named.startswith(("GPU-", "MIG-"))
+def _is_device_name(name: str) -> bool:
+    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))

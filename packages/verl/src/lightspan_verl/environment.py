@@ -1,4 +1,4 @@
-"""Whether an interpreter has what verl's ranks need."""
+"""Check that an interpreter has the packages of verl's ranks."""
 
 from __future__ import annotations
 
@@ -11,79 +11,75 @@ from typing import Final
 from lightspan.errors import ConfigError
 
 VERSION: Final = "0.9.1"
-"""Of verl: `internals` is written for it, and tested with it."""
+"""Version of verl that `verl_adapter` is written for and tested with."""
 NEEDED: Final = ("verl", "msgspec", "torch", "transformers", "tensordict", "safetensors", "uvicorn")
-"""uvicorn is what verl itself imports and does not require."""
+"""Required packages. verl imports uvicorn without requiring it."""
 RAY: Final = (2, 60)
-"""Older ones start clusters that ask nobody for a token."""
+"""Minimum version of Ray; older ones start clusters without token authentication."""
 INSTALL: Final = f"pip install verl=={VERSION} msgspec uvicorn cachetools fastapi"
 _PROBE_S: Final = 60.0
 _PROBE: Final = """
 import json, sys
 from importlib.metadata import PackageNotFoundError, version
-found = {"python": ".".join(map(str, sys.version_info[:3]))}
+versions = {"python": ".".join(map(str, sys.version_info[:3]))}
 for name in sys.argv[1:]:
     try:
-        found[name] = version(name)
+        versions[name] = version(name)
     except PackageNotFoundError:
         pass
-print(json.dumps(found))
+print(json.dumps(versions))
 """
 
 
 def check_environment(python: str, *, with_ray: bool = False) -> dict[str, str]:
-    """The versions of what an interpreter's environment has of what is needed.
+    """Return the versions of required packages in an interpreter's environment.
 
     Args:
-        with_ray: whether Ray is.
+        python: path of the interpreter.
+        with_ray: whether Ray is required.
 
     Raises:
-        ConfigError: there is no such interpreter; it has no verl, or another one, or lacks
-            something beside it; it has a TRL that verl cannot be imported beside; no Ray, or an
-            old one, where it is needed.
+        ConfigError: the interpreter does not exist, a package is missing or has another version, or
+            TRL 1 or newer is installed, with which verl cannot be imported.
     """
     if shutil.which(python) is None:
         raise ConfigError(
             f"Verl: python={python!r} is no program that can be run: give the path of the "
             "interpreter that has verl, such as verl-env/bin/python"
         )
-    found = _versions(python)
-    if "verl" not in found:
-        raise ConfigError(f"Verl: {python} has no verl: {_install(python)}")
-    if found["verl"] != VERSION:
+    versions = _versions(python)
+    install = f"{python} -m {INSTALL}"
+    if "verl" not in versions:
+        raise ConfigError(f"Verl: {python} has no verl: {install}")
+    if versions["verl"] != VERSION:
         raise ConfigError(
-            f"Verl: {python} has verl {found['verl']}, and this lightspan drives {VERSION}: "
-            f"{_install(python)}"
+            f"Verl: {python} has verl {versions['verl']}, and this lightspan drives {VERSION}: "
+            f"{install}"
         )
-    lacking = [name for name in NEEDED if name not in found]
-    if lacking:
-        raise ConfigError(f"Verl: {python} lacks {', '.join(lacking)}: {_install(python)}")
-    trl = found.get("trl", "0").split(".")[0]
+    missing = [name for name in NEEDED if name not in versions]
+    if missing:
+        raise ConfigError(f"Verl: {python} lacks {', '.join(missing)}: {install}")
+    trl = versions.get("trl", "0").split(".")[0]
     if trl.isdecimal() and int(trl) >= 1:
         raise ConfigError(
-            f"Verl: {python} has TRL {found['trl']}, beside which verl {VERSION} cannot be "
+            f"Verl: {python} has TRL {versions['trl']}, with which verl {VERSION} cannot be "
             f"imported: {python} -m pip uninstall trl"
         )
     if with_ray:
-        _check_ray(python, found.get("ray", ""))
-    return found
+        _check_ray(python, versions.get("ray", ""))
+    return versions
 
 
 def _check_ray(python: str, version: str) -> None:
-    wanted = ".".join(map(str, RAY))
-    install = f"{python} -m pip install 'ray>={wanted}'"
+    install = f"{python} -m pip install 'ray>={'.'.join(map(str, RAY))}'"
     if not version:
         raise ConfigError(f"Verl(ray=…): {python} has no Ray: {install}, or leave ray= out")
     parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if parts < RAY:
         raise ConfigError(
-            f"Verl(ray=…): {python} has Ray {version}, whose clusters ask nobody for a token: "
-            f"{install}, or leave ray= out"
+            f"Verl(ray=…): {python} has Ray {version}, whose clusters need no token: {install}, or "
+            "leave ray= out"
         )
-
-
-def _install(python: str) -> str:
-    return f"{python} -m {INSTALL}"
 
 
 def _versions(python: str) -> dict[str, str]:
@@ -97,10 +93,10 @@ def _versions(python: str) -> dict[str, str]:
             env={**inherited, "PYTHONSAFEPATH": "1"},
             check=True,
         )
-        found: dict[str, str] = json.loads(probed.stdout)
+        versions: dict[str, str] = json.loads(probed.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = getattr(error, "stderr", "") or ""
+        stderr = getattr(error, "stderr", "") or ""
         raise ConfigError(
-            f"Verl: python={python!r} does not run as an interpreter of Python: {error} {said}"
+            f"Verl: python={python!r} does not run as an interpreter of Python: {error} {stderr}"
         ) from error
-    return found
+    return versions

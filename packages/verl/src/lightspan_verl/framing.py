@@ -1,4 +1,4 @@
-"""Messages over a socket, each with its length before it; and the lifeline of who reads them."""
+"""Length-prefixed messages over a socket, and the exit of processes with their parent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def send(link: socket.socket, data: bytes) -> None:
 
 
 def receive(link: socket.socket) -> bytes | None:
-    """Read one message; None where the other side has ended."""
+    """Read one message; return None if the other side has closed the socket."""
     head = _exactly(link, _LENGTH.size)
     return None if head is None else _exactly(link, _LENGTH.unpack(head)[0])
 
@@ -37,11 +37,11 @@ def _exactly(link: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
-def hold_lifeline(before: Callable[[], None] = lambda: None) -> None:
-    """End this process when its standard input does, whatever it is doing. For a thread.
+def exit_with_parent(before: Callable[[], None] = lambda: None) -> None:
+    """Exit this process when its standard input ends, which the parent holds. For a thread.
 
     Args:
-        before: what is still done then.
+        before: called before the exit.
     """
     sys.stdin.buffer.read()
     try:

@@ -1,4 +1,4 @@
-"""The learner that a trainer holds where verl trains: it gives orders, and computes nothing."""
+"""The trainer's side of the verl learner, which sends orders to verl's processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from lightspan_torch.learner.policy_model import TrainedModel, rate_factor
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
 from lightspan_verl.config import Verl
 from lightspan_verl.local_ranks import Workers
-from lightspan_verl.rank_group import GO_ON, Team
+from lightspan_verl.rank_group import RESUME_HINT, RankGroup
 from lightspan_verl.ray_workers import RayWorkers
 from lightspan_verl.rpc import (
     Answer,
@@ -80,25 +80,26 @@ CAPABILITIES: Final = LearnerCapabilities(
 )
 
 _MEMORY: Final = Path("/dev/shm")
-"""Where weights pass from verl's processes to this one, if there is room."""
+"""Folder for weights from verl's processes, if they fit."""
 _PREFIX: Final = "lightspan-verl-"
-_WIDEST: Final = 4
-"""Bytes of a weight: those of training are float32."""
+_WEIGHT_BYTES: Final = 4
+"""Bytes of a trained weight, which is float32."""
 
 
 class VerlLearner(Learner):
-    """Trains policies by verl's FSDP2, in verl's processes.
+    """A learner that trains policies by verl's FSDP2, in verl's processes.
+
+    Other arguments are as in `TorchLearner`.
 
     Args:
         models: policy → folder or hub name.
         workers: verl's processes.
-        own: whether `close` ends them.
-        options: those of `TorchLearner`, which say the same here.
+        own: whether `close` ends the processes.
 
     Raises:
-        ConfigError: a model in memory; a critic.
-        ModelError: a model is not there, or is one of pickles.
-        UnsupportedError: what `capabilities` do not declare.
+        ConfigError: a model is in memory.
+        ModelError: a model does not exist, or has no safetensors files.
+        UnsupportedError: an option is not in `capabilities`.
         RankError: a rank ended before it had loaded its models.
     """
 
@@ -108,7 +109,7 @@ class VerlLearner(Learner):
         self,
         models: Mapping[str, Any],
         *,
-        workers: Team,
+        workers: RankGroup,
         own: bool = False,
         optimizer: Optimizer | None = None,
         lora: LoRA | Mapping[str, LoRA | None] | None = None,
@@ -123,8 +124,8 @@ class VerlLearner(Learner):
         loaded = [name for name, model in models.items() if not isinstance(model, str | Path)]
         if loaded:
             raise ConfigError(
-                f"the model of policy {loaded[0]!r} is one in memory, and verl's processes load "
-                "their own: give a folder (save_pretrained) or a hub name"
+                f"the model of policy {loaded[0]!r} is in memory, but verl's processes load models "
+                "themselves: give a folder (save_pretrained) or a hub name"
             )
         self._models = {name: _weights_of(model) for name, model in models.items()}
         self._optimizer = optimizer or Optimizer()
@@ -140,7 +141,7 @@ class VerlLearner(Learner):
         self._budget = token_budget or default_token_budget(workers.devices[0])
         self._steps = dict.fromkeys(models, 0)
         self._served = dict.fromkeys(models, (0, 0))
-        """Policy → the version last published, and the step count it was published at."""
+        """Policy → last published version and the step count at that time."""
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
         self._frozen: dict[str, str] = {}
         setup = Setup(
@@ -190,17 +191,17 @@ class VerlLearner(Learner):
         order = Hash(learner=self._number, policy=policy, frozen=frozen)
         return self._all(order)[0].hash
 
-    # --- computing ------------------------------------------------------------------------
+    # --- scores and steps -----------------------------------------------------------------
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
         check_rows(rows, trained=False)
         self._check_grammars(rows)
         scores = {index: [0.0] for index, row in enumerate(rows) if len(row.ids) == 1}
         for policy, indices in self._by_policy(rows).items():
-            chosen = [i for i in ordered(rows, indices) if i not in scores]
-            if not chosen:
+            order = [i for i in ordered(rows, indices) if i not in scores]
+            if not order:
                 continue
-            parts = partition([rows[i] for i in chosen], self._size)
-            padded = _padded([[rows[chosen[i]] for i in part] for part in parts], policy)
+            parts = [[order[i] for i in part] for part in self._partition(rows, order)]
+            padded = _padded([[rows[i] for i in part] for part in parts], policy)
             answers = self._together(
                 [
                     Score(learner=self._number, policy=policy, rows=part, which=which)
@@ -208,9 +209,11 @@ class VerlLearner(Learner):
                 ]
             )
             for part, answer in zip(parts, answers, strict=True):
-                found = answer.scores[: len(part)]
-                scores.update(zip((chosen[i] for i in part), found, strict=True))
+                scores.update(zip(part, answer.scores[: len(part)], strict=True))
         return [scores[index] for index in range(len(rows))]
+
+    def _partition(self, rows: Sequence[Row], indices: Sequence[int]) -> list[list[int]]:
+        return partition([rows[index] for index in indices], self._size)
 
     def update(
         self,
@@ -223,11 +226,11 @@ class VerlLearner(Learner):
         check_loss(loss, old_logprobs)
         self._check_grammars(rows)
         if any(row.value_targets for row in rows):
-            raise ConfigError("rows have value targets, and the verl learner has no critic")
+            raise ConfigError("rows have value targets, but the verl learner has no critic")
         by_policy = self._by_policy(rows)
         if isinstance(loss, PolicyLoss) and loss.of_calls:
-            looked = [[i for i, trained in enumerate(row.mask) if trained] for row in rows]
-            number_calls(rows, looked, loss.of_calls)  # before any rank has begun
+            selected = [[i for i, trained in enumerate(row.mask) if trained] for row in rows]
+            number_calls(rows, selected, loss.of_calls)  # raises before any rank takes a step
         parts = {
             policy: self._step(policy, rows, indices, loss, old_logprobs)
             for policy, indices in by_policy.items()
@@ -242,17 +245,16 @@ class VerlLearner(Learner):
         loss: Loss,
         old_logprobs: Sequence[Sequence[float]] | None,
     ) -> dict[str, float]:
-        """One optimiser step of a policy; its metrics."""
-        chosen = [index for index in ordered(rows, indices) if any(rows[index].mask)]
+        """Take one optimiser step of a policy and return the metrics."""
+        trained = [index for index in ordered(rows, indices) if any(rows[index].mask)]
         version, served_at = self._served[policy]
         steps = self._steps[policy]
         rate = self._optimizer.learning_rate * rate_factor(self._optimizer, steps)
-        tally = MetricAccumulator(isinstance(loss, PolicyLoss), rows=0)
+        accumulator = MetricAccumulator(isinstance(loss, PolicyLoss), rows=0)
         norm = 0.0
-        if chosen:
-            parts = partition([rows[i] for i in chosen], self._size)
-            own = [[chosen[i] for i in part] for part in parts]
-            padded = _padded([[rows[i] for i in part] for part in own], policy)
+        if trained:
+            parts = [[trained[i] for i in part] for part in self._partition(rows, trained)]
+            padded = _padded([[rows[i] for i in part] for part in parts], policy)
             orders = [
                 Update(
                     learner=self._number,
@@ -263,37 +265,37 @@ class VerlLearner(Learner):
                     fresh_version=version if served_at == steps else None,
                     learning_rate=rate,
                 )
-                for share, part in zip(padded, own, strict=True)
+                for share, part in zip(padded, parts, strict=True)
             ]
             answers = self._together(orders)
-            tally.replace((answer.sums, answer.peaks) for answer in answers)
-            norm = self._agreed_norm(answers)
-        metrics = tally.metrics()
-        fine = bool(chosen) and math.isfinite(metrics["loss"]) and math.isfinite(norm)
-        metrics.update(grad_norm=norm, learning_rate=rate, skipped=0.0 if fine else 1.0)
-        if fine:
+            accumulator.replace((answer.sums, answer.maxima) for answer in answers)
+            norm = self._common_norm(answers)
+        metrics = accumulator.metrics()
+        is_taken = bool(trained) and math.isfinite(metrics["loss"]) and math.isfinite(norm)
+        metrics.update(grad_norm=norm, learning_rate=rate, skipped=0.0 if is_taken else 1.0)
+        if is_taken:
             self._steps[policy] += 1
             self._counters["updates"] += 1
         self._counters["tokens"] += metrics["tokens"]
         return metrics
 
-    def _agreed_norm(self, answers: Sequence[Answer]) -> float:
-        """The gradient's norm, which ranks compute together.
+    def _common_norm(self, answers: Sequence[Answer]) -> float:
+        """Return the gradient's norm, which is the same on all ranks.
 
         Raises:
-            RankError: they do not agree: their weights have come apart.
+            RankError: the norms differ, so the ranks' weights have diverged.
         """
         first = answers[0].grad_norm
         for rank, answer in enumerate(answers):
             norm = answer.grad_norm
-            if norm != first and not (norm != norm and first != first):  # NaN is none of these
+            if norm != first and not (math.isnan(norm) and math.isnan(first)):
                 raise RankError(
-                    f"{self._workers.name(rank)} has the gradient norm {norm}, and rank 0 has "
-                    f"{first}: their weights have come apart. {GO_ON}"
+                    f"{self._workers.name(rank)} has the gradient norm {norm}, but rank 0 has "
+                    f"{first}: their weights have diverged. {RESUME_HINT}"
                 )
         return first
 
-    # --- what outlives an update ----------------------------------------------------------
+    # --- weights and checkpoints ----------------------------------------------------------
     async def publish(self, engine: TokenEngine, versions: Mapping[str, int]) -> None:
         for policy, version in versions.items():
             self._check_policy(policy)
@@ -310,27 +312,26 @@ class VerlLearner(Learner):
         tensors = self._weights(policy, "trained")
         layers = {}
         for name, first in tensors.items():
-            layer, found, _ = name.removeprefix("base_model.model.").partition(".lora_A.")
-            if found:
+            layer, is_first, _ = name.removeprefix("base_model.model.").partition(".lora_A.")
+            if is_first:
                 layers[layer] = (first, tensors[name.replace(".lora_A.", ".lora_B.")])
             elif ".lora_B." not in name:
                 raise UnsupportedError(
                     f"LoRA(target_modules={lora.target_modules!r}) adapts {name}, which is no "
-                    "linear layer: an engine that serves LoRA beside the model's own weights "
-                    "takes none of that. Leave it out, or have the policy served merged "
-                    "(Transformers(merge_lora=True), VLLM(merge=True))"
+                    "linear layer: engines cannot serve that unmerged. Leave it out, or have the "
+                    "policy served merged (Transformers(merge_lora=True), VLLM(merge=True))"
                 )
         return LoRAWeights(rank=lora.rank, scale=lora.alpha / lora.rank, layers=layers)
 
     def _weights(self, policy: str, kind: Kind) -> dict[str, Tensor]:
-        """Those of now, whole, on the CPU."""
-        with _passing_folder(_WIDEST * count_parameters(self._models[policy])) as folder:
+        """Return the current weights, gathered on the CPU."""
+        with _temporary_folder(_WEIGHT_BYTES * count_parameters(self._models[policy])) as folder:
             path = folder / "weights.safetensors"
             order = Weights(learner=self._number, policy=policy, kind=kind, path=str(path))
             aliases = self._all(order)[0].aliases
             tensors = {name: tensor.clone() for name, tensor in read(path).items()}
         if kind == "served":
-            tensors.update({name: tensors[kept] for name, kept in aliases.items()})
+            tensors.update({name: tensors[source] for name, source in aliases.items()})
         return tensors
 
     def save(self, folder: Path) -> None:
@@ -338,12 +339,12 @@ class VerlLearner(Learner):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._all(Save(learner=self._number, folder=str(folder)))
-            # last: a checkpoint without it is none
+            # last, because it marks the checkpoint as complete
             (folder / "learner.json").write_text(json.dumps(self._manifest(), indent=1))
         except OSError as error:
             raise CheckpointError(
-                f"cannot write the checkpoint {folder}: {error}; see to the disk, then go on from "
-                "the one before it with resume=True (--resume)"
+                f"cannot write the checkpoint {folder}: {error}; check the disk, then continue "
+                "from the checkpoint before it with resume=True (--resume)"
             ) from error
 
     def load(self, folder: Path) -> None:
@@ -354,17 +355,18 @@ class VerlLearner(Learner):
             raise CheckpointError(f"cannot read the checkpoint {folder}: {error}") from error
         if manifest.get("learner") != "verl":
             raise CheckpointError(
-                f"the checkpoint {folder} was not made by the verl learner: go on with the learner "
-                "that made it, or begin anew from its exported model"
+                f"the checkpoint {folder} was not made by the verl learner: resume with the "
+                "learner that made it, or start again from its exported model"
             )
         try:
             check_manifest(folder, manifest, self._manifest())
-            steps = {name: int(each["steps"]) for name, each in manifest["policies"].items()}
-            served = {name: each["served"] for name, each in manifest["policies"].items()}
+            entries = manifest["policies"]
+            steps = {name: int(entry["steps"]) for name, entry in entries.items()}
+            served = {name: entry["served"] for name, entry in entries.items()}
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint {folder} is damaged ({type(error).__name__}: {error}): delete it, "
-                "and training goes on from the one before it"
+                "and training resumes from the one before it"
             ) from error
         self._all(Load(learner=self._number, folder=str(folder), steps=steps))
         self._steps = steps
@@ -386,7 +388,7 @@ class VerlLearner(Learner):
             raise CheckpointError(f"cannot export {policy} to {folder}: {error}") from error
 
     def close(self) -> None:
-        """Let the ranks forget this learner, or end them if they are its own. Idempotent."""
+        """Delete the learner on the ranks, or end its own ranks. Idempotent."""
         if self._owns:
             self._workers.end()
         else:
@@ -426,7 +428,7 @@ class VerlLearner(Learner):
         return received
 
     def _by_policy(self, rows: Sequence[Row]) -> dict[str, list[int]]:
-        """Policy → indices of its rows."""
+        """Return policy → indices of its rows."""
         indices: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
             self._check_policy(row.policy)
@@ -443,15 +445,15 @@ class VerlLearner(Learner):
             if row.constraints:
                 raise UnsupportedError(
                     f"a row of rollout {row.rollout_id} was sampled under a grammar, which the "
-                    "verl learner does not compute (trainable_grammar): use the torch learner"
+                    "verl learner does not support (trainable_grammar): use the torch learner"
                 )
 
 
 def _weights_of(model: str | Path) -> str:
-    """The folder of a model's weights. verl would read a pickle where there is nothing else.
+    """Return the folder of a model's weights.
 
     Raises:
-        ModelError: it is not there, or has no safetensors.
+        ModelError: the model does not exist, or has only pickles, which verl would read.
     """
     origin = locate(model, "weights")
     if not any(origin.folder.glob("model*.safetensors")):
@@ -476,9 +478,11 @@ def partition(rows: Sequence[Row], ranks: int) -> list[list[int]]:
 
 
 def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
-    """The same number of rows for each rank: verl has all ranks make as many passes, so as the one
-    with the most needs. What is added trains nothing."""
-    most = max(map(len, parts))
+    """Return the same number of rows for each rank, because verl's ranks make as many passes.
+
+    Added rows have no trained token.
+    """
+    count = max(map(len, parts))
     filler = Row(
         rollout_id="",
         policy=policy,
@@ -491,32 +495,28 @@ def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
         temperatures=[1.0, 1.0],
     )
     plain = [[replace(row, call_ids=()) for row in part] for part in parts]
-    return [[*part, *[filler] * (most - len(part))] for part in plain]
+    return [[*part, *[filler] * (count - len(part))] for part in plain]
 
 
 def _old(
     share: Sequence[Row], indices: Sequence[int], old_logprobs: Sequence[Sequence[float]]
 ) -> list[list[float]]:
-    """Earlier scores of a rank's rows, those that were added included."""
-    known = [list(old_logprobs[index]) for index in indices]
-    return [*known, *([0.0] * len(row.ids) for row in share[len(known) :])]
+    """Return the old log-probabilities of a rank's rows, with zeros for added rows."""
+    own = [list(old_logprobs[index]) for index in indices]
+    return [*own, *([0.0] * len(row.ids) for row in share[len(own) :])]
 
 
 @contextmanager
-def _passing_folder(size: int) -> Iterator[Path]:
-    """A folder of ours alone that is gone afterwards, in memory where there is room for that.
-
-    Args:
-        size: bytes that are to be written.
-    """
-    place = Path(tempfile.gettempdir())
+def _temporary_folder(size: int) -> Iterator[Path]:
+    """Yield a private temporary folder for `size` bytes, in memory if they fit."""
+    parent = Path(tempfile.gettempdir())
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size:
-        place = _MEMORY
-    passing = OwnedTempDir(_PREFIX, place)
+        parent = _MEMORY
+    folder = OwnedTempDir(_PREFIX, parent)
     try:
-        yield passing.path
+        yield folder.path
     finally:
-        passing.close()
+        folder.close()
 
 
 def check_options(
@@ -524,7 +524,7 @@ def check_options(
     lora: LoRA | Mapping[str, LoRA | None] | None,
     critic: Critic | None,
 ) -> None:
-    """Raise `UnsupportedError` for what `CAPABILITIES` do not declare."""
+    """Raise `UnsupportedError` for options that are not in `CAPABILITIES`."""
     adapters = list(lora.values()) if isinstance(lora, Mapping) else [lora]
     declared = CAPABILITIES.unsupported(optimizer or Optimizer(), adapters)
     declared += ["a critic"] if critic is not None else []
@@ -535,41 +535,41 @@ def check_options(
         )
 
 
-def described(
-    description: Verl, models: Mapping[str, Any], *, device: str, **options: Any
+def build_learner(
+    settings: Verl, models: Mapping[str, Any], *, device: str, **options: Any
 ) -> VerlLearner:
-    """The learner that a description stands for, its processes started.
+    """Start the ranks and return their learner.
 
     Args:
-        device: the trainer's.
-        options: those of `VerlLearner` that the algorithm decides.
+        settings: the user's settings.
+        models: policy → folder or hub name.
+        device: the trainer's device.
+        options: further options of `VerlLearner`, from the algorithm.
 
     Raises:
-        ConfigError: see `Verl.placed`, `check_environment`, `RayWorkers` and `VerlLearner`.
-        RankError: a rank ended before it was there.
+        ConfigError: see `Verl.rank_devices`, `check_environment`, `RayWorkers` and `VerlLearner`.
+        RankError: a rank ended during its start.
     """
     check_options(options.get("optimizer"), options.get("lora"), options.get("critic"))
-    workers = _started(description, device)
+    devices = settings.rank_devices(device)
+    limits = {"start_s": settings.start_s, "timeout_s": settings.timeout_s}
+    workers: RankGroup
+    if settings.ray:
+        workers = RayWorkers(settings.python, devices, ray=settings.ray, **limits)
+    else:
+        workers = Workers(settings.python, devices, **limits)
     try:
         return VerlLearner(
             models,
             workers=workers,
             own=True,
-            dtype=description.dtype or ("float32" if device == "cpu" else "bfloat16"),
-            token_budget=description.token_budget,
-            gradient_checkpointing=description.gradient_checkpointing,
-            param_offload=description.param_offload,
-            optimizer_offload=description.optimizer_offload,
+            dtype=settings.dtype or ("float32" if device == "cpu" else "bfloat16"),
+            token_budget=settings.token_budget,
+            gradient_checkpointing=settings.gradient_checkpointing,
+            param_offload=settings.param_offload,
+            optimizer_offload=settings.optimizer_offload,
             **options,
         )
     except BaseException:
         workers.end()
         raise
-
-
-def _started(description: Verl, device: str) -> Team:
-    devices = description.placed(device)
-    limits = {"start_s": description.start_s, "timeout_s": description.timeout_s}
-    if description.ray:
-        return RayWorkers(description.python, devices, ray=description.ray, **limits)
-    return Workers(description.python, devices, **limits)

@@ -1,4 +1,4 @@
-"""verl's ranks as processes of this machine, which end with the trainer however that ends."""
+"""verl's ranks as child processes, which end with the trainer, however that ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lightspan_verl.cuda_devices import VISIBLE, card
+from lightspan_verl.cuda_devices import VISIBLE, cuda_device
 from lightspan_verl.framing import receive, send
 from lightspan_verl.rank_group import (
-    SEEN_S,
+    EXIT_DELAY_S,
     LostError,
-    Team,
+    RankGroup,
     end_children,
     how_it_ended,
     last_words,
@@ -25,13 +25,14 @@ from lightspan_verl.rank_group import (
 MODULE: Final = "lightspan_verl.rank_main"
 
 
-class Workers(Team):
-    """verl's ranks, each a process whose standard input is its lifeline.
+class Workers(RankGroup):
+    """verl's ranks as child processes, which exit when their standard input is closed.
 
     Args:
         python: the interpreter that has verl.
-        devices: of each rank.
-        timeout_s: how long an order may take.
+        devices: the device of each rank.
+        start_s: maximum seconds of the first order.
+        timeout_s: maximum seconds of any other order.
 
     Raises:
         ConfigError: see `check_environment`.
@@ -48,7 +49,7 @@ class Workers(Team):
         super().__init__(python, devices, with_ray=False, start_s=start_s, timeout_s=timeout_s)
         self._children: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
-        # also where nobody calls `end`: at the end of the interpreter
+        # also at the exit of the interpreter, without a call of `end`
         self._end = weakref.finalize(self, _end, self._children, self._links, self._folder)
         for rank in range(len(self.devices)):
             self._start(rank)
@@ -74,7 +75,7 @@ class Workers(Team):
                     stderr=log,
                     env=self._environment_of(rank),
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # Ctrl-C is the trainer's, which ends it in order
+                    start_new_session=True,  # Ctrl-C reaches the trainer only, which ends the rank
                 )
             )
         self._links.append(own)
@@ -83,28 +84,29 @@ class Workers(Team):
         device = self.devices[rank]
         return {
             **self._environment(),
-            **({} if device == "cpu" else {VISIBLE: card(device)}),
+            **({} if device == "cpu" else {VISIBLE: cuda_device(device)}),
             "PYTHONSAFEPATH": "1",
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self.devices)),
             "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "0",  # nobody listens: ranks meet by a file
+            "MASTER_PORT": "0",  # unused: the rendezvous is a file
         }
 
-    def _exchanged(self, messages: Sequence[bytes]) -> list[bytes]:
+    def _exchange(self, messages: Sequence[bytes]) -> list[bytes]:
         end = time.monotonic() + self._limit[1]
         for link, message in zip(self._links, messages, strict=True):
             try:
-                link.settimeout(max(SEEN_S, end - time.monotonic()))  # a stopped rank reads nothing
+                # a stopped rank does not read
+                link.settimeout(max(EXIT_DELAY_S, end - time.monotonic()))
                 send(link, message)
             except TimeoutError:
                 raise self._late(self.name(self._links.index(link))) from None
             except OSError:
                 raise LostError(self._failure()) from None
         waiting = dict(zip(self._links, range(len(self._links)), strict=True))
-        found: dict[int, bytes] = {}
+        replies: dict[int, bytes] = {}
         while waiting:
             ready, _, _ = select.select(list(waiting), [], [], max(0.0, end - time.monotonic()))
             if not ready:
@@ -112,18 +114,18 @@ class Workers(Team):
                 raise self._late(slow)
             for link in ready:
                 try:
-                    link.settimeout(max(SEEN_S, end - time.monotonic()))
+                    link.settimeout(max(EXIT_DELAY_S, end - time.monotonic()))
                     data = receive(link)
                 except TimeoutError:
                     raise self._late(self.name(waiting[link])) from None
                 if data is None:
                     raise LostError(self._failure())
-                found[waiting.pop(link)] = data
-        return [found[rank] for rank in sorted(found)]
+                replies[waiting.pop(link)] = data
+        return [replies[rank] for rank in sorted(replies)]
 
     def _failure(self) -> str:
-        """Which rank is lost, and how."""
-        end = time.monotonic() + SEEN_S
+        """Describe the lost rank and its end."""
+        end = time.monotonic() + EXIT_DELAY_S
         while (rank := self._ended()) is None and time.monotonic() < end:
             time.sleep(0.02)
         if rank is None:
@@ -133,7 +135,10 @@ class Workers(Team):
         return f"{self.name(rank)}, process {child.pid}, {how_it_ended(child.returncode)}{words}"
 
     def _ended(self) -> int | None:
-        """A rank whose process has ended; one that was killed before one that lost its peer."""
+        """Return a rank whose process has ended, preferably one that was killed by a signal.
+
+        Other ranks may have failed because they lost that one.
+        """
         ended = [
             (child.returncode >= 0, rank)
             for rank, child in enumerate(self._children)

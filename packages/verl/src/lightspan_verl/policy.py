@@ -1,6 +1,6 @@
-"""One policy on one rank, in verl's environment: scores, steps, weights, its shard of a checkpoint.
+"""One policy on one rank, in verl's environment: scores, steps, weights and checkpoint shards.
 
-Every rank does the same in the same order: passes are computed by all of them together.
+All ranks must make the same calls in the same order, because passes are collective operations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightspan_torch.learner.call_index import number_calls
 from lightspan_torch.learner.metrics import MetricAccumulator
 from lightspan_torch.learner.objective import TokenValues, policy_losses
 from lightspan_verl.rpc import Kind, Score, Setup, Update
-from lightspan_verl.shards import Saved, Shard, shard_of, write
+from lightspan_verl.shards import SavedShards, Shard, shard_of, write
 from lightspan_verl.verl_adapter import Batch, Model
 
 ADAPTER = "default"
@@ -29,7 +29,7 @@ ADAPTER = "default"
 
 
 class Policy:
-    """A policy's weights and optimiser: this rank's shard of them."""
+    """This rank's shard of a policy's weights and optimiser state."""
 
     def __init__(self, setup: Setup, policy: str, *, rank: int, ranks: int) -> None:
         self._rank = rank
@@ -37,9 +37,9 @@ class Policy:
         self._path = setup.models[policy]
         self._lora = setup.lora[policy]
         self._setup = setup
-        self._model = self._loaded()
+        self._model = self._load()
 
-    def _loaded(self, *, adapters: bool = True) -> Model:
+    def _load(self, *, adapters: bool = True) -> Model:
         return Model(
             self._path,
             optimizer=self._setup.optimizer,
@@ -54,14 +54,14 @@ class Policy:
 
     @cached_property
     def _base(self) -> Model:
-        """The starting weights; as large as the model: loaded only if they are asked for."""
-        return self._loaded(adapters=False)
+        """The initial weights, loaded on demand because they are as large as the model."""
+        return self._load(adapters=False)
 
     # --- computing ------------------------------------------------------------------------
     def score(self, order: Score) -> list[list[float]]:
-        """Of each row's tokens but the first."""
+        """Return the log-probabilities of each row's tokens, except the first."""
         masks = [[False, *[True] * (len(row.ids) - 1)] for row in order.rows]
-        return [each.tolist() for each in self._scores(order.rows, masks, order.which)]
+        return [scores.tolist() for scores in self._scores(order.rows, masks, order.which)]
 
     def _scores(
         self, rows: Sequence[Row], masks: Sequence[Sequence[bool]], which: Which
@@ -73,35 +73,34 @@ class Policy:
         return self._base.score(rows, masks)
 
     def update(self, order: Update) -> tuple[MetricAccumulator, float]:
-        """Take part in a step; (the sums over this rank's tokens, the gradient's norm)."""
+        """Take a step with the other ranks; return this rank's metrics and the gradient's norm."""
         loss, rows = order.loss, order.rows
-        of_policy = isinstance(loss, PolicyLoss)
-        tally = MetricAccumulator(of_policy, rows=sum(any(row.mask) for row in rows))
+        trained_rows = sum(any(row.mask) for row in rows)
+        metrics = MetricAccumulator(isinstance(loss, PolicyLoss), rows=trained_rows)
         values = self._values(order)
 
-        def function(logprobs: Tensor, spread: Tensor, batch: Batch) -> Tensor:
-            tally.count(logprobs.numel())
+        def function(logprobs: Tensor, entropies: Tensor, batch: Batch) -> Tensor:
+            metrics.count(logprobs.numel())
             if isinstance(loss, PolicyLoss):
-                per_token = policy_losses(loss, _values_of(batch), logprobs, spread, tally)
+                per_token = policy_losses(loss, _values_of(batch), logprobs, entropies, metrics)
             else:
-                per_token = losses.negative_log_likelihood(logprobs)
-                tally.add("entropy", spread)
+                per_token = -logprobs
+                metrics.add("entropy", entropies)
             total = (batch["weights"] * per_token).sum()
-            tally.add("loss", total)
+            metrics.add("loss", total)
             return total
 
-        trained = isinstance(loss, PolicyLoss) and loss.entropy != 0
         norm = self._model.step(
             rows,
             values,
             function,
             learning_rate=order.learning_rate,
-            entropy_trained=trained,
+            entropy_trained=isinstance(loss, PolicyLoss) and loss.entropy != 0,
         )
-        return tally, norm
+        return metrics, norm
 
     def _values(self, order: Update) -> dict[str, Sequence[Tensor]]:
-        """What the loss reads of each token of each row."""
+        """Return the loss's inputs, [len(row.ids)] for each row."""
         rows, loss = order.rows, order.loss
         values: dict[str, Sequence[Tensor]] = {
             "weights": [torch.tensor(row.weights) for row in rows]
@@ -113,7 +112,7 @@ class Policy:
         values["advantages"] = [torch.tensor(row.advantages) for row in rows]
         values["fresh"] = [(torch.tensor(row.versions) == fresh).long() for row in rows]
         if order.old_logprobs is not None:
-            values["old"] = [torch.tensor(each) for each in order.old_logprobs]
+            values["old"] = [torch.tensor(logprobs) for logprobs in order.old_logprobs]
         masks = [row.mask for row in rows]
         if loss.kl:
             values["base"] = self._scores(rows, masks, "base")
@@ -124,31 +123,34 @@ class Policy:
     def _call_values(
         self, rows: Sequence[Row], loss: PolicyLoss, values: dict[str, Sequence[Tensor]]
     ) -> dict[str, Sequence[Tensor]]:
-        """What the loss needs of whole calls, at each of their tokens."""
+        """Return the loss's inputs over whole calls, [len(row.ids)] for each row."""
         masks = [torch.tensor(row.mask) for row in rows]
-        looked = [mask.nonzero()[:, 0].tolist() for mask in masks]
-        calls = torch.tensor(number_calls(rows, looked, loss.of_calls), dtype=torch.int64)
+        selected = [mask.nonzero()[:, 0].tolist() for mask in masks]
+        calls = torch.tensor(number_calls(rows, selected, loss.of_calls), dtype=torch.int64)
 
         def flat(name: str) -> Tensor:
             return torch.cat([v[m] for v, m in zip(values[name], masks, strict=True)])
 
         behaviour = flat("behaviour")
         old = flat("old") if "old" in values else behaviour
-        found = {}
+        call_values = {}
         if loss.form == "gspo":
             scores = self._scores(rows, [row.mask for row in rows], "policy")
             own = torch.cat([v[m] for v, m in zip(scores, masks, strict=True)])
-            found["call_ratios"] = losses.call_ratios(own, old, calls)
+            call_values["call_ratios"] = losses.call_ratios(own, old, calls)
         if loss.importance_level == "sequence" and loss.importance_cap is not None:
-            found["call_importance"] = losses.call_importance_weight(
+            call_values["call_importance"] = losses.call_importance_weight(
                 old, behaviour, calls, loss.importance_cap
             )
-        return {name: _spread(each, masks) for name, each in found.items()}
+        return {name: _by_row(flat_values, masks) for name, flat_values in call_values.items()}
 
     # --- weights --------------------------------------------------------------------------
     def weights(self, kind: Kind, path: Path | None) -> dict[str, str]:
-        """Write the weights whole, on the rank that has a path; what was left out, as it is tied
-        to what was written."""
+        """Gather the weights, write them on the rank that has a path, and return tied names.
+
+        Returns:
+            Name of a tied weight that was left out → the name of the equal weight in the file.
+        """
         from safetensors.torch import save_file
 
         if kind == "trained" and self._lora is not None:
@@ -157,66 +159,71 @@ class Policy:
         else:
             state, aliases = _without_aliases(self._plain())
             parts = self._whole(state) if self._lora is None else self._merged(state)
-        kept = {name: tensor for name, tensor in parts if path is not None}
+        tensors = {name: tensor for name, tensor in parts if path is not None}
         if path is not None:
-            save_file(kept, path)
+            save_file(tensors, path)
         return aliases
 
     def hash(self, *, frozen: bool) -> str:
-        """Of the weights, as other learners have it; the first rank's."""
+        """Return the hash of the weights, as in other learners; empty except on the first rank."""
         from lightspan_torch.engine.weights import hash_weights
 
         state, _ = _without_aliases(self._plain())
         if frozen:
-            state = {name: each for name, each in state.items() if ".lora_" not in name}
-        whole = {name: each for name, each in self._whole(state) if self._rank == 0}
+            state = {name: tensor for name, tensor in state.items() if ".lora_" not in name}
+        whole = {name: tensor for name, tensor in self._whole(state) if self._rank == 0}
         return hash_weights(whole) if self._rank == 0 else ""
 
     def _plain(self) -> dict[str, Any]:
-        """The state of the transformers model, adapters inside its layers."""
+        """Return the state dict of the transformers model, with adapters inside its layers."""
         module = self._model.module
         plain = module if self._lora is None else module.get_base_model()
-        self._model.settle()
-        found: dict[str, Any] = plain.state_dict(keep_vars=True)
-        return found
+        self._model.synchronize()
+        state: dict[str, Any] = plain.state_dict(keep_vars=True)
+        return state
 
     def _trainable(self) -> dict[str, Any]:
-        self._model.settle()
+        self._model.synchronize()
         return {
-            name: each for name, each in self._model.module.named_parameters() if each.requires_grad
+            name: parameter
+            for name, parameter in self._model.module.named_parameters()
+            if parameter.requires_grad
         }
 
     @torch.no_grad()
     def _whole(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Each as all ranks have it together, on the CPU; a copy."""
-        for name, each in state.items():
-            whole = each.full_tensor() if hasattr(each, "full_tensor") else each
+        """Yield copies of tensors on the CPU, gathered from all ranks."""
+        for name, tensor in state.items():
+            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             yield name, whole.detach().to("cpu", copy=True)
 
     def _check_mergeable(self, state: dict[str, Any]) -> None:
-        """Adapters of other layers are added in other ways, and would be served without."""
+        """Raise `UnsupportedError` for adapters of other than linear layers.
+
+        They are merged by other formulas, and would be missing in the served weights.
+        """
         linear = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
         other = [name for name in state if ".lora_" in name and not name.endswith(linear)]
-        turned = [
+        transposed = [
             name
             for name, module in self._model.module.named_modules()
             if getattr(module, "fan_in_fan_out", False)
         ]
-        if other or turned:
+        if other or transposed:
             raise UnsupportedError(
-                "the verl learner merges LoRA of linear layers alone, and "
-                f"{(other or turned)[0]!r} is of another kind: leave it out of "
+                "the verl learner merges LoRA of linear layers only, but "
+                f"{(other or transposed)[0]!r} is of another kind: leave it out of "
                 "LoRA(target_modules=…), or use the torch learner (learner=Torch(…))"
             )
 
     @torch.no_grad()
     def _merged(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """The plain model's names and weights, adapters added in."""
+        """Yield the plain model's names and weights, with adapters merged."""
         assert self._lora is not None
         self._check_mergeable(state)
         scale = self._lora.alpha / self._lora.rank
         for name, tensor in self._whole(
-            {name: each for name, each in state.items() if ".lora_" not in name}
+            {name: plain for name, plain in state.items() if ".lora_" not in name}
         ):
             layer = name.removesuffix(".base_layer.weight")
             first = f"{layer}.lora_A.{ADAPTER}.weight"
@@ -233,8 +240,8 @@ class Policy:
         write(path, {**self._weight_shards(), **self._optimizer_shards()})
 
     def load(self, folder: Path, number: int, steps: int) -> None:
-        """Take the weights and the optimiser's state from a checkpoint."""
-        saved = Saved(folder, number)
+        """Restore the weights and the optimiser's state from a checkpoint."""
+        saved = SavedShards(folder, number)
         weights = self._weight_shards()
         own = set(weights)
         if steps:
@@ -255,7 +262,7 @@ class Policy:
 
     def _weight_shards(self) -> dict[str, Shard]:
         state = self._trainable() if self._lora is not None else _without_aliases(self._plain())[0]
-        return {f"weights/{name}": self._shard(each.detach()) for name, each in state.items()}
+        return {f"weights/{name}": self._shard(tensor.detach()) for name, tensor in state.items()}
 
     def _optimizer_shards(self) -> dict[str, Shard]:
         states = self._model.optimizer.state
@@ -267,7 +274,7 @@ class Policy:
         }
 
     def _make_optimizer_state(self) -> None:
-        """Of AdamW, as its first step makes it."""
+        """Make AdamW's state, as its first step does."""
         for parameter in self._trainable().values():
             state = self._model.optimizer.state[parameter]
             if not state:
@@ -291,21 +298,21 @@ def _values_of(batch: Batch) -> TokenValues:
     )
 
 
-def _spread(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
-    """[N] values of trained tokens, as [len(row.ids)] for each row."""
+def _by_row(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
+    """Scatter [N] values of trained tokens into [len(row.ids)] for each row, 0 elsewhere."""
     counts = [int(mask.sum()) for mask in masks]
-    spread = []
+    rows = []
     parts = values.split(counts)  # type: ignore[no-untyped-call]
     for mask, part in zip(masks, parts, strict=True):
         row = torch.zeros(len(mask))
         row[mask] = part
-        spread.append(row)
-    return spread
+        rows.append(row)
+    return rows
 
 
 def _without_aliases(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(the weights with tied ones once, name of each other → the name that is kept)."""
+    """Return the weights with tied ones once, and each other tied name → the name in them."""
     first: dict[int, str] = {}
-    aliases = {name: first.setdefault(id(each), name) for name, each in state.items()}
-    kept = {name: state[name] for name in state if aliases[name] == name}
-    return kept, {name: other for name, other in aliases.items() if name != other}
+    aliases = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
+    weights = {name: state[name] for name in state if aliases[name] == name}
+    return weights, {name: other for name, other in aliases.items() if name != other}

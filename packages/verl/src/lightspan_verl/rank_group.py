@@ -1,7 +1,6 @@
-"""verl's ranks as the learner has them, however they were started: each gets an order, and answers.
+"""Base class of groups of verl's ranks: sends an order to each rank and collects the answers.
 
-Here is what does not depend on that: what is ordered and answered, and that nothing goes on once a
-rank is lost.
+After the loss of a rank the whole group is ended.
 """
 
 from __future__ import annotations
@@ -23,40 +22,40 @@ import lightspan_torch
 import lightspan_verl
 from lightspan.errors import RankError
 from lightspan_verl.environment import check_environment
-from lightspan_verl.rpc import Answer, Order, answers, packed
+from lightspan_verl.rpc import Answer, Order, answer_decoder, packed
 
-GO_ON: Final = "What the last checkpoint holds is whole: go on with resume=True (--resume)"
-SHOWN: Final = 12
-"""Lines of what a process said last, in an error."""
-SEEN_S: Final = 2.0
-"""How long the end of a process may take to show after its connection has closed."""
+RESUME_HINT: Final = "The last checkpoint is intact: continue with resume=True (--resume)"
+MAX_LINES: Final = 12
+"""Maximum number of output lines of a process in an error message."""
+EXIT_DELAY_S: Final = 2.0
+"""Maximum seconds between the closing of a process's connection and its exit status."""
 GRACE_S: Final = 5.0
-"""From the end of its standard input until a process is killed."""
-_LONGEST: Final = 40
-"""Of the folder's path: Ray has sockets in it, whose paths may have 107 characters."""
+"""Seconds between closing a process's standard input and SIGKILL."""
+_MAX_PATH_LENGTH: Final = 40
+"""Maximum length of the folder's path: Ray's sockets in it have paths of at most 107 bytes."""
 _PLATFORM: Final = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "lightspan_verl.cpu_platform",
-    # Layers and activations come and go in every pass, and glibc would keep as much again: this is
-    # what it begins with, but said, it stays.
+    # Every pass frees layers and activations, of which glibc would keep as much again. Setting its
+    # initial threshold explicitly stops glibc from raising the threshold.
     "MALLOC_MMAP_THRESHOLD_": "131072",
 }
-"""What is said where the device is the CPU, of which verl knows nothing."""
+"""Environment variables of ranks on the CPU, which verl does not support itself."""
 
 
 class LostError(Exception):
-    """A rank has ended, or takes too long."""
+    """A rank has ended, or exceeded its time limit."""
 
 
-class Team(ABC):
-    """verl's ranks.
+class RankGroup(ABC):
+    """A group of verl's ranks.
 
     Args:
         python: the interpreter that has verl.
-        devices: of each rank.
-        with_ray: whether Ray is needed too.
-        start_s: how long the first order may take.
-        timeout_s: how long any other may.
+        devices: the device of each rank.
+        with_ray: whether Ray is required.
+        start_s: maximum seconds of the first order.
+        timeout_s: maximum seconds of any other order.
 
     Raises:
         ConfigError: see `check_environment`.
@@ -84,60 +83,59 @@ class Team(ABC):
     @property
     @abstractmethod
     def pids(self) -> list[int]:
-        """Of all ranks."""
+        """Process ids of all ranks."""
 
     @property
     def where(self) -> str:
-        """Where the ranks are, for a person and the run's manifest; empty for the usual place."""
+        """Location of the ranks, for the run's manifest; empty for child processes."""
         return ""
 
     def together(self, orders: Sequence[Order]) -> list[Answer]:
-        """Let the ranks do what they are ordered, one each.
+        """Send an order to each rank and return the answers.
 
         Raises:
-            LightspanError: what went wrong there; every rank can go on.
-            RankError: one is lost. Then all are ended, and nothing goes on.
+            LightspanError: an order failed; the ranks remain usable.
+            RankError: a rank was lost; the group has ended.
         """
         with self._lock:
             if self._lost:
                 raise RankError(self._lost)
             try:
-                received = self._exchanged([packed(order) for order in orders])
+                received = self._exchange([packed(order) for order in orders])
             except LostError as error:
-                self._lost = f"{error}. {GO_ON}"
+                self._lost = f"{error}. {RESUME_HINT}"
                 self.end()
                 raise RankError(self._lost) from None
-            except BaseException as error:  # nobody knows what is still on its way
+            except BaseException as error:  # messages may be half sent
                 self._lost = f"the learner has failed before: {error!r}"
                 self.end()
                 raise
-            found = [answers.decode(data) for data in received]
+            answers = [answer_decoder.decode(data) for data in received]
             self._started = True
-        failures = [(rank, each) for rank, each in enumerate(found) if each.failure is not None]
-        for rank, answer in failures:
-            assert answer.failure is not None
-            raise answer.failure.error(self.name(rank))
-        return found
+        for rank, answer in enumerate(answers):
+            if answer.failure is not None:
+                raise answer.failure.error(self.name(rank))
+        return answers
 
     def name(self, rank: int) -> str:
-        """A rank, for a message."""
+        """Return the name of a rank, for messages."""
         return f"verl's rank {rank} ({self.devices[rank]})"
 
     @abstractmethod
     def end(self) -> None:
-        """End all, whatever they are doing. Idempotent."""
+        """End all ranks. Idempotent."""
 
     @abstractmethod
-    def _exchanged(self, messages: Sequence[bytes]) -> list[bytes]:
-        """What the ranks answer.
+    def _exchange(self, messages: Sequence[bytes]) -> list[bytes]:
+        """Send an encoded order to each rank and return the encoded answers.
 
         Raises:
-            LostError: one has ended, or takes too long.
+            LostError: a rank has ended, or exceeded the limit.
         """
 
     @property
     def _limit(self) -> tuple[str, float]:
-        """How long an order may take: the setting's name, and its seconds."""
+        """The time limit of an order: the setting's name, and its seconds."""
         if self._started:
             return "timeout_s", self._timeout_s
         return "start_s", self._start_s
@@ -147,24 +145,24 @@ class Team(ABC):
         return LostError(f"{who} took longer than {setting}={limit:g} seconds")
 
     def _environment(self, *, without: tuple[str, ...] = ()) -> dict[str, str]:
-        """Of verl's processes.
+        """Return the environment of verl's processes.
 
         Args:
-            without: beginnings of names that they do not get of this process's.
+            without: prefixes of variables that are not inherited from this process.
         """
         dropped = ("VERL_", *without)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-        return {**inherited, **self._told}
+        return {**inherited, **self._overrides}
 
     @property
-    def _told(self) -> dict[str, str]:
-        """What verl's processes are told by their environment."""
+    def _overrides(self) -> dict[str, str]:
+        """Environment variables that are set for verl's processes."""
         return {
             **(_PLATFORM if self.devices[0] == "cpu" else {}),
             "PYTHONPATH": str(self._folder / "path"),
             "GLOO_SOCKET_IFNAME": "lo",
             "TOKENIZERS_PARALLELISM": "false",
-            # of a rank's last words none should be about engines that it does not use
+            # warnings would fill the output lines of error messages
             "PYTHONWARNINGS": "ignore",
             "TQDM_DISABLE": "1",
             "VERL_LOGGING_LEVEL": "ERROR",
@@ -172,27 +170,27 @@ class Team(ABC):
 
     @property
     def _rendezvous(self) -> str:
-        """The file by which ranks find each other."""
+        """Path of the file by which ranks find each other."""
         return str(self._folder / "rendezvous")
 
 
 def last_words(log: Path) -> str:
-    """What a process said at its end, for a message."""
-    said = log.read_text(errors="replace").strip().splitlines()[-SHOWN:] if log.exists() else []
-    return "; it said at the end:\n" + "\n".join(said) + "\n" if said else ""
+    """Return the last lines of a process's output, for an error message."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return "; its last output:\n" + "\n".join(lines[-MAX_LINES:]) + "\n" if lines else ""
 
 
 def how_it_ended(status: int) -> str:
-    """Return the end of a process in words, by its exit status."""
+    """Describe the end of a process by its exit status."""
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
-    hint = ", which the kernel does where the host's memory runs out" if status == -9 else ""
+    hint = ", as by the kernel when the host's memory runs out" if status == -9 else ""
     return f"was ended by {name}{hint}"
 
 
 def end_children(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    """End processes whose standard input is their lifeline, and remove their folder."""
+    """End processes by closing their standard input, and remove their folder."""
     for child in children:
         if child.stdin is not None:
             child.stdin.close()
@@ -207,12 +205,12 @@ def end_children(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> N
 
 
 def _own_folder() -> Path:
-    """Make a folder that nobody else reads, with our packages alone in its `path`.
+    """Make a private folder whose `path` has links to the lightspan packages only.
 
-    Beside them, where the trainer has them installed, lie packages that verl excludes.
+    The trainer's site-packages also have packages that are incompatible with verl.
     """
     folder = Path(tempfile.mkdtemp(prefix="lightspan-verl-"))
-    if len(str(folder)) > _LONGEST:
+    if len(str(folder)) > _MAX_PATH_LENGTH:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="lightspan-verl-", dir="/tmp"))
     paths = folder / "path"

@@ -1,8 +1,8 @@
-"""What each of verl's processes runs: `rank RANK RANKS SOCKET RENDEZVOUS`.
+"""Main module of a rank process: `rank_main RANK RANKS SOCKET RENDEZVOUS`.
 
-Its standard input is its lifeline: it ends when that does, so at once when the trainer is killed,
-whatever it is computing. Orders come, and answers go, by the socket that it was handed. Of a rank
-in Ray (`ray_group`) only what it serves is here.
+The process exits when its standard input is closed, so also when the trainer is killed. It receives
+orders and sends answers over an inherited socket. Ranks in Ray (`ray_group`) use only
+`RankService` and `connect`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from lightspan.errors import CheckpointError, LightspanError
-from lightspan_verl.framing import hold_lifeline, receive, send
+from lightspan_verl.framing import exit_with_parent, receive, send
 from lightspan_verl.policy import Policy
 from lightspan_verl.rpc import (
     Answer,
@@ -36,33 +36,35 @@ from lightspan_verl.rpc import (
     Setup,
     Update,
     Weights,
-    orders,
+    order_decoder,
     packed,
 )
 
 FOREVER = timedelta(days=365)
-"""Rollouts may take days, in which ranks have nothing to do."""
+"""Timeout of the process group: ranks may be idle for days during rollouts."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the trainer until this process is no longer wanted."""
-    threading.Thread(target=hold_lifeline, name="lightspan-lifeline", daemon=True).start()
+    """Serve the trainer until it closes the socket."""
+    threading.Thread(target=exit_with_parent, name="lightspan-parent-pipe", daemon=True).start()
     rank, ranks, descriptor, path = arguments
     link = socket.socket(fileno=int(descriptor))
     connect(int(rank), int(ranks), path)
-    served = RankService(int(rank), int(ranks))
+    service = RankService(int(rank), int(ranks))
     while (data := receive(link)) is not None:
-        send(link, packed(served.answer(orders.decode(data))))
+        send(link, packed(service.answer(order_decoder.decode(data))))
 
 
 def connect(rank: int, ranks: int, path: str) -> None:
-    """Make the process group that verl looks for. Ranks find each other by a file, and gloo keeps
-    to the loopback interface (GLOO_SOCKET_IFNAME)."""
+    """Make the default process group, which verl uses.
+
+    Ranks find each other by a file, and gloo uses the loopback interface (GLOO_SOCKET_IFNAME).
+    """
     backend = "gloo"
     if os.environ.get("VERL_PLATFORM") != "cpu":
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(0)
-    distributed: Any = torch.distributed  # most of its names are not in its stubs
+    distributed: Any = torch.distributed  # its stubs are incomplete
     distributed.init_process_group(
         backend=backend,
         store=distributed.FileStore(path, ranks),
@@ -81,17 +83,19 @@ class RankService:
         self._learners: dict[int, dict[str, Policy]] = {}
 
     def answer(self, order: Order) -> Answer:
-        """What came of an order. An error that is none of ours ends the process: nobody could say
-        what state it is in."""
+        """Execute an order and return the answer.
+
+        Errors other than lightspan's end the process, because its state is unknown.
+        """
         start = time.process_time()
         try:
-            answer = self._obey(order)
+            answer = self._execute(order)
         except LightspanError as error:
             answer = Answer(failure=Failure.of(error))
         answer.cpu_s = time.process_time() - start
         return answer
 
-    def _obey(self, order: Order) -> Answer:
+    def _execute(self, order: Order) -> Answer:
         match order:
             case Setup():
                 torch.set_num_threads(order.threads)
@@ -104,22 +108,22 @@ class RankService:
                 self._learners.pop(order.learner, None)
                 return Answer()
             case Update():
-                tally, norm = self._policy(order).update(order)
-                sums, peaks = tally.so_far
-                return Answer(sums=sums, peaks=peaks, grad_norm=norm)
+                metrics, norm = self._policy(order).update(order)
+                sums, maxima = metrics.state
+                return Answer(sums=sums, maxima=maxima, grad_norm=norm)
             case Score():
                 return Answer(scores=self._policy(order).score(order))
             case Hash():
                 return Answer(hash=self._policy(order).hash(frozen=order.frozen))
             case Weights():
                 path = Path(order.path) if self._rank == 0 else None
-                return Answer(aliases=self._written(order, path))
+                return Answer(aliases=self._write(order, path))
             case Save():
                 for number, policy in enumerate(self._learners[order.learner].values()):
-                    self._saved(policy, Path(order.folder), number)
+                    self._save(policy, Path(order.folder), number)
                 return Answer()
             case Load():
-                # in the order of the checkpoint, whatever this process's is: shards bear numbers
+                # in the checkpoint's order of policies, whose numbers are in the file names
                 policies = self._learners[order.learner]
                 for number, (name, steps) in enumerate(order.steps.items()):
                     policies[name].load(Path(order.folder), number, steps)
@@ -129,15 +133,15 @@ class RankService:
     def _policy(self, order: Update | Score | Hash | Weights) -> Policy:
         return self._learners[order.learner][order.policy]
 
-    def _written(self, order: Weights, path: Path | None) -> dict[str, str]:
+    def _write(self, order: Weights, path: Path | None) -> dict[str, str]:
         from safetensors import SafetensorError
 
         try:
             return self._policy(order).weights(order.kind, path)
-        except (OSError, SafetensorError) as error:  # a full disk is either
+        except (OSError, SafetensorError) as error:  # a full disk raises either
             raise CheckpointError(f"cannot write weights to {path}: {error}") from error
 
-    def _saved(self, policy: Policy, folder: Path, number: int) -> None:
+    def _save(self, policy: Policy, folder: Path, number: int) -> None:
         from safetensors import SafetensorError
 
         try:
@@ -152,4 +156,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # at once: the end of an interpreter with torch's groups takes its time
+        os._exit(1)  # a normal exit with torch's process groups is slow

@@ -1,8 +1,8 @@
-"""verl's ranks as actors of a Ray cluster, by a process of verl's environment that drives them.
+"""verl's ranks as actors of a Ray cluster, through a driver process in verl's environment.
 
-The trainer has neither verl nor Ray: the `steward` joins or starts the cluster, holds verl's
-`RayWorkerGroup`, and hands on what the learner orders. A cluster of the trainer's own ends with it,
-`kill -9` included; of another one its ranks do.
+The trainer has neither verl nor Ray: the driver joins or starts the cluster, holds verl's
+`RayWorkerGroup`, and forwards the learner's orders. When the trainer ends, even by `kill -9`, a
+started cluster ends with it; in another cluster, its ranks do.
 """
 
 from __future__ import annotations
@@ -21,46 +21,50 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightspan.errors import ConfigError, RankError
-from lightspan_verl.cuda_devices import VISIBLE, card
+from lightspan_verl.cuda_devices import VISIBLE, cuda_device
 from lightspan_verl.framing import receive, send
 from lightspan_verl.rank_group import (
-    SEEN_S,
+    EXIT_DELAY_S,
     LostError,
-    Team,
+    RankGroup,
     end_children,
     how_it_ended,
     last_words,
 )
-from lightspan_verl.rpc import Assembly, Broadcast, Ready, packed, returns, rolls
+from lightspan_verl.rpc import Broadcast, RaySetup, Ready, packed, ready_decoder, results_decoder
 
 MODULE: Final = "lightspan_verl.ray_driver"
 POLL_INTERVAL_S: Final = 2.0
-"""How often somebody looks whether the cluster's head is there, while ranks work."""
-_MISSED: Final = 3
-"""Looks in a row that find nobody, after which the head is gone."""
+"""Seconds between two probes of the cluster's head while ranks work."""
+_MAX_FAILED_PROBES: Final = 3
+"""Number of consecutive failed probes after which the head counts as lost."""
 _PROBE_S: Final = 5.0
+"""Timeout of a probe, in seconds."""
 _SHUTDOWN_S: Final = 10.0
-"""How long Ray may take to end a cluster in order."""
-_STRAGGLING_S: Final = 5.0
+"""Maximum seconds of a cluster's normal shutdown."""
+_KILL_TIMEOUT_S: Final = 5.0
+"""Seconds to wait for the cluster's processes before and after SIGKILL."""
 _MORE_S: Final = 20.0
-"""How much longer than the ranks the steward may take, which tells of those that are late."""
+"""Seconds by which the driver, which reports late ranks, may exceed the ranks' time limit."""
 _LOADING_S: Final = 120.0
-"""The same at its beginning, when it loads verl and starts Ray before it waits for anybody."""
+"""`_MORE_S` at the start, when the driver loads verl and starts Ray before its own limit begins."""
 
 
-class RayWorkers(Team):
-    """verl's ranks, each an actor of verl's `RayWorkerGroup`.
+class RayWorkers(RankGroup):
+    """verl's ranks as actors of verl's `RayWorkerGroup`.
 
     Args:
-        python: the interpreter that has verl, and Ray.
-        devices: of each rank.
-        ray: True for a cluster on this machine that is started for these ranks and ended with
-            them; the address of one that is there, of which this machine is a node.
+        python: the interpreter that has verl and Ray.
+        devices: the device of each rank.
+        ray: True to start a cluster on this machine, which ends with the ranks; or the address of a
+            running cluster of which this machine is a node.
+        start_s: maximum seconds of the first order.
+        timeout_s: maximum seconds of any other order.
 
     Raises:
-        ConfigError: see `check_environment`; the cluster is not there, asks for no token, or has
-            too little, or other packages.
-        RankError: a rank ended before it was there.
+        ConfigError: see `check_environment`; or the cluster is not running, needs no token, lacks
+            resources, or has other packages.
+        RankError: a rank ended during its start.
     """
 
     def __init__(
@@ -74,23 +78,23 @@ class RayWorkers(Team):
     ) -> None:
         self._address = ray if isinstance(ray, str) else ""
         super().__init__(python, devices, with_ray=True, start_s=start_s, timeout_s=timeout_s)
-        self._roll = Ready()
+        self._ready = Ready()
         self._children: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
-        self._known: list[Any] = []
-        """Processes of psutil that are ended with the steward: those of its own cluster."""
+        self._cluster: list[Any] = []
+        """psutil's processes of a started cluster, which end with the driver."""
         self._end = weakref.finalize(
-            self, _end, self._children, self._links, self._known, self._folder
+            self, _end, self._children, self._links, self._cluster, self._folder
         )
         try:
             if ":" in self._address and not _listens(self._address):
                 raise ConfigError(
-                    f"Verl(ray={self._address!r}): nobody listens there: give the address of a "
-                    f"cluster's head (`{_beside(python, 'ray')} start --head` starts one), or "
+                    f"Verl(ray={self._address!r}): nothing listens there: give the address of a "
+                    f"cluster's head (`{Path(python).parent / 'ray'} start --head` starts one), or "
                     "ray=True for one that is started here"
                 )
             self._start()
-            self._roll = self._called()
+            self._ready = self._wait_ready()
         except LostError as error:
             self.end()
             raise RankError(str(error)) from None
@@ -100,26 +104,26 @@ class RayWorkers(Team):
 
     @property
     def pids(self) -> list[int]:
-        return list(self._roll.pids)
+        return list(self._ready.pids)
 
     @property
-    def steward(self) -> int:
-        """The process that drives the ranks."""
+    def driver(self) -> int:
+        """Process id of the driver."""
         return self._children[0].pid
 
     @property
     def head(self) -> str:
-        """The address of the cluster's head: as it was given, or as Ray has it."""
-        return self._address if ":" in self._address else self._roll.head
+        """Address of the cluster's head, from the option or from Ray."""
+        return self._address if ":" in self._address else self._ready.head
 
     @property
     def where(self) -> str:
-        return f"Ray {self._roll.ray}, " + (self._address or "a cluster of its own")
+        return f"Ray {self._ready.ray}, " + (self._address or "a cluster of its own")
 
     def end(self) -> None:
         self._end()
 
-    # --- a beginning ----------------------------------------------------------------------
+    # --- start ----------------------------------------------------------------------------
     def _start(self) -> None:
         own, theirs = socket.socketpair()
         self._links.append(own)
@@ -130,93 +134,89 @@ class RayWorkers(Team):
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env=self._environment_there(),
+                    env=self._driver_environment(),
                     pass_fds=[theirs.fileno()],
-                    # Ray has its workers find modules where its driver was started
+                    # Ray's workers search for modules in the driver's working directory
                     cwd=self._folder,
-                    start_new_session=True,  # Ctrl-C is the trainer's, which ends it in order
+                    start_new_session=True,  # Ctrl-C reaches the trainer only
                 )
             )
 
-    def _environment_there(self) -> dict[str, str]:
-        """Of the steward, and so of a cluster that it starts."""
+    def _driver_environment(self) -> dict[str, str]:
+        """Return the environment of the driver, and of a cluster that it starts."""
         if self._address:
             return self._environment()
-        cards = [] if self._on_cpu else [card(device) for device in self.devices]
-        seen = {VISIBLE: ",".join(cards)} if cards else {}
+        devices = [] if self._on_cpu else [cuda_device(device) for device in self.devices]
         return {
             **self._environment(without=("RAY_",)),
-            **seen,
+            **({VISIBLE: ",".join(devices)} if devices else {}),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_raylet_start_wait_time_s": "300",  # by default 30, too little on a busy machine
         }
 
-    def _called(self) -> Ready:
-        """Who is there, as the steward says.
+    def _wait_ready(self) -> Ready:
+        """Send the setup to the driver and return its answer.
 
         Raises:
-            LightspanError: why nobody is.
-            LostError: it ended before, or takes too long.
+            LightspanError: the ranks could not be started.
+            LostError: the driver ended, or exceeded the time limit.
         """
-        assembly = Assembly(
+        setup = RaySetup(
             address=self._address,
             ranks=len(self.devices),
             on_gpu=not self._on_cpu,
             start_s=self._start_s,
             folder=str(self._folder),
             rendezvous=self._rendezvous,
-            environment=self._told,
+            environment=self._overrides,
         )
-        roll = rolls.decode(self._answer(packed(assembly), more_s=_LOADING_S))
-        if roll.failure is not None:
-            raise roll.failure.error()
+        ready = ready_decoder.decode(self._answer(packed(setup), more_s=_LOADING_S))
+        if ready.failure is not None:
+            raise ready.failure.error()
         if not self._address:
-            self._know()
-        return roll
+            import psutil
 
-    def _know(self) -> None:
-        """Note the processes of the cluster that was started."""
-        import psutil
+            with contextlib.suppress(psutil.Error):
+                self._cluster += psutil.Process(self.driver).children(recursive=True)
+        return ready
 
-        with contextlib.suppress(psutil.Error):
-            self._known += psutil.Process(self.steward).children(recursive=True)
-
-    # --- a round --------------------------------------------------------------------------
-    def _exchanged(self, messages: Sequence[bytes]) -> list[bytes]:
+    # --- orders ---------------------------------------------------------------------------
+    def _exchange(self, messages: Sequence[bytes]) -> list[bytes]:
         _, limit = self._limit
         data = self._answer(packed(Broadcast(orders=list(messages), limit_s=limit)))
-        found = returns.decode(data)
-        if found.late:
-            raise self._late(", ".join(map(self.name, found.late)))
-        if found.lost is not None:
-            pid = self._roll.pids[found.lost]
+        results = results_decoder.decode(data)
+        if results.late:
+            raise self._late(", ".join(map(self.name, results.late)))
+        if results.lost is not None:
+            pid = self._ready.pids[results.lost]
             raise LostError(
-                self._head_lost() or f"{self.name(found.lost)}, process {pid}, {found.how}"
+                self._head_lost() or f"{self.name(results.lost)}, process {pid}, {results.how}"
             )
-        return found.answers
+        return results.answers
 
     def _answer(self, message: bytes, *, more_s: float = _MORE_S) -> bytes:
-        """What the steward answers.
+        """Send a message to the driver and return the answer.
 
         Args:
-            more_s: how much longer it may take than is set.
+            message: the encoded message.
+            more_s: seconds in addition to the time limit.
 
         Raises:
-            LostError: it has ended, or takes too long; or the cluster's head has ended.
+            LostError: the driver or the cluster's head has ended, or exceeded the time limit.
         """
         link = self._links[0]
         end = time.monotonic() + self._limit[1] + more_s
-        missed = 0
+        failed_probes = 0
         try:
-            link.settimeout(max(SEEN_S, end - time.monotonic()))
+            link.settimeout(max(EXIT_DELAY_S, end - time.monotonic()))
             send(link, message)
             while not select.select([link], [], [], POLL_INTERVAL_S)[0]:
                 if time.monotonic() > end:
                     raise self._late("the process that drives verl's ranks in Ray")
-                missed = missed + 1 if self._head_lost() else 0
-                if missed >= _MISSED:
+                failed_probes = failed_probes + 1 if self._head_lost() else 0
+                if failed_probes >= _MAX_FAILED_PROBES:
                     raise LostError(self._head_lost())
             data = receive(link)
         except TimeoutError:
@@ -228,7 +228,7 @@ class RayWorkers(Team):
         return data
 
     def _head_lost(self) -> str:
-        """That the cluster's head is gone, if it is."""
+        """Return an error message if the cluster's head is gone; empty otherwise."""
         if not self.head or _listens(self.head):
             return ""
         return (
@@ -237,9 +237,9 @@ class RayWorkers(Team):
         )
 
     def _failure(self) -> str:
-        """How the steward ended."""
+        """Describe the end of the driver."""
         [child] = self._children
-        end = time.monotonic() + SEEN_S
+        end = time.monotonic() + EXIT_DELAY_S
         while child.poll() is None and time.monotonic() < end:
             time.sleep(0.02)
         name = f"the process that drives verl's ranks in Ray ({child.pid})"
@@ -253,21 +253,16 @@ class RayWorkers(Team):
 
     @property
     def _log(self) -> Path:
-        return self._folder / "steward.log"
+        return self._folder / "driver.log"
 
 
 def _program(python: str) -> str:
-    """The interpreter, wherever one stands. Its links stay: they say which environment it has."""
+    """Return the interpreter's absolute path, without resolving symlinks, which define its venv."""
     return os.path.abspath(shutil.which(python) or python)
 
 
-def _beside(python: str, program: str) -> str:
-    """A program of an interpreter's environment, as one types it."""
-    return str(Path(python).parent / program)
-
-
 def _listens(address: str) -> bool:
-    """Whether somebody accepts connections at `HOST:PORT`."""
+    """Return whether connections are accepted at `HOST:PORT`."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
@@ -279,22 +274,22 @@ def _listens(address: str) -> bool:
 def _end(
     children: Sequence[subprocess.Popen[bytes]],
     links: Sequence[socket.socket],
-    known: Sequence[Any],
+    cluster: Sequence[Any],
     folder: Path,
 ) -> None:
-    """End the ranks and the cluster that was started for them: in order, and then by force."""
+    """End the ranks and a started cluster, by a normal shutdown and then by SIGKILL."""
     for link in links:
         link.close()
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_SHUTDOWN_S)
-    end_children(children, folder / "none")  # the folder is Ray's until its processes have ended
-    if known:
+    end_children(children, folder / "none")  # Ray uses the folder until its processes have ended
+    if cluster:
         import psutil
 
-        _, alive = psutil.wait_procs(known, timeout=_STRAGGLING_S)
+        _, alive = psutil.wait_procs(cluster, timeout=_KILL_TIMEOUT_S)
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(alive, timeout=_STRAGGLING_S)
+        psutil.wait_procs(alive, timeout=_KILL_TIMEOUT_S)
     shutil.rmtree(folder, ignore_errors=True)

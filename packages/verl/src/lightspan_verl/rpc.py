@@ -1,4 +1,4 @@
-"""What the learner and verl's processes tell each other: plain data, as MessagePack. No pickle."""
+"""Messages between the learner and verl's processes, as MessagePack. No pickle."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import LoRA, Optimizer, PolicyLoss, SFTLoss, Which
 
 Kind = Literal["served", "trained"]
-"""Weights as an engine takes them, adapters added in, or what is trained alone."""
+"""`served`: whole weights with merged adapters; `trained`: the trained weights or adapters."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Make a learner, and keep it under a number."""
+    """Order to make a learner under a number."""
 
     learner: int
     models: dict[str, str]
@@ -32,13 +32,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Take part in a step of one policy with these rows."""
+    """Order to take a step of one policy with rows."""
 
     learner: int
     policy: str
     rows: list[Row]
     loss_of_policy: PolicyLoss | None
-    """None: `SFTLoss`."""
+    """None for `SFTLoss`."""
     old_logprobs: list[list[float]] | None
     fresh_version: int | None
     learning_rate: float
@@ -49,7 +49,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Say the log-probabilities of these rows' tokens."""
+    """Order to return the log-probabilities of the rows' tokens."""
 
     learner: int
     policy: str
@@ -58,7 +58,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Write a policy's weights, whole, into a file; the first rank does."""
+    """Order to gather a policy's weights; the first rank writes them into a file."""
 
     learner: int
     policy: str
@@ -67,7 +67,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Hash(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Say the hash of a policy's weights, or of those that adapters leave alone."""
+    """Order to return the hash of a policy's weights, or of the frozen ones under adapters."""
 
     learner: int
     policy: str
@@ -75,14 +75,14 @@ class Hash(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Write this rank's part of a checkpoint."""
+    """Order to write the rank's part of a checkpoint."""
 
     learner: int
     folder: str
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Go on from a checkpoint, of however many ranks."""
+    """Order to restore a checkpoint, written by any number of ranks."""
 
     learner: int
     folder: str
@@ -90,7 +90,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Forget a learner."""
+    """Order to delete a learner."""
 
     learner: int
 
@@ -99,7 +99,7 @@ Order = Setup | Update | Score | Weights | Hash | Save | Load | Drop
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of ours in another process."""
+    """A lightspan error of another process."""
 
     kind: str
     text: str
@@ -110,82 +110,84 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return Failure(kind=type(error).__name__, text=str(error))
 
     def error(self, where: str = "") -> LightspanError:
-        """Return the same error here, with the rank that raised it."""
+        """Return the error, with the rank that raised it."""
         kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
         return kind(f"{where}: {self.text}" if where else self.text)
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """Of one rank to one order."""
+    """The answer of one rank to one order."""
 
     failure: Failure | None = None
     cpu_s: float = 0.0
-    """What the order took."""
+    """CPU-seconds of the order."""
     scores: list[list[float]] = []
     sums: dict[str, float] = {}
-    peaks: dict[str, float] = {}
+    maxima: dict[str, float] = {}
     grad_norm: float = 0.0
     aliases: dict[str, str] = {}
-    """Name of a tied weight → the name that it is written under."""
+    """Name of a tied weight → the name of the equal weight in the file."""
     hash: str = ""
     versions: dict[str, str] = {}
 
 
-# --- with the steward of ranks in Ray -----------------------------------------------------------
-class Assembly(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is wanted, and where."""
+# --- messages to and from the driver of ranks in Ray ----------------------------------------------
+class RaySetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The driver's settings."""
 
     address: str
-    """Of the cluster; empty for one that is started here."""
+    """Address of the cluster; empty to start one."""
     ranks: int
     on_gpu: bool
     start_s: float
     folder: str
-    """The trainer's, for this team alone."""
+    """The trainer's folder of this group of ranks."""
     rendezvous: str
+    """Path of the file by which ranks find each other."""
     environment: dict[str, str]
-    """Of the ranks."""
+    """Environment variables of the ranks."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has come."""
+    """The driver's answer to `RaySetup`."""
 
     failure: Failure | None = None
-    """Why nobody has."""
+    """Why the ranks could not be started."""
     pids: list[int] = []
-    """Of each rank."""
+    """Process id of each rank."""
     head: str = ""
-    """The address of the cluster's head."""
+    """Address of the cluster's head."""
     ray: str = ""
-    """Its version."""
+    """Version of Ray."""
 
 
 class Broadcast(msgspec.Struct, frozen=True, kw_only=True):
-    """An order for each rank, as bytes."""
+    """An encoded order for each rank."""
 
     orders: list[bytes]
     limit_s: float
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of them."""
+    """The encoded answers of all ranks, or the rank that failed."""
 
     answers: list[bytes] = []
     lost: int | None = None
-    """A rank that is; and then `how`."""
+    """A lost rank."""
     how: str = ""
+    """How the rank was lost."""
     late: list[int] = []
-    """Ranks that took too long."""
+    """Ranks that exceeded the limit."""
 
 
-orders: Final = msgspec.msgpack.Decoder(Order)
-answers: Final = msgspec.msgpack.Decoder(Answer)
-assemblies: Final = msgspec.msgpack.Decoder(Assembly)
-rolls: Final = msgspec.msgpack.Decoder(Ready)
-rounds: Final = msgspec.msgpack.Decoder(Broadcast)
-returns: Final = msgspec.msgpack.Decoder(Results)
+order_decoder: Final = msgspec.msgpack.Decoder(Order)
+answer_decoder: Final = msgspec.msgpack.Decoder(Answer)
+setup_decoder: Final = msgspec.msgpack.Decoder(RaySetup)
+ready_decoder: Final = msgspec.msgpack.Decoder(Ready)
+broadcast_decoder: Final = msgspec.msgpack.Decoder(Broadcast)
+results_decoder: Final = msgspec.msgpack.Decoder(Results)
 
 
 def packed(message: Any) -> bytes:
-    """A message on its way."""
+    """Encode a message."""
     return msgspec.msgpack.encode(message)

@@ -1,7 +1,7 @@
-"""One rank's part of a policy's checkpoint: its shards, and where in the whole they lie.
+"""One rank's part of a policy's checkpoint: its shards and their offsets.
 
-Every file says of each tensor which of its first dimension's places it holds, so that a checkpoint
-can be read by another number of ranks than wrote it. safetensors, no pickle.
+Each file stores the range of every tensor's first dimension that it has, so that another number of
+ranks can read the checkpoint. safetensors, no pickle.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from lightspan.errors import CheckpointError
 
 
 class Shard(NamedTuple):
-    """What one rank holds of a tensor."""
+    """One rank's shard of a tensor."""
 
     local: Tensor
     start: int
-    """Place of the first in the whole's first dimension."""
+    """Offset in the whole tensor's first dimension."""
     size: int
-    """Of the whole's first dimension; -1 for what every rank has whole."""
+    """Size of the whole tensor's first dimension; -1 for a replicated tensor."""
 
 
 def shard_of(tensor: Any, rank: int, ranks: int) -> Shard:
-    """This rank's shard of what FSDP2 has split in stretches that are alike, but the last ones."""
+    """Return this rank's shard; FSDP2 splits the first dimension into ceil(size / ranks)."""
     if not hasattr(tensor, "to_local"):
         return Shard(tensor, 0, -1)
     size = tensor.shape[0]
@@ -40,13 +40,13 @@ def write(path: Path, shards: Mapping[str, Shard]) -> None:
     """Write the shards of a rank."""
     from safetensors.torch import save_file
 
-    tensors = {name: each.local.detach().cpu().contiguous() for name, each in shards.items()}
-    places = {name: [each.start, each.size] for name, each in shards.items()}
+    tensors = {name: shard.local.detach().cpu().contiguous() for name, shard in shards.items()}
+    places = {name: [shard.start, shard.size] for name, shard in shards.items()}
     save_file(tensors, path, metadata={"places": json.dumps(places)})
 
 
-class Saved:
-    """What the ranks of a checkpoint wrote of a policy."""
+class SavedShards:
+    """The shards of a policy in a checkpoint, from all ranks."""
 
     def __init__(self, folder: Path, number: int) -> None:
         from safetensors import SafetensorError, safe_open
@@ -60,46 +60,46 @@ class Saved:
             self._places = [json.loads(file.metadata()["places"]) for file in self._files]
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"cannot read the checkpoint {folder}: {error}; delete it, and training goes on "
+                f"cannot read the checkpoint {folder}: {error}; delete it, and training resumes "
                 "from the one before it"
             ) from error
 
     @property
     def names(self) -> set[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return set(self._places[0])
 
     @torch.no_grad()
     def read(self, name: str, into: Shard) -> None:
-        """Fill a shard of now.
+        """Fill a current shard.
 
         Raises:
-            CheckpointError: the tensor is not there, or of another shape.
+            CheckpointError: the tensor is missing or has another shape.
         """
         if into.size < 0:
             self._check(name, self._places[0], into)
             into.local.copy_(self._files[0].get_tensor(name))
             return
-        found = 0
+        count = 0
         for part, start in self._parts(name, into):
             into.local[start : start + len(part)].copy_(part)
-            found += len(part)
-        if found != into.local.shape[0]:
+            count += len(part)
+        if count != into.local.shape[0]:
             raise CheckpointError(
-                f"the checkpoint {self._folder} has {found} of {into.local.shape[0]} places of "
+                f"the checkpoint {self._folder} has {count} of {into.local.shape[0]} places of "
                 f"{name}: files of it are missing"
             )
 
     def _parts(self, name: str, into: Shard) -> Iterator[tuple[Tensor, int]]:
-        """Pieces of a shard, and where in it they go."""
+        """Yield the parts of a shard in the files, with their offsets in the shard."""
         for file, places in zip(self._files, self._places, strict=True):
             self._check(name, places, into)
             first = places[name][0]
-            held = file.get_slice(name)
+            stored = file.get_slice(name)
             low = max(first, into.start)
-            high = min(first + held.get_shape()[0], into.start + into.local.shape[0])
+            high = min(first + stored.get_shape()[0], into.start + into.local.shape[0])
             if low < high:
-                yield held[low - first : high - first], low - into.start
+                yield stored[low - first : high - first], low - into.start
 
     def _check(self, name: str, places: Mapping[str, list[int]], into: Shard) -> None:
         if name not in places or places[name][1] != into.size:

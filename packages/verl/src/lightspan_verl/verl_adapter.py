@@ -1,12 +1,12 @@
-"""verl 0.9.1 from within: all names of verl's that it does not promise are in this file.
+"""Adapter of verl 0.9.1: the only module that uses verl's private API.
 
-Imported in verl's environment alone. A version of verl is supported by what this file says of it,
-and by the tests that run it (`nox -s tests_verl`).
+Imported in verl's environment only. To support another version of verl, change this file and run
+its tests (`nox -s tests_verl`).
 
-What is ours beside `TrainingWorker`'s own: log-probabilities are taken at each token's temperature,
-of looked-at tokens alone; AdamW decays matrices alone; a step whose loss is not finite is not
-taken, though its gradient may be; the model's own dropout stays off. All by verl's registry of
-engines, nothing of verl is replaced.
+Differences from `TrainingWorker`: log-probabilities are computed at each token's temperature, for
+selected tokens only; AdamW decays matrices only; a step with a non-finite loss is skipped, even if
+its gradient is finite; the model's own dropout stays off. The engine is registered with verl; verl
+is not patched.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from lightspan.protocols.learner import LoRA, Optimizer
 from lightspan_torch.learner import losses
 
 KIND: Final = "lightspan"
-"""Of models, in verl's registry of engines."""
+"""Model type in verl's registry of engines."""
 
 LossFunction = Callable[[Tensor, Tensor, "Batch"], Tensor]
-"""([n] log-probabilities, [n] entropies, the batch) → the loss that is summed over ranks."""
+"""([n] log-probabilities, [n] entropies, the batch) → the loss, which is summed over ranks."""
 
 
 @EngineRegistry.register(model_type=KIND, backend=["fsdp2"], device=["cpu", "cuda"])
 class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """verl's FSDP2 engine, with what the module says."""
+    """verl's FSDP2 engine with the differences that the module lists."""
 
     loss_sum: Callable[[], float] = staticmethod(lambda: 0.0)
-    """This rank's sum of the loss of the step that is being taken."""
+    """Returns this rank's loss sum of the current step."""
     entropy_trained: bool = False
 
     def __init__(self, **parts: Any) -> None:
@@ -53,20 +53,21 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         for module in self.module.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-            for name, value in list(vars(module).items()):  # what some hand to functions
+            # some modules pass a rate of their own to functional dropout
+            for name, value in list(vars(module).items()):
                 if isinstance(value, float) and ("dropout" in name or name == "layerdrop"):
                     setattr(module, name, 0.0)
 
     def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
-        trained = [each for each in module.parameters() if each.requires_grad]
+        trained = [weight for weight in module.parameters() if weight.requires_grad]
         decay = self.optimizer_config.weight_decay
         groups = [
-            {"params": [each for each in trained if each.ndim >= 2], "weight_decay": decay},
-            {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
+            {"params": [weight for weight in trained if weight.ndim >= 2], "weight_decay": decay},
+            {"params": [weight for weight in trained if weight.ndim < 2], "weight_decay": 0.0},
         ]
         betas = tuple(self.optimizer_config.betas)
-        kept = [group for group in groups if group["params"]]
-        return torch.optim.AdamW(kept, lr=self.optimizer_config.lr, betas=betas)
+        nonempty = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(nonempty, lr=self.optimizer_config.lr, betas=betas)
 
     def optimizer_step(self) -> float:
         total = torch.tensor([self.loss_sum()], dtype=torch.float64, device=self.device)
@@ -78,15 +79,17 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's shard is."""
+        """Device of this rank's shard."""
         device: torch.device = next(iter(self.module.parameters())).device
         return device
 
     def prepare_model_outputs(
         self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, Tensor]:
-        """Of the looked-at tokens alone, each at its own temperature. While training: [n], with
-        their entropies; else as rows, 0 elsewhere."""
+        """Return the selected tokens' log-probabilities, each at its own temperature.
+
+        While training, [n] with their entropies; otherwise as rows, 0 elsewhere.
+        """
         batch = Batch(micro_batch)
         logits = output.logits
         padded = torch.nested.to_padded_tensor(
@@ -98,23 +101,23 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         if logits_processor_func is None:
             rows = micro_batch["input_ids"]
             flat = torch.zeros(rows.values().shape, device=logprobs.device)
-            flat[batch.looked] = logprobs
+            flat[batch.selected] = logprobs
             return {"log_probs": torch.nested.nested_tensor_from_jagged(flat, rows.offsets())}
         with torch.set_grad_enabled(self.entropy_trained):
-            kept = distributions if self.entropy_trained else distributions.detach()
-            spread = losses.entropy(kept)
-        return {"log_probs": logprobs, "entropy": spread}
+            source = distributions if self.entropy_trained else distributions.detach()
+            entropies = losses.entropy(source)
+        return {"log_probs": logprobs, "entropy": entropies}
 
 
 class Batch:
-    """Rows in one forward pass, as their looked-at tokens see them: `batch[name]` is [n]."""
+    """Rows of one forward pass; `batch[name]` are the values [n] of their selected tokens."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
-        self.looked = data["loss_mask"].values().bool()
+        self.selected = data["loss_mask"].values().bool()
 
     def __getitem__(self, name: str) -> Tensor:
-        values: Tensor = self._data[name].values()[self.looked]
+        values: Tensor = self._data[name].values()[self.selected]
         return values
 
     def get(self, name: str) -> Tensor | None:
@@ -126,10 +129,18 @@ class Batch:
 
 
 class Model:
-    """A model in verl's hands, with its optimiser.
+    """A model in a verl `TrainingWorker`, with its optimiser.
 
     Args:
-        dtype: what passes are computed in.
+        path: folder of the model.
+        optimizer: the optimiser's settings.
+        lora: settings of adapters; None to train full weights.
+        dtype: data type of passes.
+        token_budget: approximate tokens in one forward pass.
+        gradient_checkpointing: whether activations are recomputed in the backward pass.
+        param_offload: whether weights and gradients are in host memory between passes.
+        optimizer_offload: whether the optimiser's state is in host memory between passes.
+        seed: seed of the adapters' initial weights.
     """
 
     def __init__(
@@ -147,7 +158,7 @@ class Model:
     ) -> None:
         self._budget = token_budget
         with torch.random.fork_rng():
-            torch.manual_seed(seed)  # adapters' initial weights; the first rank's are everyone's
+            torch.manual_seed(seed)  # for adapters; all ranks get the first rank's weights
             self._worker = TrainingWorker(
                 TrainingWorkerConfig(
                     model_type=KIND,
@@ -167,24 +178,23 @@ class Model:
 
     @property
     def module(self) -> Any:
-        """The plain transformers model, sharded, with adapters inside its layers."""
+        """The sharded transformers model, with adapters inside its layers."""
         return self._engine.module
 
-    def settle(self) -> None:
-        """Wait until all that was sent to the host is there: verl does not, and what is read before
-        would be half of it."""
+    def synchronize(self) -> None:
+        """Wait for copies to the host: verl does not, and an earlier read would be incomplete."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        found: torch.optim.Optimizer = self._engine.optimizer
-        return found
+        optimizer: torch.optim.Optimizer = self._engine.optimizer
+        return optimizer
 
     def score(
         self, rows: Sequence[Row], masks: Sequence[Sequence[bool]], *, adapters: bool = True
     ) -> list[Tensor]:
-        """[len(row.ids)] of each row: log-probabilities of the tokens that its mask looks at."""
+        """Return the log-probabilities of masked tokens, [len(row.ids)] for each row."""
         data = _batch(rows, masks)
         tensordict_utils.assign_non_tensor(
             data,
@@ -205,11 +215,16 @@ class Model:
         learning_rate: float,
         entropy_trained: bool,
     ) -> float:
-        """Take a step on these rows and those of other ranks; returns the gradient's norm of
-        before it was bounded. NaN or infinite: no step was taken.
+        """Take a step on the rows of all ranks; return the gradient's norm before clipping.
+
+        If the norm is NaN or infinite, no step was taken.
 
         Args:
-            values: what the loss reads, [len(row.ids)] for each row.
+            rows: this rank's rows.
+            values: the loss's inputs, [len(row.ids)] for each row.
+            loss: the loss function.
+            learning_rate: the step's learning rate.
+            entropy_trained: whether the entropies need a gradient.
         """
         total = 0.0
 
@@ -218,7 +233,7 @@ class Model:
             batch = Batch(data)
             own = loss(model_output["log_probs"], model_output["entropy"], batch)
             total += float(own.detach())
-            return own * batch.ranks, {}  # FSDP takes the mean over ranks, and losses are sums
+            return own * batch.ranks, {}  # FSDP averages over ranks, but losses are sums
 
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -234,8 +249,10 @@ class Model:
         return float(metrics["grad_norm"])
 
     def _tokens(self, rows: Sequence[Row]) -> int:
-        """Of a forward pass. The longest row of any rank is one by itself, where it is longer than
-        the budget: verl refuses to make it so, and wants one number on all ranks."""
+        """Return the maximum tokens of a forward pass: the budget, or the longest row of any rank.
+
+        verl refuses rows beyond the maximum, which must be the same on all ranks.
+        """
         longest = torch.tensor([len(row.ids) for row in rows], device=self._engine.device).max()
         torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX)
         return max(self._budget, int(longest))
@@ -271,7 +288,7 @@ def _engine_config(
         use_dynamic_bsz=True,
         max_token_len_per_gpu=token_budget,
         infer_max_token_len_per_gpu=token_budget,
-        # Otherwise every rank holds the whole model's gradients from the first pass to the last.
+        # True would keep the whole model's gradients on every rank during all passes
         use_no_sync_for_gradient_accumulation=False,
         model_dtype="fp32",
         mixed_precision={
@@ -284,7 +301,7 @@ def _engine_config(
 
 def _optimizer_config(optimizer: Optimizer) -> Any:
     return FSDPOptimizerConfig(
-        lr=optimizer.learning_rate,  # of each step: `Model.step`
+        lr=optimizer.learning_rate,  # replaced at each step, in `Model.step`
         betas=tuple(optimizer.betas),
         weight_decay=optimizer.weight_decay,
         clip_grad=math.inf if optimizer.max_grad_norm is None else optimizer.max_grad_norm,
@@ -298,21 +315,21 @@ def _batch(
     masks: Sequence[Sequence[bool]],
     values: dict[str, Sequence[Tensor]] | None = None,
 ) -> Any:
-    """Rows as verl takes them."""
+    """Return rows as verl's `TensorDict`."""
     ids = [torch.tensor(row.ids) for row in rows]
     fields = {
         "input_ids": ids,
-        "position_ids": [torch.arange(len(each)) for each in ids],
-        "prompts": [each[:1] for each in ids],
-        "responses": [each[1:] for each in ids],
+        "position_ids": [torch.arange(len(row)) for row in ids],
+        "prompts": [row[:1] for row in ids],
+        "responses": [row[1:] for row in ids],
         "response_mask": [torch.tensor(mask[1:]).long() for mask in masks],
         "loss_mask": [torch.tensor(mask).long() for mask in masks],
         "temperatures": [torch.tensor(row.temperatures) for row in rows],
         **(values or {}),
     }
     nested = {
-        name: torch.nested.as_nested_tensor(list(each), layout=torch.jagged)
-        for name, each in fields.items()
+        name: torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
+        for name, tensors in fields.items()
     }
-    # of verl's own temperature nothing is made: `Engine.prepare_model_outputs`
+    # verl requires a temperature, which `Engine.prepare_model_outputs` ignores
     return TensorDict({**nested, "temperature": torch.ones(len(rows))}, batch_size=len(rows))

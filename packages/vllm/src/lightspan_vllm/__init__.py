@@ -1,12 +1,11 @@
 """vLLM servers as a token engine: prompt ids in, sampled ids and their log-probabilities out.
 
-`config` is `lightspan.VLLM`. `engine` is the engine; `server_pool` routes, retries and updates the
-servers of policies that share them, `supervised_server` keeps one server and its weights,
-`request` is one resumable request, `load_balancer` picks a server. `client` is the HTTP client,
-`requirements` checks a server, `process` runs one, `weights` writes a model or LoRA where servers
-read it, `broadcast` sends it to those that do not. vLLM's own process loads
-`vllm_plugin/lightspan_vllm_plugin` and `vllm_plugin/lightspan_broadcast`; nothing here imports the
-former.
+`config` is `lightspan.VLLM`. `engine` is the engine; `server_pool` routes, retries and updates
+calls on shared servers, `supervised_server` starts, restarts and updates one server, `request` is a
+resumable request, `load_balancer` picks a server. `client` is the HTTP client, `requirements`
+checks a server, `process` runs one, `weights` writes weights into files, `broadcast` sends them
+over the network. vLLM's own process loads `vllm_plugin/lightspan_vllm_plugin` and
+`vllm_plugin/lightspan_broadcast`; nothing here imports the former.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VLLM"]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "VLLM": "lightspan_vllm.config",
-    },
-)
+__getattr__ = lazy_exports(__name__, {"VLLM": "lightspan_vllm.config"})
 
 
 def __dir__() -> list[str]:

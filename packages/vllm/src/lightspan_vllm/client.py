@@ -1,4 +1,4 @@
-"""Speaks with one vLLM server."""
+"""HTTP client of one vLLM server."""
 
 from __future__ import annotations
 
@@ -21,35 +21,39 @@ from lightspan_vllm.requirements import ServerInfo, without_routes
 from lightspan_vllm.weights import LABEL, LoRAFiles, Weights
 
 CONTROL_S: Final = 600.0
-"""How long a server may take to load weights."""
-KEPT_S: Final = 2.0
-"""How long an idle connection is kept. vLLM ends one after 5 s: a call that is sent at that moment
-finds it closed, as if the server were gone, and where the machine is busy the moment is long."""
+"""Timeout of control requests, such as loading weights, in seconds."""
+KEEPALIVE_S: Final = 2.0
+"""Seconds for which an idle connection is kept. vLLM closes idle connections after 5 s; a call sent
+at that moment would fail as if the server were gone, most likely on a busy machine."""
 _HEALTH_S: Final = 10.0
-_NOBODY: Final = (errno.ECONNREFUSED, errno.ENOENT)
-"""What connecting fails with where nobody listens; the second, where the socket's file is gone."""
-_DETAIL: Final = 500
+"""Timeout of health checks, in seconds."""
+_NOT_LISTENING: Final = (errno.ECONNREFUSED, errno.ENOENT)
+"""Errors of connecting to a closed port or a missing socket file."""
+_MAX_DETAIL: Final = 500
+"""Maximum length of a server's text in an error message."""
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading foreign JSON may raise."""
+"""Exceptions of decoding foreign JSON."""
 
 
 class Unreachable(EngineError):
-    """The server cannot be reached, or broke off: it may be gone, and come back.
+    """The server cannot be reached, or the connection broke; the server may come back.
 
     Args:
-        nobody: whether nobody listens there, which no load explains.
+        message: the error message.
+        not_listening: whether the connection was refused, which no load explains.
     """
 
-    def __init__(self, message: str, *, nobody: bool = False) -> None:
+    def __init__(self, message: str, *, not_listening: bool = False) -> None:
         super().__init__(message)
-        self.nobody = nobody
+        self.not_listening = not_listening
 
 
 class Refused(EngineError):
-    """The server says no, or what cannot be read.
+    """The server refused a request, or its response is invalid.
 
     Args:
-        status: of its answer.
+        message: the error message.
+        status: HTTP status of the response.
     """
 
     def __init__(self, message: str, status: int = 200) -> None:
@@ -58,14 +62,14 @@ class Refused(EngineError):
 
 
 class Chunk(NamedTuple):
-    """Tokens as they come."""
+    """Newly generated tokens of a call."""
 
     ids: list[int]
     logprobs: list[float]
     finish: str | None
-    """`stop`, `length`, or `abort` where an update cut it; None while there may be more."""
+    """`stop`, `length`, or `abort` after an update; None if more may follow."""
     version: int = 0
-    """Of the weights that sampled them, as `Server` knows it."""
+    """Version of the weights that sampled the tokens, set by `Server`."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -103,23 +107,23 @@ A = TypeVar("A")
 
 
 class Client:
-    """One server's routes. Opened and closed on one event loop.
+    """A client of one server. Opened and closed on one event loop.
 
     Args:
-        address: of a server, or the path of its socket.
+        address: URL of the server, or path of its socket.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._socket = self._base = ""
         self._session: aiohttp.ClientSession | None = None
-        self._answers: set[aiohttp.ClientResponse] = set()
+        self._responses: set[aiohttp.ClientResponse] = set()
         self._model = ""
         self._workers = 1
         self._vocabulary = 0
 
     async def open(self, address: str) -> None:
-        """Begin with an empty pool of connections. Again after a restart."""
+        """Connect to an address with new connections; close the former ones."""
         await self.close()
         self.address = address
         parts = urlsplit(address)
@@ -128,10 +132,10 @@ class Client:
         self._base = "http://vllm" if self._socket else f"{parts.scheme}://{parts.netloc}{path}"
         connector: aiohttp.BaseConnector
         if self._socket:
-            connector = aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=KEPT_S)
+            connector = aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=KEEPALIVE_S)
         else:
             connector = aiohttp.TCPConnector(
-                limit=0, socket_factory=watched, keepalive_timeout=KEPT_S
+                limit=0, socket_factory=watched, keepalive_timeout=KEEPALIVE_S
             )
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)
@@ -143,82 +147,82 @@ class Client:
         return self._session is not None
 
     async def close(self) -> None:
-        """Break off what is under way; idempotent."""
+        """Abort requests and close connections. Idempotent."""
         session, self._session = self._session, None
-        for answer in self._answers:  # whoever reads it would not be told
-            answer.content.set_exception(aiohttp.ClientConnectionError("closed here"))
+        for response in self._responses:  # aiohttp would not wake its reader
+            response.content.set_exception(aiohttp.ClientConnectionError("closed here"))
         if session is not None:
             await session.close()
 
-    # --- what it is -----------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------
     async def health_error(self) -> EngineError | None:
-        """Why it does not answer, or its engine does not live; None where both is well."""
+        """Return why the server or its engine is not healthy; None if both are."""
         try:
             await self._call("GET", "/health", timeout_s=_HEALTH_S)
         except EngineError as error:
             return error
         return None
 
-    async def facts(self) -> ServerInfo:
-        """What it serves, and how.
+    async def info(self) -> ServerInfo:
+        """Return the server's description.
 
         Raises:
-            ConfigError: it has no routes for that, or what it says cannot be read.
-            Unreachable: as always.
+            ConfigError: the server lacks the route, or its response is invalid.
+            Unreachable: the server cannot be reached.
         """
         try:
-            models = await self._ask("/v1/models", _Models)
+            models = await self._get("/v1/models", _Models)
         except Refused as error:
             raise ConfigError(
                 f"there is no vLLM server at {self.address}, or it is too old: {error}"
             ) from error
         self._model = models.data[0].id
         try:
-            answer = await self._call(
+            body = await self._call(
                 "POST", "/collective_rpc", {"method": "lightspan_facts", "timeout": 60}
             )
         except Refused as error:
             raise ConfigError(without_routes(self.address, str(error))) from error
         try:
-            facts = self._read("/collective_rpc", answer, _Results).results[0]
+            info = self._decode("/collective_rpc", body, _Results).results[0]
         except Refused as error:
             raise ConfigError(
-                f"the server at {self.address} says what this lightspan cannot read ({error}): "
-                "start it again with the lightspan_vllm_plugin.py of this version"
+                f"the description of the server at {self.address} is invalid ({error}): restart "
+                "the server with the lightspan_vllm_plugin.py of this version"
             ) from error
-        self._workers, self._vocabulary = facts.workers, facts.vocabulary
-        return facts
+        self._workers, self._vocabulary = info.workers, info.vocabulary
+        return info
 
     async def label(self) -> str:
-        """Of the weights that it has; `default` for those that it started with."""
+        """Return the label of the server's weights; `default` for the initial ones."""
         try:
-            return (await self._ask("/weight_info", _WeightInfo)).weight_version
-        except Refused as error:  # its engine is asked, which may have died, or is another's now
+            return (await self._get("/weight_info", _WeightInfo)).weight_version
+        except Refused as error:  # the engine has died, or another server is at the address
             raise Unreachable(str(error)) from error
 
     # --- weights --------------------------------------------------------------------------
     async def pause(self) -> None:
-        """Cut every call, which ends as `abort` with what it has; later ones wait. No key or value
-        that was computed is kept."""
+        """Abort all calls, hold later ones, and drop all keys and values."""
         await self._call("POST", "/pause?mode=abort&clear_cache=true")
 
-    async def cut(self, request_ids: Sequence[str] | None = None) -> None:
-        """End these calls, or all, as `pause` does; those that wait, too."""
+    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        """Abort calls, including held ones; None for all."""
         if request_ids is None:
             body = {}
-        else:  # as vLLM names the one answer of a call
+        else:  # vLLM's ids of a call's only choice
             body = {"request_ids": [f"cmpl-{request_id}-0" for request_id in request_ids]}
         await self._call("POST", "/abort_requests", body)
 
     async def resume(self) -> None:
-        """Let calls go on."""
+        """Resume held calls."""
         await self._call("POST", "/resume")
 
     async def load(self, weights: Weights, link: Link | None = None) -> None:
-        """Take on new weights; paused. `facts` was called before.
+        """Load new weights into a paused server, after a call of `info`.
 
         Args:
-            link: how they are sent; None for a server that reads the files itself.
+            weights: the weights' files.
+            link: network transfer; None if the server reads the files.
         """
         await self._call("POST", "/init_weight_transfer_engine", {"init_info": {}})
         await self._call("POST", "/start_weight_update")
@@ -228,46 +232,46 @@ class Client:
             await self._send(weights, link)
         await self._call("POST", "/finish_weight_update", {"weight_version": weights.label})
 
-    async def _update(self, weights: Weights, **how: Any) -> None:
-        update = {**how, "again": dict(weights.again)}
+    async def _update(self, weights: Weights, **source: Any) -> None:
+        update = {**source, "again": dict(weights.aliases)}
         await self._call("POST", "/update_weights", {"update_info": update})
 
     async def _send(self, weights: Weights, link: Link) -> None:
-        from lightspan_vllm.broadcast import Broadcast, Broken
+        from lightspan_vllm.broadcast import Broadcast, BroadcastError
 
-        way = Broadcast(weights.files, link, self._workers)
-        sending = asyncio.create_task(asyncio.to_thread(way.send))
+        transfer = Broadcast(weights.files, link, self._workers)
+        sending = asyncio.create_task(asyncio.to_thread(transfer.send))
         try:
-            await self._update(weights, sent=await asyncio.to_thread(way.info))
+            await self._update(weights, sent=await asyncio.to_thread(transfer.info))
             await sending
         except Refused as error:
             if not (sending.done() and sending.exception()):
                 raise
-            # whoever reads its words has to know that it was not to blame
+            # the server's error alone would look like its own fault
             raise Refused(f"{error}; sending them failed: {sending.exception()}") from error
-        except Broken as error:
-            raise Refused(f"{self.address} took on weights that were not sent: {error}") from error
+        except BroadcastError as error:
+            raise Refused(f"{self.address} loaded weights that were not sent: {error}") from error
         finally:
-            way.stop()
+            transfer.stop()
             await asyncio.gather(sending, return_exceptions=True)
 
     async def name_weights(self, label: str) -> None:
-        """Have it say this of the weights that it has, until it is started again."""
+        """Set the label of the server's weights, until its restart."""
         await self._call("POST", "/update_weight_version", {"new_version": label})
 
     # --- LoRA -----------------------------------------------------------------------------
     async def loras(self) -> list[str]:
-        """Names of those that it has and that a trainer of ours brought."""
-        names = [model.id for model in (await self._ask("/v1/models", _Models)).data]
+        """Return the names of loaded LoRA that come from lightspan."""
+        names = [model.id for model in (await self._get("/v1/models", _Models)).data]
         return [name for name in names if name.startswith(LABEL) and name != self._model]
 
     async def load_lora(self, files: LoRAFiles) -> None:
-        """Take on another LoRA, beside those that it has."""
+        """Load a LoRA in addition to loaded ones."""
         body = {"lora_name": files.name, "lora_path": str(files.folder)}
         await self._call("POST", "/v1/load_lora_adapter", body)
 
     async def unload_lora(self, name: str) -> None:
-        """Forget one; no call is on it."""
+        """Unload a LoRA without calls."""
         await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     # --- calls ----------------------------------------------------------------------------
@@ -282,14 +286,20 @@ class Client:
         eos_ids: Sequence[int],
         stream: bool,
     ) -> AsyncIterator[Chunk]:
-        """Sample after these ids. Without `stream` there is one part. `facts` was called before.
+        """Yield the continuation of a prompt, after a call of `info`.
 
         Args:
-            request_id: by which it may be cut.
-            lora: the name of the one to sample with.
+            prompt: prompt ids, with the answer so far.
+            sampling: temperature, top-p and top-k.
+            request_id: the id for `abort`.
+            lora: name of the LoRA; empty for the model's own weights.
+            max_tokens: maximum number of tokens.
+            eos_ids: ids that end the answer.
+            stream: whether to yield chunks as they are generated; otherwise there is one.
 
         Raises (while iterating):
-            Refused, Unreachable
+            Refused: the server refused the call, or its response is invalid.
+            Unreachable: the server cannot be reached, or the connection broke.
         """
         body = {
             "model": lora or self._model,
@@ -298,7 +308,7 @@ class Client:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
-            # what a model's own configuration may say otherwise, and no log-probability shows
+            # override the model's configuration: log-probabilities do not include these
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
@@ -319,67 +329,62 @@ class Client:
             ) as response:
                 if response.status != 200:
                     raise _refusal(self.address, response.status, await response.read())
-                self._answers.add(response)
+                self._responses.add(response)
                 try:
                     if not stream:
-                        yield self._part(await response.read())
+                        yield self._chunk(await response.read())
                         return
                     async for payload in server_events(response.content):
-                        yield self._part(payload)
+                        yield self._chunk(payload)
                 finally:
-                    self._answers.discard(response)
+                    self._responses.discard(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
 
-    def _part(self, payload: bytes) -> Chunk:
+    def _chunk(self, payload: bytes) -> Chunk:
         try:
             completion = msgspec.json.decode(payload, type=_Completion)
         except _UNREADABLE as error:
-            raise Refused(f"{self.address} answered what is no completion: {error}") from error
+            raise Refused(f"{self.address} returned an invalid completion: {error}") from error
         if completion.error is not None:
-            raise Unreachable(f"{self.address} broke off: {str(completion.error)[:_DETAIL]}")
+            raise Unreachable(f"{self.address} broke off: {str(completion.error)[:_MAX_DETAIL]}")
         if not completion.choices:
             return Chunk([], [], None)
         choice = completion.choices[0]
         ids = choice.token_ids
         if ids is None:
             raise Refused(
-                f"{self.address} gives no token ids (return_token_ids): it is no vLLM, or too old"
+                f"{self.address} returns no token ids (return_token_ids): it is not vLLM, or too "
+                "old"
             )
-        self._check_ids(ids)
-        given = [] if choice.logprobs is None else choice.logprobs.token_logprobs
-        logprobs = [value for value in given if value is not None]
-        if len(given) != len(ids) or len(logprobs) != len(ids):
-            null = len(given) - len(logprobs)
-            shown = f"{len(given)} log-probabilities" + (f", {null} of them null," if null else "")
+        invalid = [token for token in ids if not 0 <= token < self._vocabulary]
+        if invalid:
             raise Refused(
-                f"{self.address} gave {shown} for {len(ids)} tokens: start it with "
+                f"{self.address} returned token id {invalid[0]}, but its model's ids are from 0 to "
+                f"{self._vocabulary - 1}: it is not vLLM, or a proxy changes its responses"
+            )
+        values = [] if choice.logprobs is None else choice.logprobs.token_logprobs
+        logprobs = [value for value in values if value is not None]
+        if len(values) != len(ids) or len(logprobs) != len(ids):
+            null = len(values) - len(logprobs)
+            shown = f"{len(values)} log-probabilities" + (f", {null} of them null," if null else "")
+            raise Refused(
+                f"{self.address} returned {shown} for {len(ids)} tokens: start it with "
                 "--logprobs-mode processed_logprobs, and no --max-logprobs 0"
             )
         return Chunk(ids, logprobs, choice.finish_reason)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        """Raise `Refused` for what the model has no token for: nothing after this would say whose
-        fault it is."""
-        foreign = [token for token in ids if not 0 <= token < self._vocabulary]
-        if foreign:
-            raise Refused(
-                f"{self.address} gave token id {foreign[0]}, and those of its model are from 0 to "
-                f"{self._vocabulary - 1}: it is no vLLM, or something changes what it answers"
-            )
+    async def _get(self, path: str, kind: type[A]) -> A:
+        return self._decode(path, await self._call("GET", path), kind)
 
-    async def _ask(self, path: str, kind: type[A]) -> A:
-        return self._read(path, await self._call("GET", path), kind)
-
-    def _read(self, path: str, answer: bytes, kind: type[A]) -> A:
-        """What an answer says. Raises `Refused` where that cannot be read."""
+    def _decode(self, path: str, body: bytes, kind: type[A]) -> A:
+        """Decode a response; raise `Refused` if it is invalid."""
         try:
-            return msgspec.json.decode(answer, type=kind)
-        except msgspec.ValidationError as error:  # names what is missing
-            said = f"what vLLM would not: {error}"
+            return msgspec.json.decode(body, type=kind)
         except _UNREADABLE as error:
-            said = f"no JSON: {error}"
-        raise Refused(f"{self.address}{path} answered {said} ({_text(answer)!r})")
+            raise Refused(
+                f"{self.address}{path} returned an invalid response: {error} ({_text(body)!r})"
+            ) from error
 
     async def _call(
         self,
@@ -398,15 +403,15 @@ class Client:
                     f"{self._base}{path}",
                     data=data,
                     headers=_JSON,
-                    allow_redirects=False,  # one could lead to a machine that nobody allowed
+                    allow_redirects=False,  # a redirect may lead to a machine outside `allow`
                 ) as response,
             ):
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
         if response.status != 200:
-            said = _text(answer) or str(response.reason)
-            raise Refused(f"{self.address}{path}: {response.status} {said}", response.status)
+            detail = _text(answer) or str(response.reason)
+            raise Refused(f"{self.address}{path}: {response.status} {detail}", response.status)
         return answer
 
     def _open(self) -> aiohttp.ClientSession:
@@ -416,12 +421,12 @@ class Client:
 
     def _unreachable(self, error: BaseException) -> Unreachable:
         if isinstance(error, aiohttp.ClientResponseError):
-            said = " ".join(error.message.split())  # it comes in several lines
-            return Unreachable(f"what answers at {self.address} does not speak HTTP: {said}")
-        why = str(error) or type(error).__name__  # a timeout's message is empty
-        nobody = isinstance(error, OSError) and error.errno in _NOBODY
+            detail = " ".join(error.message.split())  # the message has several lines
+            return Unreachable(f"the server at {self.address} does not speak HTTP: {detail}")
+        reason = str(error) or type(error).__name__  # a timeout's message is empty
         return Unreachable(
-            f"the vLLM server at {self.address} cannot be reached: {why}", nobody=nobody
+            f"the vLLM server at {self.address} cannot be reached: {reason}",
+            not_listening=isinstance(error, OSError) and error.errno in _NOT_LISTENING,
         )
 
 
@@ -429,19 +434,20 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 
 def is_gone(health_error: EngineError | None) -> bool:
-    """Whether it says that the server's engine is dead (vLLM's `/health` answers 503), or that it
-    listens no more, and not only that it is slow: it is ending, and will answer none of its calls.
+    """Return whether a server is ending, rather than slow, and will answer none of its calls.
+
+    Its engine is dead (vLLM's `/health` returns 503), or it does not listen.
     """
     if isinstance(health_error, Refused):
         return health_error.status == HTTPStatus.SERVICE_UNAVAILABLE
-    return isinstance(health_error, Unreachable) and health_error.nobody
+    return isinstance(health_error, Unreachable) and health_error.not_listening
 
 
 def _refusal(address: str, status: int, answer: bytes) -> EngineError:
-    """A server whose engine died answers 500 until it ends."""
-    said = f"{address}/v1/completions: {status} {_text(answer)}"
-    return Unreachable(said) if status >= 500 else Refused(said, status)
+    message = f"{address}/v1/completions: {status} {_text(answer)}"
+    # a server whose engine has died returns 500 until it ends
+    return Unreachable(message) if status >= 500 else Refused(message, status)
 
 
 def _text(answer: bytes) -> str:
-    return answer.decode(errors="replace")[:_DETAIL]
+    return answer.decode(errors="replace")[:_MAX_DETAIL]

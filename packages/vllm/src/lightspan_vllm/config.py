@@ -1,4 +1,4 @@
-"""What a user says of vLLM: `engine=VLLM(…)`. The trainer makes an engine of it. Loads no torch."""
+"""Settings of the vLLM engine, `engine=VLLM(…)`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 TRANSFERS: Final = ("files", "gloo", "nccl")
 LOOPBACK: Final = "127.0.0.1"
 
-OURS: Final[Mapping[str, str]] = {
+RESERVED_FLAGS: Final[Mapping[str, str]] = {
     "--model": "the algorithm's",
     "--served-model-name": "the policy's",
     "--host": "servers of a run listen on a socket in a folder that only you can read",
@@ -41,109 +41,103 @@ OURS: Final[Mapping[str, str]] = {
     "--max-model-len": "use VLLM(context_length=…)",
     "--seed": "use LightningRL(seed=…)",
     "--data-parallel-size": "use VLLM(servers=…)",
-    "--logprobs-mode": "it is processed_logprobs, what the sampled distribution has",
-    "--generation-config": "it is vllm: the gateway knows how to sample",
-    "--weight-transfer-config": "it is how new weights come in",
-    "--worker-extension-cls": "it is how new weights come in",
+    "--logprobs-mode": "it is processed_logprobs, of the sampled distribution",
+    "--generation-config": "it is vllm: the gateway sets the sampling parameters",
+    "--weight-transfer-config": "lightspan sends weights with it",
+    "--worker-extension-cls": "lightspan sends weights with it",
     "--load-format": "weights come from the trainer",
     "--hf-overrides": "it unties tied embeddings",
-    "--enable-lora": "policies with LoRA bring it",
+    "--enable-lora": "it is set for policies with LoRA",
     "--max-lora-rank": "it is that of the policies' LoRA",
-    "--max-loras": "it is what the policies need",
+    "--max-loras": "it is the number of policies and one",
     "--lora-modules": "LoRA comes from the trainer",
 }
-"""The flags that lightspan sets itself, and what to do instead."""
+"""Flag that lightspan sets → the reason, or the setting to use instead."""
 PARALLEL: Final = ("--tensor-parallel-size", "-tp")
-"""How many devices share the model of a server."""
+"""Flags of the number of devices that share a server's model."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 CPU_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
-"""GiB of keys and values of a server on a CPU."""
+"""Environment variable of a server's key-value cache on a CPU, in GiB."""
 MAX_SERVERS: Final = 1024
-"""Of one policy: each is a process with a copy of the model."""
-# how each is written, for those who wrote something else
+"""Maximum number of servers of a policy; each is a process with a copy of the model."""
+# examples for error messages
 _PATHS: Final = {"python": ".venv-vllm/bin/python", "exchange": "/dev/shm"}
 _ADDRESSES: Final = "['http://127.0.0.1:8000']"
 _VARIABLES: Final = "{'VLLM_CPU_KVCACHE_SPACE': '4'}"
 
 
 class Link(NamedTuple):
-    """How weights are sent to servers."""
+    """The network transfer of weights to servers."""
 
     backend: Literal["gloo", "nccl"]
     host: str
-    """This machine's address, as servers reach it."""
+    """This machine's address from the servers' point of view."""
 
 
 class VLLM(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM in place of the embedded engine: `Trainer(…, engine=VLLM(python="…/bin/python"))`.
+    """vLLM instead of the embedded engine: `Trainer(…, engine=VLLM(python="…/bin/python"))`.
 
-    The trainer starts servers on this machine, and ends them with the run: at least one for each
-    policy, and one for all policies that are LoRA beside the same model; or it uses servers that
-    somebody started (`addresses`). Either way vLLM has an environment of its own, which needs no
-    lightspan.
+    The trainer starts servers on this machine and stops them with the run: at least one for each
+    policy, or for all LoRA policies of one model; or it uses running servers (`addresses`). Either
+    way vLLM has its own environment, which needs no lightspan.
 
     Raises:
-        ConfigError: neither `python` nor `addresses`, or both; an address of another machine that
-            is not in `allow`; a flag in `arguments` that lightspan sets itself; a value out of
-            range.
+        ConfigError: neither or both of `python` and `addresses` are given, an address is on another
+            machine that is not in `allow`, `arguments` has a flag that lightspan sets, or a value
+            is out of range.
     """
 
     python: str = ""
     """The interpreter of vLLM's environment."""
     addresses: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
-    """Of servers that run already, such as `http://127.0.0.1:8000`, all of the one policy; or
-    policy → addresses, equal ones for policies that are LoRA beside the same model. Whoever reaches
-    such a server can change its weights: its development routes ask for no key. So only this
-    machine's own addresses are taken, an SSH tunnel's end too, unless `allow` says more."""
+    """Addresses of running servers, such as `http://127.0.0.1:8000`, of the only policy; or policy
+    → addresses, equal ones for LoRA policies of one model. A server's development routes need no
+    key, so that anyone who reaches it can change its weights: only addresses of this machine, such
+    as the end of an SSH tunnel, are accepted, and those in `allow`."""
     allow: tuple[str, ...] = ()
-    """Hosts of other machines that `addresses` may name, in a network that nobody else is in."""
+    """Hosts of other machines that `addresses` may name, in a private network."""
     merge: bool = False
-    """Whether policies with LoRA have it merged into whole weights, and servers of their own, as
-    other policies have: for a model whose layers vLLM has no LoRA for."""
+    """Whether policies with LoRA are served merged, each on its own servers: for a model whose
+    layers vLLM has no LoRA for."""
     servers: int = 1
-    """To start for each policy, or for all that are LoRA beside the same model, 1024 at most. The
-    calls of one rollout go to one of them."""
+    """Number of servers to start for each policy, or for all LoRA policies of one model, at most
+    1024. The calls of one rollout go to one of them."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Of the weights that answer; None keeps the model's."""
+    """Data type of the served weights; None for the model's."""
     context_length: int | None = None
-    """A shorter context than the model's."""
+    """Context length in tokens, at most the model's."""
     arguments: tuple[str, ...] = ()
     """Further flags for vLLM, such as `("--enforce-eager",)`."""
     environment: dict[str, str] = {}
     """Further environment variables, such as `{"VLLM_CPU_KVCACHE_SPACE": "4"}`."""
     tool_parser: ToolParserName | None = None
-    """Which parser reads the models' tool calls; None for the one that fits each chat template."""
+    """Parser of the models' tool calls; None to choose by each chat template."""
     template_date: datetime.date | None = None
-    """What chat templates that ask for today's date are told; None for the usual day."""
+    """Today's date for chat templates; None for the default date."""
     start_s: float = 900.0
-    """How long a server may take until it answers."""
+    """Seconds within which a server must answer after its start."""
     exchange: str = "/dev/shm"
-    """Where weights are kept for servers: a folder in memory, which they read too unless `transfer`
-    says otherwise. It holds one copy of each policy in `dtype`, and two while one is replaced."""
+    """Folder in memory in which weights are stored for servers; with `transfer="files"`, servers
+    read it. It has one copy of each policy in `dtype`, and two while one is replaced."""
     transfer: Literal["files", "gloo", "nccl"] = "files"
-    """How whole weights reach servers. `files`: they read `exchange`, on the same machine. `gloo`:
-    they are sent over torch.distributed, to any machine. `nccl`: the same from a GPU of the
-    trainer's to GPUs that no other rank has."""
+    """Transfer of whole weights. `files`: servers on the same machine read `exchange`. `gloo`: over
+    torch.distributed, to any machine. `nccl`: over torch.distributed, from the trainer's GPU to
+    GPUs that no other rank has."""
     trainer_host: str = LOOPBACK
-    """This machine's address as servers reach it, for `gloo` and `nccl`. Who reaches it during an
-    update can read the weights: loopback, or a network that nobody else is in."""
+    """This machine's address from the servers' point of view, for `gloo` and `nccl`. Anyone who
+    reaches it during an update can read the weights: use loopback or a private network."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        self._take_lists()
+        self._copy_collections()
         if bool(self.python) == bool(self.addresses):
-            given = "both" if self.python else "neither"
+            which = "both" if self.python else "neither"
             raise ConfigError(
                 f"VLLM: give python=, the interpreter of vLLM's environment, or addresses= of "
-                f"servers that run already; {given} was given"
+                f"servers that run already; {which} was given"
             )
         self._check_addresses()
-        check_whole("VLLM: servers", self.servers, 1)
-        if self.servers > MAX_SERVERS:
-            raise ConfigError(
-                f"VLLM: servers={self.servers} must be at most {MAX_SERVERS}: each is a process "
-                "with a copy of the model"
-            )
+        check_whole("VLLM: servers", self.servers, 1, MAX_SERVERS)
         check_number("VLLM: start_s", self.start_s, above=0)
         if self.dtype is not None:
             check_choice("VLLM: dtype", self.dtype, DTYPES)
@@ -158,48 +152,46 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def addresses_of(self, groups: Iterable[Sequence[str]]) -> dict[str, tuple[str, ...]]:
-        """Policy → its servers' addresses.
+        """Return policy → addresses of its servers.
 
         Args:
             groups: policies that share servers.
 
         Raises:
-            ConfigError: a policy has none, an address is of a policy that is none, or of policies
-                that cannot share a server.
+            ConfigError: a policy has no address, an address belongs to an unknown policy, or
+                policies that cannot share a server have the same address.
         """
         several = [tuple(group) for group in groups]
         names = sorted(name for group in several for name in group)
         if isinstance(self.addresses, dict):
             if set(self.addresses) != set(names):
                 raise ConfigError(
-                    f"VLLM: addresses= names {sorted(self.addresses)}, and the engine serves "
-                    f"{names}: say for each which are its own"
+                    f"VLLM: addresses= names {sorted(self.addresses)}, but the engine serves "
+                    f"{names}: give the addresses of each of these"
                 )
-            of_groups = [self.addresses[group[0]] for group in several]
-            _check_once([address for addresses in of_groups for address in addresses])
+            _check_distinct([address for group in several for address in self.addresses[group[0]]])
             return dict(self.addresses)
         if len(several) > 1:
             raise ConfigError(
-                f"VLLM: addresses= is a list, and the engine serves {names}: a server has the "
-                "weights of one policy, or LoRA beside those of one model, so say which: "
+                f"VLLM: addresses= is a list, but the engine serves {names}: a server has the "
+                "weights of one policy, or LoRA of one model's policies. Give them by policy: "
                 "addresses={policy: [address, …], …}"
             )
         return dict.fromkeys(names, self.addresses)
 
     def flag(self, *names: str) -> str | None:
-        """The value of a flag in `arguments`, however it is spelled; the last one counts. None
-        where it is not there."""
-        found = None
+        """Return the last value of a flag in `arguments`, by any of its names; None if absent."""
+        last = None
         for number, argument in enumerate(self.arguments):
             name, is_joined, value = argument.partition("=")
             if name.replace("_", "-") in names:
                 following = self.arguments[number + 1 : number + 2]
-                found = value if is_joined else "".join(following)
-        return found
+                last = value if is_joined else "".join(following)
+        return last
 
     @property
     def tensor_parallel(self) -> int:
-        """How many devices share the model of a server."""
+        """Number of devices that share a server's model."""
         return int(self.flag(*PARALLEL) or 1)
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
@@ -207,7 +199,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return [(name,) for name in request.models] if self.merge else request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """See `EngineSpec.memory`: on a GPU vLLM's key-value cache fills what is left."""
+        """See `EngineSpec.memory`: on a GPU vLLM's key-value cache fills the remaining memory."""
         del device
         if self.addresses:  # not on this machine
             return {}
@@ -220,7 +212,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def link(self) -> Link | None:
-        """How weights are sent; None where servers read files of ours."""
+        """The network transfer of weights; None if servers read files."""
         return None if self.transfer == "files" else Link(self.transfer, self.trainer_host)
 
     def build(self, request: EngineRequest) -> VLLMEngine:
@@ -233,15 +225,15 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self, folder: Path) -> str:
         """See `EngineSpec.describe`."""
         if self.addresses:
-            every = dict.fromkeys(address for each in self._lists for address in each)
-            return f"looking for the vLLM servers at {', '.join(every)}"
-        return f"starting vLLM, which takes a minute or more; what it says: {folder}/vllm-*.log"
+            addresses = dict.fromkeys(address for group in self._lists for address in group)
+            return f"connecting to the vLLM servers at {', '.join(addresses)}"
+        return f"starting vLLM, which takes a minute or more; its output: {folder}/vllm-*.log"
 
     @property
     def _lists(self) -> list[tuple[str, ...]]:
-        """Of addresses: one for each policy, or one of all."""
-        given = self.addresses
-        return list(given.values()) if isinstance(given, dict) else [given]
+        """The lists of addresses: one for each policy, or one for all."""
+        addresses = self.addresses
+        return list(addresses.values()) if isinstance(addresses, dict) else [addresses]
 
     def _check_kinds(self) -> None:
         for name, example in _PATHS.items():
@@ -260,96 +252,100 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         if self.template_date is not None:
             check_date("VLLM: template_date", self.template_date)
 
-    def _take_lists(self) -> None:
-        """Lists are as good as tuples, and later changes of the caller's do not count."""
-        given: Any = self.addresses
-        if isinstance(given, Mapping):
-            listed: Any = {
-                _name_of(policy): _texts(f"addresses[{policy!r}]", each, _ADDRESSES)
-                for policy, each in given.items()
+    def _copy_collections(self) -> None:
+        """Convert lists to tuples, and copy what the caller could change later."""
+        addresses: Any = self.addresses
+        if isinstance(addresses, Mapping):
+            copied: Any = {
+                _policy_name(policy): _texts(f"addresses[{policy!r}]", own, _ADDRESSES)
+                for policy, own in addresses.items()
             }
         else:
-            listed = _texts("addresses", given, _ADDRESSES)
-        kept = {
-            "addresses": listed,
+            copied = _texts("addresses", addresses, _ADDRESSES)
+        values = {
+            "addresses": copied,
             "allow": _texts("allow", self.allow, "['10.0.0.7']"),
             "arguments": _texts("arguments", self.arguments, "['--max-num-seqs', '64']"),
             "environment": _variables(self.environment),
             "python": str(self.python),
             "exchange": str(self.exchange),
         }
-        for name, value in kept.items():
+        for name, value in values.items():
             msgspec.structs.force_setattr(self, name, value)
 
     def _check_addresses(self) -> None:
         lists = self._lists
         if self.addresses and not all(lists):
             raise ConfigError(f"VLLM: addresses={self.addresses!r}: each policy needs at least one")
-        for address in [address for each in lists for address in each]:
+        for address in [address for group in lists for address in group]:
             check_url(address, "VLLM: the address")
             parts = urlsplit(address)
             if "@" in parts.netloc:  # every message about the server would show it
                 raise ConfigError(
                     f"VLLM: the address of {parts.hostname} has a user or a password, which its "
-                    "development routes do not ask for: give it without"
+                    "development routes do not use: remove it"
                 )
             host = parts.hostname or ""
             if not (_is_loopback(host) or host in self.allow):
                 raise ConfigError(
-                    f"VLLM: {address} is on another machine. Its development routes ask for no "
-                    "key: whoever reaches it can read prompts and change weights. Use an SSH "
-                    f"tunnel and its local end, or, in a network of your own, allow=[{host!r}]"
+                    f"VLLM: {address} is on another machine. Its development routes need no key: "
+                    "anyone who reaches it can read prompts and change weights. Use an SSH tunnel "
+                    f"and its local end, or, in a private network, allow=[{host!r}]"
                 )
         for addresses in lists:
-            _check_once(addresses)
+            _check_distinct(addresses)
         if self.addresses and (self.servers != 1 or self.arguments or self.environment):
             raise ConfigError(
-                "VLLM: servers, arguments and environment are of servers that the run starts; "
-                "those of addresses= have their own"
+                "VLLM: servers, arguments and environment apply to servers that the run starts, "
+                "not to those of addresses="
             )
 
     def _check_arguments(self) -> None:
         for argument in self.arguments:
             flag = argument.split("=", 1)[0].replace("_", "-")
-            if flag in OURS:
+            if flag in RESERVED_FLAGS:
                 raise ConfigError(
-                    f"VLLM: arguments= has {flag}, which lightspan sets: {OURS[flag]}"
+                    f"VLLM: arguments= has {flag}, which lightspan sets: {RESERVED_FLAGS[flag]}"
                 )
         self._check_parallel()
 
     def _check_parallel(self) -> None:
-        """Raise `ConfigError` for a number of devices that is none, or that its GPUs are not."""
-        given = self.flag(*PARALLEL)
-        if given is None:
+        """Raise `ConfigError` unless `--tensor-parallel-size` is a positive integer no larger than
+        the number of visible GPUs."""
+        size = self.flag(*PARALLEL)
+        if size is None:
             return
-        if not given.isdecimal() or int(given) < 1:
+        if not size.isdecimal() or int(size) < 1:
             raise ConfigError(
-                f"VLLM: arguments= has {PARALLEL[0]} {given!r}: it must be a whole number of at "
+                f"VLLM: arguments= has {PARALLEL[0]} {size!r}: it must be a whole number of at "
                 "least 1"
             )
-        shown = self.environment.get(VISIBLE)
-        if shown is not None and len(cards := list(filter(None, shown.split(",")))) < int(given):
+        visible = self.environment.get(VISIBLE)
+        if visible is None:
+            return
+        count = len(list(filter(None, visible.split(","))))
+        if count < int(size):
             raise ConfigError(
-                f"VLLM: arguments= has {PARALLEL[0]} {given}, and environment= shows "
-                f"{len(cards)} devices ({VISIBLE}={shown!r}): show {given}, or lower the flag"
+                f"VLLM: arguments= has {PARALLEL[0]} {size}, but environment= shows {count} "
+                f"devices ({VISIBLE}={visible!r}): show {size}, or lower the flag"
             )
 
 
 def _texts(name: str, value: Any, example: str) -> tuple[str, ...]:
-    """Raise `ConfigError` unless it is a list of texts."""
+    """Return a list of texts as a tuple; raise `ConfigError` for anything else."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ConfigError(f"VLLM: {name}={value!r} must be a list of texts, such as {example}")
-    listed = tuple(value)
-    for each in listed:
-        if not isinstance(each, str):
+    texts = tuple(value)
+    for text in texts:
+        if not isinstance(text, str):
             raise ConfigError(
-                f"VLLM: {name}={list(listed)!r} must be a list of texts, and {each!r} is none: "
-                f"write it as in {example}"
+                f"VLLM: {name}={list(texts)!r} must be a list of texts, but {text!r} is not a "
+                f"text: write it as in {example}"
             )
-    return listed
+    return texts
 
 
-def _name_of(policy: Any) -> str:
+def _policy_name(policy: Any) -> str:
     if not isinstance(policy, str):
         raise ConfigError(
             f"VLLM: addresses= has {policy!r} for the name of a policy: write it as a text, as in "
@@ -359,7 +355,7 @@ def _name_of(policy: Any) -> str:
 
 
 def _variables(value: Any) -> dict[str, str]:
-    """Raise `ConfigError` unless they are environment variables."""
+    """Return a copy of environment variables; raise `ConfigError` for anything else."""
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"VLLM: environment={value!r} must map names to texts, such as {_VARIABLES}"
@@ -371,30 +367,31 @@ def _variables(value: Any) -> dict[str, str]:
                 f"{_VARIABLES}"
             )
         if not isinstance(text, str) or "\0" in text:
-            fine = repr({name: str(text)}) if isinstance(text, int | float) else _VARIABLES
+            example = repr({name: str(text)}) if isinstance(text, int | float) else _VARIABLES
             raise ConfigError(
                 f"VLLM: environment= has {name}={text!r}, which must be a text: write it as in "
-                f"{fine}"
+                f"{example}"
             )
     return dict(value)
 
 
-def _check_once(addresses: Sequence[str]) -> None:
-    """Raise `ConfigError` where two are one server, however they are spelled."""
-    spelled: dict[object, str] = {}
+def _check_distinct(addresses: Sequence[str]) -> None:
+    """Raise `ConfigError` if two addresses lead to one server, however they are spelled."""
+    spellings: dict[object, str] = {}
     for address in addresses:
-        former = spelled.get(_server(address))
-        if former is not None:
+        server = _server(address)
+        if server in spellings:
+            former = spellings[server]
             also = "" if former == address else f" (once as {former})"
             raise ConfigError(
                 f"VLLM: the address {address} is given twice{also}; a server has the weights of "
-                "one policy, or LoRA of several beside those of one model"
+                "one policy, or LoRA of one model's policies"
             )
-        spelled[_server(address)] = address
+        spellings[server] = address
 
 
 def _server(address: str) -> tuple[str, str, int, str]:
-    """Which server an address leads to, as `Client` reads it."""
+    """Return the normalised address of a server, as `Client` interprets it."""
     parts = urlsplit(address)
     host = parts.hostname or ""
     with contextlib.suppress(ValueError):

@@ -1,18 +1,17 @@
-"""The engine: calls go to servers, new weights go to all of them.
+"""The vLLM engine: routes calls to servers and sends new weights to all of them.
 
-**Log-probabilities** are of the distribution sampled from, as the embedded engine's are; under
-top-p and top-k too.
+**Log-probabilities** are of the distribution sampled from, also under top-p and top-k.
 
-**Weight updates.** A server's calls are cut, and only when none is on it are its weights replaced
-and its keys and values dropped; then they go on, here or on another server, after the ids that they
-have. So each token's version is that of the weights that sampled it.
+**Weight updates.** A server's calls are aborted. When none is left, its weights are replaced and
+its keys and values dropped. Then the calls resume with their ids so far, on this or another server.
+So each token's version is that of the weights that sampled it.
 
-**LoRA.** Policies that are LoRA beside the same weights share servers. Each version of one has a
-name of its own there, so that its keys and values are never those of another; an update brings the
-new one, cuts the calls of this policy alone, and gives up the former when none is on it.
+**LoRA.** LoRA policies of one model share servers. Each version of a policy has a unique name
+there, so that its keys and values are never used for another version. An update loads the new
+version, aborts the calls of this policy alone, and unloads the former version after them.
 
-**Servers that are lost** are started again, if they are ours, or waited for; they get the weights
-of now before any call. Calls that were on them go on elsewhere, or afterwards.
+**Lost servers** are restarted, or awaited if they are not the engine's; they get the current
+weights before any call. Their calls resume on other servers, or afterwards.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ from lightspan_torch.engine.lora import check_low_rank, check_ranks, is_low_rank
 from lightspan_torch.engine.tokenizer import TEMPLATE_DATE, load_tokenizer
 from lightspan_vllm.config import VISIBLE, VLLM
 from lightspan_vllm.process import Process, command, environment
-from lightspan_vllm.requirements import check_parallel, room_for
+from lightspan_vllm.requirements import check_parallel, max_lora_rank
 from lightspan_vllm.server_pool import TEMPERATURES, ServerPool, first_of
 from lightspan_vllm.supervised_server import Server
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, WeightStore
@@ -60,37 +61,37 @@ CAPABILITIES: Final = EngineCapabilities(
     in_place_update=True,
     trainable_truncation=True,
 )
-"""No grammars: a constrained call is refused. vLLM has them, and whether its masks are those that
-the learner computes with was not looked into yet."""
-MAKE_VLLMS: Final = (
+"""No grammars: constrained calls are refused. vLLM has grammars, but it is not verified that its
+masks equal the learner's."""
+INSTALL_HINT: Final = (
     "make vLLM's environment first, such as with `python3 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm`, on a machine without a GPU as docs/vllm.md says, and give "
     "the path of its interpreter"
 )
 MAX_STEM: Final = 100
-"""Characters of a log's name: a file system takes 255."""
+"""Maximum length of a log's stem; file systems allow names of 255 bytes."""
 
 
 class VLLMEngine(TokenEngine, ProbedEngine):
-    """Generates with vLLM servers.
+    """A token engine that generates with vLLM servers.
 
     Args:
-        description: where they are, and how they are started.
+        settings: the servers' addresses, or how to start them.
         models: policy name → folder, or name on the hub.
-        lora: policy name → rank of its LoRA, for policies whose updates are `LoRAWeights`; 0 for
-            one whose weights never change. Those of one model share servers; every other policy has
-            servers of its own, with whole weights.
-        logs: a folder; what servers say is written there.
-        seed: of their random generators.
+        lora: policy name → LoRA rank, for policies whose updates are `LoRAWeights`; 0 if a policy's
+            weights never change. LoRA policies of one model share servers; every other policy has
+            its own servers, with whole weights.
+        logs: folder of the servers' logs.
+        seed: seed of the servers' random generators.
 
     Raises:
-        ConfigError: the description does not fit these policies.
-        ModelError: a model is not there or cannot be read.
+        ConfigError: the settings do not fit the policies.
+        ModelError: a model does not exist or cannot be read.
     """
 
     def __init__(
         self,
-        description: VLLM,
+        settings: VLLM,
         models: Mapping[str, Any],
         *,
         lora: Mapping[str, int] | None = None,
@@ -101,39 +102,41 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             raise ConfigError("an engine needs at least one policy: models={'name': folder}")
         self._ranks = dict(lora or {})
         check_ranks(self._ranks, models)
-        room_for(max(self._ranks.values(), default=0))
-        if self._ranks and description.transfer != "files":
+        max_lora_rank(max(self._ranks.values(), default=0))
+        if self._ranks and settings.transfer != "files":
             raise ConfigError(
-                f"VLLM: transfer={description.transfer!r} sends whole weights, and vLLM reads LoRA "
+                f"VLLM: transfer={settings.transfer!r} sends whole weights, but vLLM reads LoRA "
                 f"from files ({', '.join(sorted(self._ranks))}): have it served merged, with "
                 "merge=True, or use transfer='files'"
             )
-        self.description = description
+        self.settings = settings
         self._logs = Path(logs).resolve()
         self._random = random.Random(seed) if seed is not None else None
-        self._python = _interpreter(description.python) if description.python else ""
-        blueprints = {
-            policy: ServerSpec.of(
-                model, dtype=description.dtype, context=description.context_length
+        self._python = ""
+        if settings.python:
+            self._python = find_interpreter(
+                settings.python, option="VLLM: python", remedy=INSTALL_HINT
             )
+        specs = {
+            policy: ServerSpec.of(model, dtype=settings.dtype, context=settings.context_length)
             for policy, model in models.items()
         }
-        self._groups = self._grouped(blueprints)
-        self._given = description.addresses_of(self._groups) if description.addresses else {}
-        self._blueprints = {
-            policy: self._of_group(blueprints[policy], group)
+        self._groups = self._grouped(specs)
+        self._addresses = settings.addresses_of(self._groups) if settings.addresses else {}
+        self._specs = {
+            policy: self._group_spec(specs[policy], group)
             for group in self._groups
             for policy in group
         }
         self._tokenizers: dict[str, ChatTokenizer] = {
             policy: load_tokenizer(
-                blueprint.name,
-                tool_parser=description.tool_parser,
-                date=description.template_date or TEMPLATE_DATE,
+                spec.name,
+                tool_parser=settings.tool_parser,
+                date=settings.template_date or TEMPLATE_DATE,
             )
-            for policy, blueprint in self._blueprints.items()
+            for policy, spec in self._specs.items()
         }
-        self._lanes: dict[str, ServerPool] = {}
+        self._pools: dict[str, ServerPool] = {}
         self._versions = dict.fromkeys(models, 0)
         self._stack = AsyncExitStack()
         self._exchange: WeightStore | None = None
@@ -150,33 +153,33 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return msgspec.structs.replace(CAPABILITIES, lora=lora)
 
     async def start(self) -> None:
-        """Start the servers, or find them, and check them.
+        """Start the servers, or connect to them, and check them.
 
         Raises:
-            ConfigError: one is not what it has to be.
-            EngineError: one does not come up.
-            EngineMemoryError: there is no room for the weights where they are handed over.
+            ConfigError: a server does not meet its requirements.
+            EngineError: a server does not become ready.
+            EngineMemoryError: the weights do not fit into the `exchange` folder.
         """
         if self._closed:
             raise EngineClosedError
         self._loop = asyncio.get_running_loop()
         try:
-            if self.description.link is not None:
+            if self.settings.link is not None:
                 from lightspan_vllm.broadcast import check_link
 
-                check_link(self.description.link)
-            self._exchange = WeightStore(self.description.exchange)
-            for policy, blueprint in self._blueprints.items():
-                self._exchange.check_room(blueprint, policy)
+                check_link(self.settings.link)
+            self._exchange = WeightStore(self.settings.exchange)
+            for policy, spec in self._specs.items():
+                self._exchange.check_room(spec, policy)
             launch = await self._launcher() if self._python else None
-            lanes = [
-                self._lane_of(group, launch, await asyncio.to_thread(self._first_lora, group))
+            pools = [
+                self._make_pool(group, launch, await asyncio.to_thread(self._first_lora, group))
                 for group in self._groups
             ]
-            self._lanes = {policy: lane for lane in lanes for policy in lane.policies}
+            self._pools = {policy: pool for pool in pools for policy in pool.policies}
             async with asyncio.TaskGroup() as starting:
-                for lane in lanes:
-                    starting.create_task(lane.start())
+                for pool in pools:
+                    starting.create_task(pool.start())
             self._cpu_s_of_start = self._cpu_s()
         except BaseExceptionGroup as errors:
             await self.close()
@@ -187,8 +190,8 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
     async def close(self) -> None:
         self._closed = True
-        lanes, self._lanes = self._lanes, {}
-        await asyncio.gather(*(lane.close() for lane in set(lanes.values())))
+        pools, self._pools = self._pools, {}
+        await asyncio.gather(*(pool.close() for pool in set(pools.values())))
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             await asyncio.to_thread(exchange.close)
@@ -205,10 +208,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         self, request: GenerationRequest, *, stream: bool
     ) -> AsyncIterator[TokenChunk]:
         self._check_policy(request.policy)
-        lane = self._lane(request.policy)
-        job = lane.admit(request, stream=stream)
+        pool = self._pool(request.policy)
+        job = pool.admit(request, stream=stream)
         self._requests += 1
-        async with contextlib.aclosing(lane.run(job)) as chunks:
+        async with contextlib.aclosing(pool.run(job)) as chunks:
             async for chunk in chunks:
                 self._tokens += len(chunk.ids)
                 yield chunk
@@ -217,150 +220,136 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
         self._check_policy(policy)
-        lane = self._lane(policy)
-        # The update goes on when the caller is cancelled: half of one would leave other weights in
-        # one server than in the next.
-        await asyncio.shield(asyncio.ensure_future(self._update(lane, policy, weights, version)))
+        pool = self._pool(policy)
+        # half an update would leave servers with different weights, so it continues if the caller
+        # is cancelled
+        await asyncio.shield(asyncio.ensure_future(self._update(pool, policy, weights, version)))
 
     async def probes(self, policy: str) -> list[Probe]:
         self._check_policy(policy)
-        return await self._lane(policy).probes(policy)
+        return await self._pool(policy).probes(policy)
 
     def usage(self) -> dict[str, float]:
-        """As the protocol says; the CPU time is that of servers of ours since they were there. Of
-        those that somebody else keeps it is not known."""
-        for lane in self._lanes.values():
-            lane.check_going()
+        """See `TokenEngine.usage`. The CPU time is that of started servers since they were ready;
+        that of servers of `addresses=` is unknown."""
+        for pool in self._pools.values():
+            pool.check_running()
         spent = max(0.0, self._cpu_s() - self._cpu_s_of_start)
         return {"tokens": self._tokens, "requests": self._requests, "cpu_s": spent}
 
     def _cpu_s(self) -> float:
-        return sum(lane.cpu_s for lane in set(self._lanes.values()))
+        return sum(pool.cpu_s for pool in set(self._pools.values()))
 
     async def _update(
-        self, lane: ServerPool, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+        self, pool: ServerPool, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
-        async with lane.updating:
+        async with pool.updating:
             exchange, rank = self._exchange, self._ranks.get(policy)
             if exchange is None:
                 raise EngineClosedError
             if is_low_rank(weights, policy, rank):
-                check_low_rank(lane.blueprint.shapes, weights, policy, rank or 0)
+                check_low_rank(pool.spec.shapes, weights, policy, rank or 0)
                 files = await asyncio.to_thread(exchange.write_lora, weights, policy, version)
-                await lane.update_lora(policy, files)
+                await pool.update_lora(policy, files)
             else:
                 assert not isinstance(weights, LoRAWeights)
-                lane.blueprint.check(weights, policy)
+                pool.spec.check(weights, policy)
                 written = await asyncio.to_thread(
-                    exchange.write, lane.blueprint, weights, policy, version
+                    exchange.write, pool.spec, weights, policy, version
                 )
-                await lane.update(written)
+                await pool.update(written)
             self._versions[policy] = version
 
-    # --- who shares servers ---------------------------------------------------------------
-    def _grouped(self, blueprints: Mapping[str, ServerSpec]) -> list[tuple[str, ...]]:
-        """Policies by their servers: one each, but those with LoRA beside the same model, unless
-        they were given different addresses."""
-        given = self.description.addresses
+    # --- groups of policies that share servers --------------------------------------------
+    def _grouped(self, specs: Mapping[str, ServerSpec]) -> list[tuple[str, ...]]:
+        """Group policies by their servers: LoRA policies of one model and the same addresses."""
+        by_policy = self.settings.addresses
         groups: dict[Any, list[str]] = {}
-        for policy, blueprint in blueprints.items():
-            addresses = given.get(policy) if isinstance(given, dict) else None
-            shared = (blueprint.folder, addresses) if policy in self._ranks else policy
-            groups.setdefault(shared, []).append(policy)
+        for policy, spec in specs.items():
+            addresses = by_policy.get(policy) if isinstance(by_policy, dict) else None
+            key = (spec.folder, addresses) if policy in self._ranks else policy
+            groups.setdefault(key, []).append(policy)
         return [tuple(group) for group in groups.values()]
 
-    def _of_group(self, blueprint: ServerSpec, group: Sequence[str]) -> ServerSpec:
-        highest = max(self._ranks.get(policy, 0) for policy in group)
-        found = replace(blueprint, lora_rank=highest, loras=len(group) if highest else 0)
-        description = self.description
-        by_nccl = description.transfer == "nccl"
-        if not description.python:
-            return replace(found, on_gpu=by_nccl)
-        shared = description.tensor_parallel
-        on_gpu = by_nccl or bool(description.environment.get(VISIBLE))
-        found = replace(found, tensor_parallel=shared, on_gpu=on_gpu)
-        check_parallel(found)
-        return found
+    def _group_spec(self, spec: ServerSpec, group: Sequence[str]) -> ServerSpec:
+        settings = self.settings
+        rank = max(self._ranks.get(policy, 0) for policy in group)
+        is_local = bool(settings.python)
+        names_gpus = is_local and bool(settings.environment.get(VISIBLE))
+        spec = replace(
+            spec,
+            lora_rank=rank,
+            loras=len(group) if rank else 0,
+            tensor_parallel=settings.tensor_parallel if is_local else None,
+            on_gpu=settings.transfer == "nccl" or names_gpus,
+        )
+        check_parallel(spec)
+        return spec
 
     # --- servers --------------------------------------------------------------------------
     async def _launcher(self) -> Callable[[str, Path], tuple[Process, str]]:
-        """What starts servers. They end with this process, or when the engine is closed."""
+        """Return a function that starts servers, which end with this process or the engine."""
         watchdog = await self._stack.enter_async_context(guarding())
         self._logs.mkdir(parents=True, exist_ok=True)
-        env = environment(self.description)
+        env = environment(self.settings)
 
         def launch(policy: str, log_file: Path) -> tuple[Process, str]:
             self._started += 1
-            # in a folder that nobody else can enter, and that goes with the watchdog
+            # in the watchdog's private folder, which is removed with it
             socket = watchdog.folder / f"vllm-{self._started}-{id(self):x}.sock"
-            # another stream of random numbers after each start, or answers would come again
+            # the same seed after a restart would repeat answers
             seed = None if self._random is None else self._random.randrange(2**31)
-            arguments = command(
-                self.description, self._python, self._blueprints[policy], socket, seed=seed
-            )
+            arguments = command(self.settings, self._python, self._specs[policy], socket, seed=seed)
             process = Process(arguments, env, log_file, socket=socket, watchdog=watchdog)
             return process, str(socket)
 
         return launch
 
     def _first_lora(self, group: tuple[str, ...]) -> dict[str, LoRAFiles]:
-        """What policies begin with that are LoRA: nothing beside the model's own weights."""
-        blueprint = self._blueprints[group[0]]
-        if not blueprint.lora_rank:
+        """Return policy → initial LoRA, which adds nothing to the model's own weights."""
+        spec = self._specs[group[0]]
+        if not spec.lora_rank:
             return {}
         assert self._exchange is not None
-        nothing = blueprint.nothing()
-        return {policy: self._exchange.write_lora(nothing, policy, 0) for policy in group}
+        zero = spec.zero_lora()
+        return {policy: self._exchange.write_lora(zero, policy, 0) for policy in group}
 
-    def _lane_of(
+    def _make_pool(
         self,
         group: tuple[str, ...],
         launch: Callable[[str, Path], tuple[Process, str]] | None,
         lora: Mapping[str, LoRAFiles],
     ) -> ServerPool:
         first = group[0]
-        lane = ServerPool(group, self._blueprints[first], self._tokenizers[first], lora)
-        stem = "+".join(map(_as_file, group))[:MAX_STEM]
-        for number, address in enumerate(self._addresses(first)):
-            name = f"the vLLM server {number} of {lane.name}"
+        pool = ServerPool(group, self._specs[first], self._tokenizers[first], lora)
+        stem = re.sub(r"[^\w+]|_", "-", "+".join(group))[:MAX_STEM]
+        addresses = self._addresses.get(first) or ("",) * self.settings.servers
+        for number, address in enumerate(addresses):
             log_file = self._logs / f"vllm-{stem}-{number}.log"
-            start = None if launch is None else (lambda file=log_file: launch(first, file))
-            lane.add(
-                Server(
-                    name,
-                    lane.blueprint,
-                    lambda: lane.wanted,
-                    start_s=self.description.start_s,
-                    launch=start,
-                    address=address,
-                    died=lane.lost,
-                    link=self.description.link,
-                )
+            server = Server(
+                f"the vLLM server {number} of {pool.name}",
+                pool.spec,
+                lambda: pool.target,
+                start_s=self.settings.start_s,
+                launch=None if launch is None else partial(launch, first, log_file),
+                address=address,
+                on_loss=pool.recover,
+                link=self.settings.link,
             )
-        return lane
-
-    def _addresses(self, policy: str) -> tuple[str, ...]:
-        return self._given.get(policy) or ("",) * self.description.servers
+            pool.servers.append(server)
+        return pool
 
     # --- checks ---------------------------------------------------------------------------
     def _check_policy(self, policy: str) -> None:
-        if policy not in self._blueprints:
-            policies = ", ".join(sorted(self._blueprints))
+        if policy not in self._specs:
+            policies = ", ".join(sorted(self._specs))
             raise NotFoundError(f"the engine has no policy {policy!r}; it has: {policies}")
 
-    def _lane(self, policy: str) -> ServerPool:
+    def _pool(self, policy: str) -> ServerPool:
         if self._closed:
             raise EngineClosedError
         if self._loop is None:
             raise EngineError("the engine is not started: `await engine.start()`")
         if self._loop is not asyncio.get_running_loop():
             raise EngineError("the engine belongs to another event loop, the one that started it")
-        return self._lanes[policy]
-
-
-def _interpreter(python: str) -> str:
-    return find_interpreter(python, option="VLLM: python", remedy=MAKE_VLLMS)
-
-
-def _as_file(policy: str) -> str:
-    return "".join(each if each.isalnum() else "-" for each in policy)
+        return self._pools[policy]

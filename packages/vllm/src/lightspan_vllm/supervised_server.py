@@ -1,4 +1,4 @@
-"""One server, kept with the weights of now: started, checked, updated, and started again."""
+"""A supervised server: started, checked, updated and restarted with the current weights."""
 
 from __future__ import annotations
 
@@ -19,109 +19,111 @@ from lightspan_vllm.process import Process
 from lightspan_vllm.requirements import check_server_info
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
-STARTS: Final = 3
-"""How often one server may die without a call that it finished in between."""
+MAX_DEATHS: Final = 3
+"""Maximum number of deaths of a server without a finished call in between."""
 POLL_INTERVAL_S: Final = 0.5
-"""Between looks at a server that is coming up, or seems to be gone."""
-PULSE_S: Final = 5.0
-"""Between looks at one that has calls on it. When vLLM's engine dies, its front listens no more,
-and then waits for its calls, one of which may never be answered."""
-_LOOKS: Final = 10
-"""So many looks in a row have to say that it is gone."""
-_CUT_S: Final = 0.2
-_CUTS: Final = 300
+"""Seconds between two polls of a server that is starting or seems to be gone."""
+HEALTH_INTERVAL_S: Final = 5.0
+"""Seconds between two health checks of a server with calls. When vLLM's engine dies, its front end
+stops listening but waits for its calls, which may never be answered."""
+_MAX_FAILED_POLLS: Final = 10
+"""Number of consecutive failed polls after which a server counts as gone."""
+_ABORT_INTERVAL_S: Final = 0.2
+"""Seconds between two requests to abort calls."""
+_MAX_ABORTS: Final = 300
 _DYING_S: Final = 10.0
-"""A server whose engine has died answers with errors for so long, at most."""
+"""Maximum seconds for which a server whose engine has died answers with errors."""
 
 Launch = Callable[[], tuple[Process, str]]
-"""Starts a process; that, and where it will listen."""
+"""Starts a process and returns it with its future address."""
 
 
 class Server:
-    """A server of one policy, or of several that are LoRA beside the same weights.
+    """A server of one policy, or of LoRA policies of one model.
 
     Args:
-        name: for a person.
-        blueprint: what it has to serve.
-        wanted: says which weights are those of now.
-        start_s: how long it may take until it answers.
-        launch: starts it; None for one that somebody else keeps.
-        address: of that one.
-        died: is told, with why if that is known, when a process of ours ends by itself, and when
-            one seems to be gone whose calls are not told.
-        link: how weights are sent; None where it reads files of ours.
+        name: name for messages.
+        spec: the server's specification.
+        target: returns the current weights.
+        start_s: seconds within which the server must answer after its start.
+        launch: starts the server; None for a server that is not the engine's.
+        address: address of a server that is not the engine's.
+        on_loss: called, with the reason if known, when a started process ends by itself, or when a
+            server with calls stops listening.
+        link: network transfer of weights; None if the server reads files.
     """
 
     def __init__(
         self,
         name: str,
-        blueprint: ServerSpec,
-        wanted: Callable[[], TargetWeights],
+        spec: ServerSpec,
+        target: Callable[[], TargetWeights],
         *,
         start_s: float,
         launch: Launch | None = None,
         address: str = "",
-        died: Callable[[Server, Exception | None], None] = lambda *_: None,
+        on_loss: Callable[[Server, Exception | None], None] = lambda *_: None,
         link: Link | None = None,
     ) -> None:
         self.name = name
         self.client = Client(address)
         self._address = address
         self.ready = False
-        """Whether calls may go there: it has the weights of now."""
+        """Whether the server has the current weights and accepts calls."""
         self.changes = 0
-        """How often its weights were replaced: a call before and after which this is the same was
-        not cut."""
+        """Number of weight changes. If it is the same before and after a call, no update aborted
+        the call."""
         self.deaths = 0
-        """Since it last finished a call."""
-        self._blueprint = blueprint
-        self._wanted = wanted
+        """Number of deaths since the last finished call."""
+        self._spec = spec
+        self._target = target
         self._start_s = start_s
         self._launch = launch
-        self._died = died
+        self._on_loss = on_loss
         self._link = link
         self._process: Process | None = None
-        self._spent_cpu_s = 0.0
-        """By its former processes."""
+        self._former_cpu_s = 0.0
+        """CPU-seconds of former processes."""
         self._log: Path | None = None
-        """Of the process of ours, once there was one."""
-        self._watching: asyncio.Task[None] | None = None
-        self._pulse: asyncio.Task[None] | None = None
+        """Log of the started process; None before the first start."""
+        self._watcher: asyncio.Task[None] | None = None
+        self._monitor: asyncio.Task[None] | None = None
         self._label = ""
         self._version = 0
         self._lora: dict[str, LoRAFiles] = {}
-        """Policy → what it has of it, beside its own weights."""
+        """Policy → its LoRA that the server has loaded."""
         self._checked = False
-        self._served = False
-        """Whether it was ready once: what was never there cannot be lost."""
+        self._was_ready = False
+        """Whether the server was ready before; only then can it be lost."""
         self._closed = False
         self._lock = asyncio.Lock()
         self._calls: dict[str, str] = {}
-        """Id → policy, of the calls on it."""
-        self._left = asyncio.Event()
-        """Set when the last call of a policy has left."""
+        """Id of a running call → its policy."""
+        self._drained = asyncio.Event()
+        """Set when the last call of a policy has ended."""
 
     # --- calls ----------------------------------------------------------------------------
     @property
     def cpu_s(self) -> float:
-        """CPU-seconds of its processes; 0 for one that somebody else keeps."""
-        return self._spent_cpu_s + (0.0 if self._process is None else self._process.cpu_s())
+        """CPU-seconds of the started processes; 0 for a server that is not the engine's."""
+        return self._former_cpu_s + (0.0 if self._process is None else self._process.cpu_s())
 
     @property
     def load(self) -> int:
-        """Calls on it."""
+        """Number of running calls."""
         return len(self._calls)
 
     async def complete(
         self, policy: str, prompt: Sequence[int], sampling: Sampling, **options: Any
     ) -> AsyncIterator[Chunk]:
-        """`Client.complete`, with the version that answers: a policy's weights change only where no
-        call of it is. Nothing comes if they are changing just now.
+        """Yield the chunks of `Client.complete` with their version; none during an update.
+
+        A policy's weights change only while it has no call.
 
         Raises (while iterating):
-            Unreachable: also if somebody has started it again since, so that it has other weights.
-                One of ours is watched.
-            Refused
+            Unreachable: the server is gone, or, if it is not the engine's, was restarted with other
+                weights.
+            Refused: the server refused the call.
         """
         if not self.ready:
             return
@@ -129,13 +131,13 @@ class Server:
         version = self._version if lora is None else lora.version
         with self._call(policy) as request_id:
             if self._launch is None and await self.client.label() != self._label:
-                raise Unreachable(f"{self.name} was started again, or somebody changed its weights")
+                raise Unreachable(f"{self.name} was restarted, or its weights were changed")
             name = "" if lora is None else lora.name
-            parts = self.client.complete(
+            chunks = self.client.complete(
                 prompt, sampling, request_id=request_id, lora=name, **options
             )
-            async for part in parts:
-                yield part._replace(version=version)
+            async for chunk in chunks:
+                yield chunk._replace(version=version)
 
     @contextlib.contextmanager
     def _call(self, policy: str) -> Iterator[str]:
@@ -145,44 +147,44 @@ class Server:
             yield request_id
         finally:
             del self._calls[request_id]
-            if not self._of(policy):
-                self._left.set()
+            if not self._calls_of(policy):
+                self._drained.set()
 
-    def _of(self, policy: str | None) -> list[str]:
-        """The ids of a policy's calls on it, or of all."""
-        return [key for key, its in self._calls.items() if policy in (None, its)]
+    def _calls_of(self, policy: str | None) -> list[str]:
+        """Return the ids of a policy's running calls; None for all policies."""
+        return [key for key, owner in self._calls.items() if policy in (None, owner)]
 
     # --- weights --------------------------------------------------------------------------
     async def serve(self) -> None:
-        """Have it serve the weights of now, whatever it takes.
+        """Start the server if necessary and bring it to the current weights.
 
         Raises:
-            ConfigError: it is not what it has to be.
-            EngineError: it does not come up, dies again and again, or refuses the weights.
+            ConfigError: the server does not meet its specification.
+            EngineError: the server does not become ready, dies repeatedly, or refuses the weights.
         """
         async with self._lock:
             self.ready = False
             while not self.ready:
                 self._check_open()
                 try:
-                    await self._come_up()
-                    wanted = self._wanted()
-                    if self._label != wanted.weights.label:
-                        await self._take_on(wanted.weights)
-                    await self._take_on_lora(wanted.lora)
+                    await self._connect()
+                    target = self._target()
+                    if self._label != target.weights.label:
+                        await self._load(target.weights)
+                    await self._load_lora(target.lora)
                 except Unreachable as error:
-                    await self._put_down(error)
-                else:  # one that has just ended is started again
+                    await self._discard(error)
+                else:  # a process that has just ended is restarted
                     self.ready = self._process is None or not self._process.ended.is_set()
-                    self._served = self._served or self.ready
-            if self._pulse is None and not self._closed:
-                self._pulse = asyncio.create_task(self._take_pulse())
+                    self._was_ready = self._was_ready or self.ready
+            if self._monitor is None and not self._closed:
+                self._monitor = asyncio.create_task(self._check_health())
 
     async def close(self) -> None:
-        """End what is under way, and the process if it is ours. Idempotent."""
+        """Abort calls and stop the started process. Idempotent."""
         self.ready, self._closed = False, True
-        if self._pulse is not None:
-            self._pulse.cancel()
+        if self._monitor is not None:
+            self._monitor.cancel()
         await self.client.close()
         await self._stop()
 
@@ -190,10 +192,10 @@ class Server:
         if self._closed:
             raise EngineClosedError
 
-    async def _take_on(self, weights: Weights) -> None:
+    async def _load(self, weights: Weights) -> None:
         self._label, self._lora = "", {}
-        async with self._refusable(weights.version):
-            if self._blueprint.lora_rank:  # it has the weights, and maybe what others left
+        async with self._loading(weights.version):
+            if self._spec.lora_rank:  # the weights are loaded; LoRA of earlier runs may remain
                 for name in await self.client.loras():
                     await self.client.unload_lora(name)
                 await self.client.name_weights(weights.label)
@@ -205,16 +207,16 @@ class Server:
         self._label, self._version = weights.label, weights.version
         self.changes += 1
 
-    async def _take_on_lora(self, wanted: Mapping[str, LoRAFiles]) -> None:
-        """Replace those that changed, and cut the calls of these policies alone."""
-        for policy, files in wanted.items():
+    async def _load_lora(self, lora: Mapping[str, LoRAFiles]) -> None:
+        """Replace changed LoRA, and abort the calls of these policies alone."""
+        for policy, files in lora.items():
             former = self._lora.get(policy)
             if former == files:
                 continue
-            async with self._refusable(files.version):
+            async with self._loading(files.version):
                 await self.client.load_lora(files)
-                if calls := self._of(policy):
-                    await self.client.cut(calls)
+                if calls := self._calls_of(policy):
+                    await self.client.abort(calls)
                 await self._drain(policy)
                 self._lora[policy] = files
                 self.changes += 1
@@ -222,12 +224,12 @@ class Server:
                     await self.client.unload_lora(former.name)
 
     @contextlib.asynccontextmanager
-    async def _refusable(self, version: int) -> AsyncIterator[None]:
-        """While it is told to take on this version.
+    async def _loading(self, version: int) -> AsyncIterator[None]:
+        """Convert a refusal to load a version.
 
         Raises:
-            EngineError: it says no.
-            Unreachable: it says no because it is dying.
+            EngineError: the server refused.
+            Unreachable: the server refused because it is dying.
         """
         try:
             yield
@@ -235,14 +237,14 @@ class Server:
             if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and await self._is_dying():
                 raise Unreachable(str(error)) from error
             raise EngineError(
-                f"{self.name} did not take on version {version} of its weights: {error}"
+                f"{self.name} did not load version {version} of its weights: {error}"
             ) from error
 
     async def _is_dying(self) -> bool:
-        """Whether it ends by itself, or listens no more, before long."""
+        """Return whether the server ends or stops listening within `_DYING_S`."""
         loop = asyncio.get_running_loop()
-        latest = loop.time() + _DYING_S
-        while loop.time() < latest:
+        deadline = loop.time() + _DYING_S
+        while loop.time() < deadline:
             if await wait_for_event(POLL_INTERVAL_S, self._ended) or is_gone(
                 await self.client.health_error()
             ):
@@ -250,30 +252,32 @@ class Server:
         return False
 
     async def _drain(self, policy: str | None) -> None:
-        """Until no call of a policy, or of any, is on it. One that came too late for the pause
-        waits in the server, and is cut as well: it would go on with weights that its version does
-        not name."""
-        for _ in range(_CUTS):
-            calls = self._of(policy)
+        """Wait until a policy, or None for any, has no call.
+
+        A call that arrived after the pause waits in the server. It would resume with weights that
+        its version does not name, so it is aborted too.
+        """
+        for _ in range(_MAX_ABORTS):
+            calls = self._calls_of(policy)
             if not calls:
                 return
-            self._left.clear()
-            if not await wait_for_event(_CUT_S, self._left):
-                await self.client.cut(None if policy is None else calls)
-        raise Unreachable(f"{self.name} does not end the {len(self._of(policy))} calls on it")
+            self._drained.clear()
+            if not await wait_for_event(_ABORT_INTERVAL_S, self._drained):
+                await self.client.abort(None if policy is None else calls)
+        raise Unreachable(f"{self.name} does not end its {len(self._calls_of(policy))} calls")
 
-    # --- life -----------------------------------------------------------------------------
-    async def _come_up(self) -> None:
+    # --- lifecycle ------------------------------------------------------------------------
+    async def _connect(self) -> None:
         if self._launch is None:
             if not self.client.is_open:
                 await self.client.open(self._address)
         elif self._process is None or self._process.ended.is_set():
             await self._stop()
-            if self._log is not None:  # this is not the first time
+            if self._log is not None:  # a restart
                 self._count_death()
             self._process, address = self._launch()
             self._log = self._process.log
-            self._watching = asyncio.create_task(self._watch(self._process))
+            self._watcher = asyncio.create_task(self._watch(self._process))
             self._checked = False
             await self.client.open(address)
         await self._wait()
@@ -281,98 +285,98 @@ class Server:
             self._checked = await self.client.label() == self._label
         if not self._checked:
             self._label = ""
-            check_server_info(self.client.address, await self.client.facts(), self._blueprint)
+            check_server_info(self.client.address, await self.client.info(), self._spec)
             self._checked = True
 
     async def _wait(self) -> None:
-        """Until it answers.
+        """Wait until the server answers.
 
         Raises:
-            EngineError: it does not, or ended, or is something else.
-            Unreachable: it was there, and is ending.
+            EngineError: it does not answer in time, has ended, or is not a vLLM server.
+            Unreachable: it was ready before and is ending.
         """
         loop = asyncio.get_running_loop()
-        latest = loop.time() + self._start_s
-        gone = 0
+        deadline = loop.time() + self._start_s
+        failed_polls = 0
         while (health_error := await self.client.health_error()) is not None:
             self._check_open()
             if self._process is not None and self._process.ended.is_set():
                 failure = self._process.failure(self.name)
                 if not self._checked:
                     raise failure
-                raise Unreachable(str(failure))  # it was there before: once more
-            gone = gone + 1 if is_gone(health_error) else 0
-            if gone == _LOOKS and self._checked:
+                raise Unreachable(str(failure))  # it was ready before, so restart it
+            failed_polls = failed_polls + 1 if is_gone(health_error) else 0
+            if failed_polls == _MAX_FAILED_POLLS and self._checked:
                 if self._process is not None:
-                    raise Unreachable(f"{self.name} is ending, and does not come to an end")
-                self._checked = False  # whoever keeps it brings it back, or another
-                await self.client.open(self._address)  # its calls are told
+                    raise Unreachable(f"{self.name} is ending but does not end")
+                self._checked = False  # another server may come up at the address
+                await self.client.open(self._address)  # fails the running calls
             if (
                 self._launch is None
                 and isinstance(health_error, Refused)
                 and health_error.status < HTTPStatus.INTERNAL_SERVER_ERROR
             ):
                 raise EngineError(
-                    f"{self.name}: what answers there is no vLLM server, or asks for a key "
+                    f"{self.name}: there is no vLLM server at its address, or it requires a key "
                     f"({health_error}): give the address of the server itself in VLLM(addresses=…)"
                 )
-            if loop.time() > latest:
+            if loop.time() > deadline:
                 raise EngineError(
                     f"{self.name} at {self.client.address} was not ready within "
-                    f"{self._start_s:g} s (VLLM(start_s=…)): {health_error}{self._said}"
+                    f"{self._start_s:g} s (VLLM(start_s=…)): {health_error}{self._log_hint}"
                 )
             await wait_for_event(POLL_INTERVAL_S, self._ended)
 
     @property
     def _ended(self) -> asyncio.Event:
-        """Set when a process of ours has ended; never where somebody else keeps it."""
+        """Set when the started process has ended; never for a server that is not the engine's."""
         return asyncio.Event() if self._process is None else self._process.ended
 
     async def _watch(self, process: Process) -> None:
         await process.ended.wait()
         self.ready = False
-        if self._served:  # else who starts it is told
-            self._died(self, None)
+        if self._was_ready:  # otherwise `serve` raises
+            self._on_loss(self, None)
 
-    async def _take_pulse(self) -> None:
-        """While it has calls, look whether it can still answer them."""
+    async def _check_health(self) -> None:
+        """Check the health of the server while it has calls."""
         while True:
-            await asyncio.sleep(PULSE_S)
+            await asyncio.sleep(HEALTH_INTERVAL_S)
             if self.ready and self._calls:
                 health_error = await self.client.health_error()
                 if self.ready and is_gone(health_error):
-                    self._died(self, health_error)
+                    self._on_loss(self, health_error)
 
-    async def _put_down(self, error: Unreachable) -> None:
-        """It was there and is as good as gone.
+    async def _discard(self, error: Unreachable) -> None:
+        """Stop a server that became unreachable.
 
         Raises:
-            EngineError: once too often.
+            EngineError: the server died `MAX_DEATHS` times.
         """
         await self.client.close()
         await self._stop()
         self._checked = False
-        if self._launch is None:  # else it counts when it is started again
+        if self._launch is None:  # a started server's death is counted at its restart
             self._count_death(error)
 
     def _count_death(self, error: BaseException | None = None) -> None:
         self.deaths += 1
-        if self.deaths >= STARTS:
+        if self.deaths >= MAX_DEATHS:
             why = "" if error is None else f": {error}"
             raise EngineError(
                 f"{self.name} was lost {self.deaths} times and finished no call in "
-                f"between{why}{self._said}"
+                f"between{why}{self._log_hint}"
             ) from error
 
     @property
-    def _said(self) -> str:
-        return "" if self._log is None else f"; {self._log} has what it said"
+    def _log_hint(self) -> str:
+        return "" if self._log is None else f"; {self._log} has its output"
 
     async def _stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
         if self._process is not None:
             process, self._process = self._process, None
-            self._spent_cpu_s += process.cpu_s()
+            self._former_cpu_s += process.cpu_s()
             await process.stop()

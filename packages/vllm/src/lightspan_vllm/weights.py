@@ -1,7 +1,7 @@
-"""A model's weights where a server on this machine reads them: files in shared memory.
+"""Weights as files in shared memory, which servers on this machine read.
 
-Each engine has a folder of its own there, which only its user can read. It is removed when the
-engine is closed; one whose trainer was killed is removed by the next engine that starts.
+Each engine has a folder that only its user can read. It is removed when the engine is closed; after
+a killed trainer, by the next engine that starts.
 """
 
 from __future__ import annotations
@@ -24,66 +24,66 @@ from lightspan_torch.engine.tokenizer import context_length
 
 PREFIX: Final = "lightspan-weights-"
 LABEL: Final = "lightspan-"
-"""What servers say of weights begins so, if they are from here."""
+"""Prefix of labels and LoRA names that come from lightspan."""
 HEAD: Final = "lm_head.weight"
 EMBEDDINGS: Final = "model.embed_tokens.weight"
 BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
-_FILE_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+FILE_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Data type in safetensors files → torch's name."""
 _LINEAR: Final = ("_proj", "query_key_value", "Wqkv")
-"""How layers are called that any model has which vLLM serves with LoRA."""
+"""Name endings of linear layers in models that vLLM serves with LoRA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """A whole model as files, as one version of a policy."""
+    """The files of one version of a policy's whole weights."""
 
     version: int
     label: str
-    """What a server that has loaded them says; no other weights of any run have it."""
+    """Unique name that a server reports after loading the weights."""
     files: tuple[str, ...]
-    again: Mapping[str, str]
-    """Name → name of the weight in the files that it is equal to."""
-    kept: Path | None = None
-    """The file that is ours to remove."""
+    aliases: Mapping[str, str]
+    """Name → name of the equal weight in the files."""
+    temporary: Path | None = None
+    """The file to remove with the weights."""
 
     def remove(self) -> None:
-        """Give the memory back."""
-        if self.kept is not None:
-            self.kept.unlink(missing_ok=True)
+        """Delete the temporary file."""
+        if self.temporary is not None:
+            self.temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAFiles:
-    """The LoRA of one policy as files, as one version of it."""
+    """The files of one version of a policy's LoRA."""
 
     version: int
     name: str
-    """By which servers know it; no other LoRA of any run has it, so that no key or value that was
-    computed with another is taken for one of this."""
+    """Unique name on servers, so that keys and values of other LoRA are never reused."""
     folder: Path
 
     def remove(self) -> None:
-        """Give the memory back."""
+        """Delete the files."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class TargetWeights(NamedTuple):
-    """What a server should have."""
+    """The weights that a server should have."""
 
     weights: Weights
     lora: Mapping[str, LoRAFiles] = {}
-    """Of each policy, where they are LoRA beside the weights."""
+    """Policy → its LoRA; empty for whole weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """What a server has to be to serve a model, read from the model's folder."""
+    """The specification of a server, read from a model's folder."""
 
     name: str
-    """The model's, as it was given."""
+    """The model as the user named it."""
     folder: Path
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the weights, by name; tied ones once."""
+    """Weight name → shape; tied weights once."""
     dtype: str
     context: int
     vocabulary: int
@@ -91,34 +91,33 @@ class ServerSpec:
     layers: int
     tied: bool
     heads: int = 0
-    """Of attention, by which devices share the model; 0: unknown."""
+    """Number of attention heads; 0 if unknown."""
     tensor_parallel: int | None = None
-    """How many devices share it in a server; None: whatever a server has."""
+    """Number of devices that share the model; None for any."""
     on_gpu: bool = False
-    """Whether it has to be on GPUs."""
+    """Whether the server must use GPUs."""
     lora_rank: int = 0
-    """The highest of the LoRA that it serves beside its own weights, which then never change; 0: it
-    serves whole weights."""
+    """Maximum rank of the policies' LoRA; 0 if the server serves whole weights."""
     loras: int = 0
-    """How many policies it serves so, those among them that never change."""
+    """Number of LoRA policies, including those whose weights never change."""
 
     @classmethod
     def of(cls, model: Any, *, dtype: str | None, context: int | None) -> ServerSpec:
-        """Read what the folder or the hub has.
+        """Read the specification from a model's files.
 
         Args:
             model: folder, or name on the hub.
-            dtype: of the weights in the server; None for the files'.
-            context: a shorter one than the model's.
+            dtype: data type of the served weights; None for the files'.
+            context: context length in tokens, at most the model's; None for the model's.
 
         Raises:
-            ConfigError: a loaded model, which no other process can read.
-            ModelError: it is not there or cannot be read.
+            ConfigError: the model is loaded, which other processes cannot read.
+            ModelError: the model does not exist or cannot be read.
         """
         if not isinstance(model, str | os.PathLike):
             raise ConfigError(
-                "vLLM loads a model in a process of its own: give the folder or the hub's name, "
-                f"not a loaded {type(model).__name__}"
+                "vLLM loads models in another process: give the folder or the hub's name, not a "
+                f"loaded {type(model).__name__}"
             )
         from transformers import AutoConfig
 
@@ -135,8 +134,8 @@ class ServerSpec:
             shapes.pop(HEAD, None)
             if EMBEDDINGS not in shapes:
                 raise ModelError(
-                    f"{origin.name} ties its output layer to its embeddings, and has no "
-                    f"{EMBEDDINGS} to tie it to: lightspan does not know how vLLM names them for "
+                    f"{origin.name} ties its output layer to its embeddings but has no weight "
+                    f"{EMBEDDINGS}: lightspan does not know vLLM's name of it for "
                     f"{type(config).__name__}; use the embedded engine"
                 )
         return cls(
@@ -153,34 +152,35 @@ class ServerSpec:
         )
 
     @property
-    def again(self) -> dict[str, str]:
-        """Weights that are sent twice, under another name: the output layer, where it is tied to
-        the embeddings. A server that ties them itself would go on with the old one."""
+    def aliases(self) -> dict[str, str]:
+        """Weights that are sent twice, under a second name: an output layer tied to embeddings.
+        A server that ties them itself would keep the old output layer."""
         return {HEAD: EMBEDDINGS} if self.tied else {}
 
     @property
     def bytes(self) -> int:
-        """Of one copy of the weights, as a server has them."""
+        """Size of the served weights."""
         return BYTES[self.dtype] * sum(map(math.prod, self.shapes.values()))
 
     def as_saved(self, version: int) -> Weights:
-        """The weights of the model's own files; a server of LoRA has read them itself."""
+        """Return the weights in the model's own files; LoRA servers load them themselves."""
         if self.lora_rank:
-            return Weights(version=version, label=_label(version), files=(), again={})
+            return Weights(version=version, label=_label(version), files=(), aliases={})
         files = tuple(str(path) for path in _files(self.folder))
-        return Weights(version=version, label=_label(version), files=files, again=self.again)
+        return Weights(version=version, label=_label(version), files=files, aliases=self.aliases)
 
-    def nothing(self) -> LoRAWeights:
-        """LoRA that adds nothing to the model's own weights. On a CPU vLLM gives calls that name
-        none, and are computed beside some that do, the one in its last place; so every call names
-        one.
+    def zero_lora(self) -> LoRAWeights:
+        """Return LoRA weights that add nothing to the model.
+
+        On a CPU, vLLM computes a call without LoRA in a batch with LoRA calls with the LoRA in its
+        last slot, so every call must name one.
 
         Raises:
-            ModelError: no layer of the model is known to take LoRA in vLLM.
+            ModelError: no layer of the model is known to support LoRA in vLLM.
         """
         import torch
 
-        # attention first: layers of experts may be served otherwise
+        # attention first, because expert layers may be served differently
         for name in sorted(self.shapes, key=lambda name: ("attn" not in name, name)):
             shape = self.shapes[name]
             layer = name.removesuffix(".weight")
@@ -189,13 +189,13 @@ class ServerSpec:
                 pair = (torch.zeros(1, inputs), torch.zeros(outputs, 1))
                 return LoRAWeights(rank=1, scale=1.0, layers={layer: pair})
         raise ModelError(
-            f"{self.name} has no layer that ends in {' or '.join(_LINEAR)}: lightspan does not "
-            "know where vLLM takes LoRA there; have it served merged, with VLLM(merge=True)"
+            f"{self.name} has no layer whose name ends in {' or '.join(_LINEAR)}: lightspan does "
+            "not know its LoRA layers in vLLM; have it served merged, with VLLM(merge=True)"
         )
 
     def check(self, weights: Mapping[str, Any], policy: str) -> None:
-        """Raise `ModelError` for weights that are not these, name by name."""
-        unknown = sorted(set(weights) - set(self.shapes) - set(self.again))
+        """Raise `ModelError` unless names and shapes of weights match the model's."""
+        unknown = sorted(set(weights) - set(self.shapes) - set(self.aliases))
         if unknown:
             raise ModelError(f"weights for policy {policy} have unknown names: {unknown[:5]}")
         missing = sorted(set(self.shapes) - set(weights))
@@ -218,55 +218,55 @@ class WeightStore:
         parent: a folder in memory, such as `/dev/shm`.
 
     Raises:
-        ConfigError: it is no folder, or cannot be written.
+        ConfigError: `parent` is not a writable folder.
     """
 
     def __init__(self, parent: str) -> None:
         try:
-            self._passing = OwnedTempDir(PREFIX, parent)
+            self._temp_dir = OwnedTempDir(PREFIX, parent)
         except OSError as error:
             raise ConfigError(
-                f"VLLM: exchange={parent!r}, where weights are handed over, cannot be written: "
-                f"{error.strerror}; give a folder in memory that servers can read"
+                f"VLLM: cannot write weights to exchange={parent!r}: {error.strerror}; give a "
+                "folder in memory that servers can read"
             ) from error
-        self.folder = self._passing.path
+        self.folder = self._temp_dir.path
 
     def write(
-        self, blueprint: ServerSpec, weights: Mapping[str, Any], policy: str, version: int
+        self, spec: ServerSpec, weights: Mapping[str, Any], policy: str, version: int
     ) -> Weights:
-        """Put weights into a file, in the server's type.
+        """Write weights into a file, in the server's data type.
 
         Raises:
-            EngineMemoryError: they do not fit there.
+            EngineMemoryError: the weights do not fit into the folder.
         """
         import torch
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        self.check_room(blueprint, policy)
+        self.check_room(spec, policy)
         path = self.folder / f"{secrets.token_hex(8)}.safetensors"
-        dtype = getattr(torch, blueprint.dtype)
+        dtype = getattr(torch, spec.dtype)
         tensors = {
-            name: weights[name].detach().to("cpu", dtype).contiguous() for name in blueprint.shapes
+            name: weights[name].detach().to("cpu", dtype).contiguous() for name in spec.shapes
         }
         try:
             save_file(tensors, path)
         except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)
-            raise self._full(_whole(blueprint, policy), str(error)) from error
+            raise self._full(_whole(spec, policy), str(error)) from error
         return Weights(
             version=version,
             label=_label(version),
             files=(str(path),),
-            again=blueprint.again,
-            kept=path,
+            aliases=spec.aliases,
+            temporary=path,
         )
 
     def write_lora(self, weights: LoRAWeights, policy: str, version: int) -> LoRAFiles:
-        """Put LoRA weights into a folder, as PEFT names them.
+        """Write LoRA weights as a PEFT adapter.
 
         Raises:
-            EngineMemoryError: they do not fit there.
+            EngineMemoryError: the weights do not fit into the folder.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
@@ -292,44 +292,42 @@ class WeightStore:
             (files.folder / "adapter_config.json").write_text(json.dumps(config))
         except (OSError, SafetensorError) as error:
             files.remove()
-            size = sum(tensor.nbytes for tensor in tensors.values())
-            raise self._full(
-                f"the LoRA weights of policy {policy}, {_mib(size)}", str(error)
-            ) from error
+            size = _mib(sum(tensor.nbytes for tensor in tensors.values()))
+            what = f"the LoRA weights of policy {policy}, {size}"
+            raise self._full(what, str(error)) from error
         return files
 
-    def check_room(self, blueprint: ServerSpec, policy: str) -> None:
+    def check_room(self, spec: ServerSpec, policy: str) -> None:
         """Raise `EngineMemoryError` unless the model's weights fit into the folder."""
-        if blueprint.lora_rank:  # they are not handed over
+        if spec.lora_rank:  # whole weights are not written
             return
         free = shutil.disk_usage(self.folder).free
-        if blueprint.bytes > free:
-            raise self._full(_whole(blueprint, policy), f"{_mib(free)} are free")
+        if spec.bytes > free:
+            raise self._full(_whole(spec, policy), f"{_mib(free)} are free")
 
     def close(self) -> None:
-        """Remove it. Idempotent."""
-        self._passing.close()
+        """Remove the folder. Idempotent."""
+        self._temp_dir.close()
 
     def _full(self, what: str, reason: str) -> EngineError:
         parent = self.folder.parent
         return EngineMemoryError(
             f"{what}, do not fit into {parent}, where servers read them: {reason}. Make room there "
-            "(two copies of a policy are there while one replaces the other; a container has 64 "
-            "MiB unless it is started with --shm-size), or name another folder in memory with "
-            "VLLM(exchange=…)"
+            "(an update needs two copies of a policy; a container has 64 MiB unless it is started "
+            "with --shm-size), or name another folder in memory with VLLM(exchange=…)"
         )
 
 
-def _whole(blueprint: ServerSpec, policy: str) -> str:
-    return f"the weights of policy {policy}, {_mib(blueprint.bytes)} as {blueprint.dtype}"
+def _whole(spec: ServerSpec, policy: str) -> str:
+    return f"the weights of policy {policy}, {_mib(spec.bytes)} as {spec.dtype}"
 
 
 def _read_shapes(folder: Path) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Of the weights in a model's files, and the type that they have.
+    """Return the shapes of the weights in a model's files, and their data type.
 
     Raises:
-        FileNotFoundError: there are none.
-        ValueError: of a type that no server takes in as it is.
+        FileNotFoundError: there are no files.
+        ValueError: a data type is unknown.
     """
     from safetensors import safe_open
 
@@ -340,14 +338,14 @@ def _read_shapes(folder: Path) -> tuple[dict[str, tuple[int, ...]], str]:
         raise FileNotFoundError("there are no model*.safetensors files")
     for path in files:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
                 part = file.get_slice(name)
                 shapes[name] = tuple(part.get_shape())
                 types.add(part.get_dtype())
-    known = sorted(_FILE_TYPES[each] for each in types if each in _FILE_TYPES)
-    if len(known) != len(types):
+    dtypes = sorted(FILE_TYPES[kind] for kind in types if kind in FILE_TYPES)
+    if len(dtypes) != len(types):
         raise ValueError(f"its weights are of the types {sorted(types)}")
-    return shapes, "float32" if "float32" in known else known[0]
+    return shapes, "float32" if "float32" in dtypes else dtypes[0]
 
 
 def _files(folder: Path) -> list[Path]:

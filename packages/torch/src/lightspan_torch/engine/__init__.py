@@ -4,5 +4,5 @@
 continuous batching with `_prefix_scheduler` (shared prefixes) and `_cpu_attention`. `tokenizer`
 renders chats and decodes ids, `grammars` masks tokens by a grammar, `hub` locates a model's files,
 `parameter_count` sizes a model without loading it, `weights` loads, hashes and replaces weights,
-`lora` applies adapters, `oom` explains an out-of-memory error.
+`lora` applies adapters, `request_checks` validates requests, `oom` explains out-of-memory errors.
 """

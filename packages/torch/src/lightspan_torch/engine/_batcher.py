@@ -1,19 +1,17 @@
-"""transformers' continuous batching, with its traps closed. Private to `engines.transformers`.
+"""Wrapper of transformers' continuous batching. Private to `engine.transformers`.
 
-What touches transformers' young API is in this module, `_prefixes` and `_request_attention`
-(written for 5.23):
+Only this module, `_prefix_scheduler` and `_cpu_attention` use transformers' continuous-batching
+API (written for 5.23). Its traps:
 
-- Blocks that are shared, or kept for prompts to come, would outlive the weights that they were
-  computed with: `interrupt` empties the cache.
-- Results reach us through a router of our own: the stock one runs every handler on the event loop
-  of the last one.
-- Cancelled requests never report, and requests in hand while the thread dies are forgotten: the
-  caller keeps the list of what is in flight, `on_stop` says that nothing more will come.
-- `pause()` keeps the keys and values of requests in flight: `interrupt` drops them too.
-- A processor is told which request a row belongs to only before the forward pass. Batches that are
-  prepared while the last one runs, and CUDA's graphs, would give it the rows of another step.
-- Requests may ask for temperature, top-p and top-k only if the manager's defaults are neither None
-  nor neutral, and a temperature of 0 kills the thread.
+- Shared and cached blocks outlive the weights that computed them, so `interrupt` empties the cache.
+- The stock router runs every handler on the event loop of the last one, so `_Router` replaces it.
+- Cancelled requests never report, and a dying thread drops its requests. So the caller keeps the
+  list of requests in flight, and `on_stop` reports that no more results will come.
+- `pause()` keeps the keys and values of requests in flight, so `interrupt` drops them too.
+- A logits processor gets the request of each row before the forward pass only. Asynchronous batches
+  and CUDA graphs would give it the rows of another step, so both are off.
+- Requests can set temperature, top-p and top-k only if the manager's defaults are neither None nor
+  neutral, and a temperature of 0 kills the thread.
 """
 
 from __future__ import annotations
@@ -52,33 +50,33 @@ from lightspan_torch.engine._prefix_scheduler import PrefixScheduler
 from lightspan_torch.engine.grammars import GrammarMismatchError, GrammarState, allowed
 
 GREEDY_TEMPERATURE: Final = 1e-6
-"""Stands for temperature 0: all probability is on the largest logit."""
+"""Replaces temperature 0: all probability is on the largest logit."""
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the batch and of the key-value cache; None leaves one to transformers."""
+    """Sizes of the batch and the key-value cache; None for transformers' defaults."""
 
     max_requests: int | None
-    """Requests in one forward pass."""
+    """Maximum number of requests in one forward pass."""
     max_tokens: int | None
-    """Tokens in one forward pass."""
+    """Maximum number of tokens in one forward pass."""
     cache_tokens: int | None
     page_size: int
-    """Tokens in a block: the unit in which memory is given out, and prefixes are shared."""
+    """Tokens in a block, the unit of allocation and prefix sharing."""
     prefix_sharing: bool = True
     seed: int | None = None
-    """Of torch's global generator when the thread starts; sampling uses that generator."""
+    """Seed of torch's global generator, which sampling uses; set when the thread starts."""
 
 
 class Batcher:
-    """One model, its generation thread, and the requests given to it.
+    """One model with its generation thread and requests.
 
     Args:
-        model: is used in place; its attention implementation is changed.
-        on_outputs: called on the generation thread with what it has produced.
-        on_stop: called on the generation thread as its last act, with the error that killed it.
-        on_mismatch: called on the generation thread with a request that cannot follow its grammar
-            any further, and why; it has to be cancelled.
+        model: used in place; its attention implementation is changed.
+        on_outputs: called on the generation thread with new outputs.
+        on_stop: called on the generation thread just before it ends, with the error if it failed.
+        on_mismatch: called on the generation thread with the id of a request that violates its
+            grammar, and the reason; the caller must cancel the request.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class Batcher:
         on_mismatch: Callable[[str, str], None],
     ) -> None:
         self._model = model
-        self._eos_ids = sorted(eos_ids) or [-1]  # -1: none, as transformers has it
+        self._eos_ids = sorted(eos_ids) or [-1]  # transformers' value for none
         self._status = _Status(on_stop)
         self._router = _Router(on_outputs)
         self._manager = _manager(model, self._eos_ids, settings)
@@ -103,8 +101,8 @@ class Batcher:
         self._manager.output_router = self._router
 
     def start(self) -> None:
-        """Start the thread. It is a daemon: a forgotten engine does not keep the process alive."""
-        # A thread inherits whether it is a daemon from the one that starts it.
+        """Start the thread, a daemon so that an unclosed engine does not keep the process alive."""
+        # threads inherit the daemon flag from the thread that starts them
         starter = threading.Thread(target=self._manager.start, daemon=True)
         starter.start()
         starter.join()
@@ -124,11 +122,11 @@ class Batcher:
         """Queue a request.
 
         Args:
-            walk: at the beginning of the request's grammar.
-            answer_start: place in `ids` where that grammar begins.
+            walk: matcher state at the start of the request's grammar.
+            answer_start: index in `ids` at which the grammar starts.
 
         Raises:
-            EngineError: the thread is gone.
+            EngineError: the thread has ended.
         """
         if walk is not None:
             self._walks.begin(request_id, walk, answer_start)
@@ -146,23 +144,21 @@ class Batcher:
             raise EngineError("the generation thread has stopped")
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request, known or not, and free its blocks."""
+        """Cancel a request, if it exists, and free its blocks."""
         self._manager.cancel_request(request_id)
         self._walks.forget(request_id)
 
     def interrupt(
         self, request_ids: Collection[str], change: Callable[[], None]
     ) -> dict[str, GenerationOutput]:
-        """Take all requests out, empty the cache and call `change` while nothing runs.
-
-        Blocks; not for event loops.
+        """Pause, remove all requests, empty the cache and call `change`. Blocks.
 
         Returns:
-            What each unfinished request had produced. A request that is not in it has delivered
+            Request id → output so far, of each unfinished request. Any other request has delivered
             its result.
 
         Raises:
-            EngineError: the thread is gone.
+            EngineError: the thread has ended.
         """
         try:
             with self._manager.pause():
@@ -178,7 +174,7 @@ class Batcher:
             raise EngineError("the generation thread has stopped") from error
 
     def stop(self) -> None:
-        """End the thread; requests still in flight get no answer. Idempotent."""
+        """Stop the thread; requests in flight get no answer. Idempotent."""
         atexit.unregister(self.stop)
         if self._manager.is_running():
             self._status.request_stop(BackgroundThreadStatus.HARD_STOP, 0)
@@ -186,13 +182,13 @@ class Batcher:
             self._manager.stop(block=True, timeout=30, hard_stop=True)
 
     def settle(self, request_id: str) -> None:
-        """Forget a request whose result was received."""
+        """Remove a request whose result was received."""
         self.finished.discard(request_id)
         self._walks.forget(request_id)
 
     @property
     def finished(self) -> set[str]:
-        """Ids of requests whose result was delivered, until they are settled."""
+        """Ids of requests that delivered their result and are not yet settled."""
         return self._router.finished
 
     @property
@@ -211,37 +207,37 @@ class Batcher:
         return processor
 
     def _empty(self, request_ids: Collection[str]) -> None:
-        """Forget all requests, with every key and value. Only while paused."""
+        """Remove all requests, keys and values. Only while paused."""
         _drain(self._manager.input_queue)
         self._walks.clear()
         processor = self._processor
         scheduler = processor.scheduler
-        # also those that were cancelled a moment ago, of which the thread has not heard
+        # including cancelled requests that the thread has not processed yet
         for request_id in (*scheduler.active_requests, *scheduler.waiting_requests):
             scheduler.set_request_cancellation(request_id)
         for state in scheduler.clear_cancelled_requests():
             processor.offloading_manager.free_request_cpu_cache(state)
-        # The thread takes requests from the queue before it pauses, and hands them to the scheduler
-        # after: they would run beside the ones that take their place, and without their grammar.
+        # The thread dequeues requests before the pause and schedules them after it. They would run
+        # in addition to their resubmissions, and without their grammar, so cancel them here.
         for request_id in request_ids:
             scheduler.set_request_cancellation(request_id)
         scheduler.block_new_requests = False
         processor.cache.reset()
 
     def _progress(self, request_id: str) -> GenerationOutput:
-        """What a request has produced so far. Only while paused."""
+        """Return a request's output so far. Only while paused."""
         scheduler = self._processor.scheduler
         state = scheduler.active_requests.get(request_id) or scheduler.waiting_requests.get(
             request_id
         )
-        if state is None:  # not yet taken from the queue
+        if state is None:  # not yet dequeued
             return GenerationOutput(request_id=request_id)
         output: GenerationOutput = state.to_generation_output()
         return output
 
 
 class _Router(OutputRouter):
-    """Hands results to one receiver."""
+    """A router that passes all outputs to one callback."""
 
     def __init__(self, receive: Callable[[list[GenerationOutput]], None]) -> None:
         super().__init__()
@@ -257,7 +253,7 @@ class _Router(OutputRouter):
 
 
 class _Status(BackgroundThreadStatus):
-    """Tells when the thread ends, and how much CPU it has used."""
+    """The thread's status, with a callback at its end and its CPU time."""
 
     def __init__(self, on_stop: Callable[[BaseException | None], None]) -> None:
         super().__init__()
@@ -265,24 +261,24 @@ class _Status(BackgroundThreadStatus):
         self.cpu_s = 0.0
 
     def update_with_tp_status(self, tp_status: int) -> None:
-        """Called by the thread at each step."""
+        """Record the CPU time; the thread calls this at each step."""
         self.cpu_s = time.thread_time()
         super().update_with_tp_status(tp_status)
 
     def mark_as_stopped(self) -> None:
-        """Called by the thread on every way out."""
+        """Call `on_stop`; the thread calls this on every exit path."""
         self.cpu_s = time.thread_time()
         super().mark_as_stopped()
         self._on_stop(self.fatal_error)
 
 
 SCHEDULER: Final = "lightspan_prefixes"
-"""What ours is called where transformers looks schedulers up."""
+"""Name of `PrefixScheduler` in transformers' registry."""
 SCHEDULER_MAPPING[SCHEDULER] = PrefixScheduler
 
 
 class _Manager(ContinuousBatchingManager):
-    """The manager with our attention where the model allows it."""
+    """The manager with `_cpu_attention` for models that support it."""
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         if _cpu_attention.supported(model):
@@ -294,7 +290,7 @@ class _Manager(ContinuousBatchingManager):
 def _manager(
     model: Any, eos_ids: Sequence[int], settings: BatchSettings
 ) -> ContinuousBatchingManager:
-    # Defaults of no request: they only have to be neither None nor neutral (see the module).
+    # No request uses these defaults; they must be neither None nor neutral (see the module).
     generation = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=0.5,
@@ -322,7 +318,7 @@ def _manager(
 
 
 def _skip_idle_processors(manager: ContinuousBatchingManager) -> None:
-    """Sort the vocabulary for top-p and top-k only in batches that ask for them."""
+    """Sort the vocabulary for top-p and top-k only in batches that use them."""
     processors: list[Any] = manager.logit_processor.logits_processor
     for index, processor in enumerate(processors):
         if isinstance(processor, ContinuousBatchingTopPLogitsWarper):
@@ -333,18 +329,21 @@ def _skip_idle_processors(manager: ContinuousBatchingManager) -> None:
 
 
 class _GrammarMasks(ContinuousBatchingLogitsProcessor):
-    """Masks what a request's grammar does not allow. It comes first, so that temperature, top-p,
-    top-k and log-probabilities are of the masked distribution."""
+    """Logits processor that masks tokens by each request's grammar.
+
+    It comes first, so that temperature, top-p, top-k and log-probabilities apply to the masked
+    distribution.
+    """
 
     def __init__(self, vocabulary: int, on_mismatch: Callable[[str, str], None]) -> None:
         self.supported_kwargs = {}
         self.ignored_kwargs = ()
         self._vocabulary = vocabulary
         self._on_mismatch = on_mismatch
-        # by request id, not in the request's own arguments: transformers copies those deeply
+        # by request id, not in the request's arguments, which transformers copies deeply
         self._running: dict[str, _Running] = {}
         self._rows: list[int] = []
-        """Of the next batch, those that are masked."""
+        """Masked rows of the next batch."""
         self._masks = np.empty((0, (vocabulary + 31) // 32), np.int32)
 
     def begin(self, request_id: str, walk: GrammarState, start: int) -> None:
@@ -369,7 +368,7 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
         return torch.zeros(len(requests_with_new_token), dtype=torch.int32)
 
     def _mask(self, state: Any, into: NDArray[np.int32]) -> bool:
-        """Write a request's mask; False if it has none."""
+        """Write a request's mask into `into`; return False if the request has no grammar."""
         running = self._running.get(state.request_id)
         if running is None:
             return False
@@ -377,7 +376,7 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
             running.follow(state.initial_tokens, state.generated_tokens)
             running.walk.mask(into)
         except GrammarMismatchError as error:
-            # it fails alone: its neighbours in the batch, and the thread, go on
+            # an exception would end the thread: fail this request alone
             self.forget(state.request_id)
             self._on_mismatch(state.request_id, str(error))
             return False
@@ -388,7 +387,7 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
             return scores
         free = allowed(self._masks[: len(self._rows)], self._vocabulary)
         if scores.device.type == "cpu":
-            # in place, a row at a time: torch's own took a hundred times as long on a busy machine
+            # torch's masked_fill took a hundred times as long on a busy machine
             array = scores.numpy()
             for row, mask in zip(self._rows, free, strict=True):
                 np.copyto(array[row], -np.inf, where=~mask)
@@ -399,7 +398,7 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
 
 
 class _Running:
-    """A request's walk, and how far it has come."""
+    """A request's matcher state, with the number of tokens it has consumed."""
 
     def __init__(self, walk: GrammarState, start: int) -> None:
         self.walk = walk
@@ -407,7 +406,7 @@ class _Running:
         self._taken = 0
 
     def follow(self, initial: Sequence[int], generated: Sequence[int]) -> None:
-        """Take up what was sampled since the last step."""
+        """Advance by the tokens sampled since the last step."""
         before = len(initial) - self._start
         for place in range(self._taken, before + len(generated)):
             inside = place < before
@@ -416,18 +415,18 @@ class _Running:
 
 
 def _rows_of(masks: NDArray[np.int32], count: int) -> NDArray[np.int32]:
-    """The masks, or larger ones: [at least count, words]."""
+    """Return a buffer of [at least count, words]: `masks` if it is large enough, else a new one."""
     if count <= len(masks):
         return masks
     return np.empty((max(count, 2 * len(masks)), masks.shape[1]), np.int32)
 
 
 class _Lazy:
-    """A processor that leaves the scores of a batch alone in which no request asks for it."""
+    """Mixin of a logits processor that skips batches in which no request uses its setting."""
 
     _setting: str
     _neutral: float
-    """From this value on the setting changes nothing."""
+    """Values from this one on have no effect."""
     _needed = True
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:

@@ -1,12 +1,11 @@
-"""Attention request by request, over a batch of different lengths, on a CPU.
+"""Attention per request over a batch of different lengths, on a CPU.
 
-transformers' own choice on a CPU is one masked attention of all queries against the keys of all
-requests: its cost grows with the square of the batch, which keeps batches small. Here each request
-meets its own keys only. Requests that decode one token are padded to a common length, in groups of
-similar length; a prompt is computed by itself, but with others if as much of each is in the cache
-and as much is new: the prompts of a group that share what one of them has computed.
+On a CPU, transformers computes one masked attention of all queries against the keys of all
+requests, whose cost is quadratic in the batch. Here each request attends to its own keys only.
+Decoding requests are padded to a common length, in groups of similar length. A prompt is computed
+alone, or with prompts that have as many cached and as many new tokens, as in a group of rollouts.
 
-It goes in through `AttentionInterface`, the extension point of transformers.
+Registered with `AttentionInterface`, the extension point of transformers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _Continued(NamedTuple):
     read: slice
     """The G·K keys among those read."""
     mask: Tensor
-    """[T, K], True where a new token may look."""
+    """[T, K], True where a new token attends."""
 
 
 class _Group(NamedTuple):
@@ -48,17 +47,17 @@ class _Group(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How one batch is attended to; the same for all layers."""
+    """The attention plan of one batch, the same for all layers."""
 
     read_index: Tensor
     prompts: list[slice]
-    """Query rows of each prompt that is new from its first token on."""
+    """Query rows of each prompt without cached tokens."""
     continued: list[_Continued]
     groups: list[_Group]
 
 
 def supported(model: Any) -> bool:
-    """True if the model's attention is plain causal attention that can be replaced."""
+    """Return whether the model's attention is plain causal attention on a CPU."""
     config = model.config.get_text_config()
     layers = getattr(config, "layer_types", None) or ["full_attention"]
     return (
@@ -71,7 +70,7 @@ def supported(model: Any) -> bool:
 
 
 def install(model: Any) -> None:
-    """Let the model attend with this module's function."""
+    """Replace the model's attention by this module's."""
     AttentionInterface.register(NAME, attention)
     model.set_attn_implementation(NAME)
 
@@ -90,7 +89,7 @@ def attention(
 
     Args:
         query: [1, heads, T, size]; key and value: [1, key heads, T, size], new tokens only.
-        cache: holds what came before; without it this is plain causal attention.
+        cache: earlier keys and values; without it, plain causal attention is computed.
 
     Returns:
         [1, T, heads, size]
@@ -122,7 +121,7 @@ def attention(
 
 
 def _attend_prompt(queries: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
-    """[T, heads, size] queries of a whole prompt against its own keys."""
+    """Compute attention of a whole prompt's [T, heads, size] queries to its own keys."""
     repeat = queries.shape[1] // keys.shape[1]
     if repeat > 1:
         keys, values = (x.repeat_interleave(repeat, dim=1) for x in (keys, values))
@@ -139,13 +138,14 @@ def _attend_prompt(queries: Tensor, keys: Tensor, values: Tensor, scaling: float
 def _attend_continued(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """[G·T, heads, size] queries against [G·K, key heads, size] keys; `mask` is [T, K]."""
+    """Compute attention of [G·T, heads, size] queries to [G·K, key heads, size] keys, masked by
+    [T, K]."""
     new, seen = mask.shape
     heads, size = queries.shape[1:]
     groups = keys.shape[1]
     repeat = heads // groups
     keys, values = (x.view(-1, seen, groups, size).transpose(1, 2) for x in (keys, values))
-    # the heads that share keys stand below one another, as further queries
+    # heads that share keys become further queries
     queries = queries.view(-1, new, groups, repeat, size).permute(0, 2, 3, 1, 4)
     output = scaled_dot_product_attention(
         queries.reshape(-1, groups, repeat * new, size),
@@ -161,7 +161,7 @@ def _attend_continued(
 def _attend_group(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """[G, heads, size] queries against [G·K, key heads, size] keys."""
+    """Compute attention of [G, heads, size] queries to [G·K, key heads, size] keys."""
     count, heads, size = queries.shape
     groups = keys.shape[1]
     keys, values = (x.view(count, -1, groups, size).transpose(1, 2) for x in (keys, values))
@@ -176,7 +176,7 @@ def _attend_group(
 
 
 def _plan_of(cache: Any, layer: int, allocator: Any, kwargs: dict[str, Any]) -> _Plan:
-    """The batch's plan, made at the first layer and kept on the cache for the others."""
+    """Return the batch's plan, made at the first layer and stored in the cache for the others."""
     if layer != 0:
         kept: _Plan = cache.lightspan_plan
         return kept
@@ -190,11 +190,11 @@ def _plan_of(cache: Any, layer: int, allocator: Any, kwargs: dict[str, Any]) -> 
 
 
 def _make_plan(ends_q: Sequence[int], ends_k: Sequence[int], read_index: Tensor) -> _Plan:
-    """How a batch is attended to.
+    """Make the attention plan of a batch.
 
     Args:
         ends_q, ends_k: cumulative numbers of new tokens and of keys, from 0.
-        read_index: where the keys of all requests, one after another, lie in the cache.
+        read_index: cache positions of the keys of all requests, concatenated.
     """
     prompts: list[slice] = []
     continued: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -217,7 +217,7 @@ def _make_plan(ends_q: Sequence[int], ends_k: Sequence[int], read_index: Tensor)
 
 
 class _Reads:
-    """Collects what is read from the cache."""
+    """Collector of the cache positions to read."""
 
     def __init__(self, read_index: Tensor) -> None:
         self._from = read_index
@@ -225,7 +225,7 @@ class _Reads:
         self._size = 0
 
     def add(self, places: Tensor) -> slice:
-        """Read these places of the index; where they will be among all that is read."""
+        """Add positions of the read index; return their slice among all that is read."""
         self._parts.append(self._from[places])
         start, self._size = self._size, self._size + len(places)
         return slice(start, self._size)

@@ -1,11 +1,11 @@
-"""Which requests wait while another one computes the prefix that they share. Private to `_batcher`.
+"""Scheduler that delays requests while another one computes their prefix. Private to `_batcher`.
 
-transformers finds what a prompt shares with blocks of keys and values that are complete. The
-rollouts of a group arrive together, when no block of their prompt is: each would compute it. Here
-one of them begins, and the others wait for its blocks, which takes one forward pass.
+transformers shares complete blocks of keys and values only. The rollouts of a group arrive
+together, before any block of their prompt is complete, so each would compute the prompt. Here one
+of them starts, and the others wait one forward pass for its blocks.
 
-A block is found by a hash of its tokens and all before them, so what is shared is a prefix of equal
-tokens. Nobody may share across versions of the weights: `Batcher.interrupt` empties the cache.
+A block's key is a hash of its tokens and all tokens before them, so only equal prefixes are shared.
+`Batcher.interrupt` empties the cache, so that no block is shared across versions of the weights.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 
 class PrefixScheduler(FIFOScheduler):
-    """First in, first out; but no block is computed twice at the same time."""
+    """A FIFO scheduler that never computes a block twice at the same time."""
 
     def __init__(self, cache: PagedAttentionCache, *arguments: Any, **options: Any) -> None:
         super().__init__(cache, *arguments, **options)
-        # it leaves out what a request completes with its last token: all, if the answer has but one
+        # transformers skips blocks completed by a request's last token: all of them if the answer
+        # has one token
         cache.mark_complete_blocks = partial(_keep_complete_blocks, cache)  # type: ignore[method-assign]
 
     def reset(self) -> None:
-        """Forget all requests."""
+        """Remove all requests."""
         super().reset()
         self._hashes: dict[str, list[int]] = {}
-        """By the id of a request whose prompt is not yet computed."""
+        """Id of a request whose prompt is not computed yet → its block hashes."""
 
     def _get_waiting_candidates(self) -> list[RequestState]:
-        """The waiting requests that may begin now, in order."""
+        """Return the waiting requests that may start now, in order."""
         candidates = super()._get_waiting_candidates()
         if not self.cache.use_prefix_sharing:
             return candidates
@@ -52,9 +53,9 @@ class PrefixScheduler(FIFOScheduler):
     def _unshared(
         self, candidates: Iterable[RequestState], under_way: set[int]
     ) -> Iterable[RequestState]:
-        """Those whose next block nobody computes; theirs are added to `under_way`."""
+        """Yield requests whose next block is not under way; add their blocks to it."""
         for state in candidates:
-            # what was moved out of a full cache comes back with its own blocks
+            # an offloaded request returns with its own blocks
             missing = [] if state.is_cpu_offloaded else self._missing(state)
             if missing and missing[0] in under_way:
                 continue
@@ -62,8 +63,8 @@ class PrefixScheduler(FIFOScheduler):
             yield state
 
     def _missing(self, state: RequestState) -> list[int]:
-        """Hashes of the blocks of a prompt that are not in the cache, in order."""
-        (allocator,) = self.cache.cache_allocators.values()  # nothing is shared with several kinds
+        """Return the hashes of a prompt's blocks that are not in the cache, in order."""
+        (allocator,) = self.cache.cache_allocators.values()  # sharing requires a single one
         hashes = self._hashes.get(state.request_id)
         if hashes is None:
             hashes = _block_hashes(state.initial_tokens, allocator.tokens_per_page)
@@ -89,7 +90,7 @@ class PrefixScheduler(FIFOScheduler):
 def _keep_complete_blocks(
     cache: PagedAttentionCache, state: RequestState, complete_blocks: Mapping[str, int]
 ) -> None:
-    """Let others share what the last forward pass has completed; the request may have ended."""
+    """Mark blocks completed by the last forward pass as shareable, even of an ended request."""
     if not cache.use_prefix_sharing:
         return
     tokens = state.initial_tokens + state.generated_tokens
@@ -98,7 +99,8 @@ def _keep_complete_blocks(
 
 
 def _block_hashes(prompt: list[int], block: int) -> list[int]:
-    """Of each whole block but one that holds the last token, which is always computed."""
+    """Return the hash of each complete block, except one with the last token, which is always
+    computed."""
     hashes: list[int] = []
     parent: Any = None
     for start in range(0, (len(prompt) - 1) // block * block, block):

@@ -1,4 +1,4 @@
-"""The settings of the embedded engine, `engine=Transformers(…)`. Loads no torch."""
+"""Settings of the embedded engine, `engine=Transformers(…)`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
 class Transformers(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine in the trainer's process, by transformers: the default of `Trainer(engine=)`.
+    """The transformers engine in the trainer's process: the default of `Trainer(engine=)`.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: a value is out of range.
     """
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Of the weights; None keeps the model's."""
+    """Data type of the weights; None for the model's."""
     context_length: int | None = None
-    """A shorter context than the model's; it bounds the key-value cache."""
+    """Context length in tokens, at most the model's; it bounds the key-value cache."""
     num_blocks: int | None = None
-    """Size of a policy's key-value cache in blocks of 64 tokens; None: by the memory there is."""
+    """Size of a policy's key-value cache in blocks of 64 tokens; None for a default by device."""
     batch_requests: int | None = None
-    """Requests in one forward pass."""
+    """Maximum number of requests in one forward pass."""
     batch_tokens: int | None = None
-    """Tokens in one forward pass."""
+    """Maximum number of tokens in one forward pass."""
     prefix_sharing: bool = True
-    """Whether prompts that begin alike share that beginning's keys and values."""
+    """Whether prompts with a common prefix share its keys and values."""
     merge_lora: bool = False
-    """Whether policies with LoRA that start from one model have whole weights each."""
+    """Whether LoRA policies of one model get merged weights of their own instead of sharing it."""
     tool_parser: ToolParserName | None = None
-    """Which parser reads the models' tool calls; None for the one that fits each chat template."""
+    """Parser of the models' tool calls; None to choose by each chat template."""
     template_date: datetime.date | None = None
-    """The date in chat templates that ask for today's; None for 26 July 2024."""
+    """Today's date for chat templates; None for 26 July 2024."""
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -63,7 +63,8 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         from lightspan_torch.engine.transformers import TransformersEngine
 
         options = self.options()
-        # merged, a single LoRA costs less computation per token and no more memory
+        # a policy that shares its model with no other is merged: less computation per token, and
+        # no more memory
         lora = {
             policy: rank
             for policy, rank in request.lora.items()
@@ -74,7 +75,7 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of `TransformersEngine` that these settings stand for."""
+        """Return the arguments of `TransformersEngine` for these settings."""
         import torch
 
         names = ("context_length", "num_blocks", "batch_requests", "batch_tokens")

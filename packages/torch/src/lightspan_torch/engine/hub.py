@@ -1,17 +1,17 @@
-"""Where a model comes from: a folder, the Hugging Face hub, or the hub's cache. Loads no torch.
+"""Locate models: in a folder, on the Hugging Face hub, or in the hub's cache. Imports no torch.
 
-The hub's client sends `HF_TOKEN` (or the token of `hf auth login`) by itself and honours
-`HF_ENDPOINT`, `HF_HOME` and `HF_HUB_OFFLINE`; no token is read, kept or shown here.
+The hub's client sends `HF_TOKEN` (or the token of `hf auth login`) and honours `HF_ENDPOINT`,
+`HF_HOME` and `HF_HUB_OFFLINE`. This module never reads, stores or prints a token.
 
-A model is fetched into the cache first and loaded from there. A hub that cannot be reached is asked
-once, for a few seconds, and the cache is used: transformers would try again for each file, half a
-minute each time.
+A model is fetched into the cache and loaded from there. If the hub cannot be reached, one request
+with a timeout of a few seconds is made before the cache is used: transformers would retry for each
+file, half a minute each time.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -19,49 +19,50 @@ from typing import Any, Final, Literal, NamedTuple
 from lightspan.errors import ModelError
 
 TIMEOUT_S: Final = 10.0
-"""How long the hub may take to say that it knows a model."""
+"""Seconds to wait for the hub's answer about a model."""
 
 Part = Literal["tokenizer", "weights"]
 
-_PARTS: Final[Mapping[Part, tuple[str, ...]]] = {
+_PATTERNS: Final[Mapping[Part, tuple[str, ...]]] = {
     "tokenizer": ("*.json", "*.txt", "*.model", "*.jinja"),
     "weights": ("config.json", "generation_config.json", "model*.safetensors*"),
 }
-"""Files that belong to each part; each takes the configuration along."""
-_NEEDED: Final[Mapping[Part, str]] = {
-    "tokenizer": "tokenizer*",
-    "weights": "model*.safetensors",
+"""File patterns of each part; both include the configuration."""
+_REQUIRED: Final[Mapping[Part, str]] = {"tokenizer": "tokenizer*", "weights": "model*.safetensors"}
+_DESCRIPTIONS: Final[Mapping[Part, str]] = {
+    "tokenizer": "tokenizer and configuration",
+    "weights": "weights",
 }
-_NEVER: Final = ("original/*", "onnx/*", "coreml/*")
-"""The same weights once more, for other programs."""
+_IGNORED: Final = ("original/*", "onnx/*", "coreml/*")
+"""Copies of the weights for other programs."""
 
 
 class Origin(NamedTuple):
-    """Where a model is loaded from."""
+    """The folder that a model is loaded from."""
 
     name: str
-    """Its folder as it was given, or its name on the hub."""
+    """The model as the user named it: a folder or a name on the hub."""
     folder: Path
-    """Its folder, or that of the hub's cache."""
+    """The model's folder, or its snapshot in the hub's cache."""
     cached_only: bool = False
-    """The hub could not be asked; its cache holds the model, or some of it."""
+    """Whether the hub was unreachable, so that the cache may be incomplete."""
 
 
 def locate(model: str | Path, part: Part) -> Origin:
-    """Find a model; of one on the hub, fetch what is not in the cache yet.
+    """Return the folder of a model; fetch missing files of a model on the hub.
 
     Raises:
-        ModelError: it is not there, or neither the hub nor its cache has it.
+        ModelError: the folder is not a model, or neither hub nor cache has the model.
     """
     name = check_model_path(model)
     return Origin(name, Path(name)) if Path(name).is_dir() else _on_hub(name, part)
 
 
 def check_model_path(model: str | Path) -> str:
-    """The model's name on the hub, or the path of its folder, which is there.
+    """Return a model's name on the hub, or the path of its existing folder.
 
     Raises:
-        ModelError: a path that is not a folder with a `config.json`.
+        ModelError: a path is not a folder with a `config.json`.
     """
     name = str(model)
     path = Path(name).expanduser()
@@ -81,33 +82,31 @@ def check_model_path(model: str | Path) -> str:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds a PEFT adapter, and no model."""
+    """Return whether a folder holds a PEFT adapter and no model."""
     return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
 
 def cached_folder(name: str) -> Path | None:
-    """Where the hub's cache holds a model, or a part of it. Uses no network."""
+    """Return the hub cache's folder of a model, perhaps incomplete; None if absent. No network."""
     config = _in_cache(name, "config.json")
     return None if config is None else config.parent
 
 
 def cannot_load(what: str, origin: Origin, error: BaseException) -> ModelError:
-    """An error that says what could not be loaded, from where, and why."""
+    """Return a `ModelError` for a model that cannot be loaded from `origin`."""
+    where, advice = "as the Hugging Face hub has it", ""
     if Path(origin.name) == origin.folder:
-        where, advice = "from its folder", ""
+        where = "from its folder"
     elif origin.cached_only:
         where = f"from the hub's cache {_cache()}, as the hub cannot be reached"
-        advice = ". " + _ELSEWHERE.format(name=origin.name)
-    else:
-        where, advice = "as the Hugging Face hub has it", ""
+        advice = ". " + _FETCH_ELSEWHERE.format(name=origin.name)
     return ModelError(f"cannot load the {what} of {origin.name} {where}: {_reason(error)}{advice}")
 
 
 def _on_hub(name: str, part: Part) -> Origin:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    what = _WHAT[part]
     try:
         info = HfApi().model_info(name, timeout=TIMEOUT_S, files_metadata=True)
     except HFValidationError as error:
@@ -119,75 +118,53 @@ def _on_hub(name: str, part: Part) -> Origin:
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status < 500 and status != 429:
-            raise _cannot_fetch(what, name, error) from error
+            raise _cannot_fetch(part, name, _http_reason(name, error)) from error
         return _cached(name, part, f"{_endpoint()} answered {status}", error)
-    except Exception as error:  # the hub's client uses one HTTP library or another: any may raise
+    except Exception as error:  # the exception type depends on the client's HTTP library
         return _cached(name, part, f"{_endpoint()} cannot be reached ({_reason(error)})", error)
-    if part == "weights":
-        _announce(name, what, _missing_bytes(name, info))
+    if part == "weights" and not sys.stderr.isatty():  # on a terminal the client shows progress
+        _print_download(name, info)
     try:
-        return Origin(name, _snapshot(name, part, cached_only=False))
+        folder = snapshot_download(
+            name, allow_patterns=list(_PATTERNS[part]), ignore_patterns=list(_IGNORED)
+        )
     except Exception as error:
-        raise _cannot_fetch(what, name, error) from error
-
-
-_WHAT: Final[Mapping[Part, str]] = {
-    "tokenizer": "tokenizer and configuration",
-    "weights": "weights",
-}
-
-
-def _snapshot(name: str, part: Part, *, cached_only: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    folder: str = snapshot_download(
-        name,
-        allow_patterns=list(_PARTS[part]),
-        ignore_patterns=list(_NEVER),
-        local_files_only=cached_only,
-    )
-    return Path(folder)
+        raise _cannot_fetch(part, name, _http_reason(name, error)) from error
+    return Origin(name, Path(folder))
 
 
 def _cached(name: str, part: Part, reason: str, error: BaseException) -> Origin:
-    """The part as the cache holds it.
+    """Return the origin of a model in the cache.
 
     Raises:
-        ModelError: it does not.
+        ModelError: the cache lacks the part.
     """
     config = _in_cache(name, "config.json")
-    if config is not None and any(config.parent.glob(_NEEDED[part])):
+    if config is not None and any(config.parent.glob(_REQUIRED[part])):
         return Origin(name, config.parent, cached_only=True)
-    raise ModelError(
-        f"cannot fetch the {_WHAT[part]} of {name} from the Hugging Face hub: {reason}, and the "
-        f"cache {_cache()} does not hold them. {_ELSEWHERE.format(name=name)}"
-    ) from error
+    advice = _FETCH_ELSEWHERE.format(name=name)
+    reason = f"{reason}, and the cache {_cache()} does not hold them. {advice}"
+    raise _cannot_fetch(part, name, reason) from error
 
 
-def _cannot_fetch(what: str, name: str, error: BaseException) -> ModelError:
-    return ModelError(
-        f"cannot fetch the {what} of {name} from the Hugging Face hub: {_why(name, error)}"
-    )
+def _cannot_fetch(part: Part, name: str, reason: str) -> ModelError:
+    what = _DESCRIPTIONS[part]
+    return ModelError(f"cannot fetch the {what} of {name} from the Hugging Face hub: {reason}")
 
 
-def _announce(name: str, what: str, size: int | None) -> None:
-    """Say what is about to be fetched; on a terminal the hub's client shows its progress itself."""
-    if size is not None and not sys.stderr.isatty():
-        gib = f"{size / 2**30:.1f} GiB"
-        print(f"fetching the {what} of {name} ({gib}) from {_endpoint()}", file=sys.stderr)
-
-
-_ELSEWHERE: Final = (
+_FETCH_ELSEWHERE: Final = (
     "Fetch it where there is a network (`hf download {name} --local-dir FOLDER`) and give that "
     "folder as the model"
 )
 
 
-def _why(name: str, error: BaseException) -> str:
-    """What the hub said, and what to do."""
+def _http_reason(name: str, error: BaseException | None) -> str:
+    """Return the hub's error and what to do about it."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    for link in _chain(error):
+    assert error is not None
+    link: BaseException | None = error
+    while link is not None:
         if isinstance(link, GatedRepoError):
             return (
                 f"it is gated. Accept its licence at https://huggingface.co/{name} with your "
@@ -200,6 +177,7 @@ def _why(name: str, error: BaseException) -> str:
             )
         if isinstance(link, HfHubHTTPError) and link.response.status_code in (401, 403):
             return f"access was refused ({link.response.status_code}): {_set_token()}"
+        link = link.__cause__ or link.__context__
     return _reason(error)
 
 
@@ -211,14 +189,16 @@ def _set_token() -> str:
     return "set HF_TOKEN to a token that may read it (the one that is set may not)"
 
 
-def _missing_bytes(name: str, info: Any) -> int | None:
-    """Bytes of the weights that the cache does not hold; None for none, or if it is unknown."""
+def _print_download(name: str, info: Any) -> None:
+    """Print the size of the weights that are missing in the cache, if it is known."""
     missing = [
         file.size
         for file in info.siblings or ()
         if fnmatch(file.rfilename, "model*.safetensors") and _in_cache(name, file.rfilename) is None
     ]
-    return sum(missing) if missing and None not in missing else None
+    if missing and None not in missing:
+        gib = f"{sum(missing) / 2**30:.1f} GiB"
+        print(f"fetching the weights of {name} ({gib}) from {_endpoint()}", file=sys.stderr)
 
 
 def _in_cache(name: str, file: str) -> Path | None:
@@ -227,16 +207,9 @@ def _in_cache(name: str, file: str) -> Path | None:
 
     try:
         cached = try_to_load_from_cache(name, file)
-    except HFValidationError:  # it cannot be the name of a model on the hub
+    except HFValidationError:  # not a valid name on the hub
         return None
-    return Path(cached) if isinstance(cached, str) else None  # or a mark: the hub has no such file
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it came from, and so on."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    return Path(cached) if isinstance(cached, str) else None  # or a marker that it does not exist
 
 
 def _reason(error: BaseException) -> str:

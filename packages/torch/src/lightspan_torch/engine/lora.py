@@ -1,4 +1,4 @@
-"""LoRA beside a model's own weights: what fits a model, and a model that computes with it."""
+"""LoRA that is served unmerged: validation, and adapters as forward hooks of a model."""
 
 from __future__ import annotations
 
@@ -13,111 +13,93 @@ from torch.nn.functional import linear
 from lightspan.errors import ConfigError, ModelError
 from lightspan.protocols.engine import LoRAWeights
 from lightspan.schema.validation import check_whole
-from lightspan_torch.engine.weights import beside
 
-_SHOWN: Final = 5
+_MAX_NAMES: Final = 5
+"""Maximum number of layer names in an error message."""
 
 
 def is_low_rank(
     weights: Mapping[str, Any] | LoRAWeights, policy: str, served: int | None
 ) -> TypeGuard[LoRAWeights]:
-    """Whether these are LoRA weights, as they have to be where the policy is served as LoRA.
+    """Return whether an update's weights are LoRA weights.
 
     Args:
-        weights: for `TokenEngine.update`.
-        policy: whose.
-        served: the rank that it is served with; 0 if its weights never change; None if whole.
+        weights: the weights of `TokenEngine.update`.
+        policy: the policy's name.
+        served: LoRA rank that the policy is served with; 0 if its weights never change; None for
+            whole weights.
 
     Raises:
-        ModelError: they are not what the policy is served as.
+        ModelError: the weights are not of the kind that the policy is served with.
     """
-    given = isinstance(weights, LoRAWeights)
+    is_lora = isinstance(weights, LoRAWeights)
     if served == 0:
         raise ModelError(
-            f"policy {policy} is served with the model's own weights, and takes no others"
+            f"policy {policy} is served with the model's own weights, which never change"
         )
-    if served is None and given:
+    if served is None and is_lora:
         raise ModelError(
-            f"policy {policy} is served with whole weights, and got LoRA weights: merge them, or "
+            f"policy {policy} is served with whole weights but got LoRA weights: merge them, or "
             f"make the engine with lora={{{policy!r}: rank}}"
         )
-    if served is not None and not given:
+    if served is not None and not is_lora:
         raise ModelError(
-            f"policy {policy} is served as LoRA of rank {served} beside the model's own weights, "
-            "and got whole weights: give its learner lora=LoRA(…), or make the engine without "
-            f"lora={{{policy!r}: {served}}}"
+            f"policy {policy} is served as LoRA of rank {served} but got whole weights: give its "
+            f"learner lora=LoRA(…), or make the engine without lora={{{policy!r}: {served}}}"
         )
-    return given
+    return is_lora
 
 
 def check_low_rank(
     shapes: Mapping[str, tuple[int, ...]], weights: LoRAWeights, policy: str, rank: int
 ) -> None:
-    """Raise `ModelError` for LoRA weights that do not fit, layer by layer.
+    """Raise `ModelError` unless LoRA weights fit a model.
 
     Args:
-        shapes: of the model's weights, by name.
-        weights: what came.
-        policy: whose.
-        rank: the highest that there is room for.
+        shapes: weight name → shape in the model.
+        weights: the weights to check.
+        policy: the policy's name.
+        rank: maximum rank.
     """
     if weights.rank > rank:
         raise ModelError(
-            f"LoRA weights for policy {policy} have rank {weights.rank}; it is served with {rank}"
+            f"LoRA weights for policy {policy} have rank {weights.rank}; the policy is served with "
+            f"rank {rank}"
         )
     unknown = sorted(name for name in weights.layers if len(shapes.get(f"{name}.weight", ())) != 2)
     if unknown:
         raise ModelError(
             f"LoRA weights for policy {policy} are of layers that the model does not have, or has "
-            f"without a matrix: {unknown[:_SHOWN]}"
+            f"without a matrix: {unknown[:_MAX_NAMES]}"
         )
     for name, (first, second) in weights.layers.items():
         outputs, inputs = shapes[f"{name}.weight"]
-        found = (tuple(first.shape), tuple(second.shape))
-        if found != ((weights.rank, inputs), (outputs, weights.rank)):
+        actual = (tuple(first.shape), tuple(second.shape))
+        expected = ((weights.rank, inputs), (outputs, weights.rank))
+        if actual != expected:
             raise ModelError(
-                f"LoRA of layer {name} of policy {policy} has shapes {found[0]} and {found[1]}; "
-                f"rank {weights.rank} of this layer has {(weights.rank, inputs)} and "
-                f"{(outputs, weights.rank)}"
+                f"LoRA of layer {name} of policy {policy} has shapes {actual[0]} and {actual[1]}; "
+                f"rank {weights.rank} of this layer has {expected[0]} and {expected[1]}"
             )
 
 
 def check_ranks(ranks: Mapping[str, int], models: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a rank of no policy, or that is none."""
+    """Raise `ConfigError` for a rank below 0 or of an unknown policy."""
     for policy, rank in ranks.items():
         if policy not in models:
             raise ConfigError(f"lora= names {policy!r}; the engine's policies: {sorted(models)}")
         check_whole(f"lora: the rank of policy {policy}", rank, 0)
 
 
-class Shared:
-    """Models of which several policies have the weights: each is loaded once.
-
-    Args:
-        load: a model from what a policy was given with.
-    """
-
-    def __init__(self, load: Callable[[Any], Any]) -> None:
-        self._load = load
-        self._models: dict[Any, Any] = {}
-
-    def load(self, source: Any) -> Any:
-        """A model of modules of its own around the weights that all of this source have."""
-        key = source if isinstance(source, torch.nn.Module) else str(source)
-        if key not in self._models:
-            self._models[key] = self._load(source)
-        return beside(self._models[key])
-
-
 class LowRank:
-    """The LoRA of one policy, added to what the layers of its model say.
+    """The LoRA of one policy, added to the outputs of its model's layers.
 
-    By hooks, so that the model's modules and the names of its weights stay as they are, and its
-    tensors can be those of other policies too.
+    Forward hooks leave the model's modules and weight names unchanged, so that its tensors can be
+    shared with other policies.
 
     Args:
-        model: of this policy alone, whatever it shares its tensors with.
-        rank: the highest.
+        model: the policy's own model; only its tensors may be shared.
+        rank: maximum rank.
     """
 
     def __init__(self, model: Any, rank: int) -> None:
@@ -130,27 +112,27 @@ class LowRank:
         self._scale = 1.0
 
     def change(self, weights: LoRAWeights, policy: str) -> Callable[[], None]:
-        """A function that puts these in place of the former. All is checked before it is called.
+        """Check LoRA weights and return a function that replaces the current ones.
 
         Raises:
-            ModelError: they do not fit the model.
+            ModelError: the weights do not fit the model.
         """
         check_low_rank(self._shapes, weights, policy, self._rank)
-        placed = {
+        layers = {
             name: (first.to(self._device), second.to(self._device))
             for name, (first, second) in weights.layers.items()
         }
 
         def change() -> None:
-            self._layers, self._scale = placed, weights.scale
-            for name in placed.keys() - self._hooked:
+            self._layers, self._scale = layers, weights.scale
+            for name in layers.keys() - self._hooked:
                 self._modules[name].register_forward_hook(partial(self._add, name))
                 self._hooked.add(name)
 
         return change
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name, as they are now."""
+        """Return the current LoRA tensors by name."""
         return {
             f"{name}.lora_{letter}": tensor
             for name, pair in self._layers.items()
@@ -160,7 +142,7 @@ class LowRank:
     def _add(
         self, name: str, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> Tensor:
-        """What a layer says, with what its LoRA adds: in the types that PEFT computes it in."""
+        """Forward hook: add the layer's LoRA output, computed in the same data types as PEFT."""
         pair = self._layers.get(name)
         if pair is None:
             return output

@@ -1,28 +1,22 @@
-"""The size of a model, without loading it."""
+"""Determine a model's size without loading its weights."""
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from lightspan.errors import ModelError
 from lightspan.protocols.engine import ModelSize
 from lightspan_torch.engine.hub import TIMEOUT_S, cached_folder, check_model_path
 
-LARGEST_HEADER: Final = 100_000_000
-"""Bytes, as safetensors itself bounds it."""
-
 
 def model_size(model: str) -> ModelSize:
-    """Return the size of a model folder, or of a hub model whose configuration is on this machine.
-
-    Only the configuration is read, and nothing is fetched.
+    """Return the size of a model by its configuration, in a folder or the hub's cache.
 
     Raises:
-        ModelError: the configuration is not here, or does not describe a causal language model.
+        ModelError: the configuration is missing or does not describe a causal language model.
     """
     from transformers import AutoConfig
 
@@ -38,10 +32,10 @@ def model_size(model: str) -> ModelSize:
 
 
 def size_of_config(config: Any, name: str = "the model") -> ModelSize:
-    """Return the size that a transformers configuration describes.
+    """Return the size of the model that a transformers configuration describes.
 
     Raises:
-        ModelError: it does not describe a causal language model.
+        ModelError: the configuration does not describe a causal language model.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -54,7 +48,7 @@ def size_of_config(config: Any, name: str = "the model") -> ModelSize:
                 config, trust_remote_code=False
             )
     except Exception as error:
-        raise ModelError(f"the size of {name} is not known: {error}") from error
+        raise ModelError(f"cannot determine the size of {name}: {error}") from error
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
     head_size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
@@ -71,25 +65,26 @@ def size_of_config(config: Any, name: str = "the model") -> ModelSize:
 
 
 def count_parameters(model: str | Path) -> int:
-    """The parameters of a model: a folder's by the headers of its safetensors files, in which no
-    weight is read. Of a name on the hub its cache is looked at; what that does not hold whole, the
-    hub is asked about: nothing is fetched.
+    """Return the number of parameters of a model.
+
+    The headers of safetensors files are read, in the folder or the hub's cache. For a hub model
+    that is not completely cached, the hub's API is queried; nothing is fetched.
 
     Raises:
-        ModelError: that cannot be known, and why.
+        ModelError: the number cannot be determined.
     """
     name = check_model_path(model)
     folder = Path(name) if Path(name).is_dir() else cached_folder(name)
     files = [] if folder is None else _files(folder)
     if files:
-        return sum(map(_in_file, files))
+        return sum(map(_count_in_file, files))
     if Path(name).is_dir():
         raise ModelError(f"the folder {name} has not all weights as safetensors files")
-    return _on_hub(name)
+    return _count_on_hub(name)
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of the weights; none unless all are there."""
+    """Return a model's safetensors files; an empty list if one is missing."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         single = folder / "model.safetensors"
@@ -103,30 +98,27 @@ def _files(folder: Path) -> list[Path]:
     return sorted(files) if all(file.is_file() for file in files) else []
 
 
-def _in_file(file: Path) -> int:
-    """A safetensors file: eight bytes with the length of a JSON header, which has each tensor's
-    shape."""
+def _count_in_file(file: Path) -> int:
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(min(length, LARGEST_HEADER)))
-        return sum(
-            math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ModelError(f"{file} is no whole safetensors file: {error}") from error
+        with safe_open(file, "numpy") as tensors:
+            names = tensors.keys()
+            return sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} is no complete safetensors file: {error}") from error
 
 
-def _on_hub(name: str) -> int:
+def _count_on_hub(name: str) -> int:
     if "/" not in name:
         raise ModelError(f"{name!r} is neither a folder nor `owner/name` on the hub")
     try:
         from huggingface_hub import HfApi
 
-        known = HfApi().model_info(name, timeout=TIMEOUT_S).safetensors
-    except Exception as error:  # the hub's client uses one HTTP library or another: any may raise
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"the hub cannot be asked about {name}: {why}") from error
-    if known is None or not known.total:
-        raise ModelError(f"the hub does not say how many parameters {name} has")
-    return int(known.total)
+        metadata = HfApi().model_info(name, timeout=TIMEOUT_S).safetensors
+    except Exception as error:  # the exception type depends on the client's HTTP library
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelError(f"cannot get the size of {name} from the hub: {reason}") from error
+    if metadata is None or not metadata.total:
+        raise ModelError(f"the hub has no parameter count of {name}")
+    return int(metadata.total)

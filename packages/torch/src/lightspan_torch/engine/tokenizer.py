@@ -25,38 +25,37 @@ TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_o
 """End-of-turn tokens of the common chat formats: ChatML (Qwen), Llama 3, Phi, Gemma."""
 
 DEFAULT_CONTEXT: Final = 4096
-"""Context of a model whose configuration states none."""
+"""Context length, in tokens, of a model whose configuration has none."""
 
 TEMPLATE_DATE: Final = datetime.date(2024, 7, 26)
-"""What templates that ask for the date are told: the day that Llama's template names where it has
-no clock. With the real one, prompts would change at midnight: turns of one chat would not share
-their prefix, and two runs of one seed would differ."""
+"""Today's date for chat templates: Llama's own default. With the real date, prompts would change at
+midnight: turns of one chat would not share a prefix, and two runs of one seed would differ."""
 
 TOOL_MARKERS: Final = (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
-"""What tool calls begin or end with: shown to their parser, even where it is a special token."""
+"""Marks of tool calls: decoded even where they are special tokens, because the tool parser needs
+them."""
 
-FAR: Final = 2
-"""Times as many ids as anybody can use: so many may be in the pieces of a text before it is given
-up. Cutting a text adds ids where it is cut, a few; a text in the gateway would need 2,048 of them
-at every cut to be given up although it fits, as it has at most 32 bytes for each id that does."""
-_PIECE: Final = 2**16
-"""Letters of a piece: the library holds some 250 bytes for each while it works."""
+OVERLENGTH_FACTOR: Final = 2
+"""A text is refused when its pieces have more ids than this many times the context. Every cut adds
+a few ids; a text that fits would need 2,048 extra ids at every cut to be refused, because the
+gateway admits at most 32 bytes per id."""
+_PIECE_LENGTH: Final = 2**16
+"""Characters of one piece; the tokenizers library holds about 250 bytes per character."""
 
 
 class TransformersTokenizer(ChatTokenizer):
-    """A transformers tokenizer, with what its model's configuration adds to it.
+    """A transformers tokenizer with its model's context length and end-of-turn ids.
 
     Args:
         tokenizer: a `PreTrainedTokenizerBase`.
         name: the model's name or path, for error messages.
-        context_length: longest sequence of the model.
-        eos_ids: ids that end a turn, beside the tokenizer's own and the known end-of-turn tokens.
-        tool_parser: which parser reads the model's tool calls; None for the one of the format that
-            its chat template teaches it.
-        date: what chat templates that ask for today's date are told.
+        context_length: maximum tokens of a sequence.
+        eos_ids: ids that end a turn, in addition to the tokenizer's own and `TURN_ENDS`.
+        tool_parser: parser of the model's tool calls; None to choose by the chat template.
+        date: today's date for chat templates.
 
     Raises:
-        ConfigError: an unknown tool parser; a date that is none.
+        ConfigError: `tool_parser` is unknown or `date` is not a date.
     """
 
     def __init__(
@@ -71,14 +70,14 @@ class TransformersTokenizer(ChatTokenizer):
     ) -> None:
         if tool_parser is not None and tool_parser not in get_args(ToolParserName):
             parsers = ", ".join(get_args(ToolParserName))
-            raise ConfigError(f"tool_parser={tool_parser!r} is none of {parsers}")
+            raise ConfigError(f"tool_parser={tool_parser!r}: use one of {parsers}")
         check_date("template_date", date)
         self.tokenizer = tokenizer
         self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the model")
         self._context_length = context_length
         self._eos_ids = frozenset(eos_ids) | _turn_ends(tokenizer)
         self._tool_parser = tool_parser
-        self._calendar = _calendar(date)
+        self._date_macro = _date_macro(date)
         self._hidden = _hidden_ids(tokenizer)
         self._texts: dict[int, str] = {}
 
@@ -112,18 +111,18 @@ class TransformersTokenizer(ChatTokenizer):
             )
         if tools and not _TOOLS.search(template):
             raise ModelError(
-                f"the chat template of {self.name} has no place for tools: the model would never "
-                "see them. Use a model that was trained to call tools, or describe them in the "
-                "messages and leave `tools` out"
+                f"the chat template of {self.name} has no place for tools: they would be left out "
+                "of the prompt. Use a model that was trained to call tools, or describe them in "
+                "the messages and leave `tools` out"
             )
         if tools and self._tool_parser is None:
             _check_readable(template, self.name)
-        is_text = _only_reaches_template(options) and _is_backends_own(type(self.tokenizer))
+        is_text = _has_template_options_only(options) and _is_standard(type(self.tokenizer))
         try:
             rendered = self.tokenizer.apply_chat_template(
                 [_plain(message) for message in messages],
                 tools=[dict(tool) for tool in tools] if tools else None,
-                chat_template=self._calendar + template if _CLOCK in template else template,
+                chat_template=self._date_macro + template if _CLOCK in template else template,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=not is_text,
                 return_dict=False,
@@ -132,30 +131,31 @@ class TransformersTokenizer(ChatTokenizer):
             return self.encode(rendered, most=most) if is_text else list(rendered)
         except ContextOverflowError:
             raise
-        except Exception as error:  # Jinja runs the model author's code: anything may come out
+        except Exception as error:  # Jinja runs the model author's code, which raises any type
             raise ModelError(
                 f"the chat template of {self.name} refuses these messages "
                 f"({', '.join(str(message.get('role')) for message in messages)}): {error}"
             ) from error
 
     def encode(self, text: str, *, most: int | None = None) -> list[int]:
-        """The ids that `transformers` makes of the text, without the rest that it makes.
+        """Return the ids of a text, without special tokens added.
 
-        It has the library in Rust hand out every token as a text, with its place, and copies ids,
-        types and masks into lists. Freeing those texts alone holds all of Python in one step, for
-        50 ns a token: 0.12 s of CPU for 3 MB, where handing out the ids takes 0.03 s.
+        `transformers.encode` also copies every token's text, offsets and masks into Python lists.
+        Freeing the texts alone holds the GIL for 50 ns per token: 0.12 s for 3 MB, where returning
+        the ids alone takes 0.03 s. So the Rust backend is called directly.
         """
         backend = _plain_backend(self.tokenizer)
         if backend is None:
             return list(self.tokenizer.encode(text, add_special_tokens=False))
-        if most is not None and len(text) > max(_PIECE, 2 * FAR * most):  # the rest costs little
+        # shorter texts cost little
+        if most is not None and len(text) > max(_PIECE_LENGTH, 2 * OVERLENGTH_FACTOR * most):
             _check_length(backend, text, most)
         [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text; without special tokens it still has those that mark tool calls."""
+        """Return the text of ids; `TOOL_MARKERS` stay even without special tokens."""
         hidden = self._hidden if skip_special_tokens else ()
         return str(
             self.tokenizer.decode(
@@ -172,7 +172,7 @@ class TransformersTokenizer(ChatTokenizer):
         return text
 
     def _template(self, *, with_tools: bool) -> str:
-        """The chat template that is used; empty if there is none."""
+        """Return the chat template; empty if there is none."""
         if not self.tokenizer.chat_template:
             return ""
         return str(self.tokenizer.get_chat_template(tools=[] if with_tools else None))
@@ -184,13 +184,13 @@ def load_tokenizer(
     tool_parser: ToolParserName | None = None,
     date: datetime.date = TEMPLATE_DATE,
 ) -> TransformersTokenizer:
-    """The tokenizer of a folder or of a model on the Hugging Face hub. Runs no remote code.
+    """Load the tokenizer of a folder or of a model on the Hugging Face hub. Runs no remote code.
 
     Args:
         tool_parser, date: see `TransformersTokenizer`.
 
     Raises:
-        ModelError: it is not there, cannot be fetched or cannot be read.
+        ModelError: the tokenizer does not exist, cannot be fetched or cannot be read.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -203,7 +203,8 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(origin.folder, trust_remote_code=False)
     except Exception as error:
         raise cannot_load("tokenizer", origin, error) from error
-    if len(tokenizer) <= len(tokenizer.get_added_vocab()):  # transformers 5 makes up an empty one
+    # without tokenizer files, transformers 5 returns an empty tokenizer
+    if len(tokenizer) <= len(tokenizer.get_added_vocab()):
         raise cannot_load("tokenizer", origin, FileNotFoundError("there are no tokenizer files"))
     return TransformersTokenizer(
         tokenizer,
@@ -216,17 +217,17 @@ def load_tokenizer(
 
 
 def context_length(config: Any) -> int:
-    """The longest sequence that a model configuration allows."""
+    """Return the maximum sequence length of a model configuration."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT)
 
 
 def _configured_eos(folder: Path, config: Any) -> set[int]:
-    """End-of-sequence ids of the generation configuration and of the model configuration."""
+    """Return the end-of-sequence ids of a model's configuration and generation configuration."""
     from transformers import GenerationConfig
 
     ids = _as_ids(getattr(config.get_text_config(), "eos_token_id", None))
-    with contextlib.suppress(OSError):  # a model need not have a generation configuration
+    with contextlib.suppress(OSError):  # the generation configuration is optional
         ids |= _as_ids(GenerationConfig.from_pretrained(folder).eos_token_id)
     return ids
 
@@ -238,14 +239,14 @@ def _as_ids(value: Any) -> set[int]:
 
 
 def _turn_ends(tokenizer: Any) -> set[int]:
-    """The tokenizer's own end of sequence and the known end-of-turn tokens that it has."""
+    """Return the ids of a tokenizer's end-of-sequence token and of its `TURN_ENDS`."""
     added = tokenizer.get_added_vocab()
     ends = {int(added[token]) for token in TURN_ENDS if token in added}
     return ends | _as_ids(tokenizer.eos_token_id)
 
 
 def _hidden_ids(tokenizer: Any) -> frozenset[int]:
-    """Special tokens that no text shows: all but those that mark tool calls."""
+    """Return the ids of special tokens, without `TOOL_MARKERS`."""
     added = tokenizer.added_tokens_decoder
     special = {token for token, entry in added.items() if entry.special}
     special |= set(tokenizer.all_special_ids)
@@ -253,24 +254,26 @@ def _hidden_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(special - shown)
 
 
-# --- ids alone ------------------------------------------------------------------------------
-_STEPS: Final = ("apply_chat_template", "__call__", "encode", "_encode_plus")
-"""What a class of tokenizers may do in its own way between a chat and its ids."""
+# --- encoding -------------------------------------------------------------------------------
+_ENCODING_METHODS: Final = ("apply_chat_template", "__call__", "encode", "_encode_plus")
+"""Methods by which a tokenizer class can change the ids of a chat."""
 
 
-def _is_backends_own(kind: type) -> bool:
-    """Whether this class leaves all of it to transformers, and transformers to its backend."""
+def _is_standard(kind: type) -> bool:
+    """Return whether a tokenizer class overrides no method of `_ENCODING_METHODS`."""
     from transformers import TokenizersBackend
 
     return issubclass(kind, TokenizersBackend) and all(
-        getattr(kind, step) is getattr(TokenizersBackend, step) for step in _STEPS
+        getattr(kind, method) is getattr(TokenizersBackend, method) for method in _ENCODING_METHODS
     )
 
 
 def _plain_backend(tokenizer: Any) -> Any:
-    """The backend that gives the ids which the tokenizer would; None if it might give others: of a
-    text cut or filled up, or with its special tokens taken apart."""
-    if not _is_backends_own(type(tokenizer)):
+    """Return the Rust backend if it gives the tokenizer's ids, else None.
+
+    The ids differ where the tokenizer truncates, pads, or splits special tokens in its own way.
+    """
+    if not _is_standard(type(tokenizer)):
         return None
     backend = tokenizer.backend_tokenizer
     is_plain = (
@@ -282,15 +285,16 @@ def _plain_backend(tokenizer: Any) -> Any:
 
 
 def _check_length(backend: Any, text: str, most: int) -> None:
-    """Raise `ContextOverflowError` if a text has far more ids than can be used, without making all
-    of them: 4 MB take seconds and a gigabyte."""
+    """Raise `ContextOverflowError` if a text has far more than `most` ids.
+
+    The text is encoded piece by piece, because 4 MB at once take seconds and a gigabyte.
+    """
     count = 0
-    for start in range(0, len(text), _PIECE):
-        [piece] = backend.encode_batch_fast(
-            [text[start : start + _PIECE]], add_special_tokens=False
-        )
-        count += len(piece)
-        if count > FAR * most:
+    for start in range(0, len(text), _PIECE_LENGTH):
+        piece = text[start : start + _PIECE_LENGTH]
+        [encoding] = backend.encode_batch_fast([piece], add_special_tokens=False)
+        count += len(encoding)
+        if count > OVERLENGTH_FACTOR * most:
             raise ContextOverflowError(
                 f"the prompt has far more tokens than the model's context holds, which is {most:,}"
             )
@@ -299,30 +303,29 @@ def _check_length(backend: Any, text: str, most: int) -> None:
 # --- templates ------------------------------------------------------------------------------
 _CLOCK: Final = "strftime_now"
 _FOREIGN_FORMATS: Final = ("<function=", "<arg_key>")
-"""In the templates of Qwen3-Coder and GLM, whose tool calls have arguments in tags, not in JSON."""
+"""Marks of Qwen3-Coder's and GLM's templates, whose tool calls have arguments in tags, not JSON."""
 _TOOLS: Final = re.compile(r"\btools\b")
 
 
-def _only_reaches_template(options: Mapping[str, Any]) -> bool:
-    """Whether none of these options is one of transformers' own, of how texts become ids."""
-    return not options or options.keys() & _own_options() <= {"documents"}
+def _has_template_options_only(options: Mapping[str, Any]) -> bool:
+    """Return whether no option changes how transformers turns text into ids."""
+    return not options or options.keys() & _transformers_options() <= {"documents"}
 
 
 @functools.cache
-def _own_options() -> frozenset[str]:
+def _transformers_options() -> frozenset[str]:
     from transformers import PreTrainedTokenizerBase
 
     return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message without an empty `tool_calls`: Llama's template only looks whether the key is
-    there."""
+    """Return the message without an empty `tool_calls`: Llama's template only tests for the key."""
     return {key: value for key, value in message.items() if key != "tool_calls" or value}
 
 
 def _parser_of(template: str) -> ToolParserName:
-    """The parser of the format of tool calls that a chat template teaches the model."""
+    """Return the parser for a chat template's format of tool calls."""
     if CALL_OPEN in template:
         return "hermes"
     if "<|start_header_id|>" in template or PYTHON_TAG in template:
@@ -331,7 +334,7 @@ def _parser_of(template: str) -> ToolParserName:
 
 
 def _check_readable(template: str, name: str) -> None:
-    """Raise `ModelError` if the template teaches a format of tool calls that no parser reads."""
+    """Raise `ModelError` if no parser reads the chat template's format of tool calls."""
     foreign = [marker for marker in _FOREIGN_FORMATS if marker in template]
     if foreign:
         raise ModelError(
@@ -341,10 +344,10 @@ def _check_readable(template: str, name: str) -> None:
         )
 
 
-def _calendar(date: datetime.date) -> str:
-    """Jinja that puts this date in place of the clock that transformers gives to templates."""
+def _date_macro(date: datetime.date) -> str:
+    """Return a Jinja macro that overrides transformers' `strftime_now` with a fixed date."""
     moment = datetime.datetime.combine(date, datetime.time())
     texts = {f"%{code}": moment.strftime(f"%{code}") for code in "aAbBdmyYjHIMSp"}
     texts |= {"%-d": str(date.day), "%-m": str(date.month)}
-    steps = "".join(f" | replace('{code}', '{text}')" for code, text in texts.items())
-    return f"{{% macro {_CLOCK}(format) %}}{{{{ format{steps} }}}}{{% endmacro +%}}"
+    filters = "".join(f" | replace('{code}', '{text}')" for code, text in texts.items())
+    return f"{{% macro {_CLOCK}(format) %}}{{{{ format{filters} }}}}{{% endmacro +%}}"

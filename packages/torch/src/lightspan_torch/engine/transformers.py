@@ -1,21 +1,20 @@
 """The embedded engine: transformers' continuous batching, on a CPU or one GPU.
 
-Each policy has weights, a key-value cache and a generation thread of its own; a thread starts with
-the first request for its policy, and sleeps while there is none.
+Each policy has its own weights, key-value cache and generation thread. A thread starts with the
+first request for its policy and sleeps while there is none.
 
 **Log-probabilities** are of the distribution sampled from, after temperature, top-p and top-k.
 Temperature 0 is greedy: it samples from a point mass, so its log-probabilities are 0.0 (the log of
 1/k among k equal logits).
 
-**Weight updates.** `update` stops the thread between two steps, takes all requests out with what
-they have, drops their keys and values, replaces the weights, and submits prompt + partial ids
-again. No value of old weights is used again, and each token's version is that of the weights that
+**Weight updates.** `update` pauses the thread between two steps, takes out all requests with their
+partial ids, drops their keys and values, replaces the weights, and resubmits prompt + partial ids.
+No key or value of old weights is used again, and each token's version is that of the weights that
 sampled it.
 
-**Prefixes.** Calls of one policy whose prompts begin alike share the keys and values of that
-beginning, in whole pages: among calls in flight, and with calls before them until the cache is
-full or the weights change. A computed log-probability may differ in its last bits by what was
-shared.
+**Prefix sharing.** Calls of one policy with a common prompt prefix share its keys and values, in
+whole pages: calls in flight and earlier ones, until the cache is full or the weights change. The
+last bits of a log-probability may depend on what was shared.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 
 from lightspan.errors import (
     ConfigError,
-    ContextOverflowError,
     EngineClosedError,
     EngineError,
     EngineMemoryError,
@@ -49,40 +47,46 @@ from lightspan.protocols.engine import (
     EngineCapabilities,
     GenerationRequest,
     LoRAWeights,
-    PromptRefused,
     TokenChunk,
     TokenEngine,
     ToolParserName,
 )
-from lightspan.schema.token_records import FinishReason, Sampling
+from lightspan.schema.token_records import FinishReason
 from lightspan_torch.engine import _cpu_attention
 from lightspan_torch.engine._batcher import Batcher, BatchSettings
 from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, GrammarState
-from lightspan_torch.engine.lora import LowRank, Shared, check_ranks, is_low_rank
-from lightspan_torch.engine.oom import is_out_of_memory, wanted
+from lightspan_torch.engine.lora import LowRank, check_ranks, is_low_rank
+from lightspan_torch.engine.oom import allocation, is_out_of_memory
+from lightspan_torch.engine.request_checks import check_request, copy_of
 from lightspan_torch.engine.tokenizer import (
     TEMPLATE_DATE,
     TransformersTokenizer,
-    context_length,
+    context_length as model_context,
     load_tokenizer,
 )
-from lightspan_torch.engine.weights import check_device, hash_weights, load_model, weight_change
+from lightspan_torch.engine.weights import (
+    SharedModels,
+    check_device,
+    hash_weights,
+    load_model,
+    weight_change,
+)
 
 BLOCK_TOKENS: Final = 64
-"""Tokens of one block as `num_blocks` counts them."""
+"""Tokens of one block of `num_blocks`."""
 CPU_PAGE: Final = 8
-"""Tokens of keys and values that are given out and shared together on a CPU. Of a prompt
-that others have computed, at most so many are computed again; 4, 8 and 16 took equally long."""
+"""Tokens of a cache page on a CPU, the unit of allocation and sharing. At most so many tokens of a
+shared prompt are recomputed; 4, 8 and 16 took equally long."""
 GPU_PAGE: Final = 64
 CPU_BATCH: Final = (48, 512)
-"""Requests and tokens in one forward pass on a CPU, as measured by `benchmarks/engine.py`."""
+"""Maximum requests and tokens in one forward pass on a CPU, measured by `benchmarks/engine.py`."""
 MASKED_CPU_BATCH: Final = (12, 256)
-"""The same for models that need transformers' own attention, whose cost is quadratic in these."""
+"""`CPU_BATCH` for models that need transformers' own attention, with quadratic cost in both."""
 CPU_CACHE_TOKENS: Final = 16_384
-"""Least size of the key-value cache on a CPU, in tokens."""
+"""Minimum size of the key-value cache on a CPU, in tokens."""
 GPU_CACHE_TOKENS: Final = 131_072
-"""Size of the key-value cache on a GPU, in tokens: not all that is free, because the learner needs
-its memory later. Not yet run on a GPU."""
+"""Size of the key-value cache on a GPU, in tokens. The rest of the memory is left to the learner.
+Not yet run on a GPU."""
 
 CAPABILITIES: Final = EngineCapabilities(
     exact_tokens=True,
@@ -97,28 +101,28 @@ CAPABILITIES: Final = EngineCapabilities(
 
 
 class TransformersEngine(TokenEngine):
-    """Generates with one or several models in this process.
+    """A token engine with one or several models in this process.
 
     Args:
-        models: policy name → folder, hub name, or a loaded model. A loaded model is copied: the
-            engine's weights are its own, and two policies share none that change.
-        lora: policy name → rank of its LoRA, for policies whose updates are `LoRAWeights`; 0 for
-            one whose weights never change. Those of one model have its weights once, and each its
-            own cache; they compute more per token than one that LoRA is merged into.
+        models: policy name → folder, hub name, or a loaded model, which is copied.
+        lora: policy name → LoRA rank, for policies whose updates are `LoRAWeights`; 0 if a policy's
+            weights never change. LoRA policies of one model share its weights, not their caches;
+            they compute more per token than a merged policy.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
-        dtype: of the weights; None keeps the model's.
+        dtype: data type of the weights; None for the model's.
         tokenizers: policy name → tokenizer, where it is not in the model's folder.
-        tool_parser: which parser reads the models' tool calls: `"hermes"`, `"llama"` or `"json"`;
-            None for the one that fits each chat template.
-        template_date: what chat templates that ask for today's date are told.
-        versions: policy name → version of the weights given; 0 by default.
-        context_length: a shorter context than the model's; it bounds the key-value cache.
-        batch_requests: requests in one forward pass.
-        batch_tokens: tokens in one forward pass.
-        num_blocks: size of a policy's key-value cache in blocks of 64 tokens; None for
-            `default_cache_tokens`. No call may be longer.
-        prefix_sharing: whether prompts that begin alike share that beginning's keys and values.
-        seed: of torch's global random generator, set when a generation thread starts.
+        tool_parser: parser of the models' tool calls: `"hermes"`, `"llama"` or `"json"`; None to
+            choose by each chat template.
+        template_date: today's date for chat templates.
+        versions: policy name → version of the initial weights; 0 by default.
+        context_length: context length in tokens, at most the model's; it bounds the key-value
+            cache.
+        batch_requests: maximum number of requests in one forward pass.
+        batch_tokens: maximum number of tokens in one forward pass.
+        num_blocks: size of a policy's key-value cache in blocks of 64 tokens, which also bounds a
+            call; None for `default_cache_tokens`.
+        prefix_sharing: whether prompts with a common prefix share its keys and values.
+        seed: seed of torch's global random generator, set when a generation thread starts.
     """
 
     def __init__(
@@ -142,7 +146,7 @@ class TransformersEngine(TokenEngine):
         if not models:
             raise ConfigError("an engine needs at least one policy: models={'name': folder}")
         if tool_parser is not None and tokenizers:
-            raise ConfigError("tokenizers= bring tool parsers of their own: leave tool_parser= out")
+            raise ConfigError("tokenizers= have their own tool parsers: leave tool_parser= out")
         check_device(device)
         ranks = dict(lora or {})
         check_ranks(ranks, models)
@@ -153,7 +157,7 @@ class TransformersEngine(TokenEngine):
         self._closed = False
         self._requests = 0
         self._tokens = 0
-        self._lanes: dict[str, _PolicyWorker] = {}
+        self._workers: dict[str, _PolicyWorker] = {}
         sizes = BatchSettings(
             max_requests=batch_requests,
             max_tokens=batch_tokens,
@@ -163,15 +167,16 @@ class TransformersEngine(TokenEngine):
             seed=seed,
         )
         load = partial(load_model, device=device, dtype=dtype)
-        shared = Shared(load)
+        shared = SharedModels(load)
         for policy, source in models.items():
             model = shared.load(source) if policy in ranks else load(source)
             tokenizer = (tokenizers or {}).get(policy) or _tokenizer_of(
                 source, tool_parser=tool_parser, date=template_date
             )
-            context = _context(model, context_length)
+            own_context = model_context(model.config)
+            context = min(own_context, context_length or own_context)
             settings = _settings(model, context, sizes)
-            self._lanes[policy] = _PolicyWorker(
+            self._workers[policy] = _PolicyWorker(
                 policy,
                 model,
                 tokenizer,
@@ -189,35 +194,35 @@ class TransformersEngine(TokenEngine):
         if self._closed:
             raise EngineClosedError
         self._loop = asyncio.get_running_loop()
-        for lane in self._lanes.values():
-            lane.begin()  # now, before anybody waits: all of Python stands still meanwhile
+        for worker in self._workers.values():
+            worker.load_grammars()  # holds the GIL, so do it before the first request
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        for lane in self._lanes.values():
-            await lane.close()
+        for worker in self._workers.values():
+            await worker.close()
 
     def policies(self) -> dict[str, int]:
-        return {policy: lane.version for policy, lane in self._lanes.items()}
+        return {policy: worker.version for policy, worker in self._workers.items()}
 
     def tokenizer(self, policy: str) -> ChatTokenizer:
-        return self._lane(policy).tokenizer
+        return self._worker(policy).tokenizer
 
     def check_grammar(self, policy: str, grammar: str) -> None:
-        self._lane(policy).grammars.check(grammar)
+        self._worker(policy).grammars.check(grammar)
 
     async def generate(
         self, request: GenerationRequest, *, stream: bool
     ) -> AsyncIterator[TokenChunk]:
         self._check_usable()
-        lane = self._lane(request.policy)
-        walk = await lane.walk(request.grammar) if request.grammar else None
-        job = lane.admit(request, walk, stream=stream)
+        worker = self._worker(request.policy)
+        state = await worker.grammar_start(request.grammar) if request.grammar else None
+        job = worker.admit(request, state, stream=stream)
         self._requests += 1
         try:
-            await lane.submit(job)
+            await worker.submit(job)
             while True:
                 chunk = await job.next_chunk()
                 self._tokens += len(chunk.ids)
@@ -225,31 +230,31 @@ class TransformersEngine(TokenEngine):
                 if chunk.finish_reason is not None:
                     return
         finally:
-            lane.drop(job)
+            worker.drop(job)
 
     async def update(
         self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
         self._check_usable()
-        lane = self._lane(policy)
-        # The update goes on when the caller is cancelled: half of one would lose requests.
-        await asyncio.shield(asyncio.ensure_future(lane.update(weights, version)))
+        worker = self._worker(policy)
+        # half an update would lose requests, so it continues if the caller is cancelled
+        await asyncio.shield(asyncio.ensure_future(worker.update(weights, version)))
 
     def weight_hash(self, policy: str) -> str:
-        """SHA-256 over the weights that a policy is served with."""
-        return self._lane(policy).weight_hash()
+        """Return the SHA-256 of the weights that a policy is served with."""
+        return self._worker(policy).weight_hash()
 
     def usage(self) -> dict[str, float]:
-        for lane in self._lanes.values():
-            lane.check_alive()
-        cpu_s = sum(lane.cpu_s for lane in self._lanes.values())
+        for worker in self._workers.values():
+            worker.check_alive()
+        cpu_s = sum(worker.cpu_s for worker in self._workers.values())
         return {"tokens": self._tokens, "requests": self._requests, "cpu_s": cpu_s}
 
-    def _lane(self, policy: str) -> _PolicyWorker:
+    def _worker(self, policy: str) -> _PolicyWorker:
         try:
-            return self._lanes[policy]
+            return self._workers[policy]
         except KeyError:
-            policies = ", ".join(sorted(self._lanes))
+            policies = ", ".join(sorted(self._workers))
             raise NotFoundError(
                 f"the engine has no policy {policy!r}; it has: {policies}"
             ) from None
@@ -264,7 +269,7 @@ class TransformersEngine(TokenEngine):
 
 
 class _PolicyWorker:
-    """One policy with its model and the jobs that it is working on. Lives on the event loop."""
+    """One policy's model, batcher and running jobs. Used on the event loop only."""
 
     def __init__(
         self,
@@ -292,26 +297,27 @@ class _PolicyWorker:
         self._spent_cpu_s = 0.0
         self._failure: EngineError | None = None
         self._jobs: dict[str, _Job] = {}
-        """By the id that the job has in the batcher at present."""
-        self._open = asyncio.Event()
-        self._open.set()
+        """Current batcher id → job."""
+        self._can_submit = asyncio.Event()
+        """Cleared while an update is running."""
+        self._can_submit.set()
         self._lock = asyncio.Lock()
         self._ids = map(str, itertools.count())
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Of the lane's tokenizer.
+        """Grammars for the policy's tokenizer.
 
         Raises:
-            UnsupportedError: grammars cannot be compiled for it.
+            UnsupportedError: grammars cannot be compiled for the tokenizer.
         """
         tokenizer = getattr(self.tokenizer, "tokenizer", self.tokenizer)
         eos_ids = self.tokenizer.eos_ids
         return Grammars(tokenizer, vocabulary=self._vocabulary, eos_ids=eos_ids)
 
-    def begin(self) -> None:
-        """Make what calls would wait for."""
-        with contextlib.suppress(UnsupportedError):  # a call that needs it is told
+    def load_grammars(self) -> None:
+        """Index the vocabulary, which the first call with a grammar would wait for."""
+        with contextlib.suppress(UnsupportedError):  # raised again by a call with a grammar
             _ = self.grammars
 
     @property
@@ -319,66 +325,62 @@ class _PolicyWorker:
         return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
 
     def check_alive(self) -> None:
-        """Raise what ended the generation thread, unless it was closed."""
+        """Raise the error that ended the generation thread, unless the engine was closed."""
         if not isinstance(self._failure, EngineClosedError):
-            self._check_going()
+            self._check_running()
 
-    def _check_going(self) -> None:
+    def _check_running(self) -> None:
         if self._failure is not None:
-            raise _another(self._failure) from self._failure
+            raise copy_of(self._failure) from self._failure
 
     def weight_hash(self) -> str:
         low_rank = {} if self._low_rank is None else self._low_rank.tensors()
         return hash_weights({**self._model.state_dict(), **low_rank})
 
-    async def walk(self, grammar: str) -> GrammarState:
-        """The beginning of a grammar, which is compiled beside the loop.
+    async def grammar_start(self, grammar: str) -> GrammarState:
+        """Return the matcher state at a grammar's start; compile the grammar in a thread.
 
         Raises:
-            UnsupportedError: it cannot be followed.
+            UnsupportedError: the grammar cannot be compiled.
         """
-        known = self.grammars.known(grammar)
-        return await asyncio.to_thread(self.grammars.walk, grammar) if known is None else known
+        state = self.grammars.cached_start(grammar)
+        return state if state is not None else await asyncio.to_thread(self.grammars.start, grammar)
 
-    def admit(self, request: GenerationRequest, walk: GrammarState | None, *, stream: bool) -> _Job:
-        """Check a request; `walk` is at the beginning of its grammar.
+    def admit(
+        self, request: GenerationRequest, state: GrammarState | None, *, stream: bool
+    ) -> _Job:
+        """Return the job of a valid request.
+
+        Args:
+            request: the request to check.
+            state: matcher state at the start of the request's grammar.
+            stream: whether chunks are sent as they are generated.
 
         Raises:
-            ContextOverflowError, PromptRefused, UnsupportedError, EngineError
+            ContextOverflowError, PromptRefused, UnsupportedError, EngineError: see `check_request`.
         """
-        prompt = request.prompt_ids
-        if not prompt:
-            raise EngineError(f"request {request.request_id} has an empty prompt")
-        if len(prompt) + 1 > self._context:
-            raise ContextOverflowError(
-                f"the prompt has {len(prompt)} tokens; the context of policy {self.policy} holds "
-                f"{self._context}, one for the answer included (the model's context, or less by "
-                "the engine's options context_length and num_blocks)"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary:
-            raise PromptRefused(
-                f"prompt ids must be from 0 to {self._vocabulary - 1}; got {min(prompt)} to "
-                f"{max(prompt)}"
-            )
-        _check_sampling(request.sampling)
-        room = self._context - len(prompt)
-        limit = min(request.sampling.max_tokens or room, room)
-        return _Job(request, walk, self.tokenizer, limit=limit, stream=stream)
+        limit = check_request(
+            request,
+            context=self._context,
+            vocabulary=self._vocabulary,
+            options="the engine's options context_length and num_blocks",
+        )
+        return _Job(request, state, self.tokenizer, limit=limit, stream=stream)
 
     async def submit(self, job: _Job) -> None:
-        """Give a job to the thread, after an update that is under way."""
-        while not self._open.is_set():  # another update may begin before this task goes on
-            await self._open.wait()
+        """Submit a job to the batcher, after a running update."""
+        while not self._can_submit.is_set():  # another update may start before this task resumes
+            await self._can_submit.wait()
         self._submit(job)
 
     def _submit(self, job: _Job) -> None:
-        self._check_going()
+        self._check_running()
         if self._batcher is None:
             self._batcher = self._start()
         key = next(self._ids)
         job.begin(key, self.version)
         self._jobs[key] = job
-        # It is refused if the thread is ending: `_fail`, on its way, will tell the job why.
+        # If the thread is ending, the batcher refuses the job; the scheduled `_fail` fails it.
         with contextlib.suppress(EngineError):
             self._batcher.submit(
                 key,
@@ -386,20 +388,20 @@ class _PolicyWorker:
                 job.sampling,
                 job.remaining,
                 streaming=job.needs_stream,
-                walk=None if job.walk is None else job.walk.copy(),
+                walk=None if job.grammar_state is None else job.grammar_state.copy(),
                 answer_start=job.answer_start,
             )
 
     def drop(self, job: _Job) -> None:
-        """Forget a job; if it is still running, cancel it."""
+        """Remove a job; cancel it if it is running."""
         if self._jobs.pop(job.key, None) is not None and self._batcher is not None:
             self._batcher.cancel(job.key)
 
     def _change(self, weights: Mapping[str, Any] | LoRAWeights) -> Callable[[], None]:
-        """What replaces the weights.
+        """Return a function that replaces the weights.
 
         Raises:
-            ModelError: these do not fit.
+            ModelError: the weights do not fit the model.
         """
         if is_low_rank(weights, self.policy, self._rank):
             assert self._low_rank is not None
@@ -410,18 +412,18 @@ class _PolicyWorker:
     async def update(self, weights: Mapping[str, Any] | LoRAWeights, version: int) -> None:
         """Replace the weights; see the module's docstring."""
         async with self._lock:
-            self._check_going()
+            self._check_running()
             change = self._change(weights)
-            self._open.clear()
+            self._can_submit.clear()
             try:
                 partial = await asyncio.to_thread(self._interrupt, change)
                 self.version = version
                 self._resume(partial)
-            except Exception as error:  # requests or weights may be half gone: nothing can go on
+            except Exception as error:  # weights may be half replaced: the policy is unusable
                 self._fail(EngineError(f"an update of policy {self.policy} failed: {error}"))
                 raise
             finally:
-                self._open.set()
+                self._can_submit.set()
 
     def _interrupt(self, change: Callable[[], None]) -> dict[str, GenerationOutput]:
         if self._batcher is None:
@@ -436,7 +438,7 @@ class _PolicyWorker:
                 continue
             job.receive(output)
             if not job.done:
-                job.settle()  # what it has is of the old version: a chunk has one version
+                job.flush()  # a chunk has one version, and these tokens have the old one
                 try:
                     self._submit(job)
                 except EngineError as error:
@@ -471,17 +473,17 @@ class _PolicyWorker:
         self._to_loop(self._fail, failure)
 
     def _explain(self, error: BaseException | str, message: str) -> EngineError:
-        """An error with this message, or if memory ran out one that says what to lower."""
+        """Return an error with a message, or with advice if memory ran out."""
         if not is_out_of_memory(error):
             return EngineError(message)
         return EngineMemoryError(
-            f"the engine ran out of memory{wanted(error)} while generating for policy "
+            f"the engine ran out of memory{allocation(error)} while generating for policy "
             f"{self.policy}. {_lower_engine(self._settings, self._context)}"
         )
 
     def _to_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _receive(self, outputs: Sequence[GenerationOutput]) -> None:
@@ -504,14 +506,14 @@ class _PolicyWorker:
                     self._batcher.cancel(key)
 
     def _mismatch(self, key: str, reason: str) -> None:
-        """One job cannot follow its grammar."""
+        """Fail a job whose tokens do not follow its grammar."""
         job = self._jobs.get(key)
         if job is not None:
             job.fail(GrammarMismatchError(f"the answer cannot follow its grammar: {reason}"))
             self.drop(job)
 
     def _fail(self, error: EngineError) -> None:
-        """The lane is over: every job gets the error."""
+        """Fail all jobs and refuse further ones."""
         if self._failure is None:
             self._failure = error
         jobs, self._jobs = self._jobs, {}
@@ -520,12 +522,12 @@ class _PolicyWorker:
 
 
 class _Job:
-    """A request on its way, with its tokens so far and the chunks that nobody has fetched yet."""
+    """A running request: its tokens and its queue of chunks."""
 
     def __init__(
         self,
         request: GenerationRequest,
-        walk: GrammarState | None,
+        grammar_state: GrammarState | None,
         tokenizer: ChatTokenizer,
         *,
         limit: int,
@@ -534,8 +536,8 @@ class _Job:
         self.key = ""
         self.done = False
         self.sampling = request.sampling
-        self.walk = walk
-        """At the beginning of the answer: each submission follows a copy."""
+        self.grammar_state = grammar_state
+        """Matcher state at the start of the answer; each submission advances a copy."""
         self.answer_start = len(request.prompt_ids) - request.answered
         self._prompt = request.prompt_ids
         self._limit = limit
@@ -546,9 +548,9 @@ class _Job:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._sent = 0
-        """Tokens that are in chunks."""
-        self._begun = 0
-        """Tokens from before the present submission."""
+        """Number of tokens in sent chunks."""
+        self._resumed = 0
+        """Number of tokens generated before the current submission."""
         self._version = 0
         self._chunks: asyncio.Queue[TokenChunk | EngineError] = asyncio.Queue()
 
@@ -567,24 +569,24 @@ class _Job:
     async def next_chunk(self) -> TokenChunk:
         item = await self._chunks.get()
         if isinstance(item, EngineError):
-            raise _another(item) from item
+            raise copy_of(item) from item
         return item
 
     def begin(self, key: str, version: int) -> None:
-        """The job is submitted, or submitted again."""
-        self.key, self._version, self._begun = key, version, len(self._ids)
+        """Start a submission of the job."""
+        self.key, self._version, self._resumed = key, version, len(self._ids)
 
     def receive(self, output: GenerationOutput) -> None:
-        """Take what the thread has produced: all of it since the submission, each time."""
+        """Add new tokens of an output, which holds all tokens since the submission."""
         if output.error is not None:
             self.fail(EngineError(f"generation failed: {output.error}"))
             return
-        new = len(self._ids) - self._begun
+        new = len(self._ids) - self._resumed
         for token, logprob in zip(
             output.generated_tokens[new:], output.logprobs[new:], strict=True
         ):
             self._ids.append(token)
-            self._logprobs.append(min(logprob, 0.0))  # rounding may leave a little above 0
+            self._logprobs.append(min(logprob, 0.0))  # rounding can exceed 0
             if self._stop is not None and self._stop.complete([token]):
                 self._finish(FinishReason.STOP)
                 return
@@ -592,10 +594,10 @@ class _Job:
             ended = bool(self._ids) and self._ids[-1] in self._eos_ids
             self._finish(FinishReason.STOP if ended else FinishReason.LENGTH)
         elif self._stream:
-            self.settle()
+            self.flush()
 
-    def settle(self) -> None:
-        """Put what was not sent yet into a chunk."""
+    def flush(self) -> None:
+        """Send unsent tokens as a chunk."""
         if len(self._ids) > self._sent:
             self._send(None)
 
@@ -627,31 +629,21 @@ def _tokenizer_of(source: Any, **options: Any) -> TransformersTokenizer:
     return load_tokenizer(path, **options)
 
 
-def _context(model: Any, asked: int | None) -> int:
-    own = context_length(model.config)
-    return own if asked is None else min(own, asked)
-
-
-def _another(error: EngineError) -> EngineError:
-    """The error once more: several callers raise it, and each adds its own traceback to its own."""
-    return type(error)(str(error))
-
-
 def default_cache_tokens(device: str, context: int) -> int:
-    """Size of one policy's key-value cache in tokens, unless `num_blocks` is given."""
+    """Return the default size of one policy's key-value cache, in tokens."""
     if not device.startswith("cpu"):
         return GPU_CACHE_TOKENS
     return max(CPU_CACHE_TOKENS, 2 * context)
 
 
 def cache_tokens(device: str, context: int, num_blocks: int | None) -> int:
-    """Size of one policy's key-value cache in tokens: a whole number of blocks."""
+    """Return the size of one policy's key-value cache in tokens, a multiple of `BLOCK_TOKENS`."""
     blocks = num_blocks or math.ceil(default_cache_tokens(device, context) / BLOCK_TOKENS)
     return blocks * BLOCK_TOKENS
 
 
 def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
-    """Defaults by device: the cache is sized here, a GPU's batches by transformers."""
+    """Return sizes with defaults by device; on a GPU, transformers sizes the batch."""
     tokens = sizes.cache_tokens or cache_tokens(model.device.type, context, None)
     if model.device.type != "cpu":
         return msgspec.structs.replace(sizes, cache_tokens=tokens)
@@ -666,7 +658,7 @@ def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
 
 
 def _lower_engine(settings: BatchSettings, context: int) -> str:
-    """The engine's settings that memory depends on, as they are and halved."""
+    """Return advice on lowering the engine's memory settings."""
     tokens = settings.cache_tokens or 0
     blocks = tokens // BLOCK_TOKENS
     now = f"num_blocks, now {blocks} ({tokens:,} tokens of keys and values)"
@@ -680,15 +672,3 @@ def _lower_engine(settings: BatchSettings, context: int) -> str:
         f"context_length, now {context}, in the same place, a smaller model, or lora=LoRA() to "
         "leave the learner less to hold"
     )
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    limits = {
-        "temperature": math.isfinite(sampling.temperature) and sampling.temperature >= 0,
-        "top_p": 0 < sampling.top_p <= 1,
-        "top_k": sampling.top_k >= 0,
-        "max_tokens": sampling.max_tokens is None or sampling.max_tokens >= 1,
-    }
-    for name, fine in limits.items():
-        if not fine:
-            raise UnsupportedError(f"{name}={getattr(sampling, name)} cannot be sampled with")

@@ -1,4 +1,4 @@
-"""A model's weights: loaded, told from their aliases, hashed, and replaced."""
+"""Load, hash and replace a model's weights."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from transformers.utils import logging as transformers_logging
 from lightspan.errors import ConfigError, ModelError, OutOfMemoryError
 from lightspan.schema.validation import check_device_name
 from lightspan_torch.engine.hub import cannot_load, locate
-from lightspan_torch.engine.oom import is_out_of_memory, wanted
+from lightspan_torch.engine.oom import allocation, is_out_of_memory
 
 
 def without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with tied ones once, under their first name."""
-    places: set[int] = set()
-    kept = {}
+    """Return a state dict with tied weights once, under their first name."""
+    pointers: set[int] = set()
+    weights = {}
     for name, tensor in state.items():
-        if tensor.data_ptr() not in places or tensor.numel() == 0:  # all empty ones are at 0
-            places.add(tensor.data_ptr())
-            kept[name] = tensor
-    return kept
+        if tensor.data_ptr() not in pointers or tensor.numel() == 0:  # empty tensors share 0
+            pointers.add(tensor.data_ptr())
+            weights[name] = tensor
+    return weights
 
 
 def hash_weights(state: dict[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and values; tied weights count once."""
+    """Return the SHA-256 of names, types, shapes and values; tied weights count once."""
     digest = hashlib.sha256()
     for name, tensor in sorted(without_aliases(state).items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -43,14 +43,14 @@ def hash_weights(state: dict[str, Tensor]) -> str:
 def load_model(
     source: Any, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> Any:
-    """A model from a folder or the hub, or a copy of a loaded one; in evaluation mode.
+    """Load a model from a folder or the hub, or copy a loaded one; in evaluation mode.
 
     Runs no remote code and reads no pickle (safetensors only).
 
     Raises:
-        ConfigError: the device is unknown, or a GPU where there is none.
-        ModelError: it is not there, cannot be fetched or cannot be read.
-        OutOfMemoryError: it does not fit.
+        ConfigError: the device is unknown, or a GPU on a machine without one.
+        ModelError: the model does not exist, cannot be fetched or cannot be read.
+        OutOfMemoryError: the model does not fit into memory.
     """
     check_device(device)
     if isinstance(source, torch.nn.Module):
@@ -71,14 +71,29 @@ def load_model(
     return _moved(model, device, None, origin.name).eval()
 
 
-def beside(model: Any) -> Any:
-    """Another model of modules of its own around the same tensors."""
-    tensors = itertools.chain(model.parameters(), model.buffers())
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+class SharedModels:
+    """Models whose weights several policies share: each source is loaded once.
+
+    Args:
+        load: loads a model from a folder, a hub name or a loaded model.
+    """
+
+    def __init__(self, load: Callable[[Any], Any]) -> None:
+        self._load = load
+        self._models: dict[Any, Any] = {}
+
+    def load(self, source: Any) -> Any:
+        """Return a model with modules of its own around the source's shared tensors."""
+        key = source if isinstance(source, torch.nn.Module) else str(source)
+        if key not in self._models:
+            self._models[key] = self._load(source)
+        model = self._models[key]
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 def check_device(device: str | torch.device) -> None:
-    """Raise `ConfigError` if models cannot be there."""
+    """Raise `ConfigError` if torch cannot use a device."""
     check_device_name(str(device))
     if str(device).startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(
@@ -88,10 +103,10 @@ def check_device(device: str | torch.device) -> None:
 
 
 def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, name: str) -> Any:
-    """The model on its device.
+    """Return the model on a device.
 
     Raises:
-        OutOfMemoryError: it does not fit.
+        OutOfMemoryError: the model does not fit into the device's memory.
     """
     try:
         return model.to(device=device, dtype=dtype)
@@ -103,7 +118,7 @@ def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, na
 
 def _too_large(name: str, device: str | torch.device, error: BaseException) -> str:
     return (
-        f"the weights of {name} do not fit into the memory of {device}{wanted(error)}: use a "
+        f"the weights of {name} do not fit into the memory of {device}{allocation(error)}: use a "
         "smaller model, another device, or lora=LoRA() so that the learner holds less "
         "(docs/real-models.md says what fits where)"
     )
@@ -111,7 +126,7 @@ def _too_large(name: str, device: str | torch.device, error: BaseException) -> s
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Switches off transformers' progress bars, which would stand among the lines of ours."""
+    """Disable transformers' progress bars, which would mix with the reporter's output."""
     if not transformers_logging.is_progress_bar_enabled():
         yield
         return
@@ -123,7 +138,7 @@ def without_bars() -> Iterator[None]:
 
 
 def weight_change(model: Any, weights: Mapping[str, Any], policy: str) -> Callable[[], None]:
-    """A function that copies the weights into the model. All is checked before it is called.
+    """Check weights and return a function that copies them into the model.
 
     Raises:
         ModelError: names or shapes differ from the model's.
@@ -132,8 +147,8 @@ def weight_change(model: Any, weights: Mapping[str, Any], policy: str) -> Callab
     unknown = sorted(set(weights) - set(own))
     if unknown:
         raise ModelError(f"weights for policy {policy} have unknown names: {unknown[:5]}")
-    written = {own[name].data_ptr() for name in weights}
-    missing = [name for name, tensor in own.items() if tensor.data_ptr() not in written]
+    pointers = {own[name].data_ptr() for name in weights}
+    missing = [name for name, tensor in own.items() if tensor.data_ptr() not in pointers]
     if missing:
         raise ModelError(f"weights for policy {policy} lack {len(missing)} names: {missing[:5]}")
     for name, tensor in weights.items():

@@ -1,9 +1,9 @@
 """The embedded learner: rows of exact tokens in, a new policy version out.
 
 `config` is `lightspan.Torch`, `torch` the learner. `validation` checks rows, `policy_model` holds
-weights, LoRA and optimizer, `prefix_tree` merges shared prefixes, `tree_forward` runs them through
+weights, LoRA and optimizer, `prefix_tree` merges common prefixes, `tree_forward` runs them through
 the model (`_tree_attention`), `microbatch` sizes the passes, `token_losses` computes
-log-probabilities and gradients, `critic` values calls, `masks` applies grammars, `call_index` maps
-tokens to calls, `losses` has the formulas, `objective` chooses one per token, `metrics` reduces
-them, `memory` estimates what a learner holds, `checkpoint` saves.
+log-probabilities and gradients, `critic` estimates values of calls, `masks` applies grammars,
+`call_index` maps tokens to calls, `losses` has the formulas, `objective` combines them per token,
+`metrics` reduces metrics, `memory` estimates memory, `checkpoint` reads and writes checkpoints.
 """

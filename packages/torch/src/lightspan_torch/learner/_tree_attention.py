@@ -1,8 +1,8 @@
 """Attention within trees, through transformers' `AttentionInterface`. Private to this package.
 
-A model's attention is replaced once; it goes on as before unless a forward pass brings a `tree`.
-The embedded engine replaces its own model's too, for another purpose: requests of different lengths
-over a paged cache (`lightspan_torch.engine._cpu_attention`).
+A model's attention is replaced once and behaves as before unless a forward pass has a `tree`. The
+embedded engine replaces its own model's attention in another way
+(`lightspan_torch.engine._cpu_attention`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
 """Rotary embeddings that depend on the longest position in the batch."""
 
 
-class Attends(Protocol):
-    """What a forward pass brings as `tree`. A protocol, because `passes`, which has the only one,
+class TreeContext(Protocol):
+    """The `tree` of a forward pass. A protocol, because its only implementation, in `tree_forward`,
     imports this module."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> Tensor:
-        """[B, T, heads, size], of arguments as `attention` has them."""
+        """Return [B, T, heads, size]; see `attention` for the arguments."""
         ...
 
 
@@ -39,10 +39,10 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    tree: Attends | None = None,
+    tree: TreeContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within the tree; without one, as `sdpa` does.
+    """Compute attention within the tree; without a tree, as `sdpa` does.
 
     Args:
         query: [B, heads, T, size]; key and value: [B, key heads, T, size].
@@ -61,10 +61,10 @@ def attention(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """[B, heads, T, size]; causal without a mask. Key heads may be fewer than heads."""
+    """Return [B, heads, T, size]; causal without a mask. Key heads may be fewer than heads."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and mask is not None and query.device.type != "cpu":
-        # with a mask, grouped heads would take CUDA's slowest kernel
+        # grouped heads with a mask use CUDA's slowest kernel, so repeat the keys
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
         groups = 1
     return scaled_dot_product_attention(
@@ -79,27 +79,29 @@ def attend(
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key is visible, minus infinity elsewhere."""
+    """Return a mask that is 0 where a key is visible and minus infinity elsewhere."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, float("-inf"))
 
 
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[queries, keys] additive mask under which the last query sees the last key, the one before it
-    all but the last, and so on. Its last rows and columns are again such a mask."""
+    """Return the additive causal mask [queries, keys] of the last `queries` of `keys` tokens.
+
+    The last rows and columns of the mask are again such a mask.
+    """
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
     return additive(visible, dtype)
 
 
 def install(model: Any) -> None:
-    """Let the model attend with this module's function; repeating it does no harm."""
+    """Replace the model's attention by this module's. Idempotent."""
     if model.config._attn_implementation != NAME:
         AttentionInterface.register(NAME, attention)
         model.set_attn_implementation(NAME)
 
 
 def refusal(model: Any) -> str:
-    """Why the model's attention cannot be replaced by attention within trees; empty if it can."""
+    """Return why a model cannot use attention within trees; empty if it can."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

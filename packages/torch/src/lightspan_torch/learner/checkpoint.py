@@ -1,4 +1,4 @@
-"""A learner's checkpoint in its folder: tensors, and the manifest that says whose they are."""
+"""A learner's checkpoint folder: tensor files, and a manifest of policies and settings."""
 
 from __future__ import annotations
 
@@ -15,37 +15,33 @@ FORMAT: Final = 1
 
 
 def check_manifest(folder: Path, manifest: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` for a checkpoint of other policies or settings.
+    """Raise `CheckpointError` if a checkpoint has other policies or settings than the learner.
 
     Args:
-        manifest: the checkpoint's.
-        own: the learner's.
+        folder: the checkpoint's folder.
+        manifest: the checkpoint's manifest.
+        own: the learner's manifest.
     """
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"the checkpoint {folder} has format {manifest.get('format')}; this version of "
-            f"lightspan reads {FORMAT}"
+            f"lightspan reads format {FORMAT}"
         )
-    if set(manifest["policies"]) != set(own["policies"]):
-        raise CheckpointError(
-            f"the checkpoint {folder} has the policies {sorted(manifest['policies'])}; this "
-            f"run has {sorted(own['policies'])}"
-        )
-    if manifest["optimizer"]["name"] != own["optimizer"]["name"]:
-        raise CheckpointError(
-            f"the checkpoint {folder} was made by optimizer "
-            f"{manifest['optimizer']['name']}; this run has {own['optimizer']['name']}"
-        )
+
+    def check(what: str, theirs: Any, ours: Any) -> None:
+        if theirs != ours:
+            raise CheckpointError(
+                f"the checkpoint {folder} has the {what} {theirs}; this run has {ours}"
+            )
+
+    check("policies", sorted(manifest["policies"]), sorted(own["policies"]))
+    check("optimizer", manifest["optimizer"]["name"], own["optimizer"]["name"])
     if "critic" not in own and "critic" in manifest:
         raise CheckpointError(
             f"the checkpoint {folder} has a critic; this run has none: give critic=Critic()"
         )
     for policy, entry in manifest["policies"].items():
-        if entry["lora"] != own["policies"][policy]["lora"]:
-            raise CheckpointError(
-                f"the checkpoint {folder} has lora={entry['lora']} for policy {policy}; this "
-                f"run has {own['policies'][policy]['lora']}"
-            )
+        check(f"LoRA settings of policy {policy}", entry["lora"], own["policies"][policy]["lora"])
         if entry["frozen"] != own["policies"][policy]["frozen"]:
             raise CheckpointError(
                 f"the adapters in {folder} were trained on other weights of policy {policy} "
@@ -54,15 +50,15 @@ def check_manifest(folder: Path, manifest: Mapping[str, Any], own: Mapping[str, 
 
 
 def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as safetensors takes them."""
+    """Return detached contiguous tensors, as safetensors requires."""
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of a checkpoint.
+    """Return the tensors of a checkpoint's file.
 
     Raises:
-        CheckpointError: they cannot be read.
+        CheckpointError: the file cannot be read.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -71,6 +67,6 @@ def read(path: Path) -> dict[str, Tensor]:
         return dict(load_file(path))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot read {path}: {error}; delete the checkpoint that it belongs to, and training "
-            "goes on from the one before it"
+            f"cannot read {path}: {error}; delete its checkpoint, and training resumes from the "
+            "one before it"
         ) from error

@@ -1,4 +1,4 @@
-"""The settings of the torch learner, `learner=Torch(…)`. Loads no torch."""
+"""Settings of the embedded learner, `learner=Torch(…)`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
 class Torch(msgspec.Struct, frozen=True, kw_only=True):
-    """The learner in the trainer's process, by torch: the default of `Trainer(learner=)`.
+    """The torch learner in the trainer's process: the default of `Trainer(learner=)`.
 
     Raises:
-        ConfigError: an unknown device or type; a value out of range.
+        ConfigError: a device or type is unknown, or a value is out of range.
     """
 
     device: str | None = None
-    """Such as `"cuda:1"`; None for the trainer's."""
+    """Device, such as `"cuda:1"`; None for the trainer's."""
     token_budget: int | None = None
-    """Padded tokens in one forward pass; lower it when memory runs out."""
+    """Maximum padded tokens in one forward pass; lower it when memory runs out."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
-    """Of the weights while training; None: float32, and bfloat16 under adapters on a GPU."""
+    """Data type of the weights; None for float32, or bfloat16 under LoRA on a GPU."""
     share_prefixes: bool = True
-    """Compute what rows share once."""
+    """Whether common prefixes of rows are computed once."""
 
     def __post_init__(self) -> None:
         if self.device is not None:
@@ -62,12 +62,11 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of `TorchLearner` that these settings stand for, but the device."""
+        """Return the arguments of `TorchLearner` for these settings, without the device."""
         import torch
 
-        dtype = None if self.dtype is None else getattr(torch, self.dtype)
         return {
-            "dtype": dtype,
+            "dtype": None if self.dtype is None else getattr(torch, self.dtype),
             "token_budget": self.token_budget,
             "share_prefixes": self.share_prefixes,
         }
@@ -81,12 +80,12 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
         """Return part → bytes of the learner.
 
         Args:
-            parameters: of a policy's model.
-            lora: parameters of LoRA beside them; 0: the model's own are trained.
-            device: the trainer's.
-            reference: whether there is a KL term.
+            parameters: number of parameters of a policy's model.
+            lora: number of LoRA parameters; 0 if the model's own are trained.
+            device: the trainer's device.
+            reference: whether the loss has a KL term.
         """
-        narrow = lora and (self.device or device) != "cpu"  # as `models.default_dtype`
+        narrow = lora and (self.device or device) != "cpu"  # as in `policy_model.default_dtype`
         return training_memory(
             parameters,
             lora,

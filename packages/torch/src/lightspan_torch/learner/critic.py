@@ -1,16 +1,15 @@
-"""A policy's critic: the value of a call, read off the hidden state of its prompt's last token.
+"""A policy's critic: the value of a call from the hidden state of its prompt's last token.
 
-That token's node is the one that predicts the call's first response token, so an update computes it
-anyway: the states are taken out of the update's own passes, without a gradient. They are kept for a
-few updates, since a head can be fitted to them again and again at no cost. Those of earlier updates
-are of weights that have moved since, by a few steps; the newest are always among them, and a value
-is only ever asked of states of the weights of now.
+That token's node predicts the call's first response token, so an update computes its state anyway:
+the states are collected from the update's own passes, without a gradient. States of a few updates
+are stored, because fitting a head to them costs little. Older states come from weights that are a
+few steps old; values are only computed from states of the current weights.
 
-The head is V = w·h + b. A fit is AdamW on w alone, in coordinates in which the kept states and
-targets have mean 0 and spread 1; there, b is known. So rewards may have any scale and offset, and
-states too (pretrained trunks have dimensions a hundred times as large as others); nothing runs
-along that could be out of date, because w and b are kept in the plain coordinates (as PopArt does,
-arXiv 1602.07714).
+The head is V = w·h + b. A fit is AdamW on w alone, in coordinates in which the stored states and
+targets have mean 0 and standard deviation 1; there, b follows. So rewards and states may have any
+scale and offset (pretrained trunks have dimensions a hundred times as large as others). w and b are
+stored in the original coordinates (as in PopArt, arXiv 1602.07714), so no running statistics can
+become stale.
 """
 
 from __future__ import annotations
@@ -33,86 +32,90 @@ from lightspan_torch.learner.tree_forward import Head, Pass
 
 BETAS: Final = (0.9, 0.95)
 EPSILON: Final = 1e-3
-"""AdamW's: gradients are of order 1 here. A direction that hardly shows in the kept states gets no
-full step from rounding errors."""
-FLOOR: Final = 0.03
-"""A dimension that varies less than this part of the states' size is not blown up to spread 1: it
-may vary more in states to come."""
+"""AdamW's epsilon. Gradients are of order 1 here, so that rounding errors in a direction in which
+the states hardly vary make no full step."""
+MIN_SPREAD: Final = 0.03
+"""Minimum standard deviation of a dimension, as a fraction of the states' root mean square. Later
+states may vary more in a dimension than the stored ones."""
 
 
 class CallStates:
-    """The states at which C calls begin, as passes are computed.
+    """Collector of the hidden states at the start of C calls.
 
     Args:
-        first: [C] the number of each call's first token among the looked-at ones.
-        looked: how many looked-at tokens there are (`Pass.entries` are numbers of them).
-        hidden: the size of a state.
+        first: [C] the index of each call's first token among the selected tokens.
+        selected: number of selected tokens, which `Pass.entries` index.
+        hidden: size of a state.
 
     Attributes:
         states: [C, hidden] float32
     """
 
     def __init__(
-        self, first: Sequence[int], looked: int, hidden: int, device: torch.device
+        self, first: Sequence[int], selected: int, hidden: int, device: torch.device
     ) -> None:
         self.states = torch.zeros(len(first), hidden, device=device)
-        self._call = torch.full((looked,), -1, device=device)
-        """[looked] which call begins with the token; -1 for none."""
+        self._call = torch.full((selected,), -1, device=device)
+        """[selected] the call that starts with the token; -1 for none."""
         self._call[torch.tensor(first, dtype=torch.int64, device=device)] = torch.arange(
             len(first), device=device
         )
-        self.done = False
-        """Whether they are all there: further passes are not looked at."""
+        self.is_complete = False
+        """Whether all states are collected, so that further passes are ignored."""
 
-    def beside(self, head: Head) -> Head:
-        """The head, which is shown each pass after its states were taken."""
-        if self.done:
+    def before(self, head: Head) -> Head:
+        """Return a head that collects the states of each pass before it calls `head`."""
+        if self.is_complete:
             return head
 
-        def both(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
-            self.take(hidden, made)
-            return head(hidden, made)
+        def both(hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
+            self.collect(hidden, current_pass)
+            return head(hidden, current_pass)
 
         return both
 
-    def take(self, hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
-        """A head (`passes.Head`) of its own."""
-        calls = self._call[made.entries]
-        begins = calls >= 0
-        self.states[calls[begins]] = hidden.detach()[made.places[begins]].float()
+    def collect(self, hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
+        """Collect the states of a pass; a `tree_forward.Head` without gradients."""
+        calls = self._call[current_pass.entries]
+        starts = calls >= 0
+        self.states[calls[starts]] = hidden.detach()[current_pass.places[starts]].float()
         return []
 
 
-def first_tokens(rows: Iterable[Row], looked: Iterable[Sequence[int]]) -> list[int]:
-    """Of each call of the rows, the number of its first token among the looked-at ones, which rise
-    in each row."""
+def first_tokens(rows: Iterable[Row], selected: Iterable[Sequence[int]]) -> list[int]:
+    """Return the index of each call's first token among the rows' selected tokens.
+
+    Args:
+        rows: the rows.
+        selected: for each row, the ascending positions of its selected tokens.
+    """
     first, offset = [], 0
-    for row, places in zip(rows, looked, strict=True):
+    for row, places in zip(rows, selected, strict=True):
         first += [offset + bisect_left(places, response.start) for response in row.responses]
         offset += len(places)
     return first
 
 
 def targets_of(rows: Iterable[Row]) -> list[float]:
-    """[C] of each call of the rows; NaN for none."""
+    """Return the value target of each call, [C]; NaN for none."""
     return [
         target for row in rows for target in row.value_targets or [math.nan] * len(row.responses)
     ]
 
 
 def check_calls(rows: Iterable[Row]) -> None:
-    """Raise `DataError` for a call whose value cannot be computed."""
+    """Raise `DataError` unless every call starts after a row's first token."""
     for row in rows:
         for response in row.responses:
             if not 1 <= response.start < len(row.ids):
                 raise DataError(
                     f"a row of rollout {row.rollout_id} has {len(row.ids)} ids and a call that "
-                    f"begins at place {response.start}: its value is read at the token before it"
+                    f"begins at place {response.start}: its value needs the token before it"
                 )
 
 
 def check_targets(rows: Iterable[Row]) -> None:
-    """Raise `DataError` for value targets that no critic could be fitted to."""
+    """Raise `DataError` for invalid value targets."""
     for row in rows:
         if not row.value_targets:
             continue
@@ -134,10 +137,12 @@ def check_targets(rows: Iterable[Row]) -> None:
 
 
 class ValueHead:
-    """V = w·h + b, and what it is fitted to (see the module).
+    """The value head V = w·h + b and its recent training data (see the module).
 
     Args:
-        hidden: the size of a state.
+        hidden: size of a state.
+        settings: the critic's settings.
+        device: device of the head and the stored states.
     """
 
     def __init__(self, hidden: int, settings: Critic, device: torch.device) -> None:
@@ -147,14 +152,14 @@ class ValueHead:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the head and delete the stored states."""
         self._weight = torch.zeros(self._hidden, device=self._device)
         self._bias = torch.zeros((), device=self._device)
         self._recent: deque[tuple[Tensor, Tensor]] = deque(maxlen=self._settings.batches)
         """([C, hidden] states, [C] targets in float64) of the last updates."""
         self._slope = torch.nn.Parameter(torch.zeros_like(self._weight))
-        """w in the coordinates of a fit; outside of one it means nothing."""
-        # per coordinate: together they move a value by up to `learning_rate`
+        """w in the coordinates of the current fit."""
+        # per dimension, so that all together move a value by up to `learning_rate`
         self._rate = self._settings.learning_rate / self._hidden
         self._optimizer = torch.optim.AdamW(
             [self._slope],
@@ -166,38 +171,35 @@ class ValueHead:
 
     @torch.no_grad()
     def values(self, states: Tensor) -> list[float]:
-        """[C]
-
-        Args:
-            states: [C, hidden]
-        """
+        """Return the values [C] of states [C, hidden]."""
         return list((states @ self._weight + self._bias).tolist())
 
     def learn(self, states: Tensor, targets: Sequence[float]) -> dict[str, float]:
-        """Fit to these and to what is kept. Returns the metrics that `Learner.update` names; none
-        without targets.
+        """Fit the head to new and stored states; return the critic's metrics of `Learner.update`.
 
         Args:
             states: [C, hidden] of the calls of an update.
             targets: [C], NaN for none.
         """
-        wanted = torch.tensor(targets, dtype=torch.float64, device=states.device)
-        having = ~wanted.isnan()
-        states, wanted = states[having], wanted[having]
-        if not len(wanted):
+        goals = torch.tensor(targets, dtype=torch.float64, device=states.device)
+        has_target = ~goals.isnan()
+        states, goals = states[has_target], goals[has_target]
+        if not len(goals):
             return {}
-        metrics = _quality(self.values(states), wanted.tolist())
-        self._recent.append((states, wanted))
+        metrics = _quality(self.values(states), goals.tolist())
+        self._recent.append((states, goals))
         self._fit()
         return metrics
 
     @torch.no_grad()
     def _fit(self) -> None:
-        states = torch.cat([kept for kept, _ in self._recent])
-        targets = torch.cat([kept for _, kept in self._recent])
-        centre, spread = states.mean(0), _spread(states)
+        states = torch.cat([batch for batch, _ in self._recent])
+        targets = torch.cat([batch for _, batch in self._recent])
+        centre = states.mean(0)
+        size = float(states.square().mean().sqrt())
+        spread = states.std(0, correction=0).clamp(min=max(MIN_SPREAD * size, 1e-12))
         middle = targets.mean()
-        # if they are all the same, w has to go to 0: then any scale will do
+        # for identical targets w goes to 0 with any scale
         scale = 1.0 if identical(targets.tolist()) else float(targets.std(correction=0))
         inputs = (states - centre) / spread
         outputs = ((targets - middle) / scale).float()
@@ -213,7 +215,7 @@ class ValueHead:
         self._bias = middle.float() - self._weight @ centre
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """All that the next values and fits depend on."""
+        """Return the tensors of a checkpoint."""
         tensors = {"weight": self._weight, "bias": self._bias}
         for number, (states, targets) in enumerate(self._recent):
             tensors |= {f"states/{number}": states, f"targets/{number}": targets}
@@ -221,10 +223,10 @@ class ValueHead:
         return {**tensors, **{f"optimizer/{name}": value for name, value in state.items()}}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `saved_tensors`.
+        """Restore `saved_tensors`.
 
         Raises:
-            CheckpointError: of another size.
+            CheckpointError: the checkpoint's states have another size.
         """
         if tensors["weight"].shape != self._weight.shape:
             raise CheckpointError(
@@ -237,16 +239,10 @@ class ValueHead:
             self._recent.append((own[f"states/{number}"], own[f"targets/{number}"]))
         if self._recent:
             self._optimizer.state[self._slope].update(
-                step=tensors["optimizer/step"],  # torch keeps it on the CPU
+                step=tensors["optimizer/step"],  # torch stores it on the CPU
                 exp_avg=own["optimizer/exp_avg"],
                 exp_avg_sq=own["optimizer/exp_avg_sq"],
             )
-
-
-def _spread(states: Tensor) -> Tensor:
-    """[hidden] what each dimension is divided by."""
-    size = float(states.square().mean().sqrt())
-    return states.std(0, correction=0).clamp(min=max(FLOOR * size, 1e-12))
 
 
 def _quality(values: Sequence[float], targets: Sequence[float]) -> dict[str, float]:

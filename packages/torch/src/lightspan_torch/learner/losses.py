@@ -3,8 +3,8 @@
 A learner minimises Σ weight · loss over tokens; the weights (`Row.weights`) hold all normalisation,
 so no loss takes a mean.
 
-Where a formula speaks of a sequence, that is a *call*: what one answer of the model sampled. A row
-may hold several, and what else is in it changes nothing. `calls` says which call each token is of.
+A *sequence* of a formula is a call: the tokens of one sampled answer. A row may have several calls;
+its other tokens do not affect the loss. `calls` is the call number of each token.
 
 | form | loss of a token | source |
 |---|---|---|
@@ -15,9 +15,9 @@ may hold several, and what else is in it changes nothing. `calls` says which cal
 with r = π/π_old of the token, s = exp(mean of log r over the call's tokens), and sg[…] without
 gradient.
 
-Notation: π is being trained; π_old is what the ratio and its clipping refer to; π_behaviour sampled
-the token (the engine). Two forms, never mixed, or the engine/learner difference counts twice
-(decoupled PPO, arXiv 2110.00641; verl's rollout correction, "bypass mode"):
+Notation: π is being trained; π_old is the reference of the ratio and its clipping; π_behaviour
+sampled the token (the engine). Two forms, never mixed, or the engine/learner difference counts
+twice (decoupled PPO, arXiv 2110.00641; verl's rollout correction, "bypass mode"):
 
 - *bypass*: π_old := π_behaviour, the recorded log-probabilities. The clipped ratio is itself the
   importance weight, and `importance_weight` is not used.
@@ -41,16 +41,16 @@ LOG_RATIO_LIMIT: Final = 20.0
 
 
 class ClippedLoss(NamedTuple):
-    """Each of shape [tokens]."""
+    """A loss with its ratio; each of shape [tokens]."""
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
-    """True where clipping took the gradient away (CISPO: bounded it)."""
+    """True where clipping removed the gradient (CISPO: bounded it)."""
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """log(π_a/π_b), clamped."""
+    """Return log(π_a/π_b), clamped."""
     return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -63,7 +63,7 @@ def clipped_ratio_loss(
     clip_high: float,
     dual_clip: float | None,
 ) -> ClippedLoss:
-    """PPO's clipped loss with separate bounds and a dual clip.
+    """Compute PPO's clipped loss with separate bounds and a dual clip.
 
     With r = π/π_old: L = max(-A·r, -A·clip(r, 1 - low, 1 + high)) (arXiv 1707.06347; high > low is
     DAPO's clip-higher, 2503.14476). Where A < 0, L is at most -c·A (dual clip, 1912.09729), which
@@ -82,7 +82,7 @@ def clipped_ratio_loss(
 def _clipped(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """(max(-A·ratio, -A·clip(ratio)), where the latter is larger)"""
+    """Return max(-A·ratio, -A·clip(ratio)), and where the latter is larger."""
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(plain, bounded), bounded > plain
@@ -96,13 +96,13 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> ClippedLoss:
-    """GSPO's loss (arXiv 2507.18071): PPO's, of the ratio of the whole call.
+    """Compute GSPO's loss (arXiv 2507.18071): PPO's loss of the ratio of the whole call.
 
     With s as in the module, L = max(-A·s, -A·clip(s, 1 - low, 1 + high)) for each of its T tokens.
     The gradient of s is s · mean(∇ log π). Advantages and weights of a call's tokens are equal, so
-    Σ over its tokens gives as much as if each token had s·∇ log π for itself, which needs no other
-    token's gradient: s·π/sg[π], the paper's GSPO-token and what verl computes. Where advantages
-    or weights do differ within a call (importance weights per token), that form is the definition.
+    the sum over its tokens is the same as if each token had its own gradient s·∇ log π, which needs
+    no other token's gradient: s·π/sg[π], the paper's GSPO-token, as in verl. Where advantages or
+    weights differ within a call (importance weights per token), that form is the definition.
 
     Args:
         call_ratios: s of each token's call, by `call_ratios`.
@@ -121,10 +121,10 @@ def cispo_loss(
     clip_low: float,
     clip_high: float,
 ) -> ClippedLoss:
-    """CISPO's loss (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): -sg[clip(r)] · A · log π.
+    """Compute CISPO's loss (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): -sg[clip(r)] · A · log π.
 
-    Clipping bounds what a token weighs and takes no token's gradient away; `clipped` is True where
-    it did so. Only the gradient says something: the value is no bound of the return.
+    Clipping bounds a token's weight, where `clipped` is True, and removes no token's gradient. The
+    loss is meant for its gradient: its value bounds no return.
     """
     ratio = log_ratio(logprobs.detach(), old_logprobs).exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -132,10 +132,11 @@ def cispo_loss(
 
 
 def call_ratios(logprobs: Tensor, old_logprobs: Tensor, calls: Tensor) -> Tensor:
-    """s = exp(mean over the call's tokens of log π/π_old), without gradient, at each token.
+    """Return s = exp(mean over the call's tokens of log π/π_old) at each token, without gradient.
 
     Args:
-        calls: numbers of the tokens' calls, from 0. All tokens of a call have to be here.
+        logprobs, old_logprobs: log π and log π_old, of all tokens of the calls.
+        calls: call number of each token, from 0.
     """
     sums = _sums(logprobs - old_logprobs, calls)
     counts = _sums(torch.ones_like(logprobs), calls)
@@ -143,28 +144,32 @@ def call_ratios(logprobs: Tensor, old_logprobs: Tensor, calls: Tensor) -> Tensor
 
 
 def _sums(values: Tensor, calls: Tensor) -> Tensor:
-    """Σ over the call, at each of its tokens, in float64: the rounding of a long call's sum would
-    be as large as the bounds that GSPO clips at."""
+    """Return the sum over the call at each of its tokens, in float64.
+
+    In float32, the rounding error of a long call's sum would be as large as GSPO's clip bounds.
+    """
     size = int(calls.max()) + 1 if len(calls) else 0
     totals = torch.zeros(size, dtype=torch.float64, device=values.device)
     return totals.index_add(0, calls, values.detach().double())[calls]
 
 
 def importance_weight(old_logprobs: Tensor, behaviour_logprobs: Tensor, cap: float) -> Tensor:
-    """w = min(π_old/π_behaviour, C), without gradient (TIS, arXiv 2110.00641 with verl's cap)."""
+    """Return w = min(π_old/π_behaviour, C) without gradient (TIS, arXiv 2110.00641, verl's cap)."""
     return log_ratio(old_logprobs, behaviour_logprobs).exp().clamp(max=cap).detach()
 
 
 def call_importance_weight(
     old_logprobs: Tensor, behaviour_logprobs: Tensor, calls: Tensor, cap: float
 ) -> Tensor:
-    """w = min(Π π_old/π_behaviour, C) over the call's tokens, without gradient, at each of them.
+    """Return w = min(Π π_old/π_behaviour, C) over the call at each of its tokens, without gradient.
 
-    Of a whole call the weight is unbiased but for the cap, where that of a token leaves out what
-    came before; but it grows and shrinks with the call's length (verl's `rollout_is: sequence`).
+    The weight of a call is unbiased except for the cap, whereas a token's ignores earlier tokens;
+    but it grows and shrinks with the call's length (verl's `rollout_is: sequence`).
 
     Args:
-        calls: as `call_ratios` has it.
+        old_logprobs, behaviour_logprobs: log π_old and log π_behaviour, of all tokens of the calls.
+        calls: call number of each token, from 0.
+        cap: C.
     """
     logs = _sums(old_logprobs - behaviour_logprobs, calls)
     weights = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
@@ -172,7 +177,7 @@ def call_importance_weight(
 
 
 def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """Estimates KL(π‖π_base) from tokens of π (J. Schulman, "Approximating KL divergence", 2020).
+    """Estimate KL(π‖π_base) from tokens of π (J. Schulman, "Approximating KL divergence", 2020).
 
     With x = log π - log π_base:
 
@@ -191,15 +196,10 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
 
 
 def entropy(log_distribution: Tensor) -> Tensor:
-    """Entropy of each distribution.
+    """Return the entropy of each distribution.
 
     Args:
         log_distribution: [tokens, vocabulary], normalised.
     """
-    # where the probability is 0 its logarithm is -inf, and 0 · -inf would be NaN
+    # a probability of 0 has the logarithm -inf, and 0 · -inf would be NaN
     return -(log_distribution.exp() * log_distribution.clamp(min=torch.finfo().min)).sum(-1)
-
-
-def negative_log_likelihood(logprobs: Tensor) -> Tensor:
-    """The loss of supervised fine-tuning."""
-    return -logprobs

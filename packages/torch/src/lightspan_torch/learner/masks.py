@@ -1,7 +1,7 @@
-"""Masks: which tokens of the vocabulary those under a grammar were chosen from.
+"""Grammar masks: the vocabulary that a token under a grammar was sampled from.
 
-A call's grammar is replayed over its ids, which gives each token a mask. Masks stay packed, a bit
-per token of the vocabulary, and each distinct one is held once: 200 calls of 33,000 tokens had 40.
+Replaying a call's grammar over its ids gives a mask for each token. Masks stay packed, a bit per
+token of the vocabulary, and are stored once: 200 calls of 33,000 tokens had 40 distinct ones.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from lightspan.lightning.rows import Constraint, Row
 from lightspan.schema.token_records import pack_ids
 from lightspan_torch.engine.grammars import GrammarMismatchError, Grammars
 
-REMEMBERED: Final = 2**28
-"""Bytes of replayed calls and their masks that a policy keeps: those of a batch, by far."""
+MAX_CACHE_BYTES: Final = 2**28
+"""Maximum bytes of cached masks per policy; much more than the calls of a batch need."""
 
 
 class Replays:
-    """The calls of one policy under their grammars, each replayed once.
+    """A cache of the masks of one policy's calls.
 
     Args:
-        make_grammars: of the policy; called when the first call is replayed.
+        make_grammars: returns the policy's grammars; called at the first replay.
     """
 
     def __init__(self, make_grammars: Callable[[], Grammars]) -> None:
         self._make_grammars = make_grammars
         self._grammars: Grammars | None = None
         self._calls: dict[tuple[str, bytes], list[bytes]] = {}
-        """(grammar, packed ids) → the masks of its tokens."""
+        """(grammar, packed ids) → the masks of the ids."""
         self._distinct: dict[bytes, bytes] = {}
-        """Each mask → the one object that is kept of it."""
+        """Mask → its only object."""
         self._bytes = 0
 
     def masks(self, grammar: str, ids: Sequence[int]) -> list[bytes]:
-        """What each token was chosen from, packed: the lowest id first, set where allowed.
+        """Return the packed mask of each token: the lowest id first, set where allowed.
 
         Raises:
-            DataError: the tokens do not follow the grammar, or it cannot be compiled here.
+            DataError: the tokens do not follow the grammar, or the grammar cannot be compiled.
             ConfigError: the policy has no tokenizer.
         """
         try:
             key = grammar, pack_ids(ids)
             if key not in self._calls:
-                self._remember(key, ids)
+                self._add(key, ids)
             return self._calls[key]
-        # an id below 0, as only a damaged record has it, overflows
+        # an id below 0, in a damaged record, overflows
         except (GrammarMismatchError, UnsupportedError, OverflowError) as error:
             raise DataError(str(error)) from error
 
-    def _remember(self, key: tuple[str, bytes], ids: Sequence[int]) -> None:
+    def _add(self, key: tuple[str, bytes], ids: Sequence[int]) -> None:
         if self._grammars is None:
             self._grammars = self._make_grammars()
         masks = [mask.tobytes() for mask in self._grammars.masks(key[0], ids)]
-        if self._bytes > REMEMBERED:
+        if self._bytes > MAX_CACHE_BYTES:
             self._calls.clear()
             self._distinct.clear()
             self._bytes = 0
@@ -72,32 +72,35 @@ class MaskTable(NamedTuple):
     """The masks of N tokens, M of them distinct."""
 
     distinct: Tensor
-    """[M, bytes] packed as `Replays.masks` gives them; the first allows every token."""
+    """[M, bytes] packed as by `Replays.masks`; the first allows every token."""
     which: Tensor
-    """[N] the token's mask."""
+    """[N] index of the token's mask."""
 
 
 def mask_table(
     rows: Sequence[Row],
-    looked: Sequence[Sequence[int]],
+    selected: Sequence[Sequence[int]],
     replays: Replays,
     device: torch.device,
 ) -> MaskTable:
-    """The masks of these places of the rows.
+    """Return the masks of the selected tokens of rows.
+
+    Args:
+        selected: positions of the selected tokens of each row.
 
     Raises:
         DataError: tokens do not follow their grammar.
     """
     numbers: dict[bytes, int] = {}
     which: list[int] = []
-    for row, places in zip(rows, looked, strict=True):
-        of_row = [0] * len(row.ids)
+    for row, places in zip(rows, selected, strict=True):
+        row_numbers = [0] * len(row.ids)
         for constraint in row.constraints:
             masks = _replayed(row, constraint, replays)
-            of_row[constraint.start : constraint.start + constraint.length] = [
+            row_numbers[constraint.start : constraint.start + constraint.length] = [
                 numbers.setdefault(mask, len(numbers) + 1) for mask in masks
             ]
-        which += [of_row[place] for place in places]
+        which += [row_numbers[place] for place in places]
     size = max(map(len, numbers), default=1)
     table = np.full((len(numbers) + 1, size), 255, np.uint8)
     for mask, number in numbers.items():
@@ -108,7 +111,7 @@ def mask_table(
 
 
 def forbidden(packed: Tensor, vocabulary: int) -> Tensor:
-    """[n, vocabulary] of [n, bytes]: True where a token is not allowed."""
+    """Unpack [n, bytes] masks into [n, vocabulary], True where a token is not allowed."""
     bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=packed.device)
     return (packed[:, :, None].bitwise_and(bits) == 0).flatten(1)[:, :vocabulary]
 

@@ -1,4 +1,4 @@
-"""An estimate of what a learner holds, from its parameters alone."""
+"""Estimate a learner's memory from its number of parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 FLOAT32_BYTES: Final = 4
 OPTIMIZER_STATES: Final = 2
-"""Numbers that AdamW keeps for each trained parameter; Muon keeps fewer."""
+"""Number of values that AdamW stores per trained parameter; Muon stores fewer."""
 
 
 def training_memory(
@@ -15,10 +15,10 @@ def training_memory(
     """Return part → bytes, without activations and logits.
 
     Args:
-        parameters: of the model.
-        lora: parameters of LoRA beside them, in float32; 0: the model's own are trained.
-        weight_bytes: of a parameter of the model.
-        reference: whether the starting weights are kept for a KL term. Under LoRA they are there.
+        parameters: number of parameters of the model.
+        lora: number of LoRA parameters, in float32; 0 if the model's own are trained.
+        weight_bytes: bytes of a parameter of the model.
+        reference: whether a KL term needs the initial weights, which under LoRA are there anyway.
     """
     weights = parameters * weight_bytes
     trained = lora * FLOAT32_BYTES or weights

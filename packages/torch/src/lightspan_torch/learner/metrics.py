@@ -1,4 +1,4 @@
-"""Metrics of an update: sums over its tokens, and the combination over policies."""
+"""Metrics of an update: sums over its tokens, combined over policies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _GAP: Final = "logprob_gap"
 
 
 class MetricAccumulator:
-    """Sums over the tokens of one policy's update."""
+    """Sums and maxima over the tokens of one policy's update."""
 
     def __init__(self, policy_gradient: bool, rows: int) -> None:
         self._policy_gradient = policy_gradient
         self._sums: dict[str, float] = defaultdict(float, rows=float(rows))
-        self._peaks: dict[str, float] = defaultdict(float)
+        self._maxima: dict[str, float] = defaultdict(float)
 
     def add(self, name: str, values: Tensor) -> None:
         self._sums[name] += float(values.detach().double().sum())
@@ -25,35 +25,41 @@ class MetricAccumulator:
     def count(self, tokens: int) -> None:
         self._sums["tokens"] += tokens
 
-    def peak(self, name: str, values: Tensor) -> None:
+    def update_max(self, name: str, values: Tensor) -> None:
         if values.numel():
-            self._peaks[name] = max(self._peaks[name], float(values.detach().max()))
+            self._maxima[name] = max(self._maxima[name], float(values.detach().max()))
 
     def add_gap(self, gap: Tensor, fresh: Tensor) -> None:
-        """The engine/learner difference, over all tokens and over the fresh ones. Only the latter
-        shows whether both run the same model; the rest is what was learned since."""
+        """Add engine/learner log-probability differences, of all tokens and of fresh ones.
+
+        Only fresh tokens show whether engine and learner run the same model; the difference of
+        others includes what was learned since.
+        """
         for name, values in (("stale", gap), ("fresh", gap[fresh])):
             self.add(f"{name}_gap", values)
-            self.peak(f"{name}_gap", values)
+            self.update_max(f"{name}_gap", values)
             self._sums[f"{name}_tokens"] += values.numel()
 
     @property
-    def so_far(self) -> tuple[dict[str, float], dict[str, float]]:
-        """(sums, peaks)"""
-        return dict(self._sums), dict(self._peaks)
+    def state(self) -> tuple[dict[str, float], dict[str, float]]:
+        """(sums, maxima)"""
+        return dict(self._sums), dict(self._maxima)
 
-    def replace(self, parts: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
-        """Make this the tally of several, each (sums, peaks), in an order that is the same wherever
-        this is done."""
+    def replace(self, states: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
+        """Replace the contents by the combination of several (sums, maxima).
+
+        Float sums depend on the order, which must be the same on every rank.
+        """
         self._sums.clear()
-        self._peaks.clear()
-        for sums, peaks in parts:
+        self._maxima.clear()
+        for sums, maxima in states:
             for name, value in sums.items():
                 self._sums[name] += value
-            for name, value in peaks.items():
-                self._peaks[name] = max(self._peaks[name], value)
+            for name, value in maxima.items():
+                self._maxima[name] = max(self._maxima[name], value)
 
     def metrics(self) -> dict[str, float]:
+        """Return the metrics of `Learner.update`, without those of the optimiser step."""
         count = max(self._sums["tokens"], 1.0)
         metrics = {"loss": self._sums["loss"], "tokens": self._sums["tokens"]}
         metrics["entropy"] = self._sums["entropy"] / count
@@ -61,49 +67,51 @@ class MetricAccumulator:
         if self._policy_gradient:
             for name in ("kl", "clip_fraction", "ratio_mean"):
                 metrics[name] = self._sums[name] / count
-            metrics["ratio_max"] = self._peaks["ratio_max"]
+            metrics["ratio_max"] = self._maxima["ratio_max"]
             kind = "fresh" if self._sums["fresh_tokens"] else "stale"
             gap_tokens = max(self._sums[f"{kind}_tokens"], 1.0)
             metrics["logprob_gap_mean"] = self._sums[f"{kind}_gap"] / gap_tokens
-            metrics["logprob_gap_max"] = self._peaks[f"{kind}_gap"]
+            metrics["logprob_gap_max"] = self._maxima[f"{kind}_gap"]
             metrics["fresh_tokens"] = self._sums["fresh_tokens"]
         return metrics
 
 
 def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[str, float]:
-    """One policy: its metrics. Several: totals, and each policy's as `<policy>/<metric>`."""
+    """Combine policy → metrics; of several policies, add each as `<policy>/<metric>`."""
     if not parts:
         return {"loss": 0.0, "tokens": 0.0, "rows": float(rows), "skipped": 1.0}
     if len(parts) == 1:
         return {**next(iter(parts.values())), "rows": float(rows)}
     combined: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts.values() for name in part):
-        having = _comparable(name, [part for part in parts.values() if name in part])
-        values = [part[name] for part in having]
+        comparable = _comparable(name, [part for part in parts.values() if name in part])
+        values = [part[name] for part in comparable]
         if name in ("loss", "tokens", "fresh_tokens", "value_calls"):
             combined[name] = sum(values)
         elif name.endswith("_max") or name in ("skipped", "learning_rate", "grad_norm"):
             combined[name] = max(values)
         else:
-            count = _counted(name, having)
-            total = max(sum(part[count] for part in having), 1.0)
-            combined[name] = sum(part[name] * part[count] for part in having) / total
+            weight = _weight_of(name, comparable)
+            total = max(sum(part[weight] for part in comparable), 1.0)
+            combined[name] = sum(part[name] * part[weight] for part in comparable) / total
     for policy, part in parts.items():
         combined.update({f"{policy}/{name}": value for name, value in part.items()})
     return {**combined, "rows": float(rows)}
 
 
 def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """The parts whose numbers of a name are of one kind. A gap is of tokens sampled by the present
-    weights; where a policy has none, of old ones, from which it differs because it has learned. One
-    such policy would make all look as if engine and learner disagreed."""
+    """Return the parts whose values of a metric may be combined.
+
+    A policy without fresh tokens reports the gap of stale ones, which includes what was learned
+    since. Combined, it would look as if engine and learner disagreed.
+    """
     if not name.startswith(_GAP):
         return parts
     return [part for part in parts if part.get("fresh_tokens")] or parts
 
 
-def _counted(name: str, parts: Sequence[Mapping[str, float]]) -> str:
-    """How often each part counts in the mean."""
+def _weight_of(name: str, parts: Sequence[Mapping[str, float]]) -> str:
+    """Return the metric that weighs the parts in a mean."""
     if name in ("value_loss", "explained_variance"):
         return "value_calls"
     is_fresh = name.startswith(_GAP) and all(part.get("fresh_tokens") for part in parts)

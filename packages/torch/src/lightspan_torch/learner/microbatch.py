@@ -1,4 +1,4 @@
-"""How many tokens a learner computes at once, and what to lower when memory runs out."""
+"""Number of tokens in one forward pass, and advice when memory runs out."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Final
 import torch
 
 TOKEN_BUDGETS: Final = {"cpu": 2048, "cuda": 4096}
-"""Token budgets by device. A CPU is fastest while a microbatch stays in its cache. On a GPU
-activations decide: about 5 GiB per 1,000 tokens for 1.5 B parameters. Not yet run on a GPU."""
+"""Device type → token budget. A CPU is fastest while a microbatch fits into its cache. A GPU is
+limited by activations: about 5 GiB per 1,000 tokens for 1.5 B parameters. Not yet run on a GPU."""
 
 
 def default_token_budget(device: str) -> int:
-    """Padded tokens in one forward pass, unless the learner is told otherwise."""
+    """Return the default number of padded tokens in one forward pass."""
     return TOKEN_BUDGETS.get(torch.device(device).type, 16_384)
 
 
 def advice(token_budget: int, longest: int, full: bool) -> str:
-    """What to lower when memory runs out, and in which order it helps.
+    """Return which settings to lower when memory runs out, the most effective first.
 
     Args:
-        longest: tokens of the longest row.
+        longest: number of tokens of the longest row.
         full: whether full weights are trained.
     """
     first = (

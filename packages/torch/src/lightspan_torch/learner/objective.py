@@ -1,8 +1,8 @@
-"""What every learner minimises for a token, however it came by the token's log-probability."""
+"""The loss of a token given its log-probability, shared by all learners."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,36 +12,46 @@ from lightspan_torch.learner.metrics import MetricAccumulator
 
 
 class TokenValues(NamedTuple):
-    """What the loss of n tokens depends on, beside the model; each of shape [n]."""
+    """Inputs of the loss of n tokens, except the current log-probabilities; each of shape [n]."""
 
     behaviour: Tensor
+    """Log-probabilities under the weights that sampled the token."""
     advantages: Tensor
     fresh: Tensor
-    """True where the very weights that are about to be updated sampled the token."""
+    """True where the current weights sampled the token."""
     old: Tensor | None = None
+    """Log-probabilities under the learner's weights before the update."""
     base: Tensor | None = None
-    """Log-probabilities under the weights of before training."""
+    """Log-probabilities under the weights before training."""
     call_ratios: Tensor | None = None
     """GSPO's ratio of the token's call."""
     call_importance: Tensor | None = None
-    """The importance weight of the token's call."""
+    """Importance weight of the token's call."""
+
+    def at(self, entries: Tensor) -> TokenValues:
+        """Return the values of some of the tokens."""
+        return TokenValues(*(None if values is None else values[entries] for values in self))  # type: ignore[arg-type]
 
 
 def policy_losses(
     loss: PolicyLoss,
     values: TokenValues,
     logprobs: Tensor,
-    spread: Tensor,
-    tally: MetricAccumulator,
+    entropies: Tensor,
+    metrics: MetricAccumulator,
 ) -> Tensor:
-    """[n] losses; see `lightspan_torch.learner.losses`. The tally gets what they add up to.
+    """Return [n] losses, by the formulas of `lightspan_torch.learner.losses`; add to `metrics`.
 
     Args:
-        spread: [n] entropies, with a graph where there is a bonus for them.
+        loss: the loss's settings.
+        values: the inputs of the loss.
+        logprobs: [n] log-probabilities under the current weights.
+        entropies: [n], differentiable if the loss has an entropy bonus.
+        metrics: the accumulator of the update.
     """
-    tally.add_gap((logprobs.detach() - values.behaviour).abs(), values.fresh)
+    metrics.add_gap((logprobs.detach() - values.behaviour).abs(), values.fresh)
     old = values.behaviour if values.old is None else values.old
-    clipped = _of_form(loss, values, logprobs, old)
+    clipped = _clipped_loss(loss, values, logprobs, old)
     per_token = clipped.loss
     if values.call_importance is not None:
         per_token = per_token * values.call_importance
@@ -51,27 +61,23 @@ def policy_losses(
     if values.base is not None:
         divergence = losses.kl_divergence(logprobs, values.base, loss.kl_estimator)
         per_token = per_token + loss.kl * divergence
-        tally.add("kl", divergence)
+        metrics.add("kl", divergence)
     if loss.entropy:
-        per_token = per_token - loss.entropy * spread
-    tally.add("entropy", spread)
-    tally.add("clip_fraction", clipped.clipped)
-    tally.add("ratio_mean", clipped.ratio)
-    tally.peak("ratio_max", clipped.ratio)
+        per_token = per_token - loss.entropy * entropies
+    metrics.add("entropy", entropies)
+    metrics.add("clip_fraction", clipped.clipped)
+    metrics.add("ratio_mean", clipped.ratio)
+    metrics.update_max("ratio_max", clipped.ratio)
     return per_token
 
 
-def _of_form(
+def _clipped_loss(
     loss: PolicyLoss, values: TokenValues, logprobs: Tensor, old: Tensor
 ) -> losses.ClippedLoss:
-    """The loss by its form."""
     advantages = values.advantages
-    low, high = loss.clip_low, loss.clip_high
+    clip: Any = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
     if values.call_ratios is not None:
-        ratios = values.call_ratios
-        return losses.gspo_loss(logprobs, ratios, advantages, clip_low=low, clip_high=high)
+        return losses.gspo_loss(logprobs, values.call_ratios, advantages, **clip)
     if loss.form == "cispo":
-        return losses.cispo_loss(logprobs, old, advantages, clip_low=low, clip_high=high)
-    return losses.clipped_ratio_loss(
-        logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=loss.dual_clip
-    )
+        return losses.cispo_loss(logprobs, old, advantages, **clip)
+    return losses.clipped_ratio_loss(logprobs, old, advantages, dual_clip=loss.dual_clip, **clip)

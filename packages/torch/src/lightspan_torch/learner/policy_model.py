@@ -1,4 +1,4 @@
-"""One policy of a learner: a transformers model, full or with LoRA adapters, and its optimisers."""
+"""A learner's policy: a transformers model, full or with LoRA adapters, and its optimisers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightspan.protocols.engine import LoRAWeights
 from lightspan.protocols.learner import LoRA, Optimizer, Which
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.engine.weights import (
-    beside,
+    SharedModels,
     hash_weights,
     load_model,
     without_aliases,
@@ -29,51 +29,34 @@ ADAPTER: Final = "default"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 FINAL_FACTOR: Final = 0.05
-"""What a decaying learning rate ends at, as a part of the full one."""
+"""Final value of a decaying learning rate, as a fraction of the full one."""
 
 _SCALED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of models whose logits are more than the head times the last hidden state."""
+"""Settings of models that transform the head's output into logits."""
 
 
 def default_dtype(device: str | torch.device, lora: LoRA | None) -> torch.dtype:
-    """What a learner's weights are kept in, unless it is told.
+    """Return the default data type of a learner's weights.
 
-    float32, so that steps of 1e-6 are not rounded away: bfloat16 has eight bits of precision. Under
-    adapters on a GPU the weights do not move, so they are bfloat16 there; the adapters stay float32
-    (PEFT keeps them so). Not yet run on a GPU.
+    float32, because bfloat16 with eight bits of precision rounds away steps of 1e-6. Frozen weights
+    under adapters on a GPU are bfloat16; the adapters stay float32 (as in PEFT). Not yet run on a
+    GPU.
     """
     if lora is not None and torch.device(device).type == "cuda":
         return torch.bfloat16
     return torch.float32
 
 
-class Bases:
-    """The weights under adapters. They do not move, so the policies that start from the same model
-    hold them once: each has modules of its own around the same tensors."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._models: dict[tuple[str | int, torch.dtype], Any] = {}
-
-    def load(self, source: Any, dtype: torch.dtype) -> Any:
-        """A model whose weights every other one of this source and type shares.
-
-        Raises:
-            ConfigError, ModelError, OutOfMemoryError: see `load_model`.
-        """
-        key = (id(source) if isinstance(source, torch.nn.Module) else str(source), dtype)
-        if key not in self._models:
-            self._models[key] = load_model(source, device=self._device, dtype=dtype)
-        return beside(self._models[key])
-
-
 class TrainedModel:
-    """A policy's weights, and their values before training if asked for.
+    """A policy's weights, and on demand its weights before training.
 
     Args:
         source: a folder, a hub name, or a loaded model, which is copied.
-        seed: for the adapters' initial weights.
-        bases: where the weights under adapters come from; None for weights of its own.
+        lora: settings of the adapters; None to train full weights.
+        device: the model's device.
+        dtype: data type of the weights.
+        seed: seed of the adapters' initial weights.
+        shared: frozen weights under adapters, shared by policies; None to load them separately.
     """
 
     def __init__(
@@ -84,29 +67,29 @@ class TrainedModel:
         device: str,
         dtype: torch.dtype,
         seed: int,
-        bases: Bases | None = None,
+        shared: SharedModels | None = None,
     ) -> None:
         self.lora = lora
         self._device = device
         self._dtype = dtype
-        if lora is None or bases is None:
+        if lora is None or shared is None:
             model = load_model(source, device=device, dtype=dtype)
         else:
-            model = bases.load(source, dtype)
+            model = shared.load(source)
         is_module = isinstance(source, torch.nn.Module)
-        # a model in memory has no folder to read its starting weights from again, for KL
+        # KL needs the initial weights, which cannot be read again for a model in memory
         self._source: Any = copy.deepcopy(model).cpu() if is_module and lora is None else source
         self.model: Any = model if lora is None else _with_adapters(model, lora, seed)
         self._base: Any = None
 
     @property
     def plain(self) -> Any:
-        """The transformers model itself (with adapters inside its layers)."""
+        """The transformers model without PEFT's wrapper; its layers include the adapters."""
         return self.model if self.lora is None else self.model.get_base_model()
 
     @property
     def hidden_size(self) -> int:
-        """Of what the head reads."""
+        """Size of the last hidden state."""
         return int(self.plain.get_output_embeddings().weight.shape[-1])
 
     @property
@@ -122,22 +105,25 @@ class TrainedModel:
 
     @contextmanager
     def using(self, which: Which) -> Iterator[Any]:
-        """The plain model with the weights of now, or of before training."""
+        """Yield the plain model with the current weights, or those before training."""
         if which == "policy":
             yield self.plain
         elif self.lora is not None:
             with self.model.disable_adapter():
                 yield self.plain
         else:
-            if self._base is None:  # as large as the model: loaded only if it is asked for
+            if self._base is None:  # as large as the model, so it is loaded on demand
                 self._base = load_model(self._source, device=self._device, dtype=self._dtype)
                 self._base.requires_grad_(False)
             yield self._base
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Switch the adapters' dropout on. The model's own dropout stays off: the log-probabilities
-        of the update must be those of the distribution that the engine samples from."""
+        """Enable the adapters' dropout.
+
+        The model's own dropout stays off: the log-probabilities of the update must be those of the
+        distribution that the engine samples from.
+        """
         layers = [
             layer
             for name, layer in self.model.named_modules()
@@ -153,73 +139,67 @@ class TrainedModel:
 
     @torch.no_grad()
     def merged_weights(self) -> dict[str, Tensor]:
-        """Copies on the CPU under the plain model's names, adapters added in."""
-        deltas = {} if self.lora is None else self._deltas()
+        """Return copies on the CPU under the plain model's names, with adapters merged."""
+        deltas: dict[str, Tensor] = {}
+        if self.lora is not None:
+            for name, layer in self._adapted():
+                deltas[f"{name}.weight"] = layer.get_delta_weight(ADAPTER)
         weights: dict[str, Tensor] = {}
         for name, tensor in self.plain.state_dict().items():
             if ".lora_" in name:
                 continue
-            name = name.replace(".base_layer.", ".")  # PEFT wraps the layers that it adapts
+            name = name.replace(".base_layer.", ".")  # PEFT wraps adapted layers
             value = tensor + deltas[name] if name in deltas else tensor
             weights[name] = value.detach().to("cpu", copy=True)
         return weights
 
     @torch.no_grad()
     def lora_weights(self) -> LoRAWeights:
-        """Copies of the adapters on the CPU, under the plain model's names.
+        """Return copies of the adapters on the CPU, under the plain model's names.
 
         Raises:
-            UnsupportedError: one is of another layer than a linear one.
+            UnsupportedError: an adapted layer is not linear.
         """
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
         assert self.lora is not None, "the policy has no adapters"
-        adapted: dict[str, Any] = {
-            name: layer
-            for name, layer in self.plain.named_modules()
-            if isinstance(layer, BaseTunerLayer)
-        }
         layers: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, layer in adapted.items():
+        for name, layer in self._adapted():
             if ADAPTER not in layer.lora_A:
                 raise UnsupportedError(
                     f"LoRA(target_modules={self.lora.target_modules!r}) adapts {name}, which is no "
-                    "linear layer: an engine that serves LoRA beside the model's own weights takes "
-                    "none of that. Leave it out, or have the policy served merged "
-                    "(Transformers(merge_lora=True), VLLM(merge=True))"
+                    "linear layer: engines cannot serve that unmerged. Leave it out, or have the "
+                    "policy served merged (Transformers(merge_lora=True), VLLM(merge=True))"
                 )
             first, second = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
             layers[name] = (first.to("cpu", copy=True), second.to("cpu", copy=True))
         scale = self.lora.alpha / self.lora.rank
         return LoRAWeights(rank=self.lora.rank, scale=scale, layers=layers)
 
-    def _deltas(self) -> dict[str, Tensor]:
+    def _adapted(self) -> Iterator[tuple[str, Any]]:
+        """Yield the names and layers that have adapters."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
-        return {
-            f"{name}.weight": layer.get_delta_weight(ADAPTER)  # type: ignore[attr-defined]
-            for name, layer in self.plain.named_modules()
-            if isinstance(layer, BaseTunerLayer)
-        }
+        for name, layer in self.plain.named_modules():
+            if isinstance(layer, BaseTunerLayer):
+                yield name, layer
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: the whole model, or the adapters alone."""
+        """Return the tensors of a checkpoint: the whole model, or the adapters alone."""
         if self.lora is not None:
             return {name: parameter.data for name, parameter in self.trainable().items()}
         return without_aliases(self.model.state_dict())
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `saved_tensors`.
+        """Restore `saved_tensors`.
 
         Raises:
-            CheckpointError: other names or shapes than this model's.
+            CheckpointError: names or shapes differ from the model's.
         """
         own = self.saved_tensors()
         if set(own) != set(tensors):
-            odd = sorted(set(own) ^ set(tensors))
+            names = sorted(set(own) ^ set(tensors))
             raise CheckpointError(
-                f"the checkpoint belongs to another model: weights differ: {odd[:5]}"
+                f"the checkpoint belongs to another model: weights differ: {names[:5]}"
             )
         for name, tensor in own.items():
             if tensor.shape != tensors[name].shape:
@@ -231,7 +211,7 @@ class TrainedModel:
             tensor.copy_(tensors[name])
 
     def frozen_hash(self) -> str:
-        """The hash of the weights under the adapters; empty without LoRA."""
+        """Return the hash of the weights under the adapters; empty without LoRA."""
         if self.lora is None:
             return ""
         state = self.plain.state_dict()
@@ -241,51 +221,51 @@ class TrainedModel:
         return hash_weights(self.plain.state_dict())
 
     def export(self, folder: Path, *, merge: bool = False) -> None:
-        """Save the model, with its tokenizer where the source has one.
+        """Save the model, with its tokenizer if the source has one.
 
-        With LoRA that is a PEFT adapter, which names its base model; `merge` adds the adapter in
-        and saves a plain model instead.
+        With LoRA, a PEFT adapter is saved, which names its base model; with `merge`, the merged
+        plain model.
         """
         with without_bars():
             if self.lora is None:
                 self.plain.save_pretrained(folder)
             elif merge:
-                # a copy, because merging takes the adapters away and training may go on
+                # a copy, because merging removes the adapters and training may continue
                 copy.deepcopy(self.model).merge_and_unload().save_pretrained(folder)
-            else:  # embeddings are not trained: without them PEFT need not ask the hub for theirs
+            else:  # to decide whether to save embeddings, PEFT would query the hub
                 self.model.save_pretrained(folder, save_embedding_layers=False)
         if not isinstance(self._source, torch.nn.Module):
             load_tokenizer(self._source).tokenizer.save_pretrained(folder)
 
     def tokenizer(self) -> TransformersTokenizer | None:
-        """That of the source; None if it is a loaded model that does not say where it is from."""
+        """Return the source's tokenizer; None for a loaded model without `name_or_path`."""
         source = self._source
         if isinstance(source, torch.nn.Module):
             source = str(getattr(source, "name_or_path", "") or "")
         return load_tokenizer(source) if source else None
 
     def hidden_to_logits(self) -> bool:
-        """True if the head alone turns last hidden states into logits."""
+        """Return whether the head alone turns the last hidden states into logits."""
         config = self.plain.config.get_text_config()
         return all(getattr(config, name, None) is None for name in _SCALED_LOGITS)
 
 
 @contextmanager
 def forked_random(device: torch.device) -> Iterator[None]:
-    """Put torch's global generators back afterwards: engines in this process sample with them."""
+    """Restore torch's global generators on exit: engines in this process sample with them."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 
 def initial_random_state(seed: int, device: torch.device) -> dict[str, Tensor]:
-    """That of torch's global generators after a seed; they stay as they are."""
+    """Return the state of torch's global generators after seeding, and leave them unchanged."""
     with forked_random(device):
         torch.manual_seed(seed)
         return random_state(device)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """That of torch's global generators."""
+    """Return the state of torch's global generators."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -314,7 +294,7 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """The base model that the PEFT adapter in a folder names; None if there is no adapter.
+    """Return the base model of the PEFT adapter in a folder; None if there is no adapter.
 
     Raises:
         ModelError: the adapter cannot be read, or names no base model.
@@ -328,8 +308,8 @@ def adapter_base(folder: str | Path) -> str | None:
         raise ModelError(f"the adapter in {folder} cannot be read: {error}") from error
     if not base:
         raise ModelError(
-            f"the adapter in {folder} does not say which model it belongs to: write its folder or "
-            f"name into {ADAPTER_CONFIG}, as base_model_name_or_path"
+            f"the adapter in {folder} names no base model: write the model's folder or name into "
+            f"{ADAPTER_CONFIG}, as base_model_name_or_path"
         )
     return str(base)
 
@@ -341,16 +321,16 @@ def load_adapter(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """The model of a PEFT adapter, the adapter merged in. Reads safetensors only.
+    """Load a PEFT adapter merged into its base model. Reads safetensors only.
 
     Args:
-        folder: of the adapter.
-        base: its base model, if it is not where the adapter says.
-        device: as torch names it.
-        dtype: of the weights; None keeps the base model's.
+        folder: the adapter's folder.
+        base: the base model; None for the one that the adapter names.
+        device: the model's device.
+        dtype: data type of the weights; None for the base model's.
 
     Raises:
-        ModelError: there is no adapter, or it or its base model cannot be loaded.
+        ModelError: there is no adapter, or the adapter or its base model cannot be loaded.
     """
     named = adapter_base(folder)
     if named is None or not (Path(folder) / ADAPTER_WEIGHTS).is_file():
@@ -363,7 +343,7 @@ def load_adapter(
     try:
         with _quiet_peft():
             adapted = PeftModel.from_pretrained(model, str(folder))
-    except Exception as error:  # shapes, names, damaged files: PEFT and torch raise all sorts
+    except Exception as error:  # PEFT and torch raise many types for shapes and damaged files
         raise ModelError(
             f"the adapter in {folder} does not fit its base model {base or named}: {error}"
         ) from error
@@ -373,12 +353,12 @@ def load_adapter(
 def merge_adapter(
     folder: str | Path, target: str | Path, *, base: str | Path | None = None
 ) -> Path:
-    """Write the plain model that a PEFT adapter and its base model make; returns the folder.
+    """Merge a PEFT adapter into its base model, write the result and return its folder.
 
     Args:
-        folder: of the adapter, such as `runs/sql/model`.
-        target: where the merged model and its tokenizer go.
-        base: the base model, if it is not where the adapter says.
+        folder: the adapter's folder, such as `runs/sql/model`.
+        target: folder for the merged model and its tokenizer.
+        base: the base model; None for the one that the adapter names.
 
     Raises:
         ConfigError: `target` is `folder`.
@@ -392,29 +372,26 @@ def merge_adapter(
     assert source is not None
     with without_bars():
         model.save_pretrained(target)
-    _tokenizer(folder if has_tokenizer else source).save_pretrained(target)
-    return Path(target)
-
-
-def _tokenizer(folder: str | Path) -> Any:
-    """The tokenizer files of a folder, which need not hold a model, or of the hub."""
     from transformers import AutoTokenizer
 
+    origin = str(folder if has_tokenizer else source)
     try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(origin, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"cannot load the tokenizer of {folder}: {error}") from error
+        raise ModelError(f"cannot load the tokenizer of {origin}: {error}") from error
+    tokenizer.save_pretrained(target)
+    return Path(target)
 
 
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
-    with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 in a deprecated way
+    with warnings.catch_warnings():  # peft 0.21 uses a deprecated attribute of transformers 5.23
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
         yield
 
 
 class Stepper:
-    """The optimisers of one model, and the learning rate's warm-up."""
+    """The optimisers of one model, with the learning rate's schedule."""
 
     def __init__(self, model: TrainedModel, optimizer: Optimizer) -> None:
         self.steps = 0
@@ -426,11 +403,6 @@ class Stepper:
         if muon:
             matrices = [self._parameters[name] for name in sorted(muon)]
             self._optimizers.append(_muon(matrices, optimizer))
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Those that it moves."""
-        return list(self._parameters.values())
 
     @property
     def learning_rate(self) -> float:
@@ -445,11 +417,10 @@ class Stepper:
             parameter.grad = None
 
     def clip(self) -> float:
-        """Bound the gradient's norm; return what it was."""
+        """Clip the gradient's norm; return the norm before clipping."""
         limit = self._settings.max_grad_norm
         bound = float("inf") if limit is None else limit
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, bound)
-        return float(norm)
+        return float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), bound))
 
     def step(self) -> None:
         for optimizer in self._optimizers:
@@ -460,25 +431,27 @@ class Stepper:
         self.zero_grad()
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """`<parameter>/<state>` → tensor."""
+        """Return `<parameter>/<state>` → tensor."""
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
         return {
-            f"{name}/{key}": value
-            for name, state in self._named_states()
+            f"{names[id(parameter)]}/{key}": value
+            for optimizer in self._optimizers
+            for parameter, state in optimizer.state.items()
             for key, value in state.items()
             if isinstance(value, Tensor)
         }
 
     def restore(self, tensors: dict[str, Tensor], steps: int) -> None:
-        """The inverse of `saved_tensors`.
+        """Restore `saved_tensors`.
 
         Raises:
-            CheckpointError: of another optimiser or model.
+            CheckpointError: the state belongs to another optimiser or model.
         """
         names = {name.rpartition("/")[0] for name in tensors}
         unknown = sorted(names - set(self._parameters))
         if unknown or (steps > 0 and names != set(self._parameters)):
-            odd = unknown or sorted(set(self._parameters) - names)
-            raise CheckpointError(f"the checkpoint's optimiser state does not fit: {odd[:5]}")
+            unknown = unknown or sorted(set(self._parameters) - names)
+            raise CheckpointError(f"the checkpoint's optimiser state does not fit: {unknown[:5]}")
         for optimizer in self._optimizers:
             optimizer.state.clear()
         owner = {
@@ -494,38 +467,27 @@ class Stepper:
             state[key] = tensor.to(parameter.device, copy=True)
         self.steps = steps
 
-    def _named_states(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        names = {id(parameter): name for name, parameter in self._parameters.items()}
-        for optimizer in self._optimizers:
-            for parameter, state in optimizer.state.items():
-                yield names[id(parameter)], state
-
 
 def rate_factor(settings: Optimizer, steps: int) -> float:
-    """What the learning rate is multiplied by in the step after so many."""
+    """Return the learning rate's factor in the step after `steps` steps."""
     warmup = min(1.0, (steps + 1) / max(1, settings.warmup_steps))
     decay = settings.decay_steps
     return warmup if decay is None else warmup * max(FINAL_FACTOR, 1 - steps / decay)
 
 
 def _hidden_matrices(model: TrainedModel) -> set[str]:
-    """Trainable matrices that are neither embeddings nor the head."""
-    outside = embedding_parameters(model.plain)
+    """Return the names of trainable matrices that are neither embeddings nor the head."""
+    layers = (model.plain.get_input_embeddings(), model.plain.get_output_embeddings())
+    excluded = {id(p) for layer in layers if layer is not None for p in layer.parameters()}
     return {
         name
         for name, parameter in model.trainable().items()
-        if parameter.ndim == 2 and id(parameter) not in outside
+        if parameter.ndim == 2 and id(parameter) not in excluded
     }
 
 
-def embedding_parameters(model: Any) -> set[int]:
-    """Identities of the parameters of a model's embedding and head, which may be one."""
-    layers = (model.get_input_embeddings(), model.get_output_embeddings())
-    return {id(p) for layer in layers if layer is not None for p in layer.parameters()}
-
-
 def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only, not on norms and biases."""
+    """Return AdamW with weight decay on matrices only, not on norms and biases."""
     rate, decay = settings.learning_rate, settings.weight_decay
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]

@@ -1,9 +1,9 @@
-"""Trees of tokens: sequences that begin alike, each shared token once. Pure: lists of integers.
+"""Prefix trees of token sequences: each shared token once. Pure functions of lists of integers.
 
-A *node* is a token with everything before it; sequences that begin alike share nodes. Nodes are
-numbered depth first, so the ancestors of a node come before it and a subtree is an interval. At a
-branching the longest branch comes first: the long common history of an episode is then one run of
-nodes, and the short branches that leave it follow together.
+A *node* is a token with its prefix; sequences with a common prefix share nodes. Nodes are numbered
+depth first, so that a node follows its ancestors and a subtree is an interval. The longest branch
+comes first: the long common history of an episode is then one interval of nodes, followed by its
+short branches.
 
 Prefix trees for training: Tree Training (arXiv 2511.00413).
 """
@@ -19,37 +19,37 @@ from typing import Final, NamedTuple
 from lightspan.lightning.rows import common_prefix
 
 BLOCK: Final = 256
-"""Up to so many nodes attend to one another under one square mask. Longer trees are computed in
-pieces, and within a piece so many nodes at a time."""
+"""Maximum number of nodes under one square attention mask. Larger trees are computed in pieces, and
+a piece in blocks of this many nodes."""
 
 
 class Tree(NamedTuple):
-    """Sequences computed together, depth first."""
+    """Sequences computed together, in depth-first order."""
 
     members: list[int]
-    """The sequences, as indices into those given."""
+    """Indices of the sequences."""
     starts: list[int]
-    """How many first tokens each shares with the one before it; its own nodes are the rest. The
-    first one's is 0."""
+    """Number of tokens that each member shares with the one before it; 0 for the first. The
+    member's own nodes are the rest."""
     size: int
-    """Nodes."""
+    """Number of nodes."""
 
     @property
     def is_chain(self) -> bool:
-        """Nothing branches: plain causal attention will do."""
+        """Whether the tree has one branch, so that plain causal attention suffices."""
         return not any(self.starts) and len(self.members) == 1
 
 
 class Layout(NamedTuple):
-    """The nodes of a tree. Lists of length `size` but for `paths`."""
+    """The nodes of a tree. All lists except `paths` have length `size`."""
 
     tokens: list[int]
     depths: list[int]
-    """Tokens before the node in its sequences: its position."""
+    """Position of the node in its sequences."""
     ends: list[int]
     """The first node after the node's subtree. i is j or an ancestor of j if i <= j < ends[i]."""
     paths: list[list[int]]
-    """For each member, the node of each of its tokens."""
+    """For each member, the node of each token."""
 
 
 class Piece(NamedTuple):
@@ -58,24 +58,25 @@ class Piece(NamedTuple):
     start: int
     stop: int
     past: list[int]
-    """The nodes before `start` that nodes of the piece descend from, from the root down."""
+    """The ancestors, before `start`, of the piece's nodes, from the root down."""
 
 
 def plain(sequences: Sequence[list[int]]) -> list[Tree]:
-    """Each sequence by itself."""
+    """Return a tree of each sequence alone."""
     return [Tree([index], [0], len(ids)) for index, ids in enumerate(sequences)]
 
 
 def share(sequences: Sequence[list[int]], *, pair_cost: float, block: int = BLOCK) -> list[Tree]:
-    """Trees that share what is worth sharing.
+    """Return trees of sequences with common prefixes.
 
-    A sequence joins the tree of the one before it, in depth-first order, if that is cheaper than
-    computing all of it anew: what it saves in tokens may cost more in attention.
+    In depth-first order, a sequence joins the tree of the one before it if that costs less than
+    computing it alone: the saved tokens can cost more in attention.
 
     Args:
-        sequences: none empty. Equal ones keep their order, else it does not matter.
-        pair_cost: what one query and key cost, where a token through the rest of the model costs 1.
-        block: nodes under one square mask.
+        sequences: non-empty sequences. The result does not depend on their order, except among
+            equal ones.
+        pair_cost: cost of one query-key pair, relative to a token through the rest of the model.
+        block: maximum number of nodes under one square mask.
     """
     trees: list[Tree] = []
     size = 0
@@ -97,7 +98,7 @@ def share(sequences: Sequence[list[int]], *, pair_cost: float, block: int = BLOC
 
 
 def _pairs(size: int, start: int, fresh: int, block: int) -> float:
-    """Queries times keys that `fresh` nodes at depth `start` add to a tree of `size` nodes."""
+    """Return the query-key pairs that `fresh` nodes at depth `start` add to `size` nodes."""
     whole = size + fresh
     if whole <= block:
         return whole * whole - size * size
@@ -109,19 +110,19 @@ def _pairs(size: int, start: int, fresh: int, block: int) -> float:
 
 @dataclass(slots=True)
 class _Vertex:
-    """Where sequences branch or end."""
+    """A vertex of the radix tree, at which sequences branch or end."""
 
     depth: int
     ending: list[int] = field(default_factory=list)
     children: list[_Vertex] = field(default_factory=list)
     height: int = 0
-    """Depth of the deepest vertex below."""
+    """Depth of the deepest descendant."""
 
 
 def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
-    """(index, tokens shared with the one before) of every sequence, the longest branch first.
+    """Return (index, tokens shared with the sequence before) of all sequences, depth first.
 
-    The shared part with the one before is also the longest with any before.
+    The longest branch comes first. No earlier sequence shares a longer prefix than the one before.
     """
     order: list[tuple[int, int]] = []
     stack = [(_radix_tree(sequences), 0)]
@@ -129,7 +130,7 @@ def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
         vertex, shared = stack.pop()
         if vertex.children:
             ordered = sorted(vertex.children, key=lambda child: -child.height)
-            # what ends here comes last: a stack, so it goes on first
+            # sequences that end here come last, so they are pushed first
             stack.append((_Vertex(vertex.depth, vertex.ending), vertex.depth))
             stack += [(child, vertex.depth) for child in reversed(ordered[1:])]
             stack.append((ordered[0], shared))
@@ -141,7 +142,7 @@ def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
 
 
 def _radix_tree(sequences: Sequence[list[int]]) -> _Vertex:
-    """Built from the sorted sequences and the lengths of their common prefixes."""
+    """Build a radix tree from the sorted sequences and the lengths of their common prefixes."""
     order = sorted(range(len(sequences)), key=lambda index: sequences[index])
     root = _Vertex(0)
     path = [root]
@@ -153,7 +154,7 @@ def _radix_tree(sequences: Sequence[list[int]]) -> _Vertex:
             below = path.pop()
             path[-1].height = max(path[-1].height, below.height)
         if path[-1].depth < common:
-            assert below is not None  # the sequence before is longer than what they share
+            assert below is not None  # the sequence before is longer than the common prefix
             middle = _Vertex(common, children=[below], height=below.height)
             path[-1].children[-1] = middle
             path.append(middle)
@@ -171,7 +172,7 @@ def _radix_tree(sequences: Sequence[list[int]]) -> _Vertex:
 
 
 def lay_out(tree: Tree, sequences: Sequence[list[int]]) -> Layout:
-    """The nodes of a tree, numbered."""
+    """Return the numbered nodes of a tree."""
     tokens: list[int] = []
     depths: list[int] = []
     ends = [tree.size] * tree.size
@@ -189,20 +190,21 @@ def lay_out(tree: Tree, sequences: Sequence[list[int]]) -> Layout:
 
 
 def cut(layout: Layout, budget: int, mask_budget: int) -> list[Piece]:
-    """The nodes of a tree cut into pieces of consecutive ones, in order.
+    """Cut the nodes of a tree into pieces of consecutive nodes.
 
-    A piece is needed until the last node that descends from it is done. The nodes of all pieces
-    that are needed at once are at most those of the longest sequence and one budget.
+    A piece stays in memory until its last descendant is computed. The pieces in memory at once have
+    at most as many nodes as the longest sequence plus one budget.
 
     Args:
-        budget: nodes of a piece. The own nodes of a member are parted only where a subtree larger
-            than the budget branches off: what comes after need not be kept for that subtree.
-        mask_budget: queries times keys of a piece with several members.
+        layout: the nodes of the tree.
+        budget: maximum nodes of a piece. A member's own nodes are split only where a subtree larger
+            than the budget branches off, which does not need the nodes after that point.
+        mask_budget: maximum queries times keys of a piece with several members.
     """
     pieces: list[Piece] = []
     is_whole = False
     for segment in _segments(layout, budget):
-        # a subtree joins others if all of it fits; else they would be needed as long as its rest
+        # a subtree joins the last piece only as a whole, or the piece would stay for its rest
         is_root = segment.start == segment.subtree_start
         stop = segment.subtree_stop if is_root else segment.stop
         if pieces and segment.is_small and (is_whole or not is_root):
@@ -216,26 +218,26 @@ def cut(layout: Layout, budget: int, mask_budget: int) -> list[Piece]:
 
 
 class _Segment(NamedTuple):
-    """A member's own nodes, or a part of them."""
+    """Own nodes of one member, or a part of them."""
 
     start: int
     stop: int
     past: list[int]
     is_small: bool
-    """It is in a subtree of at most `budget` nodes, [subtree_start, subtree_stop)."""
+    """Whether its subtree [subtree_start, subtree_stop) has at most `budget` nodes."""
     subtree_start: int
     subtree_stop: int
 
 
 def _segments(layout: Layout, budget: int) -> Iterator[_Segment]:
-    """The members' own nodes in order, parted where a large subtree branches off."""
-    parted = set(_large_branchings(layout, budget))
+    """Yield the members' own nodes in order, split where a large subtree branches off."""
+    splits = set(_large_branchings(layout, budget))
     here = first = last = 0
     for path in layout.paths:
         if path[-1] < here:
-            continue  # ends inside the path of the one before: no node of its own
+            continue  # a prefix of the member before, without own nodes
         stop = path[-1] + 1
-        bounds = [here, *sorted(node for node in parted if here < node < stop), stop]
+        bounds = [here, *sorted(node for node in splits if here < node < stop), stop]
         for start, end in pairwise(bounds):
             if start >= last:
                 first, last = start, layout.ends[start]
@@ -248,7 +250,7 @@ def _segments(layout: Layout, budget: int) -> Iterator[_Segment]:
 
 
 def _large_branchings(layout: Layout, budget: int) -> Iterator[int]:
-    """The node after each one from which a subtree of more than `budget` nodes branches off."""
+    """Yield the node after each node from which a subtree of over `budget` nodes branches off."""
     here = 0
     for path in layout.paths:
         if path[-1] >= here:
@@ -259,7 +261,7 @@ def _large_branchings(layout: Layout, budget: int) -> Iterator[int]:
 
 
 def intervals(nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """Rising numbers as half-open intervals."""
+    """Return ascending numbers as half-open intervals."""
     if not nodes:
         return []
     breaks = [place for place, (a, b) in enumerate(pairwise(nodes), 1) if b != a + 1]
@@ -268,16 +270,16 @@ def intervals(nodes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Source(NamedTuple):
-    """Where the past of a piece was computed."""
+    """The earlier piece whose keys include the past of a piece."""
 
     piece: int
-    """The last one that has nodes of it: that piece's own past is the rest."""
+    """Index of the last piece with nodes of the past; the rest is in that piece's own past."""
     intervals: list[tuple[int, int]]
-    """Half-open, in that piece's past and nodes, one after the other."""
+    """Half-open intervals in the concatenation of that piece's past and nodes."""
 
 
 def source(pieces: Sequence[Piece], number: int) -> Source | None:
-    """Where the past of a piece was computed; None if it has none."""
+    """Return the source of a piece's past; None if the past is empty."""
     past = pieces[number].past
     if not past:
         return None

@@ -1,7 +1,7 @@
-"""Heads: what is made of the hidden states of a pass: log-probabilities, or the loss's gradient.
+"""Heads that compute log-probabilities, or the loss's gradient, from the hidden states of a pass.
 
-Only some tokens of a row are *looked at*: those that are trained, or scored. Their logits are most
-of the memory, so a head makes them part by part, and none outlives its part.
+The *selected* tokens of a row are those that are trained or scored. Their logits are most of the
+memory, so a head computes them in chunks and frees each chunk before the next.
 """
 
 from __future__ import annotations
@@ -26,28 +26,27 @@ from lightspan_torch.learner.policy_model import TrainedModel
 from lightspan_torch.learner.tree_forward import Head, Pass
 
 LOGITS: Final = 2**24
-"""How many logits exist at once."""
+"""Maximum number of logits in memory at once."""
 
 
 class SelectedTokens:
-    """The looked-at tokens of rows, row after row: N in all.
+    """The N selected tokens of one policy's rows, row after row.
 
     Args:
-        masks: for each row, which tokens are looked at; the first never is.
-        replays: those of the rows' policy, for tokens that were sampled under a grammar.
-        old_logprobs: for each row, as `Learner.update` takes them.
-        fresh_version: that of the weights about to be updated; None: no engine has these weights.
+        rows: the rows.
+        masks: for each row, True for each selected token; never for the first.
+        device: device of the tensors.
+        replays: masks of the policy's calls, for tokens that were sampled under a grammar.
+        old_logprobs: for each row, as in `Learner.update`.
+        fresh_version: version of the current weights; None if no engine has them.
 
     Raises:
         DataError: tokens do not follow their grammar.
 
     Attributes:
-        looked: of each row, the places of its looked-at tokens
-        targets, temperatures, advantages, weights, behaviour: [N]
-        fresh: [N], True where the very weights that are about to be updated sampled the token
-        old, base: [N] or None
-        call_ratios: [N] or None, GSPO's ratio of the token's call
-        call_importance: [N] or None, the importance weight of the token's call
+        selected: for each row, the positions of its selected tokens
+        targets, weights: [N]
+        values: the inputs of the loss, each [N] or None
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class SelectedTokens:
         fresh_version: int | None = None,
     ) -> None:
         self.rows = rows
-        self.looked = [list(compress(range(len(mask)), mask)) for mask in masks]
+        self.selected = [list(compress(range(len(mask)), mask)) for mask in masks]
         floats = functools.partial(torch.tensor, dtype=torch.float32, device=device)
         integers = functools.partial(torch.tensor, dtype=torch.int64, device=device)
 
@@ -69,145 +68,126 @@ class SelectedTokens:
             return [value for values, mask in pairs for value in compress(values, mask)]
 
         self.targets = integers(gather(row.ids for row in rows))
-        self.temperatures = floats(gather(row.temperatures for row in rows))
-        self.advantages = floats(gather(row.advantages for row in rows))
         self.weights = floats(gather(row.weights for row in rows))
-        self.behaviour = floats(gather(row.logprobs for row in rows))
         versions = integers(gather(row.versions for row in rows))
-        self.fresh = versions == (-1 if fresh_version is None else fresh_version)
-        self.old = None if old_logprobs is None else floats(gather(old_logprobs))
-        self.base: Tensor | None = None
-        self.call_ratios: Tensor | None = None
-        self.call_importance: Tensor | None = None
-        # a token's kind: what tells distributions apart that follow the same node
-        self._kinds, self._kind = _distinct(self.temperatures)
+        self.values = TokenValues(
+            behaviour=floats(gather(row.logprobs for row in rows)),
+            advantages=floats(gather(row.advantages for row in rows)),
+            fresh=versions == (-1 if fresh_version is None else fresh_version),
+            old=None if old_logprobs is None else floats(gather(old_logprobs)),
+        )
+        # a token's kind is its temperature and mask: tokens of one kind that follow the same node
+        # share a distribution
+        temperatures = floats(gather(row.temperatures for row in rows))
+        self._temperatures, self._kind = _distinct(temperatures)
+        """[kinds] the temperature of each kind; [N] the kind of each token"""
         self._allowed: Tensor | None = None
         """[kinds, bytes] the packed mask of each kind; None if no row has a grammar."""
         if any(row.constraints for row in rows):
-            self._tell_masks_apart(replays, device)
+            table = mask_table(rows, self.selected, replays, device)
+            count = len(table.distinct)
+            kinds, self._kind = _distinct(self._kind * count + table.which)
+            self._temperatures = self._temperatures[kinds // count]
+            self._allowed = table.distinct[kinds % count]
 
-    def _tell_masks_apart(self, replays: Replays, device: torch.device) -> None:
-        """Make a kind of each temperature *and mask*."""
-        table = mask_table(self.rows, self.looked, replays, device)
-        count = len(table.distinct)
-        kinds, self._kind = _distinct(self._kind * count + table.which)
-        self._kinds = self._kinds[kinds // count]
-        self._allowed = table.distinct[kinds % count]
-
-    def look_at_calls(self, loss: PolicyLoss, logprobs: Callable[[], Tensor]) -> None:
-        """Take what the loss needs of whole calls. A call's tokens may be in several parts of a
-        pass, so it is taken before the first.
+    def add_call_values(self, loss: PolicyLoss, logprobs: Callable[[], Tensor]) -> None:
+        """Compute the loss's inputs over whole calls, before the first pass: a call's tokens may be
+        in several chunks.
 
         Args:
-            logprobs: [N], those of the weights about to be updated; asked where they are needed.
+            loss: the loss's settings.
+            logprobs: returns the [N] log-probabilities under the current weights.
 
         Raises:
-            DataError: a row does not say where its calls' tokens are.
+            DataError: a row's `responses` are missing or invalid.
         """
-        numbers = number_calls(self.rows, self.looked, loss.of_calls)
+        numbers = number_calls(self.rows, self.selected, loss.of_calls)
         calls = torch.tensor(numbers, dtype=torch.int64, device=self.targets.device)
-        old = self.behaviour if self.old is None else self.old
+        behaviour = self.values.behaviour
+        old = behaviour if self.values.old is None else self.values.old
         if loss.form == "gspo":
-            self.call_ratios = losses.call_ratios(logprobs(), old, calls)
+            ratios = losses.call_ratios(logprobs(), old, calls)
+            self.values = self.values._replace(call_ratios=ratios)
         if loss.importance_level == "sequence" and loss.importance_cap is not None:
-            cap = loss.importance_cap
-            self.call_importance = losses.call_importance_weight(old, self.behaviour, calls, cap)
-
-    def values(self, entries: Tensor) -> TokenValues:
-        """What the loss of these tokens depends on, beside the model."""
-
-        def chosen(of_all: Tensor | None) -> Tensor | None:
-            return None if of_all is None else of_all[entries]
-
-        return TokenValues(
-            behaviour=self.behaviour[entries],
-            advantages=self.advantages[entries],
-            fresh=self.fresh[entries],
-            old=chosen(self.old),
-            base=chosen(self.base),
-            call_ratios=chosen(self.call_ratios),
-            call_importance=chosen(self.call_importance),
-        )
+            importance = losses.call_importance_weight(old, behaviour, calls, loss.importance_cap)
+            self.values = self.values._replace(call_importance=importance)
 
     def by_row(self, values: Tensor) -> list[list[float]]:
-        """[N] values as a list per row."""
+        """Split [N] values into a list per row."""
         flat = values.tolist()
-        ends = list(accumulate(map(len, self.looked), initial=0))
+        ends = list(accumulate(map(len, self.selected), initial=0))
         return [flat[start:end] for start, end in pairwise(ends)]
 
-    def parts(self, made: Pass, size: int) -> Iterator[_LogitChunk]:
-        """The tokens of a pass, with at most `size` distributions a part.
-
-        Tokens that follow the same node at the same temperature, and were chosen from the same
-        tokens of the vocabulary, share a distribution.
-        """
-        if not len(made.entries):
+    def chunks(self, current_pass: Pass, size: int) -> Iterator[_LogitChunk]:
+        """Yield the tokens of a pass in chunks of at most `size` distributions."""
+        if not len(current_pass.entries):
             return
-        kinds = len(self._kinds)
-        keys = made.places * kinds + self._kind[made.entries]
+        kinds = len(self._temperatures)
+        keys = current_pass.places * kinds + self._kind[current_pass.entries]
         distinct, which = _distinct(keys)
         which, order = which.sort(stable=True)
-        entries = made.entries[order]
+        entries = current_pass.entries[order]
         for start in range(0, len(distinct), size):
             stop = min(start + size, len(distinct))
             first, last = torch.searchsorted(which, which.new_tensor([start, stop])).tolist()
-            chosen = distinct[start:stop]
+            nodes, kind = distinct[start:stop] // kinds, distinct[start:stop] % kinds
             yield _LogitChunk(
-                places=chosen // kinds,
-                temperatures=self._kinds[chosen % kinds],
-                allowed=None if self._allowed is None else self._allowed[chosen % kinds],
+                places=nodes,
+                temperatures=self._temperatures[kind],
+                allowed=None if self._allowed is None else self._allowed[kind],
                 which=which[first:last] - start,
                 entries=entries[first:last],
             )
 
 
 def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values, rising, and which of them each value is."""
+    """Return the distinct values, ascending, and for each value its index among them."""
     distinct, which = torch.unique(values, return_inverse=True)
     return distinct, which
 
 
 class _LogitChunk(NamedTuple):
-    """Some tokens of a pass, n of them, and the D distributions that they were drawn from."""
+    """n tokens of a pass and their D distributions."""
 
     places: Tensor
-    """[D] the nodes of the pass that predict."""
+    """[D] the predicting nodes of the pass."""
     temperatures: Tensor
     """[D]"""
     allowed: Tensor | None
-    """[D, bytes] packed masks (`lightspan_torch.learner.masks`); None: every token is allowed."""
+    """[D, bytes] packed masks (`lightspan_torch.learner.masks`); None if all tokens are allowed."""
     which: Tensor
     """[n] the token's distribution."""
     entries: Tensor
-    """[n] where the token is in `SelectedTokens`."""
+    """[n] the token's index in `SelectedTokens`."""
 
     def distributions(self, hidden: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
-        """[D, vocabulary] log-probabilities at the tokens' temperatures, over the allowed tokens;
-        -inf for all others."""
+        """Return log-probabilities [D, vocabulary] at the tokens' temperatures, -inf if masked."""
         scaled = output(hidden).float() / self.temperatures[:, None]
         if self.allowed is not None:
             scaled.masked_fill_(forbidden(self.allowed, scaled.shape[-1]), -math.inf)
         return scaled.log_softmax(-1)
 
     def logprobs(self, distributions: Tensor, tokens: SelectedTokens) -> Tensor:
-        """[n]"""
+        """Return the log-probabilities of the chunk's tokens, [n]."""
         return distributions[self.which, tokens.targets[self.entries]]
 
 
 def training_head(
-    model: TrainedModel, plain: Any, tokens: SelectedTokens, loss: Loss, tally: MetricAccumulator
+    model: TrainedModel, plain: Any, tokens: SelectedTokens, loss: Loss, metrics: MetricAccumulator
 ) -> Head:
-    """A head that adds the gradient of Σ weight · loss of a pass's tokens to the weights of the
-    model's own head, and returns that of the hidden states."""
+    """Return a head that computes the gradient of Σ weight · loss of a pass's tokens.
+
+    It is added to the model's own head and returned for the hidden states.
+    """
     output, size = _output(model, plain)
 
-    def head(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
+    def head(hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
         gradients = []
-        for part in tokens.parts(made, size):
-            states = hidden[part.places]
-            # a leaf ends the graph here: each part goes backward, and frees its logits, by itself
+        for chunk in tokens.chunks(current_pass, size):
+            states = hidden[chunk.places]
+            # a leaf ends the graph, so that each chunk's backward pass frees its logits
             leaf = states.detach().requires_grad_(states.requires_grad)
-            _backward(tokens, part, part.distributions(leaf, output), loss, tally)
+            _backward(tokens, chunk, chunk.distributions(leaf, output), loss, metrics)
             if leaf.grad is not None:
                 gradients.append((states, leaf.grad))
         return gradients
@@ -216,73 +196,46 @@ def training_head(
 
 
 def scoring_head(model: TrainedModel, plain: Any, tokens: SelectedTokens, scores: Tensor) -> Head:
-    """A head that writes the tokens' log-probabilities into `scores`, [N]."""
+    """Return a head that writes the tokens' log-probabilities into `scores`, [N]."""
     output, size = _output(model, plain)
 
-    def head(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
-        for part in tokens.parts(made, size):
-            distributions = part.distributions(hidden[part.places], output)
-            scores[part.entries] = part.logprobs(distributions, tokens)
+    def head(hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
+        for chunk in tokens.chunks(current_pass, size):
+            distributions = chunk.distributions(hidden[chunk.places], output)
+            scores[chunk.entries] = chunk.logprobs(distributions, tokens)
         return []
 
     return head
 
 
 def _output(model: TrainedModel, plain: Any) -> tuple[Callable[[Tensor], Tensor], int]:
-    """(what makes logits of hidden states, how many hidden states at once)."""
+    """Return the function from hidden states to logits, and the maximum states per call."""
     size = max(1, LOGITS // plain.config.get_text_config().vocab_size)
-    return (plain.get_output_embeddings() if model.hidden_to_logits() else _as_is), size
-
-
-def _as_is(logits: Tensor) -> Tensor:
-    return logits
-
-
-def logits_of(plain: Any) -> Callable[..., Tensor]:
-    """`decode` of `passes.sweep` for models whose head alone does not make the logits: they come in
-    place of hidden states."""
-
-    def decode(ids: Tensor, positions: Tensor | None, tree: object) -> Tensor:
-        options = {"position_ids": positions, "tree": tree}
-        extra = {name: value for name, value in options.items() if value is not None}
-        logits: Tensor = plain(input_ids=ids, use_cache=False, **extra).logits
-        return logits
-
-    return decode
+    output = plain.get_output_embeddings() if model.hidden_to_logits() else torch.nn.Identity()
+    return output, size
 
 
 def _backward(
     tokens: SelectedTokens,
-    part: _LogitChunk,
+    chunk: _LogitChunk,
     distributions: Tensor,
     loss: Loss,
-    tally: MetricAccumulator,
+    metrics: MetricAccumulator,
 ) -> None:
-    """Add the gradient of Σ weight · loss of a part's tokens."""
-    logprobs = part.logprobs(distributions, tokens)
-    tally.count(logprobs.numel())
+    """Add the gradient of Σ weight · loss of a chunk's tokens."""
+    logprobs = chunk.logprobs(distributions, tokens)
+    metrics.count(logprobs.numel())
+    # entropy is always reported, but a graph as large as the logits is needed only for a bonus
+    has_bonus = isinstance(loss, PolicyLoss) and loss.entropy != 0
+    with torch.set_grad_enabled(has_bonus):
+        entropies = losses.entropy(distributions if has_bonus else distributions.detach())
+        entropies = entropies[chunk.which]
     if isinstance(loss, PolicyLoss):
-        per_token = _policy_loss(tokens, part, loss, distributions, logprobs, tally)
+        values = tokens.values.at(chunk.entries)
+        per_token = policy_losses(loss, values, logprobs, entropies, metrics)
     else:
-        per_token = losses.negative_log_likelihood(logprobs)
-        with torch.no_grad():
-            tally.add("entropy", losses.entropy(distributions.detach())[part.which])
-    total = (tokens.weights[part.entries] * per_token).sum()
-    tally.add("loss", total)
+        per_token = -logprobs
+        metrics.add("entropy", entropies)
+    total = (tokens.weights[chunk.entries] * per_token).sum()
+    metrics.add("loss", total)
     total.backward()  # type: ignore[no-untyped-call]
-
-
-def _policy_loss(
-    tokens: SelectedTokens,
-    part: _LogitChunk,
-    loss: PolicyLoss,
-    distributions: Tensor,
-    logprobs: Tensor,
-    tally: MetricAccumulator,
-) -> Tensor:
-    """[n] losses; see `lightspan_torch.learner.losses`."""
-    # entropy is always reported, but a graph as large as the logits is kept only for a bonus
-    with torch.set_grad_enabled(loss.entropy != 0):
-        spread = losses.entropy(distributions if loss.entropy else distributions.detach())
-        spread = spread[part.which]
-    return policy_losses(loss, tokens.values(part.entries), logprobs, spread, tally)

@@ -1,13 +1,13 @@
 """The embedded learner: torch in this process, on a CPU or one GPU.
 
-Rows that begin alike are computed in trees, every shared token once (`trees`, `passes`); losses are
-evaluated per (row, token), so rows with different advantages or ratios stay exact. Passes hold at
-most `token_budget` tokens; their gradients add up, so the result is that of one big batch. Trees,
-or rows, of similar size are padded on the right. Logits are computed at trained positions only,
-because tokens × vocabulary is most of the memory and time.
+Rows with a common prefix are computed in trees, every shared token once (`prefix_tree`,
+`tree_forward`). Losses are evaluated per (row, token), so that rows with different advantages or
+ratios stay exact. A pass has at most `token_budget` tokens; gradients of all passes add up to those
+of one big batch. Trees, or rows, of similar size are padded on the right. Logits are computed at
+trained positions only, because tokens × vocabulary is most of the memory and time.
 
-Everything random (LoRA's initial weights, its dropout) comes from the learner's own seed; torch's
-global generator, which engines sample with, is left as it was.
+All randomness (LoRA's initial weights, its dropout) comes from the learner's own seed. torch's
+global generator, which engines sample with, stays unchanged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from lightspan.schema.validation import check_kind
 from lightspan_torch.engine.grammars import LIBRARY, Grammars
 from lightspan_torch.engine.oom import explained
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
-from lightspan_torch.engine.weights import check_device
+from lightspan_torch.engine.weights import SharedModels, check_device, load_model
 from lightspan_torch.learner.checkpoint import FORMAT, check_manifest, compact, read
 from lightspan_torch.learner.critic import (
     CallStates,
@@ -61,7 +61,6 @@ from lightspan_torch.learner.masks import Replays
 from lightspan_torch.learner.metrics import MetricAccumulator, over_policies
 from lightspan_torch.learner.microbatch import advice, default_token_budget
 from lightspan_torch.learner.policy_model import (
-    Bases,
     Stepper,
     TrainedModel,
     default_dtype,
@@ -70,12 +69,7 @@ from lightspan_torch.learner.policy_model import (
     random_state,
 )
 from lightspan_torch.learner.prefix_tree import Tree, plain as each_by_itself, share
-from lightspan_torch.learner.token_losses import (
-    SelectedTokens,
-    logits_of,
-    scoring_head,
-    training_head,
-)
+from lightspan_torch.learner.token_losses import SelectedTokens, scoring_head, training_head
 from lightspan_torch.learner.tree_forward import Pass, decoder, pair_cost, plan, sweep, tree_refusal
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
 
@@ -93,23 +87,23 @@ CAPABILITIES: Final = LearnerCapabilities(
 
 
 class TorchLearner(Learner):
-    """Trains one or several policies in this process.
+    """A learner that trains one or several policies in this process.
 
     Args:
         models: policy name → folder, hub name, or a loaded model (which is copied).
-        optimizer: how gradients become a step.
-        lora: adapters instead of full weights, for all policies or by name. Policies with adapters
-            that start from the same model hold its weights once.
+        optimizer: the optimiser's settings.
+        lora: adapters instead of full weights, for all policies or by policy name. Policies with
+            adapters on the same model share its weights.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
-        dtype: the weights' while training, None for `default_dtype`; the engine keeps its own.
-        token_budget: padded tokens in one forward pass; lower it when memory runs out.
-        seed: for everything random.
-        share_prefixes: compute what rows share once. Where a model cannot, or LoRA's dropout has to
-            differ between rows, each row is computed by itself; `state()["share_prefixes"]` says so
-            by policy.
-        tokenizers: by policy, where it is not the one that lies beside the model. Only calls that
+        dtype: data type of the trained weights; None for `default_dtype`.
+        token_budget: maximum padded tokens in one forward pass; lower it when memory runs out.
+        seed: seed of all randomness.
+        share_prefixes: whether common prefixes of rows are computed once. Where the model cannot do
+            so, or LoRA's dropout must differ between rows, each row is computed alone;
+            `state()["share_prefixes"]` shows it by policy.
+        tokenizers: policy name → tokenizer, where it is not in the model's folder. Only calls that
             were sampled under a grammar need one.
-        critic: values of calls, a head for each policy; None: none.
+        critic: settings of the policies' critics, which estimate values of calls; None for none.
     """
 
     def __init__(
@@ -141,7 +135,8 @@ class TorchLearner(Learner):
         check_names("lora", adapters, models)
         check_names("tokenizers", self._tokenizers, models)
         self._models: dict[str, TrainedModel] = {}
-        bases = Bases(device)
+        frozen_dtype = dtype or default_dtype(device, LoRA())
+        shared = SharedModels(partial(load_model, device=device, dtype=frozen_dtype))
         for policy, source in models.items():
             adapter = adapters.get(policy)
             self._models[policy] = TrainedModel(
@@ -150,7 +145,7 @@ class TorchLearner(Learner):
                 device=device,
                 dtype=dtype or default_dtype(device, adapter),
                 seed=seed,
-                bases=bases,
+                shared=shared,
             )
         self._steppers = {
             policy: Stepper(model, self._optimizer) for policy, model in self._models.items()
@@ -159,7 +154,7 @@ class TorchLearner(Learner):
             policy: tree_refusal(model.plain) if share_prefixes else "share_prefixes=False"
             for policy, model in self._models.items()
         }
-        """Policy → why its rows are computed one by one; empty if in trees."""
+        """Policy → why its rows are computed one by one; empty if they are computed in trees."""
         self._replays = {policy: Replays(partial(self._grammars, policy)) for policy in models}
         self._critic = critic
         self._heads = {
@@ -167,10 +162,10 @@ class TorchLearner(Learner):
             for policy, model in self._models.items()
             if critic is not None
         }
-        """Policy → its value head; empty without a critic."""
+        """Policy → value head; empty without a critic."""
         self._random = initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
-        """Policy → the version last published, and the step count it was published at."""
+        """Policy → last published version and the step count at that time."""
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
 
     @property
@@ -224,7 +219,7 @@ class TorchLearner(Learner):
         return scores, self._values_of(rows, states)
 
     def _check_scored(self, rows: Sequence[Row]) -> None:
-        """Raise for rows that have no scores."""
+        """Raise for rows that cannot be scored."""
         check_rows(rows, trained=False)
         self._by_policy(rows)
 
@@ -238,41 +233,42 @@ class TorchLearner(Learner):
     def _scores_and_states(
         self, rows: Sequence[Row], which: Which | None, *, states: bool
     ) -> tuple[list[list[float]], dict[str, Tensor]]:
-        """(log-probabilities by row, [C, hidden] states by policy at which the calls of its rows
-        begin).
+        """Return log-probabilities by row, and states [C, hidden] at the starts of calls by policy.
 
         Args:
-            which: None: no log-probabilities.
-            states: False: no states.
+            rows: the rows to score.
+            which: the weights; None for no log-probabilities.
+            states: whether to return states.
         """
-        with self._metered(), self._room("scoring", rows):
+        with self._metered(), self._explain_memory("scoring", rows):
             scores: dict[int, list[float]] = {}
-            found: dict[str, Tensor] = {}
+            states_by_policy: dict[str, Tensor] = {}
             for policy, indices in self._by_policy(rows).items():
-                chosen = ordered(rows, indices)
-                own = [rows[index] for index in chosen]
-                begun = None
+                order = ordered(rows, indices)
+                own = [rows[index] for index in order]
+                call_states = None
                 if which is None:
-                    begun = self._own_pass(policy, own)
+                    call_states = self._computed_states(policy, own)
                 else:
                     masks = [[False, *[True] * (len(row.ids) - 1)] for row in own]
                     tokens = SelectedTokens(own, masks, self._device, self._replays[policy])
-                    begun = self._call_states(policy, tokens) if states else None
+                    call_states = self._call_states(policy, tokens) if states else None
                     passes = self._plan(policy, tokens)
-                    logprobs = tokens.by_row(self._logprobs(policy, which, passes, tokens, begun))
-                    scores.update(zip(chosen, ([0.0, *each] for each in logprobs), strict=True))
-                if begun is not None:
+                    logprobs = self._logprobs(policy, which, passes, tokens, call_states)
+                    for index, row_logprobs in zip(order, tokens.by_row(logprobs), strict=True):
+                        scores[index] = [0.0, *row_logprobs]
+                if call_states is not None:
                     calls = [len(row.responses) for row in own]
-                    parts = begun.states.split(calls)  # type: ignore[no-untyped-call]
-                    by_row = dict(zip(chosen, parts, strict=True))
-                    found[policy] = torch.cat([by_row[index] for index in indices])
-            return [scores[index] for index in range(len(rows)) if index in scores], found
+                    parts = call_states.states.split(calls)  # type: ignore[no-untyped-call]
+                    by_row = dict(zip(order, parts, strict=True))
+                    states_by_policy[policy] = torch.cat([by_row[index] for index in indices])
+            return [scores[index] for index in sorted(scores)], states_by_policy
 
     def _values_of(self, rows: Sequence[Row], states: Mapping[str, Tensor]) -> list[list[float]]:
-        """The values of the rows' calls, whose states `_scores_and_states` returned."""
+        """Return the values of the rows' calls, from the states of `_scores_and_states`."""
         values = {
-            policy: iter(self._heads[policy].values(found.to(self._device)))
-            for policy, found in states.items()
+            policy: iter(self._heads[policy].values(policy_states.to(self._device)))
+            for policy, policy_states in states.items()
         }
         return [list(islice(values[row.policy], len(row.responses))) for row in rows]
 
@@ -287,7 +283,7 @@ class TorchLearner(Learner):
         check_loss(loss, old_logprobs)
         self._check_targets(rows)
         by_policy = self._by_policy(rows)
-        with self._metered(), self._room("updating", rows):
+        with self._metered(), self._explain_memory("updating", rows):
             parts = {
                 policy: self._step(policy, rows, indices, loss, old_logprobs)
                 for policy, indices in by_policy.items()
@@ -295,7 +291,7 @@ class TorchLearner(Learner):
         return over_policies(parts, rows=len(rows))
 
     def _fresh_version(self, policy: str) -> int | None:
-        """Return the version that the policy's weights of now were published as, if they were."""
+        """Return the published version of the policy's current weights; None if not published."""
         version, served_at = self._served[policy]
         return version if served_at == self._steppers[policy].steps else None
 
@@ -324,10 +320,10 @@ class TorchLearner(Learner):
                     save_file(critic, folder / f"critic-{number}.safetensors")
             save_file(self._random, folder / "random.safetensors")
             (folder / "learner.json").write_text(json.dumps(self._manifest(), indent=1))
-        except (OSError, SafetensorError) as error:  # a full disk is either
+        except (OSError, SafetensorError) as error:  # a full disk raises either
             raise CheckpointError(
-                f"cannot write the checkpoint {folder}: {error}; see to the disk, then go on from "
-                "the one before it with resume=True (--resume)"
+                f"cannot write the checkpoint {folder}: {error}; check the disk, then continue "
+                "from the checkpoint before it with resume=True (--resume)"
             ) from error
 
     def load(self, folder: Path) -> None:
@@ -342,7 +338,7 @@ class TorchLearner(Learner):
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint {folder} is damaged ({type(error).__name__}: {error}): delete it, "
-                "and training goes on from the one before it"
+                "and training resumes from the one before it"
             ) from error
 
     def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -374,17 +370,17 @@ class TorchLearner(Learner):
             raise NotFoundError(f"the learner has no policy {policy!r}; it has: {names}") from None
 
     def _grammars(self, policy: str) -> Grammars:
-        """Compiled for the policy's tokenizer, as its engine does.
+        """Return the grammars of the policy's tokenizer, as in its engine.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: the policy has no tokenizer.
         """
         model = self._model(policy)
         tokenizer = self._tokenizers.get(policy) or model.tokenizer()
         if tokenizer is None:
             raise ConfigError(
-                f"policy {policy!r} has calls that were sampled under a grammar, which its "
-                "tokenizer has to replay, but its model was not loaded from a folder: give "
+                f"policy {policy!r} has calls that were sampled under a grammar, whose replay "
+                "needs a tokenizer, but its model was not loaded from a folder: give "
                 f"tokenizers={{{policy!r}: …}} to the learner"
             )
         return Grammars(
@@ -394,7 +390,7 @@ class TorchLearner(Learner):
         )
 
     def _mismatch(self, record: TokenRecord) -> str:
-        """Why the record cannot be replayed under its grammar; empty if it can."""
+        """Return why a record cannot be replayed under its grammar; empty if it can."""
         self._model(record.policy)
         if record.grammar_library != LIBRARY:
             return f"sampled with {record.grammar_library or 'an unknown library'}, not {LIBRARY}"
@@ -410,7 +406,7 @@ class TorchLearner(Learner):
             return model.lora_weights() if as_lora else model.merged_weights()
 
     def _by_policy(self, rows: Sequence[Row]) -> dict[str, list[int]]:
-        """Policy → indices of its rows."""
+        """Return policy → indices of its rows."""
         indices: dict[str, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
             indices[row.policy].append(index)
@@ -438,87 +434,97 @@ class TorchLearner(Learner):
             fresh_version=self._fresh_version(policy),
         )
         stepper.zero_grad()
-        tally, begun = self._add_gradients(policy, tokens, loss)
-        metrics = tally.metrics()
+        accumulator, call_states = self._add_gradients(policy, tokens, loss)
+        metrics = accumulator.metrics()
         metrics["learning_rate"] = stepper.learning_rate
         metrics["grad_norm"] = stepper.clip() if metrics["rows"] else 0.0
-        fine = math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])
-        metrics["skipped"] = 0.0 if metrics["rows"] and fine else 1.0
+        is_finite = math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])
+        metrics["skipped"] = 0.0 if metrics["rows"] and is_finite else 1.0
         if metrics["skipped"]:
             stepper.zero_grad()
         else:
             stepper.step()
             self._counters["updates"] += 1
         self._counters["tokens"] += metrics["tokens"]
-        if begun is not None and not metrics["skipped"]:
-            metrics |= self._heads[policy].learn(begun.states, targets_of(tokens.rows))
+        if call_states is not None and not metrics["skipped"]:
+            metrics |= self._heads[policy].learn(call_states.states, targets_of(tokens.rows))
         return metrics
 
     def _add_gradients(
         self, policy: str, tokens: SelectedTokens, loss: Loss
     ) -> tuple[MetricAccumulator, CallStates | None]:
-        """The sums over the tokens, whose gradient is left at the parameters, and the states at
-        which calls begin; None without value targets."""
+        """Add the loss's gradient to the parameters.
+
+        Returns:
+            The metrics, and the states at the starts of calls; None without value targets.
+        """
         model = self._models[policy]
         passes = self._plan(policy, tokens, dropout=model.dropout)
         if isinstance(loss, PolicyLoss) and loss.kl:
-            tokens.base = self._logprobs(policy, "base", passes, tokens)
-        tally = MetricAccumulator(isinstance(loss, PolicyLoss), rows=len(tokens.rows))
-        begun = None
+            base = self._logprobs(policy, "base", passes, tokens)
+            tokens.values = tokens.values._replace(base=base)
+        metrics = MetricAccumulator(isinstance(loss, PolicyLoss), rows=len(tokens.rows))
+        call_states = None
         if not all(map(math.isnan, targets_of(tokens.rows))):
-            begun = self._call_states(policy, tokens, dropout=model.dropout)
+            call_states = self._call_states(policy, tokens, dropout=model.dropout)
         with (
             self._own_random(model.dropout),
             model.training(),
             model.using("policy") as plain,
         ):
             if isinstance(loss, PolicyLoss) and loss.of_calls:
-                tokens.look_at_calls(loss, lambda: self._before(policy, plain, passes, tokens))
-            head = training_head(model, plain, tokens, loss, tally)
-            head = head if begun is None else begun.beside(head)
+                tokens.add_call_values(loss, partial(self._old, policy, plain, passes, tokens))
+            head = training_head(model, plain, tokens, loss, metrics)
+            head = head if call_states is None else call_states.before(head)
             sweep(passes, self._decoder(policy, plain), head)
-        return tally, begun
+        return metrics, call_states
 
     def _check_targets(self, rows: Sequence[Row]) -> None:
         check_targets(rows)
         if self._critic is None and any(row.value_targets for row in rows):
             raise ConfigError(
-                "rows have value targets, but this learner has no critic: give critic=Critic() to "
-                "it, or rows without value_targets"
+                "rows have value targets, but the learner has no critic: give it critic=Critic(), "
+                "or rows without value_targets"
             )
 
     def _call_states(
         self, policy: str, tokens: SelectedTokens, *, dropout: bool = False
     ) -> CallStates:
-        """What takes the states at which calls begin from passes over these tokens. Where such
-        passes do not show them (as logits come instead) or blur them, they are taken by now."""
+        """Return a collector of the states at the starts of calls, for passes over the tokens.
+
+        Where these passes return logits instead of states, or use dropout, the states are computed
+        in separate passes first.
+        """
         model = self._models[policy]
         if dropout or not model.hidden_to_logits():
-            return self._own_pass(policy, tokens.rows)
-        first = first_tokens(tokens.rows, tokens.looked)
+            return self._computed_states(policy, tokens.rows)
+        first = first_tokens(tokens.rows, tokens.selected)
         return CallStates(first, len(tokens.targets), model.hidden_size, self._device)
 
     @torch.no_grad()
-    def _own_pass(self, policy: str, rows: Sequence[Row]) -> CallStates:
-        """The states at which calls of the rows begin. Nothing behind the last is computed, so that
-        answers to one prompt are one sequence."""
+    def _computed_states(self, policy: str, rows: Sequence[Row]) -> CallStates:
+        """Compute the states at the starts of the rows' calls.
+
+        Tokens after the last start are left out, so that answers to one prompt become one sequence.
+        """
         model = self._models[policy]
-        begins = [[response.start for response in row.responses] for row in rows]
+        starts = [[response.start for response in row.responses] for row in rows]
         sequences = [
-            row.ids[: places[-1]] for row, places in zip(rows, begins, strict=True) if places
+            row.ids[: places[-1]] for row, places in zip(rows, starts, strict=True) if places
         ]
-        looked = [places for places in begins if places]
-        count = sum(map(len, looked))
-        found = CallStates(range(count), count, model.hidden_size, self._device)
-        passes = plan(sequences, looked, self._trees(policy, sequences), self._budget, self._device)
+        selected = [places for places in starts if places]
+        count = sum(map(len, selected))
+        states = CallStates(range(count), count, model.hidden_size, self._device)
+        trees = self._trees(policy, sequences)
+        passes = plan(sequences, selected, trees, self._budget, self._device)
         with model.using("policy") as plain:
             decode = decoder(plain, in_trees=not self._refusals[policy])
-            sweep(passes, decode, found.take)
-        found.done = True
-        return found
+            sweep(passes, decode, states.collect)
+        states.is_complete = True
+        return states
 
     def _sharing(self, policy: str) -> str:
-        """How rows that begin alike are computed, in words."""
+        """Describe how rows with common prefixes are computed."""
         if self._refusals[policy]:
             return f"each row by itself: {self._refusals[policy]}"
         if self._models[policy].dropout:
@@ -528,7 +534,7 @@ class TorchLearner(Learner):
     def _plan(self, policy: str, tokens: SelectedTokens, *, dropout: bool = False) -> list[Pass]:
         sequences = [row.ids for row in tokens.rows]
         trees = self._trees(policy, sequences, dropout=dropout)
-        return plan(sequences, tokens.looked, trees, self._budget, self._device)
+        return plan(sequences, tokens.selected, trees, self._budget, self._device)
 
     def _trees(
         self, policy: str, sequences: Sequence[list[int]], *, dropout: bool = False
@@ -538,9 +544,8 @@ class TorchLearner(Learner):
         return share(sequences, pair_cost=pair_cost(self._models[policy].plain))
 
     def _decoder(self, policy: str, plain: Any) -> Callable[..., Tensor]:
-        if not self._models[policy].hidden_to_logits():
-            return logits_of(plain)
-        return decoder(plain, in_trees=not self._refusals[policy])
+        logits = not self._models[policy].hidden_to_logits()
+        return decoder(plain, in_trees=not self._refusals[policy], logits=logits)
 
     @torch.no_grad()
     def _logprobs(
@@ -549,37 +554,39 @@ class TorchLearner(Learner):
         which: Which,
         passes: Sequence[Pass],
         tokens: SelectedTokens,
-        begun: CallStates | None = None,
+        call_states: CallStates | None = None,
     ) -> Tensor:
-        """[N] log-probabilities of the tokens under the weights of now, or of before training.
+        """Return [N] log-probabilities under the current weights or those before training.
 
         Args:
-            begun: takes what it needs from the passes.
+            policy: the policy's name.
+            which: the weights.
+            passes: the passes over the tokens.
+            tokens: the tokens.
+            call_states: collects states from the passes.
         """
         with self._models[policy].using(which) as plain:
-            return self._swept(policy, plain, passes, tokens, begun)
+            return self._scores(policy, plain, passes, tokens, call_states)
 
     @torch.no_grad()
-    def _before(
+    def _old(
         self, policy: str, plain: Any, passes: Sequence[Pass], tokens: SelectedTokens
     ) -> Tensor:
-        """[N] log-probabilities of the tokens as the update is about to compute them: under the
-        very dropout that it will draw."""
+        """Return [N] log-probabilities under the dropout that the update will draw."""
         with forked_random(self._device):
-            return self._swept(policy, plain, passes, tokens)
+            return self._scores(policy, plain, passes, tokens)
 
-    def _swept(
+    def _scores(
         self,
         policy: str,
         plain: Any,
         passes: Sequence[Pass],
         tokens: SelectedTokens,
-        begun: CallStates | None = None,
+        call_states: CallStates | None = None,
     ) -> Tensor:
-        """[N]"""
         scores = torch.zeros(tokens.targets.shape, device=self._device)
         head = scoring_head(self._models[policy], plain, tokens, scores)
-        head = head if begun is None else begun.beside(head)
+        head = head if call_states is None else call_states.before(head)
         sweep(passes, self._decoder(policy, plain), head)
         return scores
 
@@ -602,9 +609,9 @@ class TorchLearner(Learner):
 
     @contextmanager
     def _own_random(self, needed: bool) -> Iterator[None]:
-        """Put the learner's random state into torch's global generators meanwhile.
+        """Use the learner's random state in torch's global generators within the context.
 
-        Exact only while no engine samples meanwhile, since that draws from the same generators.
+        Reproducible only if no engine samples at the same time, with the same generators.
         """
         if not needed:
             yield
@@ -616,11 +623,12 @@ class TorchLearner(Learner):
             yield
             self._random = random_state(self._device)
 
-    def _room(self, doing: str, rows: Sequence[Row]) -> AbstractContextManager[None]:
-        """Answer an out-of-memory error with what to lower.
+    def _explain_memory(self, doing: str, rows: Sequence[Row]) -> AbstractContextManager[None]:
+        """Replace an out-of-memory error by one with advice.
 
         Args:
             doing: "updating" or "scoring".
+            rows: the rows being computed.
         """
         longest = max((len(row.ids) for row in rows), default=0)
         full = any(model.lora is None for model in self._models.values())
@@ -631,7 +639,7 @@ class TorchLearner(Learner):
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
-        """Count this thread's CPU time."""
+        """Add this thread's CPU time to the counters."""
         start = time.thread_time()
         try:
             yield

@@ -1,20 +1,21 @@
-"""Trees of sequences through a model, forward and backward, each node once.
+"""Forward and backward passes over prefix trees, each node once.
 
-Small trees are the lanes of one padded batch. A tree larger than `trees.BLOCK` is computed in
+Small trees are the rows of one padded batch. A tree larger than `prefix_tree.BLOCK` is computed in
 *pieces* of at most the token budget, depth first. A piece attends to itself and to the keys and
-values of its path, which earlier pieces left behind; those collect its gradient. When the last
-descendant of a piece is done, the piece goes backward in its turn, with what was collected:
+values of its ancestors, stored by earlier pieces, which accumulate its gradient. After the last
+descendant of a piece, the piece's backward pass uses the accumulated gradient:
 
-    ∂L/∂(hidden, K, V of the piece) = (∂ of its own tokens' loss, ∂ that the descendants left)
+    ∂L/∂(hidden, K, V of the piece) = (∂ of its own tokens' loss, ∂ accumulated from descendants)
 
-So no path is computed twice, however small the budget, and what exists at once is the pieces along
-one path and one more.
+So no path is computed twice, however small the budget, and only the pieces along one path, plus
+one, exist at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -35,87 +36,86 @@ from lightspan_torch.learner.prefix_tree import (
 )
 
 MASK_BUDGETS: Final = {"cpu": 2**20}
-"""Queries times keys of the masks of a piece, by device; elsewhere 2**24. Every query of a piece
-meets the path of the deepest branch in it: small pieces waste less, and are no slower on a CPU."""
+"""Device type → maximum queries times keys of a piece's masks; 2**24 for others. Every query of a
+piece is computed with the keys of its deepest branch: small pieces waste less, and are no slower on
+a CPU."""
 
 
 @dataclass(slots=True)
 class Pass:
-    """One forward pass: B lanes of L nodes.
-
-    `entries` are places in a list of looked-at tokens that all passes share, each of which is
-    predicted at the node `places` (an index into B·L). E of them in all.
-    """
+    """One forward pass over B rows of L nodes, with E selected tokens."""
 
     ids: Tensor
     """[B, L]"""
     entries: Tensor
-    """[E]"""
+    """[E] indices into the selected tokens of all passes."""
     places: Tensor
-    """[E]"""
+    """[E] the node that predicts each of them, an index into B·L."""
     positions: Tensor | None = None
-    """[B, L]; None if every lane is a sequence by itself."""
+    """[B, L]; None if every row is one sequence."""
     nodes: Tensor | None = None
-    """[P + L] numbers of the keys' nodes, the last L of which are the queries'; None if they are
+    """[P + L] numbers of the keys' nodes, the last L of which are the queries'; None for
     0 … L - 1."""
     ends: Tensor | None = None
-    """[B, P + L] the first node after each key's subtree; None if nothing branches: every query
-    sees all keys up to its own."""
+    """[B, P + L] the first node after each key's subtree; None if nothing branches, so that every
+    query attends to all keys up to its own."""
     source: int = -1
-    """The pass among whose keys the P keys are that come first; -1 for none."""
+    """The pass whose keys include the first P keys; -1 for none."""
     intervals: list[tuple[int, int]] = field(default_factory=list)
-    """The keys of `source` that are meant, as half-open intervals."""
+    """Half-open intervals of these keys in `source`."""
     last_use: int = -1
-    """The last pass that has this one as its source."""
+    """The last pass whose source is this pass."""
     block: int = BLOCK
-    """Queries under one mask."""
+    """Maximum number of queries under one mask."""
 
 
-Looked = Sequence[Sequence[int]]
-"""For each sequence, the places of the tokens that are looked at; 0 is never among them."""
+Selected = Sequence[Sequence[int]]
+"""For each sequence, the positions of its selected tokens; never 0."""
 
 
 def plan(
     sequences: Sequence[list[int]],
-    looked: Looked,
+    selected: Selected,
     trees: Sequence[Tree],
     budget: int,
     device: torch.device,
     block: int = BLOCK,
 ) -> list[Pass]:
-    """The passes of all trees.
-
-    `entries` number the looked-at tokens sequence after sequence.
+    """Return the passes of all trees.
 
     Args:
-        looked: see `Looked`.
-        budget: nodes of a pass, padding included; a longer sequence is a pass by itself.
-        block: see `trees.BLOCK`.
+        sequences: the token sequences.
+        selected: for each sequence, the positions of its selected tokens, which `Pass.entries`
+            number sequence after sequence.
+        trees: the trees of the sequences.
+        budget: maximum nodes of a pass, including padding; a longer sequence is a pass alone.
+        device: device of the passes' tensors.
+        block: see `prefix_tree.BLOCK`.
     """
-    offsets = [0]
-    for places in looked:
-        offsets.append(offsets[-1] + len(places))
-    maker = _Planner(sequences, looked, offsets, budget, device, block)
-    lanes = [tree for tree in trees if tree.is_chain or tree.size <= block]
-    long = [tree for tree in trees if not (tree.is_chain or tree.size <= block)]
-    passes = [maker.lanes(batch) for batch in _batches(lanes, sequences, budget)]
-    for tree in long:
-        passes += maker.pieces(tree, first=len(passes))
+    offsets = list(accumulate(map(len, selected), initial=0))
+    planner = _Planner(sequences, selected, offsets, budget, device, block)
+    small = [tree for tree in trees if tree.is_chain or tree.size <= block]
+    large = [tree for tree in trees if not (tree.is_chain or tree.size <= block)]
+    passes = [planner.whole(batch) for batch in _batches(small, sequences, budget)]
+    for tree in large:
+        passes += planner.pieces(tree, first=len(passes))
     return passes
 
 
 def _batches(
     trees: Sequence[Tree], sequences: Sequence[list[int]], budget: int
 ) -> Iterator[list[Tree]]:
-    """The trees in batches, by size, cut where trees × largest would exceed the budget. Chains
-    stand apart: they need no mask."""
+    """Yield batches of trees of similar size with trees × largest size within the budget.
+
+    Chains have their own batches, because they need no mask.
+    """
     order = sorted(
         trees, key=lambda tree: (not tree.is_chain, tree.size, sequences[tree.members[0]])
     )
     batch: list[Tree] = []
     for tree in order:
-        full = (len(batch) + 1) * tree.size > budget
-        if batch and (full or tree.is_chain != batch[-1].is_chain):
+        is_full = (len(batch) + 1) * tree.size > budget
+        if batch and (is_full or tree.is_chain != batch[-1].is_chain):
             yield batch
             batch = []
         batch.append(tree)
@@ -125,40 +125,41 @@ def _batches(
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Makes the passes of trees; see `plan` for its fields."""
+    """The arguments of `plan`, with methods that make passes."""
 
     sequences: Sequence[list[int]]
-    looked: Looked
+    selected: Selected
     offsets: Sequence[int]
-    """Per sequence, the number of its first looked-at token."""
+    """For each sequence, the index of its first selected token."""
     budget: int
     device: torch.device
     block: int
 
-    def lanes(self, trees: Sequence[Tree]) -> Pass:
-        """Whole trees, padded to the largest."""
+    def whole(self, trees: Sequence[Tree]) -> Pass:
+        """Return a pass over whole trees, padded to the largest."""
         length = max(tree.size for tree in trees)
         layouts = [lay_out(tree, self.sequences) for tree in trees]
         entries: list[int] = []
         places: list[int] = []
         for number, (tree, layout) in enumerate(zip(trees, layouts, strict=True)):
             self._collect(tree, layout, entries, places, number * length)
-        made = Pass(
+        current_pass = Pass(
             ids=self._integers([_padded(layout.tokens, length) for layout in layouts]),
             entries=self._integers(entries),
             places=self._integers(places),
             block=max(length, self.block),
         )
         if not trees[0].is_chain:
-            made.positions = self._integers([_padded(layout.depths, length) for layout in layouts])
-            # padding sees itself, so that its softmax is finite
-            alone = range(1, length + 1)
-            ends = [[*layout.ends, *alone[len(layout.ends) :]] for layout in layouts]
-            made.ends = self._integers(ends)
-        return made
+            current_pass.positions = self._integers(
+                [_padded(layout.depths, length) for layout in layouts]
+            )
+            # padding attends to itself, so that its softmax is finite
+            ends = [[*layout.ends, *range(len(layout.ends) + 1, length + 1)] for layout in layouts]
+            current_pass.ends = self._integers(ends)
+        return current_pass
 
     def pieces(self, tree: Tree, first: int) -> list[Pass]:
-        """A tree cut, its passes numbered from `first`."""
+        """Return the passes over the pieces of a tree, numbered from `first`."""
         layout = lay_out(tree, self.sequences)
         pieces = cut(layout, self.budget, MASK_BUDGETS.get(self.device.type, 2**24))
         entries: list[int] = []
@@ -167,20 +168,20 @@ class _Planner:
         all_entries, all_places = self._integers(entries), self._integers(places)
         starts = self._integers([piece.start for piece in pieces])
         owners = torch.bucketize(all_places, starts, right=True) - 1
-        made = []
+        passes = []
         for number, piece in enumerate(pieces):
             own = owners == number
-            made.append(self._piece(layout, piece, all_entries[own], all_places[own]))
+            passes.append(self._piece(layout, piece, all_entries[own], all_places[own]))
             past = source(pieces, number)
             if past is not None:
-                made[-1].source, made[-1].intervals = first + past.piece, past.intervals
-                made[past.piece].last_use = first + number
-        return made
+                passes[-1].source, passes[-1].intervals = first + past.piece, past.intervals
+                passes[past.piece].last_use = first + number
+        return passes
 
     def _piece(self, layout: Layout, piece: Piece, entries: Tensor, places: Tensor) -> Pass:
         span = slice(piece.start, piece.stop)
         depths = layout.depths[span]
-        made = Pass(
+        current_pass = Pass(
             ids=self._integers([layout.tokens[span]]),
             entries=entries,
             places=places - piece.start,
@@ -189,18 +190,18 @@ class _Planner:
         )
         if depths != list(range(len(piece.past), len(piece.past) + len(depths))):
             nodes = [*piece.past, *range(piece.start, piece.stop)]
-            made.nodes = self._integers(nodes)
-            made.ends = self._integers([[layout.ends[node] for node in nodes]])
-        return made
+            current_pass.nodes = self._integers(nodes)
+            current_pass.ends = self._integers([[layout.ends[node] for node in nodes]])
+        return current_pass
 
     def _collect(
         self, tree: Tree, layout: Layout, entries: list[int], places: list[int], base: int
     ) -> None:
-        """Add the looked-at tokens of a tree, and the nodes that predict them."""
+        """Add the selected tokens of a tree and the nodes that predict them."""
         for index, path in zip(tree.members, layout.paths, strict=True):
-            looked, offset = self.looked[index], self.offsets[index]
-            entries += range(offset, offset + len(looked))
-            places += [base + path[place - 1] for place in looked]
+            selected, offset = self.selected[index], self.offsets[index]
+            entries += range(offset, offset + len(selected))
+            places += [base + path[place - 1] for place in selected]
 
     def _integers(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -214,40 +215,40 @@ def _padded(values: Sequence[int], length: int) -> list[int]:
 
 
 class _Running:
-    """A pass being computed: what its attention needs, and what it keeps for later passes."""
+    """A running pass: its attention, and its keys and values for later passes."""
 
-    def __init__(self, made: Pass, source: _Running | None, keep: bool) -> None:
-        self._made = made
+    def __init__(self, current_pass: Pass, source: _Running | None, is_source: bool) -> None:
+        self._pass = current_pass
         self._source = source
-        self._keep = keep
+        self._is_source = is_source
         self._masks: list[tuple[int, int, Tensor]] = []
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._cache: dict[int, tuple[Tensor, Tensor]] = {}
         """Layer → keys and values [1, key heads, P + L, size], in the graph of this pass."""
         self.leaves: dict[int, tuple[Tensor, Tensor]] = {}
-        """The same without a graph: what later passes attend to, and leave their gradient at."""
-        self.predicting: list[tuple[Tensor, Tensor]] = []
+        """`_cache` without a graph: later passes attend to these and add their gradient to them."""
+        self.gradients: list[tuple[Tensor, Tensor]] = []
         """See `Head`."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> Tensor:
-        """[B, L, heads, size]; see `_attention`."""
+        """Return [B, L, heads, size]; see `_tree_attention`."""
         if self._source is not None:
             past_keys, past_values = self._source.leaves[layer]
-            key = _after(past_keys, self._made.intervals, key)
-            value = _after(past_values, self._made.intervals, value)
-        if self._keep:
-            self.kept[layer] = key, value
+            key = _after(past_keys, self._pass.intervals, key)
+            value = _after(past_values, self._pass.intervals, value)
+        if self._is_source:
+            self._cache[layer] = key, value
             self.leaves[layer] = _leaf(key), _leaf(value)
         length = query.shape[2]
         past = key.shape[2] - length
-        if self._made.ends is None and past <= length:
-            # made-up queries for the past, whose results nobody looks at, cost less than masks
+        if self._pass.ends is None and past <= length:
+            # zero queries for the past, whose results are dropped, cost less than masks
             whole = pad(query, (0, 0, past, 0)) if past else query
             attended = _tree_attention.attend(whole, key, value, None, scaling)
             return attended[:, :, past:].transpose(1, 2)
         if not self._masks:
-            self._masks = list(_masks(self._made, key.shape[2], query.dtype))
+            self._masks = list(_masks(self._pass, key.shape[2], query.dtype))
         parts = [
             _tree_attention.attend(
                 query[:, :, first:last],
@@ -261,10 +262,10 @@ class _Running:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def backward(self) -> None:
-        """Add this pass's gradient to the parameters, and to the leaves of its source."""
-        tensors = [states for states, _ in self.predicting]
-        gradients = [gradient for _, gradient in self.predicting]
-        for layer, pair in self.kept.items():
+        """Add the pass's gradient to the parameters and to the leaves of its source."""
+        tensors = [states for states, _ in self.gradients]
+        gradients = [gradient for _, gradient in self.gradients]
+        for layer, pair in self._cache.items():
             for tensor, leaf in zip(pair, self.leaves[layer], strict=True):
                 if leaf.grad is not None:
                     tensors.append(tensor)
@@ -274,7 +275,7 @@ class _Running:
 
 
 def _after(past: Tensor, intervals: Sequence[tuple[int, int]], own: Tensor) -> Tensor:
-    """[1, key heads, P + L, size]"""
+    """Return past and own keys, or values: [1, key heads, P + L, size]."""
     return torch.cat([*(past[:, :, first:last] for first, last in intervals), own], dim=2)
 
 
@@ -282,83 +283,88 @@ def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _masks(made: Pass, keys: int, dtype: torch.dtype) -> Iterator[tuple[int, int, Tensor]]:
-    """(first query, last query, [B, 1, queries, keys] mask) of each block of queries; keys after
-    the last query are left out."""
-    length = made.ids.shape[1]
+def _masks(current_pass: Pass, keys: int, dtype: torch.dtype) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield (start, stop, [B, 1, queries, keys] mask) of each block of queries.
+
+    Keys after the block's last query are left out.
+    """
+    length = current_pass.ids.shape[1]
     past = keys - length
-    if made.ends is None:
-        causal = _tree_attention.causal(min(made.block, length), keys, dtype, made.ids.device)
-    for first in range(0, length, made.block):
-        last = min(length, first + made.block)
-        if made.ends is None:
+    if current_pass.ends is None:
+        causal = _tree_attention.causal(
+            min(current_pass.block, length), keys, dtype, current_pass.ids.device
+        )
+    for first in range(0, length, current_pass.block):
+        last = min(length, first + current_pass.block)
+        if current_pass.ends is None:
             yield first, last, causal[None, None, first - last :, -(past + last) :]
         else:
-            visible = _visible(made, first, last, past)
+            visible = _visible(current_pass, first, last, past)
             yield first, last, _tree_attention.additive(visible[:, None], dtype)
 
 
-def _visible(made: Pass, first: int, last: int, past: int) -> Tensor:
-    """[B, last - first, past + last]"""
-    assert made.ends is not None
-    seen = slice(0, past + last)
-    if made.nodes is None:
-        nodes = torch.arange(made.ids.shape[1], device=made.ids.device)
+def _visible(current_pass: Pass, first: int, last: int, past: int) -> Tensor:
+    """Return [B, last - first, past + last], True where a query attends to a key."""
+    assert current_pass.ends is not None
+    keys = slice(0, past + last)
+    if current_pass.nodes is None:
+        nodes = torch.arange(current_pass.ids.shape[1], device=current_pass.ids.device)
     else:
-        nodes = made.nodes
+        nodes = current_pass.nodes
     queries = nodes[past + first : past + last, None]
-    return (nodes[seen] <= queries) & (queries < made.ends[:, None, seen])
+    return (nodes[keys] <= queries) & (queries < current_pass.ends[:, None, keys])
 
 
 Head = Callable[[Tensor, Pass], list[tuple[Tensor, Tensor]]]
-"""([B·L, hidden] of a pass, the pass) → what was taken of it, in its graph, with the gradient."""
+"""([B·L, hidden] of a pass, the pass) → pairs of a tensor in the pass's graph and its gradient."""
 
 
 def sweep(passes: Sequence[Pass], decode: Callable[..., Tensor], head: Head) -> None:
-    """All passes forward and, where there are gradients, backward.
+    """Run all passes forward and, where there are gradients, backward.
 
     Args:
+        passes: the passes, as by `plan`.
         decode: (ids, positions, tree) → [B, L, hidden].
-        head: sees what came out of each pass.
+        head: called with the hidden states of each pass.
     """
     running: dict[int, _Running] = {}
-    opened: list[int] = []
-    for number, made in enumerate(passes):
-        keep = made.last_use > number
-        current = _Running(made, running.get(made.source), keep)
-        simple = made.ends is None and made.source < 0 and not keep
-        hidden = decode(made.ids, made.positions, None if simple else current)
-        current.predicting = head(hidden.flatten(0, 1), made)
-        del hidden  # as `current` below: the name would keep the graph alive after its backward
+    for number, current_pass in enumerate(passes):
+        is_source = current_pass.last_use > number
+        current = _Running(current_pass, running.get(current_pass.source), is_source)
+        is_plain = current_pass.ends is None and current_pass.source < 0 and not is_source
+        hidden = decode(current_pass.ids, current_pass.positions, None if is_plain else current)
+        current.gradients = head(hidden.flatten(0, 1), current_pass)
         running[number] = current
-        opened.append(number)
-        del current
-        # the last one first: it leaves gradient at those before it
-        while opened and passes[opened[-1]].last_use <= number:
-            running.pop(opened.pop()).backward()
+        del hidden, current  # a reference would keep the graph alive after its backward pass
+        # the last pass first, because it adds gradient to those before it
+        while running and passes[next(reversed(running))].last_use <= number:
+            running.popitem()[1].backward()
 
 
-def decoder(model: Any, *, in_trees: bool) -> Callable[..., Tensor]:
-    """`decode` of `sweep`: last hidden states of a transformers model.
+def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[..., Tensor]:
+    """Return a `decode` for `sweep`: the last hidden states of a transformers model.
 
     Args:
-        in_trees: the model's attention may be replaced (`tree_refusal`).
+        model: the transformers model.
+        in_trees: whether the model's attention may be replaced (see `tree_refusal`).
+        logits: return logits instead, for models whose head alone does not make them.
     """
-    inner = model.get_decoder()
+    inner = model if logits else model.get_decoder()
     if in_trees:
         _tree_attention.install(model)
 
     def decode(ids: Tensor, positions: Tensor | None, tree: object) -> Tensor:
         options = {"position_ids": positions, "tree": tree}
         extra = {name: value for name, value in options.items() if value is not None}
-        hidden: Tensor = inner(input_ids=ids, use_cache=False, **extra).last_hidden_state
+        output = inner(input_ids=ids, use_cache=False, **extra)
+        hidden: Tensor = output.logits if logits else output.last_hidden_state
         return hidden
 
     return decode
 
 
 def pair_cost(model: Any) -> float:
-    """What attending from one token to another costs, where a token through all layers costs 1."""
+    """Return the cost of one query-key pair, relative to a token through all layers."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -368,10 +374,11 @@ def pair_cost(model: Any) -> float:
 
 @torch.no_grad()
 def tree_refusal(model: Any) -> str:
-    """Why a model cannot compute trees; empty if it can.
+    """Return why a model cannot compute trees; empty if it can.
 
-    It is tried out, because a configuration does not say what a model's code does with positions
-    and masks: a wrong tree would train on wrong log-probabilities without any error.
+    Small trees are compared with plain sequences, because a configuration does not show how a
+    model's code uses positions and masks: a wrong tree would train on wrong log-probabilities
+    without any error.
     """
     reason = _tree_attention.refusal(model)
     if reason:
@@ -394,16 +401,18 @@ def tree_refusal(model: Any) -> str:
 def _last_states(
     model: Any, sequences: Sequence[list[int]], *, in_trees: bool, block: int = BLOCK
 ) -> Tensor:
-    """[sequences, hidden] at the last but one token of each."""
-    looked = [[len(ids) - 1] for ids in sequences]
+    """Return the hidden states of each sequence's last but one token, [sequences, hidden]."""
+    selected = [[len(ids) - 1] for ids in sequences]
     trees = share(sequences, pair_cost=0.0) if in_trees else plain(sequences)
     states = [torch.empty(0)] * len(sequences)
 
-    def head(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
-        for entry, place in zip(made.entries.tolist(), made.places.tolist(), strict=True):
+    def head(hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
+        for entry, place in zip(
+            current_pass.entries.tolist(), current_pass.places.tolist(), strict=True
+        ):
             states[entry] = hidden[place].float()
         return []
 
-    passes = plan(sequences, looked, trees, 1, model.device, block)
+    passes = plan(sequences, selected, trees, 1, model.device, block)
     sweep(passes, decoder(model, in_trees=in_trees), head)
     return torch.stack(states)

@@ -1,37 +1,31 @@
-"""Whether a learner can compute with what it is handed, and in which order it does."""
+"""Validate a learner's rows and options, and order its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Loss, PolicyLoss
 
+_CONTENTS: Final = attrgetter(
+    *("ids", "rollout_id", "call_ids", "logprobs"),
+    *("advantages", "weights", "constraints", "responses"),
+)
+
 
 def ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
-    """The indices in an order that follows from the rows alone. Float sums depend on their order:
-    this way the result does not depend on how the rows were handed in."""
+    """Sort indices by the contents of their rows.
 
-    def key(index: int) -> tuple[Any, ...]:
-        row = rows[index]
-        return (
-            row.ids,
-            row.rollout_id,
-            row.call_ids,
-            row.logprobs,
-            row.advantages,
-            row.weights,
-            row.constraints,
-            row.responses,
-        )
-
-    return sorted(indices, key=key)
+    Float sums depend on their order, so this makes results independent of the order of `rows`.
+    """
+    return sorted(indices, key=lambda index: _CONTENTS(rows[index]))
 
 
 def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a policy that there is not."""
+    """Raise `ConfigError` if an option names an unknown policy."""
     unknown = sorted(set(by_policy) - set(models))
     if unknown:
         raise ConfigError(
@@ -40,16 +34,16 @@ def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, 
 
 
 def check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> None:
-    """Raise `ConfigError` for a loss that needs earlier scores, where there are none."""
+    """Raise `ConfigError` if a loss needs `old_logprobs` and there are none."""
     if isinstance(loss, PolicyLoss) and loss.importance_cap is not None and old_logprobs is None:
         raise ConfigError(
-            f"importance_cap={loss.importance_cap} acts on the learner's own earlier scores: give "
-            "old_logprobs, or importance_cap=None"
+            f"importance_cap={loss.importance_cap} needs the learner's scores before the update: "
+            "give old_logprobs, or importance_cap=None"
         )
 
 
 def check_rows(rows: Iterable[Row], *, trained: bool) -> None:
-    """Raise `DataError` for a row that cannot be computed with."""
+    """Raise `DataError` for an invalid row."""
     for row in rows:
         size = len(row.ids)
         fields = ("mask", "advantages", "weights", "logprobs", "versions", "temperatures")
@@ -72,14 +66,14 @@ def check_rows(rows: Iterable[Row], *, trained: bool) -> None:
 
 
 def _check_constraints(row: Row) -> None:
-    """Raise `DataError` unless each is within the row, after its first token, and after the one
-    before it."""
+    """Raise `DataError` unless all constraints lie after the row's first token, in order and
+    without overlap."""
     end = 1
     for constraint in row.constraints:
         start, count = constraint.start, constraint.length
         if start < end or count < 1 or start + count > len(row.ids):
             raise DataError(
                 f"a row of rollout {row.rollout_id} has {len(row.ids)} ids and a grammar for "
-                f"{count} of them from place {start}: not within it, or another's"
+                f"{count} of them from place {start}: outside the row, or overlapping another"
             )
         end = start + count

@@ -1,4 +1,4 @@
-"""SFT: supervised fine-tuning, for a warm start, or on what went well in episodes or production."""
+"""SFT: supervised fine-tuning on demonstrations, episodes or recorded production calls."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from lightspan.schema.validation import check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
 from lightspan_torch.learner.config import Torch
 from lightspan_torch.sft.chat_dataset import load_chats
-from lightspan_torch.sft.checkpoint import Done, Unfinished, interrupts
+from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
 
 POLICY = "policy"
 
 Turns: TypeAlias = Literal["last", "all"]
-"""Which of a chat's assistant messages are imitated."""
+"""The assistant messages of a chat that are imitated."""
 
 
 class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,64 +44,62 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: list[int]
     response_ids: list[int]
     earlier: list[tuple[int, int]] = []
-    """Answers within the prompt that are imitated too, as [start, end) of its ids; whatever `turns`
-    is."""
+    """Answers within the prompt that are imitated too, as [start, end) of its ids, regardless of
+    `turns`."""
 
 
 class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What fine-tuning gave."""
+    """The result of a fine-tuning."""
 
     model: Path
+    """Folder of the model."""
     losses: list[float]
     """Mean loss of each update."""
     seconds: float
     """CPU-seconds of the learner."""
     demonstrations: int = 0
-    """How many were imitated."""
+    """Number of imitated demonstrations."""
     left_out: dict[str, int] = {}
-    """With `from_store`: reason → how many calls were not imitated."""
+    """With `from_store`: reason → number of calls left out."""
 
 
 @dataclass(kw_only=True, eq=False)
 class SFT:
-    """Imitates demonstrations: those given to `fit`, or what production recorded (`from_store`).
+    """Supervised fine-tuning on demonstrations of `fit`, or on recorded calls of `from_store`.
 
-    Answers are imitated as they stand: one that was sampled under a grammar too, so that the model
-    learns to keep to the form by itself.
+    Answers sampled under a grammar are imitated without it, so that the model learns the format.
 
-    Of a store (`lightspan.record`) it imitates, one by one, the calls whose score is at least
-    `min_reward`: prompt and tools as they were sent, and the answer. The score of a call is the
-    last feedback or reward on the call itself, else that of its attempt; what has none is left out.
-    So are calls of damaged attempts, late ones, those that failed, that were cut off or that gave
-    several answers, and chats that the model cannot take (too long); `SFTResult.left_out` counts
-    them.
+    From a store (`lightspan.record`), each call whose score is at least `min_reward` is imitated:
+    prompt, tools and answer. The score of a call is the last feedback or reward on the call itself,
+    else that of its attempt. Calls without a score are left out, as are calls of damaged attempts,
+    late, failed and truncated calls, calls with several answers, and chats that are too long for
+    the model; `SFTResult.left_out` counts them.
 
     Args:
-        model: starting weights: a folder or a hub name.
-        learning_rate: AdamW's; give `optimizer` for anything else.
+        model: initial weights: a folder or a hub name.
+        learning_rate: AdamW's learning rate; give `optimizer` for anything else.
         batch_size: demonstrations per update.
         epochs: passes over the demonstrations.
         prompt_weight: weight of the prompt's tokens in the loss; the answer's is 1.
-        turns: which assistant messages of a chat are answers: the last one, or all, each with the
-            messages before it as its prompt. A run with many calls is then computed once. All needs
-            a chat template that leaves what was said as it was.
+        turns: the assistant messages of a chat that are imitated: the last one, or all, each with
+            the messages before it as its prompt, computed in one sequence. `"all"` needs a chat
+            template that renders earlier messages unchanged.
         max_cpu_seconds: stop after this many CPU-seconds of the learner.
         optimizer: see `lightspan.Optimizer`.
         lora: adapters instead of full weights.
-        device: such as `"cuda"`.
-        seed: for the order of the demonstrations.
+        device: device of the learner, such as `"cuda"`.
+        seed: seed of the order of the demonstrations.
         learner: settings of the torch learner, `Torch(…)`.
-        from_store: the URL of a store that production wrote.
-        min_reward: the least score of a call that is imitated; None takes unscored ones too.
+        from_store: URL of a store that production wrote.
+        min_reward: minimum score of an imitated call; None to include unscored calls.
         service: only calls of this service.
         agents: only calls of these agents: names, or globs on agent paths.
-        since: only attempts that began then or later (see
+        since: only attempts that began at this time or later (see
             `lightspan.algorithms.recorded_attempts.Time`).
-        until: only attempts that began before.
+        until: only attempts that began before this time.
 
     Raises:
-        ConfigError: a value that its option does not take, or an option that applies only to
-            `from_store`.
+        ConfigError: an option is invalid, or applies only to `from_store`.
     """
 
     model: str | Path = field(kw_only=False)
@@ -132,13 +130,13 @@ class SFT:
         if rate is not None:
             check_number("learning_rate", rate, above=0)
         self.min_reward = reward_bound("min_reward", self.min_reward)
-        chosen = _given(self._choice())
+        selection = _described(self._selection())
         if self.from_store is not None:
             Query.of(self.service, self.since, self.until)
             open_store(self.from_store)
             self.from_store = public_url(self.from_store)
-        elif chosen:
-            raise ConfigError(f"{chosen} chooses from a store: give from_store= too")
+        elif selection:
+            raise ConfigError(f"{selection} selects from a store: give from_store= too")
         if self.turns not in get_args(Turns):
             raise ConfigError(f"turns={self.turns!r} must be one of {', '.join(get_args(Turns))}")
         if self.turns == "all" and self.from_store is not None:
@@ -149,8 +147,8 @@ class SFT:
         self.model = local_model(self.model)
         self.optimizer = self.optimizer or Optimizer(learning_rate=1e-5 if rate is None else rate)
 
-    def _choice(self) -> dict[str, Any]:
-        """The options that choose from a store."""
+    def _selection(self) -> dict[str, Any]:
+        """Return the options that select from a store."""
         names = ("min_reward", "service", "agents", "since", "until")
         return {name: getattr(self, name) for name in names}
 
@@ -163,25 +161,25 @@ class SFT:
         resume: bool = False,
     ) -> SFTResult:
         """Fine-tune and write the model to `folder`: `fit(chats, folder)`, or with `from_store`
-        `fit(folder=folder)`. After a Ctrl-C what was learned is beside it (`FOLDER.unfinished`).
+        `fit(folder=folder)`. Ctrl-C leaves a checkpoint in `FOLDER.unfinished`.
 
         Args:
             demonstrations: chats (`{"messages": […], "tools": […]}` or a list of messages) whose
-                last message is the assistant's, to be imitated as `turns` says, or token ids; or
-                the path of a `.jsonl` file with a chat on each line.
-            folder: where the model goes; it is made.
-            reporter: None for the terminal.
-            resume: go on from what a Ctrl-C left, exactly; begin anew if it left nothing.
+                last message is the assistant's, or token ids; or the path of a `.jsonl` file with
+                a chat on each line.
+            folder: folder for the model, created if necessary.
+            reporter: reports progress; None for the terminal.
+            resume: continue exactly from the checkpoint of a Ctrl-C; start again without one.
 
         Raises:
-            CheckpointError: what it left cannot be read.
-            ConfigError: no folder, demonstrations and `from_store` both or neither, or what a
-                Ctrl-C left was made with other settings or demonstrations.
-            DataError: a file that cannot be read, no demonstration, or one that does not end with
-                the assistant, answers or says nothing, is longer than the model's context, whose
-                earlier messages the chat template renders differently once an answer is there, or
-                whose `earlier` is not within its prompt.
-            ModelError: the model or its tokenizer cannot be used.
+            CheckpointError: the checkpoint cannot be read.
+            ConfigError: there is no folder, both or neither of demonstrations and `from_store`, or
+                the checkpoint has other settings or demonstrations.
+            DataError: the file cannot be read, there is no demonstration, or a demonstration does
+                not end with the assistant, has an empty prompt or answer, is longer than the
+                model's context, has earlier messages that the chat template renders differently
+                with an answer, or has an `earlier` outside its prompt.
+            ModelError: the model or its tokenizer cannot be loaded.
         """
         if folder is None:
             raise ConfigError("SFT.fit needs a folder for the model: fit(…, folder=)")
@@ -214,16 +212,16 @@ class SFT:
         )
         target = Path(folder)
         unfinished = Unfinished(target)
-        done = Done(work=self._work(prepared), losses=[], seconds=0.0)
+        progress = Progress(work=self._work(prepared), losses=[], seconds=0.0)
         if resume:
-            done = unfinished.read(learner, done.work) or done
-        self._imitate(learner, prepared, reporter, done, unfinished)
+            progress = unfinished.read(learner, progress.work) or progress
+        self._imitate(learner, prepared, reporter, progress, unfinished)
         learner.export(POLICY, target, merge=True)  # plain weights, which training can start from
         unfinished.remove()
         return SFTResult(
             model=target,
-            losses=done.losses,
-            seconds=done.seconds,
+            losses=progress.losses,
+            seconds=progress.seconds,
             demonstrations=len(prepared),
             left_out=dict(left_out),
         )
@@ -231,32 +229,32 @@ class SFT:
     def _stored(
         self, tokenizer: ChatTokenizer, left_out: Counter[str], reporter: Reporter
     ) -> list[Demonstration]:
-        """What the store holds to imitate; counts what it holds beside that.
+        """Return the demonstrations of the store; count its other calls in `left_out`.
 
         Raises:
-            DataError: there is nothing to imitate.
+            DataError: the store has no demonstration.
         """
-        stored = load_chats(str(self.from_store), **self._choice())
+        stored = load_chats(str(self.from_store), **self._selection())
         left_out.update(stored.left_out)
         prepared = []
-        why = ""
+        example = ""
         for index, chat in enumerate(stored.chats):
             try:
                 prepared.append(_prepared(chat, tokenizer, index))
             except DataError as error:
                 left_out["not for this model"] += 1
-                why = f" ({error})"
+                example = f" ({error})"
         counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
         if not prepared:
             raise DataError(
                 f"store {self.from_store} has no call to imitate with "
-                f"{_given(self._choice()) or 'these settings'}; left out: {counted}{why}"
+                f"{_described(self._selection()) or 'these settings'}; left out: {counted}{example}"
             )
-        reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{why}")
+        reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{example}")
         return prepared
 
     def _work(self, demonstrations: Sequence[Demonstration]) -> str:
-        """A hash of all that decides what is learned."""
+        """Return a hash of all settings and demonstrations that affect the result."""
         settings = {
             "model": str(self.model),
             "optimizer": self.optimizer,
@@ -271,38 +269,38 @@ class SFT:
         learner: Learner,
         demonstrations: Sequence[Demonstration],
         reporter: Reporter,
-        done: Done,
+        progress: Progress,
         unfinished: Unfinished,
     ) -> None:
-        """Make the updates that are left, and note each in `done`.
+        """Make the remaining updates and record them in `progress`.
 
         Raises:
-            KeyboardInterrupt: what was done is kept.
+            KeyboardInterrupt: on Ctrl-C, after a checkpoint.
         """
         batches = list(self._batches(len(demonstrations)))
         reporter.start("imitating", len(batches))
-        reporter.advance(len(done.losses))
-        before_s, started = done.seconds, time.monotonic()
-        with interrupts() as interrupted:
-            for batch in batches[len(done.losses) :]:
-                if self.max_cpu_seconds is not None and done.seconds >= self.max_cpu_seconds:
+        reporter.advance(len(progress.losses))
+        before_s, started = progress.seconds, time.monotonic()
+        with delayed_interrupt() as interrupted:
+            for batch in batches[len(progress.losses) :]:
+                if self.max_cpu_seconds is not None and progress.seconds >= self.max_cpu_seconds:
                     break
                 rows = self._rows([demonstrations[index] for index in batch])
                 metrics = learner.update(rows, SFTLoss())
-                done.losses.append(metrics["loss"])
-                used = learner.usage()
-                done.seconds = before_s + used["cpu_s"]
-                speed = used["tokens"] / max(1e-3, time.monotonic() - started)
-                reporter.advance(1, loss=done.losses[-1], tokens_per_s=speed)
+                progress.losses.append(metrics["loss"])
+                usage = learner.usage()
+                progress.seconds = before_s + usage["cpu_s"]
+                speed = usage["tokens"] / max(1e-3, time.monotonic() - started)
+                reporter.advance(1, loss=progress.losses[-1], tokens_per_s=speed)
                 if interrupted():
-                    unfinished.keep(learner, done)
+                    unfinished.write(learner, progress)
                     reporter.finish(
-                        f"interrupted after {len(done.losses)} of {len(batches)} updates, kept in "
-                        f"{unfinished.path}: go on with fit(…, resume=True)"
+                        f"interrupted after {len(progress.losses)} of {len(batches)} updates, "
+                        f"saved in {unfinished.path}: continue with fit(…, resume=True)"
                     )
                     raise KeyboardInterrupt
         reporter.finish(
-            f"imitated {len(demonstrations)} demonstrations, loss {done.losses[-1]:.3f}"
+            f"imitated {len(demonstrations)} demonstrations, loss {progress.losses[-1]:.3f}"
         )
 
     def _batches(self, count: int) -> list[list[int]]:
@@ -317,12 +315,12 @@ class SFT:
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _rows(self, demonstrations: Sequence[Demonstration]) -> list[Row]:
-        """Rows whose weights sum to 1 over the batch."""
+        """Return rows whose weights sum to 1 over the batch."""
         weights = [_weights(demo, self.prompt_weight) for demo in demonstrations]
         total = sum(map(sum, weights))
         return [
-            _row(demo, [weight / total for weight in each], f"demonstration-{index}")
-            for index, (demo, each) in enumerate(zip(demonstrations, weights, strict=True))
+            _row(demo, [weight / total for weight in row], f"demonstration-{index}")
+            for index, (demo, row) in enumerate(zip(demonstrations, weights, strict=True))
         ]
 
 
@@ -333,10 +331,16 @@ def demonstrations_from(
     optimize: str | Sequence[str] = "*",
     keep: Callable[[Episode], bool] | None = None,
 ) -> list[Demonstration]:
-    """The calls of chosen agents in episodes whose reward is at least `min_reward`, by their exact
-    token ids; calls without ids, and those that failed or were not delivered, are left out.
+    """Return the calls of episodes whose reward is at least `min_reward`, as exact token ids.
 
-    They are ids of the tokenizer that sampled them: imitate them with a model of the same one.
+    Calls that have no ids, failed or were not delivered are left out. The ids belong to the
+    tokenizer that sampled them: the imitating model must have the same one.
+
+    Args:
+        episodes: the episodes.
+        min_reward: minimum reward of an episode.
+        optimize: names or globs on agent paths.
+        keep: returns whether to include an episode; None for all.
     """
     patterns = [optimize] if isinstance(optimize, str) else list(optimize)
     demonstrations = []
@@ -347,8 +351,8 @@ def demonstrations_from(
             continue
         for call in episode.calls:
             record = call.record
-            chosen = any(matches(pattern, call.agent_path) for pattern in patterns)
-            if not chosen or record is None or call.outcome is not CallOutcome.OK:
+            is_selected = any(matches(pattern, call.agent_path) for pattern in patterns)
+            if not is_selected or record is None or call.outcome is not CallOutcome.OK:
                 continue
             if record.prompt and record.response:
                 demonstrations.append(
@@ -357,15 +361,15 @@ def demonstrations_from(
     return demonstrations
 
 
-def _given(options: Mapping[str, Any]) -> str:
-    """The options that are not at their default, as they were written."""
+def _described(options: Mapping[str, Any]) -> str:
+    """Return the options that are not at their default, as source code."""
     return ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not None and v != ())
 
 
 def _prepared(
     demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns = "last"
 ) -> Demonstration:
-    """The demonstration as token ids that the learner can take."""
+    """Return the demonstration as token ids; check its length and `earlier`."""
     ids = _tokenise(demo, tokenizer, index, turns)
     if not ids.prompt_ids or not ids.response_ids:
         raise DataError(f"demonstrations[{index}] needs a prompt and an answer that are not empty")
@@ -399,15 +403,15 @@ def _tokenise(
         return Demonstration(prompt_ids=prompt, response_ids=response)
     earlier = []
     for end, message in enumerate(messages[:-1], start=1):
-        if message.get("role") == "assistant" and end > 1:  # what nobody asked for has no prompt
-            asked, said = _turn(messages[:end], tools, tokenizer, index)
-            if prompt[: len(asked) + len(said)] != asked + said:
+        if message.get("role") == "assistant" and end > 1:  # a first message has no prompt
+            turn_prompt, answer = _turn(messages[:end], tools, tokenizer, index)
+            if prompt[: len(turn_prompt) + len(answer)] != turn_prompt + answer:
                 raise DataError(
                     f"demonstrations[{index}]: the chat template renders messages[{end - 1}] "
                     'differently once more messages follow; give turns="last", and each turn as a '
                     "chat of its own"
                 )
-            earlier.append((len(asked), len(asked) + len(said)))
+            earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
     return Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
 
 
@@ -417,7 +421,7 @@ def _turn(
     tokenizer: ChatTokenizer,
     index: int,
 ) -> tuple[list[int], list[int]]:
-    """The prompt and the answer of a chat's last message."""
+    """Return the prompt and the answer of a chat's last message, as token ids."""
     prompt = tokenizer.render(messages[:-1], tools)
     whole = tokenizer.render(messages, tools, add_generation_prompt=False)
     if whole[: len(prompt)] != prompt:
@@ -427,7 +431,7 @@ def _turn(
         )
     response = whole[len(prompt) :]
     ends = [place for place, token in enumerate(response) if token in tokenizer.eos_ids]
-    if ends:  # sampling ends there: what the template writes after it is not the model's to say
+    if ends:  # sampling ends there: the template, not the model, writes what follows
         response = response[: ends[0] + 1]
     return prompt, response
 
@@ -439,7 +443,7 @@ def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, A
 
 
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
-    """One per token: nothing can predict the first, an answer's weigh 1, the prompt's less."""
+    """Return the weight of each token: 0 for the first, which nothing predicts, 1 in answers."""
     weights = [0.0, *[prompt_weight] * (len(demo.prompt_ids) - 1), *[1.0] * len(demo.response_ids)]
     for start, end in demo.earlier:
         weights[start:end] = [1.0] * (end - start)

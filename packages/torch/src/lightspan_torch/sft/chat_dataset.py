@@ -1,4 +1,4 @@
-"""Chats to imitate, from what production recorded: calls that ended well and scored well."""
+"""Read chats for fine-tuning from recorded calls that succeeded and scored well."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ from lightspan.stores.protocol import Store
 
 @dataclass(slots=True)
 class Chats:
-    """Chats to imitate, and why the other calls are none."""
+    """Chats to imitate, with counts of other calls."""
 
     chats: list[dict[str, Json]] = field(default_factory=list)
     """`{"messages": […], "tools": […]}`, the answer last."""
     left_out: Counter[str] = field(default_factory=Counter)
+    """Reason → number of calls left out."""
 
 
 async def read_chats(
     store: Store, query: Query, min_reward: float | None, agents: Sequence[str]
 ) -> Chats:
-    """The chats of calls whose score is at least `min_reward`; see `chat_of` for what else counts.
+    """Return the chats of calls whose score is at least `min_reward` and that `chat_of` accepts.
 
     Args:
-        store: an opened one.
-        query: which attempts.
-        min_reward: None takes unscored calls too.
-        agents: names or globs on agent paths; none for all.
+        store: an open store.
+        query: selects the attempts.
+        min_reward: minimum score; None to include unscored calls.
+        agents: names or globs on agent paths; empty for all.
     """
     result = Chats()
     async for _, _, episode in read_attempts(store, query):
         for call in episode.calls:
-            reason = _not_chosen(episode, call, min_reward, agents)
+            reason = _rejection(episode, call, min_reward, agents)
             chat = None if reason else chat_of(call)
             if isinstance(chat, dict):
                 result.chats.append(chat)
@@ -61,10 +62,10 @@ async def read_chats(
     return result
 
 
-def _not_chosen(
+def _rejection(
     episode: Episode, call: Call, min_reward: float | None, agents: Sequence[str]
 ) -> str:
-    """Why a call is left out; empty if it is taken."""
+    """Return why a call is left out; empty if it is not."""
     if agents and not any(matches(pattern, call.agent_path) for pattern in agents):
         return "of other agents"
     if episode.capture_errors:
@@ -75,15 +76,15 @@ def _not_chosen(
     return "unscored" if score is None else "scored too low"
 
 
-_WHOLE: Final = ("stop", "tool_calls", "function_call", "None")
-"""Finish reasons of whole answers; None is that of servers which give none."""
+_COMPLETE: Final = ("stop", "tool_calls", "function_call", "None")
+"""Finish reasons of complete answers; None for servers without finish reasons."""
 
 
 def chat_of(call: Call) -> dict[str, Json] | str:
-    """The call as a chat that ends with its answer; else why it is none.
+    """Return the call as a chat that ends with its answer, or the reason why it is left out.
 
-    It has to have ended well, with one answer (feedback does not say which of several is meant)
-    that was not cut off.
+    The call must have succeeded, with one complete answer: feedback does not identify one of
+    several answers.
     """
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     if call.outcome is not CallOutcome.OK:
@@ -91,25 +92,25 @@ def chat_of(call: Call) -> dict[str, Json] | str:
     if attributes.get(c.KEYS_REPLACED):
         return "with keys in them, which are not kept"
     try:
-        asked, answers = genai_messages.asked_of(attributes), genai_messages.answers_of(attributes)
+        prompt, answers = genai_messages.asked_of(attributes), genai_messages.answers_of(attributes)
     except (ValueError, KeyError, TypeError, AttributeError):
         return "unreadable"
-    if not asked or not answers:
+    if not prompt or not answers:
         return "without messages"
-    if any(map(_holds_media, (*asked, *answers))):
+    if any(map(_has_media, (*prompt, *answers))):
         return "with images, sounds or files, of which references are kept"
     if len(answers) > 1:
         return "with several answers"
-    if str(call.finish) not in _WHOLE:
+    if str(call.finish) not in _COMPLETE:
         return "cut off"
     if not answers[0].get("content") and not answers[0].get("tool_calls"):
         return "without an answer"
     tools = attributes.get(c.TOOL_DEFINITIONS)
     with_tools = {} if tools is None else {"tools": json.loads(str(tools))}
-    return {"messages": [*asked, answers[0]], **with_tools}
+    return {"messages": [*prompt, answers[0]], **with_tools}
 
 
-def _holds_media(message: Mapping[str, Any]) -> bool:
+def _has_media(message: Mapping[str, Any]) -> bool:
     parts = message.get("content")
     return isinstance(parts, list) and any(is_reference(part) for part in parts)
 
@@ -123,16 +124,16 @@ def load_chats(
     since: Time | None = None,
     until: Time | None = None,
 ) -> Chats:
-    """`read_chats` of a store's URL.
+    """Read the chats of a store's URL; see `read_chats`.
 
     Raises:
-        ConfigError: a value that its argument does not take.
+        ConfigError: an argument is invalid.
     """
-    query, least = Query.of(service, since, until), reward_bound("min_reward", min_reward)
+    query, min_reward = Query.of(service, since, until), reward_bound("min_reward", min_reward)
     patterns = [agents] if isinstance(agents, str) else list(agents)
 
     async def read() -> Chats:
         async with open_existing(store) as opened:
-            return await read_chats(opened, query, least, patterns)
+            return await read_chats(opened, query, min_reward, patterns)
 
     return run_sync(read())

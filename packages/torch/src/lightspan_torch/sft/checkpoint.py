@@ -1,4 +1,4 @@
-"""What an interrupted fine-tuning leaves behind, and how the next one goes on from it."""
+"""Checkpoint of an interrupted fine-tuning, from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -16,88 +16,90 @@ from lightspan.errors import CheckpointError, ConfigError
 from lightspan.protocols.learner import Learner
 
 _LEARNER = "learner"
-_DONE = "done.json"
+_PROGRESS = "done.json"
 
 
-class Done(msgspec.Struct, kw_only=True):
-    """How far it has come."""
+class Progress(msgspec.Struct, kw_only=True):
+    """The progress of a fine-tuning."""
 
     work: str
-    """Hash of the settings and of all that is imitated: nothing else may go on from here."""
+    """Hash of the settings and demonstrations, which a resumed run must share."""
     losses: list[float]
-    """Of each update so far."""
+    """Loss of each update so far."""
     seconds: float
     """CPU-seconds of the learner."""
 
 
 class Unfinished:
-    """Beside the folder of the model that is to come.
+    """The checkpoint folder `MODEL.unfinished` of an interrupted fine-tuning.
 
     Args:
-        target: that folder.
+        target: folder of the future model.
     """
 
     def __init__(self, target: Path) -> None:
         target = target.absolute()  # "." has no name
         self.path = target.with_name(f"{target.name}.unfinished")
 
-    def keep(self, learner: Learner, done: Done) -> None:
-        """Write it, whole or not at all."""
+    def write(self, learner: Learner, progress: Progress) -> None:
+        """Write the checkpoint atomically."""
         part = self.path.with_name(f"{self.path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         learner.save(part / _LEARNER)
         try:
-            (part / _DONE).write_bytes(msgspec.json.encode(done))
+            (part / _PROGRESS).write_bytes(msgspec.json.encode(progress))
             self.remove()
             part.rename(self.path)
         except OSError as error:
             raise CheckpointError(f"cannot write {self.path}: {error}") from error
 
-    def read(self, learner: Learner, work: str) -> Done | None:
-        """Bring the learner to where it was; None if nothing was kept.
+    def read(self, learner: Learner, work: str) -> Progress | None:
+        """Restore the learner and return the progress; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: it cannot be read.
-            ConfigError: it is of other settings, or of other demonstrations.
+            CheckpointError: the checkpoint cannot be read.
+            ConfigError: the checkpoint has other settings or demonstrations.
         """
         try:
-            done = msgspec.json.decode((self.path / _DONE).read_bytes(), type=Done)
+            progress = msgspec.json.decode((self.path / _PROGRESS).read_bytes(), type=Progress)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"cannot read {self.path}: {error}") from error
-        if done.work != work:
+        if progress.work != work:
             raise ConfigError(
                 f"{self.path} was made with other settings or demonstrations: give those, or leave "
-                "resume= out to begin anew"
+                "resume= out to start again"
             )
         learner.load(self.path / _LEARNER)
-        return done
+        return progress
 
     def remove(self) -> None:
-        """Nothing is unfinished any more."""
+        """Delete the checkpoint."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Holds back the first Ctrl-C, which would leave an update half done; gives whether there was
-    one. A second one interrupts at once. Where signals are not ours (other threads, somebody's own
-    handler) nothing is held back."""
-    came = threading.Event()
+def delayed_interrupt() -> Iterator[Callable[[], bool]]:
+    """Delay the first Ctrl-C, which would interrupt an update halfway.
+
+    Yields a function that returns whether Ctrl-C was pressed. A second Ctrl-C interrupts at once.
+    In other threads, or with another handler of SIGINT, nothing is delayed.
+    """
+    interrupted = threading.Event()
     default = signal.default_int_handler
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not default:
-        yield came.is_set
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not default:
+        yield interrupted.is_set
         return
 
-    def note(number: int, frame: Any) -> None:
-        if came.is_set():
+    def on_interrupt(number: int, frame: Any) -> None:
+        if interrupted.is_set():
             default(number, frame)
-        came.set()
+        interrupted.set()
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield came.is_set
+        yield interrupted.is_set
     finally:
         signal.signal(signal.SIGINT, default)

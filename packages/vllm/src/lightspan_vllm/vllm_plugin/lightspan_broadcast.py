@@ -1,7 +1,6 @@
-"""Weights that are sent to servers over torch.distributed: what both ends have to do alike.
+"""Broadcast of weights over torch.distributed, from the trainer (rank 0) to a server's processes.
 
-One end is the trainer, rank 0; each process of a server is another. It imports nothing but torch,
-and is loaded in vLLM's process as `lightspan_vllm_plugin` is.
+Used on both sides: vLLM's process loads it like `lightspan_vllm_plugin`. Imports only torch.
 """
 
 from __future__ import annotations
@@ -17,29 +16,31 @@ import torch.distributed
 
 dist: Final[Any] = torch.distributed
 
-MEETING_S = 60.0
-"""How long one end waits for the other before the first weight."""
+RENDEZVOUS_S = 60.0
+"""Maximum seconds to wait for the other side before the first weight."""
 _POLL_INTERVAL_S = 0.001
 
 
-def here(rank: int) -> str:
-    """The key of the store by which a process says that it has come."""
+def rendezvous_key(rank: int) -> str:
+    """Return the store's key that a process sets when it has connected."""
     return f"here-{rank}"
 
 
-def group_of(
+def make_group(
     store: Any, rank: int, size: int, *, backend: str, address: str, timeout_s: float
 ) -> Any:
-    """One end of a group, which lives for one update. All others have come.
+    """Return this process's group of one update, after all processes have connected.
 
     Args:
-        backend: `gloo`, over the CPU's memory, or `nccl`, between GPUs.
-        address: of the interface of this machine by which the others are reached; NCCL chooses its
-            own.
-        timeout_s: how long one may keep the others waiting.
+        store: the rendezvous store.
+        rank: rank of this process; the trainer is 0.
+        size: number of ranks.
+        backend: `gloo`, between CPUs, or `nccl`, between GPUs.
+        address: this machine's address on the interface to use; NCCL chooses its own.
+        timeout_s: maximum seconds to wait for the other ranks.
 
     Raises:
-        RuntimeError: torch's, where they do not reach each other.
+        RuntimeError: the ranks cannot reach each other.
     """
     inner = dist.PrefixStore(backend, store)
     if backend == "nccl":
@@ -47,26 +48,28 @@ def group_of(
         options._timeout = timedelta(seconds=timeout_s)
         return dist.ProcessGroupNCCL(inner, rank, size, options)
     options = dist.ProcessGroupGloo._Options()
-    # by default it listens where the host's name points: an interface that others may reach
+    # by default Gloo listens at the address of the host's name, which may be public
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=timeout_s)
     return dist.ProcessGroupGloo(inner, rank, size, options)
 
 
-def broadcast(group: Any, tensor: torch.Tensor, look: Callable[[], None] = lambda: None) -> None:
-    """Fill a tensor of all but rank 0 with what it has.
+def broadcast(group: Any, tensor: torch.Tensor, poll: Callable[[], None] = lambda: None) -> None:
+    """Broadcast rank 0's tensor to all ranks.
 
     Args:
-        look: is called while it lasts; may raise. NCCL does not notice that another end is gone.
+        group: the process group.
+        tensor: sent by rank 0, filled on other ranks.
+        poll: called repeatedly, may raise; needed because NCCL does not detect lost ranks.
 
     Raises:
-        RuntimeError: torch's: another end is gone, or said nothing for too long.
+        RuntimeError: a rank is gone, or did not answer in time.
     """
     options = dist.BroadcastOptions()
     options.rootRank = options.rootTensor = 0
     work = group.broadcast([tensor], options)
     while not work.is_completed():
-        look()
+        poll()
         time.sleep(_POLL_INTERVAL_S)
     work.wait()
 
@@ -74,26 +77,26 @@ def broadcast(group: Any, tensor: torch.Tensor, look: Callable[[], None] = lambd
 def receive(
     sent: Mapping[str, Any], rank: int, device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights that a trainer sends, each when it is there.
+    """Yield the names and weights that a trainer sends, as they arrive.
 
     Args:
-        sent: what `Broadcast.info` says.
-        rank: of this process among those that receive, from 1.
-        device: the GPU that NCCL writes to; Gloo writes to the CPU's memory.
+        sent: the result of `Broadcast.info`.
+        rank: rank of this process, from 1.
+        device: the GPU for NCCL; Gloo uses the CPU.
 
     Raises:
-        RuntimeError: torch's: the trainer cannot be reached, or is gone.
+        RuntimeError: the trainer cannot be reached, or is gone.
     """
     host, port, backend = sent["host"], sent["port"], sent["backend"]
-    meeting = timedelta(seconds=MEETING_S)
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=meeting)
-    store.set(here(rank), "")
-    group = group_of(
+    timeout = timedelta(seconds=RENDEZVOUS_S)
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    store.set(rendezvous_key(rank), "")
+    group = make_group(
         store,
         rank,
         sent["workers"] + 1,
         backend=backend,
-        address=_facing(host, port),
+        address=_local_address(host, port),
         timeout_s=sent["timeout_s"],
     )
     target = device if backend == "nccl" else torch.device("cpu")
@@ -103,8 +106,8 @@ def receive(
         yield name, tensor
 
 
-def _facing(host: str, port: int) -> str:
-    """This machine's address, as that host sees it. Nothing is sent."""
+def _local_address(host: str, port: int) -> str:
+    """Return this machine's address on the route to a host; sends nothing."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

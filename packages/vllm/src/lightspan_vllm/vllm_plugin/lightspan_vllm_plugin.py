@@ -1,14 +1,14 @@
-"""What runs inside vLLM's own process: how new weights come in, and what it serves.
+"""Plugin in vLLM's process: loads new weights and describes the server.
 
-The ways to hand over weights that vLLM ships want a GPU at both ends, and vLLM in the trainer. Here
-they come in files of safetensors, which lie in shared memory of one machine, or over
-torch.distributed (`lightspan_broadcast`), from anywhere and with a GPU or without. It is loaded by
+vLLM's own weight transfers need a GPU on both sides, and vLLM in the trainer. Here weights come as
+safetensors files in shared memory of one machine, or over torch.distributed (`lightspan_broadcast`)
+from any machine, with or without a GPU. vLLM loads the plugin by
 
     --worker-extension-cls lightspan_vllm_plugin.Extension
     --weight-transfer-config '{"backend": "lightspan"}'
 
-with this file's folder on `PYTHONPATH`. Nothing of lightspan is there: it imports vLLM alone, and
-nothing imports it.
+with this file's folder on `PYTHONPATH`. lightspan need not be installed there: the plugin imports
+only vLLM, and nothing imports the plugin.
 """
 
 from __future__ import annotations
@@ -37,36 +37,37 @@ BACKEND = "lightspan"
 
 @dataclass
 class WholeInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing has to be agreed upon."""
+    """Empty arguments of the initialisation."""
 
 
 @dataclass
 class WholeUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A whole model."""
+    """The source of a whole model's weights."""
 
     files: list[str] = field(default_factory=list)
+    """Paths of safetensors files; empty if the weights are sent."""
     sent: dict[str, Any] = field(default_factory=dict)
-    """How it is sent (`lightspan_broadcast.receive`), if it is in no files."""
+    """Arguments of `lightspan_broadcast.receive`; empty if the weights are in files."""
     again: dict[str, str] = field(default_factory=dict)
-    """Name → name of the weight that comes which it is equal to."""
+    """Name → name of the equal weight that is in the files or sent."""
 
 
 class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore[misc]
-    """Loads a whole model, layer by layer."""
+    """A weight transfer engine that loads a whole model, layer by layer."""
 
     init_info_cls = WholeInit
     update_info_cls = WholeUpdate
 
     def init_transfer_engine(self, init_info: WholeInit) -> None:
-        """Nothing to prepare."""
+        """Do nothing: every update makes its own connection."""
 
     def start_weight_update(self) -> None:
-        """Make room for weights as they are in a checkpoint."""
+        """Prepare the model for weights in the checkpoint's layout."""
         self._names = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """The base class's, but that synchronises with an accelerator, which need not be there."""
+        """Load weights; unlike the base class, synchronise only if there is an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -75,7 +76,7 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
         """Load every weight.
 
         Raises:
-            ValueError: some are lacking.
+            ValueError: weights of the model are missing.
         """
         loaded = self.model.load_weights(self._weights(update_info))
         missing = sorted(self._names - set(loaded)) if loaded is not None else []
@@ -89,31 +90,31 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
         if update.sent:
             parallel = self.parallel_config
             rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
-            coming = lightspan_broadcast.receive(update.sent, rank, self.device)
+            weights = lightspan_broadcast.receive(update.sent, rank, self.device)
         else:
-            coming = _read(update.files)
-        for name, tensor in coming:
+            weights = _read(update.files)
+        for name, tensor in weights:
             yield name, tensor
             for copy in copies.get(name, ()):
                 yield copy, tensor
 
     def finish_weight_update(self) -> None:
-        """Turn them into what is computed with."""
+        """Convert the weights into the layout of the model's kernels."""
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class Extension:
-    """Mixed into vLLM's worker."""
+    """Mixin of vLLM's worker."""
 
     model_config: Any
     vllm_config: Any
     device: Any
 
     def lightspan_facts(self) -> dict[str, Any]:
-        """What this server serves and how, for the checks at the start of a run."""
+        """Return the server's description, for the checks at the start of a run."""
         config, model = self.vllm_config, self.model_config
         text, transfer = model.hf_text_config, config.weight_transfer_config
         lora = config.lora_config
@@ -142,7 +143,7 @@ class Extension:
 def _read(files: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
     for path in files:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
                 yield name, file.get_tensor(name)
 
 
