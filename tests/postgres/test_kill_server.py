@@ -18,7 +18,7 @@ from tests.postgres.cluster import Cluster
 
 _IMPATIENT = """
 from lightspan_cluster.postgres import writer
-writer.OUT_OF_REACH_S = 0.0
+writer.RETRY_TIMEOUT_S = 0.0
 """
 
 

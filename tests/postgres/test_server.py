@@ -131,7 +131,7 @@ async def test_a_table_that_is_gone_is_told(cluster: Cluster, url: str) -> None:
     async with open_store(url) as store:
         with cluster.connect() as db:
             db.execute(f"DROP TABLE {schema_of(url)}.ends".encode())
-        with pytest.raises(StoreFormatError, match=r"a table is gone.*ends"):
+        with pytest.raises(StoreFormatError, match=r"a table is missing.*ends"):
             await store.enqueue([make_rollout()])
 
 
@@ -337,7 +337,7 @@ async def test_names_that_postgresql_does_not_index(url: str) -> None:
             store.announce(make_peer(name)),
             store.allot_version(name),
         ):
-            with pytest.raises(DataError, match="longer than PostgreSQL finds again"):
+            with pytest.raises(DataError, match="longer than PostgreSQL can index"):
                 await asked
         assert (await store.count(), await store.peers()) == ({}, [])
 

@@ -178,7 +178,7 @@ async def test_a_server_that_stays_away_is_told(
     own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (writer, database):
-        monkeypatch.setattr(module, "OUT_OF_REACH_S", 0.1)
+        monkeypatch.setattr(module, "RETRY_TIMEOUT_S", 0.1)
     async with PostgresStore(own_cluster.url("x")) as store:
         await store.enqueue([make_rollout()])
         own_cluster.kill()
@@ -194,7 +194,7 @@ async def test_a_server_that_stays_away_is_told(
                 await operation()
         # those that wait together are told together, and nobody waits as long again
         for module in (writer, database):
-            monkeypatch.setattr(module, "OUT_OF_REACH_S", 3600.0)
+            monkeypatch.setattr(module, "RETRY_TIMEOUT_S", 3600.0)
         told = await asyncio.gather(
             *(store.enqueue([make_rollout(f"at-once-{n}")]) for n in range(300)),
             *(store.count() for _ in range(20)),

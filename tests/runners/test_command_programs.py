@@ -21,7 +21,8 @@ import pytest
 from lightspan import Command
 from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.runners.app import as_app
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward

@@ -17,7 +17,7 @@ from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import foreign_python
 from lightspan.runners.app import as_app
-from lightspan.runners.foreign_python import Greeting, complaint, environment_for_others
+from lightspan.runners.foreign_python import Greeting, find_problem, foreign_environment
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.schema.semconv import PROTOCOL_VERSION
@@ -231,13 +231,13 @@ async def test_a_program_that_is_no_python(store: Store, name: str) -> None:
 
 def test_an_older_python() -> None:
     known = Greeting(python="3.9.18", error="SyntaxError: invalid syntax")
-    assert complaint("/a/python", known) == (
+    assert find_problem("/a/python", known) == (
         "/a/python is Python 3.9.18, and lightspan needs 3.11 or newer"
     )
 
 
 def test_options_that_make_no_sense(app_python: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="app_dirs= belongs to python="):
+    with pytest.raises(ConfigError, match="app_dirs= needs python="):
         LocalRunners(1, app_dirs=[tmp_path])
     with pytest.raises(ConfigError, match=f"app_dirs: there is no folder {tmp_path}/absent"):
         LocalRunners(1, python=app_python, app_dirs=[tmp_path / "absent"])
@@ -264,12 +264,12 @@ def test_what_is_installed_here_stays_here(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PYTHONPATH", given)
     monkeypatch.setenv("PYTHONHOME", "/usr")
     monkeypatch.setenv("MY_KEY", "kept")
-    kept = environment_for_others()
+    kept = foreign_environment()
     assert kept["PYTHONPATH"] == str(tmp_path)
     assert "PYTHONHOME" not in kept
     assert kept["MY_KEY"] == "kept"
     monkeypatch.setenv("PYTHONPATH", packages)
-    assert "PYTHONPATH" not in environment_for_others()
+    assert "PYTHONPATH" not in foreign_environment()
 
 
 def test_the_app_is_looked_for_beside_the_script_and_here(
@@ -300,9 +300,9 @@ async def test_command_lines_show_nothing(store: Store, app_python: Path) -> Non
 async def test_nobody_comes(tmp_path: Path) -> None:
     runners = ExternalRunners(timeout_s=5)
     await runners.start(RunnerPlan(store_url="sqlite:////a b/x.db", app="my_app:answer"))
-    runners.missing(5.0)
+    runners.missing_s = 5.0
     runners.check()
-    runners.missing(5.1)
+    runners.missing_s = 5.1
     with pytest.raises(LightspanError) as caught:
         runners.check()
     assert str(caught.value) == (

@@ -13,7 +13,8 @@ from lightspan.capture import context_propagation, emit, sdk_instrumentation
 from lightspan.lightning import build_episode
 from lightspan.lightning.selection import classify_calls
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target

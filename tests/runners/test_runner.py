@@ -16,7 +16,8 @@ import pytest
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.outcome import _causes, classify
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (

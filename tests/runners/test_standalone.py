@@ -18,11 +18,11 @@ import pytest
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.runners.app import App
-from lightspan.runners.discovery import Presence, here
+from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.external import RunnerWatch
-from lightspan.runners.protocol import RunnerPlan
-from lightspan.runners.runner import Runner, RunnerConfig
-from lightspan.runners.standalone import Trainings, look_after, trainings
+from lightspan.runners.protocol import RunnerConfig, RunnerPlan
+from lightspan.runners.runner import Runner
+from lightspan.runners.standalone import Trainings, trainings
 from lightspan.schema.records import (
     AttemptStatus,
     Mode,
@@ -44,7 +44,7 @@ SOON_S = 60.0
 TALKATIVE = """
 import sys
 import lightspan.runners.standalone as joiner
-joiner.TELL_S = 0.0
+joiner.PRINT_INTERVAL_S = 0.0
 from lightspan.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -118,7 +118,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 def trainer_of(app: str, run_id: str = "run-1", **fields: Any) -> Peer:
-    return here(run_id, PeerRole.TRAINER, app, **{"run_id": run_id, **fields})
+    return make_peer(run_id, PeerRole.TRAINER, app, **{"run_id": run_id, **fields})
 
 
 async def enqueue(store: Store, app: str, *tasks: Any, run_id: str = "run-1") -> list[str]:
@@ -384,8 +384,8 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
     foreign = msgspec.structs.replace(seen, **newer)
     plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
     watch = RunnerWatch(plan, LocalRunners(1), lines.line)
-    watch.look([foreign], 0.0)
-    watch.look([foreign], 1.0)
+    watch.update([foreign], 0.0)
+    watch.update([foreign], 1.0)
     [line] = lines.texts
     for word in (seen.peer_id, seen.python, "cannot join", "9.9.9", __version__, "pip install"):
         assert word in line
@@ -397,12 +397,12 @@ async def test_who_came_since_the_last_look_is_said_at_the_end(store: Store, lin
     watch = RunnerWatch(plan, ExternalRunners(), lines.line)
     await watch.end(store)
     assert lines.texts == []
-    peer = here("runner-1", PeerRole.RUNNER, "apart_app:naps", slots=3)
+    peer = make_peer("runner-1", PeerRole.RUNNER, "apart_app:naps", slots=3)
     await store.announce(peer)
     await watch.end(store)
     [line] = lines.texts
     assert line.startswith("runner runner-1 joined: 3 attempts at once, lightspan ")
-    watch.look(await store.peers(), 0.0)
+    watch.update(await store.peers(), 0.0)
     await store.withdraw(peer.peer_id)
     said = len(lines.texts)
     await watch.end(store)
@@ -439,7 +439,7 @@ async def test_a_runner_of_another_protocol(
         f"pip install {CHECKOUT} 9.9.9",
     ]
     plan = RunnerPlan(store_url=store.url, app="my_app:answer", run_id="run-1")
-    RunnerWatch(plan, LocalRunners(1), lines.line).look(await store.peers(), 0.0)
+    RunnerWatch(plan, LocalRunners(1), lines.line).update(await store.peers(), 0.0)
     [told] = lines.texts
     for word in (*both, str(python)):
         assert word in done.stderr
@@ -520,18 +520,13 @@ async def test_a_runner_works_for_the_runs_it_is_told() -> None:
         assert (runner.claimed, runner.running) == (3, 0)
 
 
-def test_a_runner_that_nobody_needs_looks_seldom() -> None:
-    looks = [look_after(quiet_s) for quiet_s in (0.0, 10.0, 20.0, 60.0, 100.0, 3600.0)]
-    assert looks == [0.5, 0.5, 1.0, 3.0, 5.0, 5.0]
-
-
 # --- who sees whom ------------------------------------------------------------------------------
 def test_what_the_peers_of_a_store_mean_for_a_runner() -> None:
     live, silent = trainer_of("a:b", "1"), trainer_of("a:b", "2", silent_s=20.0)
     complete, other = trainer_of("a:b", "3", complete=True), trainer_of("c:d", "4")
     gone, foreign = trainer_of("e:f", "5", silent_s=99.0), trainer_of("a:b", "6")
     foreign = msgspec.structs.replace(foreign, protocol=PROTOCOL_VERSION - 1)
-    runner = here("r", PeerRole.RUNNER, "a:b")
+    runner = make_peer("r", PeerRole.RUNNER, "a:b")
     peers = [live, silent, complete, other, gone, foreign, runner]
     assert trainings(peers, "a:b") == Trainings((live,), (complete,), (foreign,), ("c:d",))
     assert trainings(peers, "a:b", "3") == Trainings((), (complete,), (), ())
@@ -550,12 +545,12 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
 
     def told(now: float, *peers: Peer) -> list[str]:
         lines.texts.clear()
-        watch.look(peers, now)
+        watch.update(peers, now)
         return list(lines.texts)
 
-    one = here("r1", PeerRole.RUNNER, "a:b", slots=8)
-    elsewhere = here("r2", PeerRole.RUNNER, "c:d", slots=8)
-    bound = here("r3", PeerRole.RUNNER, "a:b", slots=8, run_id="run-2")
+    one = make_peer("r1", PeerRole.RUNNER, "a:b", slots=8)
+    elsewhere = make_peer("r2", PeerRole.RUNNER, "c:d", slots=8)
+    bound = make_peer("r3", PeerRole.RUNNER, "a:b", slots=8, run_id="run-2")
     trainer = trainer_of("a:b")
     assert told(0, trainer) == [waiting]
     assert told(1, trainer, elsewhere, bound) == []
@@ -571,15 +566,15 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
     assert told(150, trainer, one) == [joined]
     assert told(151) == ["runner r1 is gone", waiting]
     runners.check()
-    watch.look([], 251.5)
+    watch.update([], 251.5)
     with pytest.raises(Exception, match="no runner for 100 s"):
         runners.check()
 
 
 def test_local_runners_are_not_waited_for(lines: Any) -> None:
     watch = RunnerWatch(RunnerPlan(store_url="x.db", app="a:b"), LocalRunners(1), lines.line)
-    watch.look([], 0.0)
-    watch.look([], 100.0)
+    watch.update([], 0.0)
+    watch.update([], 100.0)
     assert lines.texts == []
 
 

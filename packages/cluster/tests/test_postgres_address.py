@@ -15,7 +15,7 @@ from lightspan.schema import clock
 from lightspan.stores import names_store, open_store, public_url
 from lightspan.stores.credentials import secrets_of
 from lightspan_cluster.postgres.dsn import read_address
-from lightspan_cluster.postgres.server import Patience
+from lightspan_cluster.postgres.server import Retry
 
 SECRET = "hunter2"
 URL = f"postgresql://ada:{SECRET}@db.example:5433/agents?sslmode=require"
@@ -153,10 +153,10 @@ def test_patience_begins_with_the_first_pause(monkeypatch: pytest.MonkeyPatch) -
     now = 100.0
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    patience = Patience(30.0)
+    retry = Retry(30.0)
     now = 1_000.0
-    assert patience.pause()
+    assert retry.pause()
     now = 1_029.0
-    assert patience.pause()
+    assert retry.pause()
     now = 1_031.0
-    assert not patience.pause()
+    assert not retry.pause()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import (
     Attempt,
     Mode,

@@ -22,7 +22,7 @@ from lightspan.runners.app import App, as_app, load_app
 from lightspan.runners.command.command import check_served
 from lightspan.runners.command.environment import program_environment
 from lightspan.runners.command.process import Ended, Tail, Watchdog, guarding, run_program
-from lightspan.runners.command.reward import ProgramError, complaint, last_line, shown
+from lightspan.runners.command.reward import ProgramError, last_error, last_line, printable
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import parse_reward
@@ -70,10 +70,10 @@ def alive(pid: int) -> bool:
         ({"arguments": ["a", 5]}, "arguments of a command holds 5: each must be a text"),
         ({"arguments": ["a\0b"]}, "each must be a text"),
         ({"arguments": ["\udc80"]}, "each must be a text"),
-        ({"task": "stdin"}, "task='stdin' of a command: use file or environment"),
-        ({"reward": "stdout"}, "reward='stdout' of a command: use last_line or exit"),
-        ({"timeout_s": 0}, "timeout_s=0 of a command must be above 0, or None"),
-        ({"timeout_s": math.nan}, "timeout_s=nan of a command must be above 0"),
+        ({"task": "stdin"}, "task='stdin': use one of 'file', 'environment'"),
+        ({"reward": "stdout"}, "reward='stdout': use one of 'last_line', 'exit'"),
+        ({"timeout_s": 0}, "timeout_s=0 must be a finite number above 0"),
+        ({"timeout_s": math.nan}, "timeout_s=nan must be a finite number above 0"),
         ({"env": {"OPENAI_BASE_URL": "x"}}, "cannot set 'OPENAI_BASE_URL': lightspan sets it"),
         ({"env": {"ANTHROPIC_BASE_URL": "x"}}, "cannot set 'ANTHROPIC_BASE_URL': lightspan sets"),
         ({"env": {"LIGHTSPAN_STORE": "x"}}, "cannot set 'LIGHTSPAN_STORE'"),
@@ -356,7 +356,7 @@ NODE = (
     ],
 )
 def test_what_a_program_complains_of(stderr: str, said: str) -> None:
-    assert complaint(stderr) == said
+    assert last_error(stderr) == said
 
 
 async def test_a_failure_says_what_the_program_complained_of() -> None:
@@ -370,7 +370,7 @@ def test_a_tail_is_the_end(chunks: list[bytes], kept: int) -> None:
     for chunk in chunks:
         found.add(chunk)
     assert (found.data, found.count) == (whole[-kept:], len(whole))
-    assert found.whole == (found.data == whole)
+    assert found.is_whole == (found.data == whole)
 
 
 def test_lines_that_are_not_kept_whole() -> None:
@@ -383,8 +383,8 @@ def test_lines_that_are_not_kept_whole() -> None:
 
 def test_output_is_shown_without_terminal_codes_and_without_the_token() -> None:
     written = tail(b"\x1b[31mred\r\n\xff\0 key=secret-token\n")
-    assert shown(written, "secret-token") == "\\x1b[31mred\n\ufffd\\x00 key=<call token>\n"
-    assert shown(tail("x" * 30, 10)) == "[20 bytes before this are not kept]\nxxxxxxxxxx"
+    assert printable(written, "secret-token") == "\\x1b[31mred\n\ufffd\\x00 key=<call token>\n"
+    assert printable(tail("x" * 30, 10)) == "[20 bytes before this are not kept]\nxxxxxxxxxx"
 
 
 # --- how it ends --------------------------------------------------------------------------------
@@ -547,7 +547,7 @@ async def test_attempts_share_a_watchdog_while_a_runner_works() -> None:
 async def test_a_dead_watchdog_is_replaced() -> None:
     async with guarding() as first:
         os.kill(first.pid, signal.SIGKILL)
-        await until(lambda: not first.alive)
+        await until(lambda: not first.is_alive)
         assert await shell("echo 1")(None) == 1.0
         async with guarding() as second:
             assert second is not first
@@ -563,11 +563,11 @@ async def test_the_watchdog_ends_what_is_left(watchdog: Watchdog, tmp_path: Path
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(watchdog.pid, name)  # which it does not hear
     pipe, watchdog.pipe = watchdog.pipe, os.open(os.devnull, os.O_WRONLY)
-    assert watchdog.alive
+    assert watchdog.is_alive
     os.close(pipe)
     assert (await program).status == -signal.SIGKILL
     await until(lambda: not alive(pid))
-    await until(lambda: not watchdog.alive)
+    await until(lambda: not watchdog.is_alive)
     assert not watchdog.folder.exists()
 
 

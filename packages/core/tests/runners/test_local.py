@@ -239,7 +239,7 @@ async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
     async def away(*given: Any) -> Any:
         raise StoreError("the store cannot be reached")
 
-    monkeypatch.setattr(local, "bury", away)
+    monkeypatch.setattr(local, "requeue_attempts", away)
     await enqueue(store, [{"marker": str(tmp_path / "died")}])
     made = plan(store, "runner_apps:kills_itself", lease_s=1.0)
     async with started(LocalRunners(1), made) as runners:
@@ -288,7 +288,7 @@ async def test_processes_that_keep_dying(
     (tmp_path / "dying_app.py").write_text(
         "import os, threading, time\n"
         "def die():\n"
-        "    while not any(one.name == 'lightspan-guard' for one in threading.enumerate()):\n"
+        "    while not any(one.name == 'lightspan-watchdog' for one in threading.enumerate()):\n"
         "        time.sleep(0.01)\n"
         "    os.kill(os.getpid(), 9)\n"
         "threading.Thread(target=die, daemon=True).start()\n"
@@ -349,5 +349,5 @@ def test_settings_that_make_no_sense() -> None:
         LocalRunners("8")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"processes=2\.5 must be a whole number"):
         LocalRunners(2, processes=2.5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match='"thread" or "process", not \'cage\''):
+    with pytest.raises(ConfigError, match="isolation='cage': use one of 'thread', 'process'"):
         LocalRunners(1, isolation="cage")

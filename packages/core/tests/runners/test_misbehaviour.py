@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from lightspan.runners.app import App
-from lightspan.runners.loop_watchdog import Guard
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.loop_watchdog import LoopWatchdog
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import (
     AttemptStatus,
     Outcome,
@@ -178,9 +179,9 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
             (tmp_path / "marker-2").touch()
 
     await store.enqueue([rollout(0, "alone", tmp_path)])
-    config = RunnerConfig(slots=1, grace_s=0.1, guarded=True)
+    config = RunnerConfig(slots=1, grace_s=0.1, has_watchdog=True)
     runner = Runner(store, App(apps.blocks_for_a_while), config)
-    async with Guard(runner, store.url, beat, ended.append):
+    async with LoopWatchdog(runner, store.url, beat, ended.append):
         working = asyncio.create_task(runner.run())
         await reaches(store, RolloutStatus.SUCCEEDED)
         runner.stop()
@@ -228,7 +229,7 @@ async def test_a_task_that_crashes_its_process(store: Store, tmp_path: Path) -> 
     assert found == [(lost, 3), (succeeded, 0), (succeeded, 0)]
     crash = "died by signal 11 (SIGSEGV)"
     shared = (
-        f"it is run again, alone, because it ran beside 2 others when the runner's process {crash}"
+        f"it is run again, alone, because it ran with 2 others when the runner's process {crash}"
     )
     alone = f"only this attempt ran (rollout ro-0, task t0) when the runner's process {crash}"
     guilty = await store.attempts(["ro-0"])
@@ -249,10 +250,9 @@ async def test_an_app_that_keeps_the_gil(store: Store, tmp_path: Path) -> None:
     found = [(state.status, state.infrastructure_tries) for state in states]
     assert found == [(lost, 1), (succeeded, 0), (succeeded, 0)]
     messages = [re.sub(r"\d+ s,", "5 s,", each.message) for each in await store.attempts(["ro-0"])]
-    silent = "said nothing for 5 s, as if something kept the GIL, and was ended"
+    silent = "sent no heartbeat for 5 s, as if something held the GIL, and was ended"
     assert messages == [
-        "it is run again, alone, because it ran beside 2 others when the runner's process "
-        f"{silent}",
+        f"it is run again, alone, because it ran with 2 others when the runner's process {silent}",
         f"only this attempt ran (rollout ro-0, task t0) when the runner's process {silent}",
     ]
 
@@ -278,7 +278,7 @@ async def test_a_task_that_ends_its_process(
     found = [(state.status, state.infrastructure_tries) for state in states]
     assert found == [(lost, 1), (succeeded, 0), (succeeded, 0)]
     assert [attempt.message for attempt in await store.attempts(["ro-0"])] == [
-        f"it is run again, alone, because it ran beside 2 others when the runner's process {how}",
+        f"it is run again, alone, because it ran with 2 others when the runner's process {how}",
         f"only this attempt ran (rollout ro-0, task t0) when the runner's process {how}",
     ]
 

@@ -10,7 +10,8 @@ import lightspan
 from lightspan.capture import emit
 from lightspan.capture.context import current_agent
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import (

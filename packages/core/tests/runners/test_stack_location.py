@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType, FunctionType
 
-from lightspan.runners.stack_location import in_words, of_frame
+from lightspan.runners.stack_location import describe_stack, frame_stack
 
 
 def _here() -> FrameType:
@@ -20,4 +20,4 @@ def test_a_frame_that_is_at_no_line() -> None:
     assert frame.f_lineno is None
     first = code.co_firstlineno
     said = f"`def _here() -> FrameType:` at test_stack_location.py:{first} in _here"
-    assert in_words(list(of_frame(frame))) == said
+    assert describe_stack(frame_stack(frame)) == said

@@ -10,7 +10,8 @@ import pytest
 
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import Claim, Outcome, RolloutStatus
 from lightspan.stores.memory import MemoryStore
 from lightspan_testing.wait import until

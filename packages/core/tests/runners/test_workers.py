@@ -18,7 +18,8 @@ from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.emit import agent
 from lightspan.capture.misattributed_calls import ADVICE
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import Attempt, Mode, Rollout
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store

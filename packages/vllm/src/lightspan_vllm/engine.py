@@ -359,7 +359,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
 
 def _interpreter(python: str) -> str:
-    return find_interpreter(python, option="VLLM: python", remedy=MAKE_VLLMS)
+    return find_interpreter(python, option="VLLM: python", hint=MAKE_VLLMS)
 
 
 def _as_file(policy: str) -> str:

@@ -24,7 +24,7 @@ from lightspan.production import span_exporter
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
-from lightspan.runners.discovery import Presence, here
+from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
@@ -310,7 +310,7 @@ class Session:
     async def _announce(self, watch: RunnerWatch) -> None:
         """Let runners that are started by hand find this training, and say who has come."""
         run_id = self.state.run_id
-        peer = here(run_id, PeerRole.TRAINER, self._app.reference, run_id=run_id)
+        peer = make_peer(run_id, PeerRole.TRAINER, self._app.reference, run_id=run_id)
         self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
         self._watch = watch
         watching = asyncio.create_task(watch.watch(self.store), name="lightspan-runner-watch")
