@@ -519,7 +519,7 @@ async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: Any) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("lightspan.runners.command.process._start", refuse)
+    monkeypatch.setattr("subprocess.Popen", refuse)
     what, text = await outcome(shell("echo 1"))
     assert what is Outcome.INFRASTRUCTURE
     assert "could not be started: [Errno 11] Resource temporarily unavailable" in text

@@ -19,7 +19,8 @@ import pytest
 
 from lightspan.errors import AppError, ConfigError, LightspanError, StoreError
 from lightspan.runners import local
-from lightspan.runners.local import LocalRunners, _without_interrupts
+from lightspan.runners.command.process import blocked_signals
+from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
 from lightspan.schema.records import (
     AttemptStatus,
@@ -69,8 +70,8 @@ async def enqueue(store: Store, tasks: list[Any], first: int = 0, **fields: Any)
     )
 
 
-def test_a_process_that_starts_hears_no_ctrl_c() -> None:
-    with _without_interrupts():
+def test_signals_are_blocked_in_the_block_only() -> None:
+    with blocked_signals(signal.SIGINT):
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 

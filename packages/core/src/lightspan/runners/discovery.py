@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import sys
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -77,15 +76,10 @@ class Presence:
         self._task = asyncio.create_task(self._repeat(), name="lightspan-presence")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         if not self._stays:
             with contextlib.suppress(StoreError):  # without that it counts as gone soon
                 await self._store.withdraw(self._peer.peer_id)

@@ -177,28 +177,28 @@ class _Joiner:
         peer = make_peer(self._name, role, options.app, run_id=run_id, slots=options.slots)
         async with store, Presence(store, peer) as presence:
             while _file_id(path) == file:
-                found = trainings(await store.peers(), options.app, options.run_id)
-                if found.incompatible and not found.live:
+                current = trainings(await store.peers(), options.app, options.run_id)
+                if current.incompatible and not current.live:
                     await presence.stay()  # so that the trainer reports it too
-                    raise ConfigError(incompatibility(found.incompatible[0]))
-                if self._follow(found) or await self._should_end():
+                    raise ConfigError(incompatibility(current.incompatible[0]))
+                if self._follow(current) or await self._should_end():
                     return True
                 self._runners.check()
                 self._print_counts()
         return False
 
-    def _follow(self, found: Trainings) -> bool:
+    def _follow(self, current: Trainings) -> bool:
         """Work for the runs that are live; return True if those that were joined are complete."""
-        runs = [peer.run_id for peer in found.live]
-        complete = {peer.run_id for peer in found.complete}
+        runs = [peer.run_id for peer in current.live]
+        complete = {peer.run_id for peer in current.complete}
         for run in [run for run in self._runs if run not in runs]:
             end = "is complete" if run in complete else "has stopped; it can be resumed"
             self._print(f"training {run} {end}")
-        for peer in found.incompatible:
+        for peer in current.incompatible:
             if peer.run_id not in self._rejected:
                 self._rejected.add(peer.run_id)
                 self._print(f"training {peer.run_id} cannot be joined: {incompatibility(peer)}")
-        for peer in found.live:
+        for peer in current.live:
             if peer.run_id not in self._runs:
                 self._waiting = ""
                 of = f" of {peer.python}" if peer.python else ""
@@ -209,10 +209,10 @@ class _Joiner:
         is_complete = bool(self._joined & complete) and not self._options.stay
         self._joined |= set(runs)
         if not runs and not is_complete:
-            others = f" (live ones are of {', '.join(found.other_apps)})"
+            others = f" (live ones are of {', '.join(current.other_apps)})"
             self._print_waiting(
                 f"a training of {self._options.app} in {self._options.store_url}"
-                f"{others if found.other_apps else ''}"
+                f"{others if current.other_apps else ''}"
             )
         return not runs and is_complete
 

@@ -104,7 +104,16 @@ async def run_program(
     """
     loop = asyncio.get_running_loop()
     with _reading(loop, stdout) as out, _reading(loop, stderr) as err:
-        process = _start(arguments, watchdog.pipe, out, err, cwd, env)
+        with _sigint_not_ignored():
+            process = subprocess.Popen(  # noqa: ASYNC220 - it waits for no program
+                ["/bin/sh", "-c", _GATE, "sh", *arguments],
+                stdin=watchdog.pipe,
+                stdout=out,
+                stderr=err,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+            )
         timed_out = False
         exited = _watch_exit(process, loop)
         try:
@@ -123,26 +132,6 @@ async def run_program(
                 process.wait()
                 watchdog.forget(process.pid)
         return Ended(process.returncode, timed_out)
-
-
-def _start(
-    arguments: Sequence[str],
-    watchdog: int,
-    stdout: int,
-    stderr: int,
-    cwd: str | None,
-    env: Mapping[str, str],
-) -> subprocess.Popen[bytes]:
-    with _sigint_not_ignored():
-        return subprocess.Popen(
-            ["/bin/sh", "-c", _GATE, "sh", *arguments],
-            stdin=watchdog,
-            stdout=stdout,
-            stderr=stderr,
-            cwd=cwd,
-            env=env,
-            start_new_session=True,
-        )
 
 
 @contextmanager
