@@ -1,4 +1,4 @@
-"""kill -9 of the server: what was acknowledged is there when it is started again."""
+"""kill -9 of the server: acknowledged writes survive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ writer.RETRY_TIMEOUT_S = 0.0
 def test_kill_9_of_all_processes_keeps_what_was_acknowledged(
     postgres: Path, moments: Callable[[Any], random.Random]
 ) -> None:
-    """Three times at random moments, under two writers each."""
+    """The server is killed three times at random moments, under two writers each."""
     said: list[list[str]] = []
     with Cluster(postgres) as cluster:
         url = cluster.url("x")
@@ -38,7 +38,7 @@ def test_kill_9_of_all_processes_keeps_what_was_acknowledged(
 
 
 def _write_and_kill(cluster: Cluster, url: str, turn: int, lines: int) -> list[list[str]]:
-    """What two writers said until the server was killed, somewhere after so many lines of one."""
+    """Return what two writers printed until a kill after that many lines of one of them."""
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", _IMPATIENT + WRITER, url, f"{turn}-{number}"],

@@ -1,4 +1,4 @@
-"""A store in PostgreSQL where a file was: trainings, runners, production, the commands."""
+"""Uses of a PostgreSQL store: trainings, runners, production, the commands."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SECRET = quote(PASSWORD, safe="")
 
 @pytest.fixture
 def urls(make_url: Callable[..., str]) -> tuple[str, str]:
-    """Of a store that wants a password: with it, and without."""
+    """Return the URLs of a store with a password: with it and without it."""
     url = make_url(user="locked")
     return url.replace("locked@", f"locked:{SECRET}@"), url
 
 
 def written(folder: Path) -> bytes:
-    """All that lies in a folder."""
+    """Return the content of all files in a folder."""
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
@@ -49,7 +49,7 @@ def test_a_training_and_its_runner_processes(
     urls: tuple[str, str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two processes of runners, which were told the password; the run's folder was not."""
+    """Two runner processes get the password; the run's folder does not contain it."""
     with_password, url = urls
     folder = tmp_path / "run"
     trainer = Trainer(
@@ -86,7 +86,7 @@ def test_a_runner_that_is_started_by_hand(
     tmp_path: Path,
     urls: tuple[str, str],
 ) -> None:
-    """It is there before the training, and makes the tables."""
+    """It starts before the training, and creates the tables."""
     _, url = urls
     environment = {**os.environ, "PGPASSWORD": PASSWORD}
     command = [sys.executable, "-m", "lightspan.cli", "runner", "--store", url, "toy_apps:spell"]
@@ -137,7 +137,7 @@ def test_production_and_its_commands(
 
 
 def test_threads_that_write_to_a_database_import_nothing(url: str) -> None:
-    """As to other stores (packages/gateway/tests/test_forks.py)."""
+    """As with other stores (packages/gateway/tests/test_forks.py)."""
     with ScriptedServer("Here.") as server:
         threads, *found = imports_of_threads(server.url, LIGHTSPAN_STORE=url)
     assert int(threads) >= 2

@@ -1,4 +1,4 @@
-"""Streams that an app in training leaves: cancelled, however late the gateway notices."""
+"""Streams that an app in training leaves open are cancelled, however late the gateway notices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MESSAGES: Any = [{"role": "user", "content": "How are you?"}]
 ASKED: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
 TEXT = "I am fine, thank you very much."
 KEPT: list[Any] = []
-"""Streams that apps leave open."""
+"""The streams that apps leave open."""
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ async def test_a_stream_that_the_app_leaves_is_cancelled(app: Any) -> None:
             cursor = 0
             while not (await store.rollouts())[0].status.final:
                 cursor = (await store.watch(cursor, timeout_s=5)).cursor
-            gate.open()  # what the engine goes on to say is late
+            gate.open()  # later output of the engine is late
             await until(lambda: engine.finished or engine.cancelled)
             runner.stop()
             await running

@@ -1,4 +1,4 @@
-"""The runner: model calls of apps of every kind, claims, leases, the store."""
+"""The runner: model calls of all kinds of apps, claims, leases, the store."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form:
 
 
 async def test_an_awaitable_that_comes_too_late_is_not_left_alone(store: Store) -> None:
-    """Python warns of a coroutine that nobody awaits, and a warning fails a test."""
+    """A coroutine that is not awaited would warn, and a warning fails the test."""
 
     def app(task: Any) -> Any:
         time.sleep(0.5)
@@ -153,8 +153,7 @@ async def test_a_gateway_that_is_gone_is_infrastructure(
 async def test_without_its_gateway_a_runner_claims_nothing(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The trainer was killed, and took the gateway with it: one rollout after another was lost to
-    connection errors until the runner was gone too. The first one says enough."""
+    """After a kill of the trainer, one rollout is lost to a connection error, not all."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     routing = Routing(gateway_url=f"http://127.0.0.1:{port}", default=WRITER.target)
@@ -183,8 +182,8 @@ async def test_without_its_gateway_a_runner_claims_nothing(
 async def test_a_request_that_the_gateway_refuses_is_the_apps_failure(
     store: Store, app: str
 ) -> None:
-    """The SDK raises its error over the HTTP client's, which knows the gateway's address too: taken
-    for a gateway that is gone, the attempt was tried again and its rollout lost."""
+    """The SDK raises its error from the HTTP client's, which has the gateway's address too, and
+    must not be taken for a connection error."""
     async with gateway(store, "ok") as (url, _):
         routing = Routing(gateway_url=url, default=WRITER.target)
         await enqueue(store, [{"text": [{"type": "image_url"}]}], {"routing": routing})
@@ -220,7 +219,7 @@ def test_causes_are_found_in_groups_and_chains() -> None:
 
 
 class Odd(Exception):
-    """It is equal to everything, and has attributes that raise."""
+    """An exception that is equal to everything and has attributes that raise."""
 
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("not to be compared")
@@ -240,7 +239,7 @@ def test_an_exception_whose_attributes_raise_is_an_app_error() -> None:
 
 
 def test_what_is_in_a_group_is_told() -> None:
-    """As a TaskGroup raises: its own text names nothing."""
+    """The text of an exception group names none of its exceptions."""
     inner = ExceptionGroup("b", [KeyError("k"), OSError("o"), ValueError("left out")])
     group = BaseExceptionGroup("a", [inner, RuntimeError("r")])
     assert classify(group, None).message == (
@@ -273,8 +272,7 @@ async def test_only_this_runs_rollouts_are_claimed(store: Store) -> None:
 async def test_every_training_has_its_share_and_no_slot_waits(
     store: Store, runs: list[str], new: int, shares: tuple[int, int]
 ) -> None:
-    """The one that was there first does not keep the others out while it has work, and what one
-    has no work for is another's."""
+    """A run with work does not starve the others, and slots that one cannot use go to another."""
     gate = asyncio.Event()
 
     async def app(task: Any) -> float:
@@ -356,7 +354,7 @@ async def test_a_runner_that_is_cancelled_leaves_nothing_running(store: Store) -
 
 
 async def test_a_store_that_fails_for_a_while(store: Store) -> None:
-    """The runner goes on claiming, and reports again."""
+    """The runner goes on claiming, and repeats the report."""
     await enqueue(store, [{"value": 1}])
     report, claim, failures = store.report, store.claim, [0, 0]
 
@@ -381,7 +379,7 @@ async def test_a_store_that_fails_for_a_while(store: Store) -> None:
 
 
 async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> None:
-    """The runner asks for the same claim again, and no lease has to end for it."""
+    """The runner repeats the claim with the same id, so no lease has to end."""
     await enqueue(store, [{"value": 1}] * 3)
     claim, asked = store.claim, list[str]()
 
@@ -426,7 +424,7 @@ async def raises_what_cannot_be_read(task: Any) -> float:
     ],
 )
 async def test_odd_ways_to_end_are_the_apps_own(store: Store, app: Any, message: str) -> None:
-    """At once, and not taken for our own stop, which would run it again for ever."""
+    """It fails at once, and is not taken for a stop of the runner, which would rerun it."""
     await enqueue(store, [{}])
     async with running(store, app):
         [state] = await finished(store)

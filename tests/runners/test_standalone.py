@@ -1,4 +1,4 @@
-"""`lightspan runner`: started by hand, it joins the trainings of a store, and no other."""
+"""`lightspan runner`: started by hand, it joins the trainings of its app in a store."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ joiner.PRINT_INTERVAL_S = 0.0
 from lightspan.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-"""A runner that says at once what it has under way: the moment to send it a signal."""
+"""A runner that prints its attempts at once, so that a test can send a signal at the right time."""
 
 
 class Started:
-    """A runner as a user starts it, and what it prints."""
+    """A runner as a user starts it, with its output."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Started:
         return self._log.read_text()
 
     async def says(self, text: str) -> None:
-        """Wait until it has printed this."""
+        """Wait until the runner has printed this."""
         deadline = time.monotonic() + SOON_S
         while text not in self.text:
             assert self.process.poll() is None, self.text
@@ -86,7 +86,7 @@ class Started:
             await asyncio.sleep(0.05)
 
     async def ends(self) -> int:
-        """Its exit status."""
+        """Wait until the runner has ended, and return its exit status."""
         return await asyncio.to_thread(self.process.wait, SOON_S)
 
 
@@ -95,7 +95,7 @@ Start = Callable[..., Started]
 
 @pytest.fixture
 def start(app_python: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts runners in the app's environment, without any setting of the tests'."""
+    """Return a function that starts runners in the app's environment, without test settings."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     started: list[Started] = []
 
@@ -122,7 +122,7 @@ def trainer_of(app: str, run_id: str = "run-1", **fields: Any) -> Peer:
 
 
 async def enqueue(store: Store, app: str, *tasks: Any, run_id: str = "run-1") -> list[str]:
-    """Queue a rollout per task; their ids."""
+    """Enqueue a rollout per task, and return their ids."""
     known = len(await store.rollouts())
     rollouts = [
         Rollout(
@@ -140,7 +140,7 @@ async def enqueue(store: Store, app: str, *tasks: Any, run_id: str = "run-1") ->
 
 
 async def succeeded(store: Store, names: list[str]) -> None:
-    """Wait until they have."""
+    """Wait until the rollouts have succeeded."""
     deadline = time.monotonic() + SOON_S
     while {state.status for state in await store.rollouts(names)} != {RolloutStatus.SUCCEEDED}:
         assert time.monotonic() < deadline, await store.rollouts(names)
@@ -148,7 +148,7 @@ async def succeeded(store: Store, names: list[str]) -> None:
 
 
 async def claimed(store: Store, names: list[str], runner: Started) -> None:
-    """Wait until each is an attempt."""
+    """Wait until each rollout has an attempt."""
     while len(await store.attempts(names)) < len(names):
         assert runner.process.poll() is None, runner.text
         await asyncio.sleep(0.05)
@@ -163,7 +163,7 @@ def test_a_training_and_a_runner_meet(
     lines: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The runner is there before the training, and ends with it: who came is said all the same."""
+    """The runner starts before a short training and ends with it, and its join is printed."""
     monkeypatch.setattr("lightspan.runners.external.POLL_INTERVAL_S", 3600.0)
     folder = tmp_path / "a run"
     url = f"sqlite:///{folder}/store.db"
@@ -187,7 +187,7 @@ def test_a_training_and_a_runner_meet(
 
 
 async def test_it_serves_its_app_alone(start: Start, store: Store) -> None:
-    """Of two trainings in one store, and of rollouts that no live training asked for."""
+    """There are two trainings in the store, and rollouts of no live training."""
     mine, other = trainer_of("apart_app:naps"), trainer_of("apart_app:other", "run-2")
     await store.announce(other)
     theirs = await enqueue(store, "apart_app:other", {}, {}, run_id="run-2")
@@ -217,7 +217,7 @@ async def test_it_can_be_told_which_run_to_serve(start: Start, store: Store) -> 
 
 
 async def test_a_training_that_stops_can_be_resumed(start: Start, store: Store) -> None:
-    """The runner waits; when another app is asked for then, it claims nothing."""
+    """The runner waits, and claims nothing when the run is resumed with another app."""
     peer = trainer_of("apart_app:naps")
     await store.announce(peer)
     runner = start("--store", store.url, "apart_app:naps")
@@ -263,7 +263,7 @@ async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: P
 
 
 async def test_a_task_that_kills_its_process(start: Start, store: Store, tmp_path: Path) -> None:
-    """It costs its own rollout, in a runner that somebody started as in a trainer's own."""
+    """It loses its own rollout only, as in a trainer's own runners."""
     app = "misbehaving_apps:crashes"
     markers = [str(tmp_path / f"marker-{number}") for number in (1, 2)]
     others = [{"kind": "neighbour", "marker": marker} for marker in markers]
@@ -290,7 +290,7 @@ async def test_a_task_that_kills_its_process(start: Start, store: Store, tmp_pat
 
 # --- it ends ------------------------------------------------------------------------------------
 async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, list[str]]:
-    """A runner whose supervisor knows that the tasks which wait are under way, and no others."""
+    """Return a runner whose supervisor reports exactly the waiting tasks as under way."""
     await store.announce(trainer_of("apart_app:naps"))
     names = await enqueue(store, "apart_app:naps", *tasks)
     runner = start(
@@ -321,7 +321,7 @@ async def test_ctrl_c_lets_attempts_end(start: Start, store: Store, tmp_path: Pa
 async def test_a_runner_in_a_hurry_gives_attempts_back(
     start: Start, store: Store, signals: list[signal.Signals]
 ) -> None:
-    """They are queued again at once, and no try is used up."""
+    """They are requeued at once, and no try is used up."""
     runner, names = await _at_work(start, store, {}, {"seconds": 100.0})
     runner.process.send_signal(signals[0])
     for number in signals[1:]:
@@ -339,7 +339,7 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
 
 
 async def test_a_server_that_is_away_is_waited_for(start: Start, tmp_path: Path) -> None:
-    """A runner that ended would have to be seen to wherever a machine starts before the server."""
+    """A runner may start before the server, as after a reboot."""
     waiting = "waiting for the store's server: store http://127.0.0.1:"
     (tmp_path / "plain_app.py").write_text("def answer(task):\n    return 1.0\n")
     options = ("--app-dir", str(tmp_path), "plain_app:answer")
@@ -362,7 +362,7 @@ CHECKOUT = "./packages/core`, from a checkout of lightspan"
 
 
 async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: Any) -> None:
-    """Nothing is claimed, and both say the versions and what to do."""
+    """Nothing is claimed, and both sides print the versions and a hint."""
     newer: dict[str, Any] = {"lightspan": "9.9.9", "protocol": PROTOCOL_VERSION + 1}
     theirs = trainer_of("apart_app:naps")
     theirs = msgspec.structs.replace(theirs, python="/trainer/python", **newer)
@@ -379,7 +379,7 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
         f"-m pip install {CHECKOUT} 9.9.9",
     ):
         assert word in runner.text
-    # the trainer's side, as it would see a runner of another protocol
+    # the trainer's side, with a runner of another protocol version
     [seen] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
     foreign = msgspec.structs.replace(seen, **newer)
     plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
@@ -392,7 +392,7 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
 
 
 async def test_who_came_since_the_last_look_is_said_at_the_end(store: Store, lines: Any) -> None:
-    """And nothing else: it is no time to wait for runners any more, or to miss them."""
+    """At the end of a run only joins are printed, and no missing runners."""
     plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
     watch = RunnerWatch(plan, ExternalRunners(), lines.line)
     await watch.end(store)
@@ -412,7 +412,7 @@ async def test_who_came_since_the_last_look_is_said_at_the_end(store: Store, lin
 async def test_a_runner_of_another_protocol(
     store: Store, tmp_path: Path, lines: Any, app_python: Path
 ) -> None:
-    """A real one: it names both versions, claims nothing, and the trainer names it too."""
+    """A real runner prints both versions and claims nothing, and the trainer prints it too."""
     from app_environment import (  # type: ignore[import-not-found]
         app_environment,
         of_another_version,
@@ -476,7 +476,7 @@ async def test_what_cannot_be_done(start: Start, arguments: list[str], words: li
 
 # --- no rollout goes to the wrong app -----------------------------------------------------------
 async def test_a_rollout_of_another_app_is_given_back(store: Store) -> None:
-    """Whatever the runner was told of its run."""
+    """The runner checks the app of each rollout, whatever its run."""
 
     def app(task: Any) -> float:
         return 1.0
@@ -581,7 +581,7 @@ def test_local_runners_are_not_waited_for(lines: Any) -> None:
 async def test_a_trainer_says_that_it_is_there(
     rl: Callable[..., Any], apps: Any, tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
-    """While it works; afterwards that it is complete, or nothing if it is not."""
+    """It is announced while it works, and afterwards only if it is complete."""
     seen: list[list[Peer]] = []
 
     class Looking(LocalRunners):

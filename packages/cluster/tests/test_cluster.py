@@ -1,4 +1,4 @@
-"""What is said of runners in a Ray cluster before there is one."""
+"""Options and errors of `RayRunners` that need no cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightspan_cluster.ray_runners import RayRunners
 
 @pytest.fixture(autouse=True)
 def ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here comes to use it."""
+    """Replace Ray by an empty module."""
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     vars(sys.modules["ray"])["is_initialized"] = lambda: False
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

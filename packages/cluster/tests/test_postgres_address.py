@@ -1,4 +1,4 @@
-"""Where a PostgreSQL store is: its URL, which no password leaves. No server is asked here."""
+"""URLs of PostgreSQL stores and their secrets; no test needs a server."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ except ConfigError as error:
 
 
 def test_patience_begins_with_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is gone without a word is noticed after half a minute only."""
+    """The loss of a connection may be noticed after half a minute only."""
     now = 100.0
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)

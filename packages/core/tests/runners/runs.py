@@ -1,4 +1,4 @@
-"""Runs of apps by one runner, in this process."""
+"""Helpers that run apps with one runner in this process."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def reaches(store: Store, status: RolloutStatus, number: int = 1) -> None:
 
 
 async def run_one(store: Store, app: Any, task: Any, **config: Any) -> Attempt:
-    """The attempt of one rollout."""
+    """Run one rollout and return its attempt."""
     await enqueue(store, [task])
     async with running(store, app, **config):
         await finished(store)

@@ -1,4 +1,4 @@
-"""Command: what it refuses, what its programs find, what their endings mean, how they end."""
+"""Command: invalid options, environment, rewards, and the end of programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tail(text: str | bytes, kept: int = 8192) -> Tail:
 
 
 async def outcome(command: Command, task: Any = None) -> tuple[Outcome, str]:
-    """How the program failed."""
+    """Return the outcome and message of a program that fails."""
     with pytest.raises(ProgramError) as failed:
         await command(task)
     return failed.value.outcome, str(failed.value)
@@ -124,7 +124,7 @@ def test_an_app_made_of_a_command() -> None:
 
 
 def test_a_command_may_stand_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`lightspan dev my_app:command`."""
+    """As in `lightspan dev my_app:command`."""
     module = types.ModuleType("module_of_commands")
     vars(module).update(good=shell("echo 1"), bad=Command(["no-such-program"]))
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -189,7 +189,7 @@ def test_the_environment_is_the_users_without_secrets_of_ours() -> None:
 
 
 def test_an_auth_token_of_the_users_is_not_handed_on() -> None:
-    """Anthropic's clients send it, the older ones beside the key."""
+    """Anthropic's clients send it, older ones in addition to the key."""
     scope = AttemptContext(
         rollout_id="r", attempt_id="a", gateway_url="http://h:9", call_token="the-token"
     )
@@ -233,7 +233,7 @@ async def test_the_task_in_the_environment() -> None:
     found = await outcome(command, "x" * 140_000)
     assert found == (
         Outcome.APP_ERROR,
-        "the task has 140002 bytes, more than fit into an environment variable: give it in a file "
+        "the task has 140002 bytes, more than fit into an environment variable: use a file "
         '(task="file")',
     )
 
@@ -442,7 +442,7 @@ async def test_cancelling_ends_a_grandchild_that_ignores_sigterm(tmp_path: Path)
 
 
 async def test_cancelling_twice_kills_at_once(watchdog: Watchdog, tmp_path: Path) -> None:
-    """Nobody waits for the grace, which is longer than the test may take."""
+    """The second cancellation does not wait for the grace period, which is longer than the test."""
     running = asyncio.create_task(stubborn(watchdog, tmp_path))
     pid = await grandchild(tmp_path)
     for _ in range(2):
@@ -466,7 +466,7 @@ async def test_a_program_that_ends_on_sigterm_has_time_to(tmp_path: Path) -> Non
 
 
 async def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path) -> None:
-    """It holds stdout open, too: nobody waits for it."""
+    """Such a process holds stdout open, which must not delay the end."""
     script = "sh -c 'echo $$ > grandchild; sleep 600' & until [ -s grandchild ]; do :; done; echo 1"
     assert await shell(script, cwd=tmp_path)(None) == 1.0
     pid = await grandchild(tmp_path)
@@ -504,7 +504,7 @@ async def test_huge_and_binary_output_is_bounded() -> None:
 
 
 async def test_many_at_once_do_not_wait_for_one_another(tmp_path: Path) -> None:
-    """Each waits until all have begun."""
+    """Each program waits until all have started."""
     script = f'echo > "{tmp_path}/$LIGHTSPAN_TASK"; ' + (
         f'while [ "$(ls {tmp_path} | wc -l)" -lt 24 ]; do sleep 0.1; done; echo "$LIGHTSPAN_TASK"'
     )
@@ -514,9 +514,9 @@ async def test_many_at_once_do_not_wait_for_one_another(tmp_path: Path) -> None:
 
 
 async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no failure of the program."""
+    """It counts as infrastructure, not as a failure of the program."""
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_: Any, **options: Any) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("subprocess.Popen", refuse)
@@ -556,12 +556,12 @@ async def test_a_dead_watchdog_is_replaced() -> None:
 
 
 async def test_the_watchdog_ends_what_is_left(watchdog: Watchdog, tmp_path: Path) -> None:
-    """As if this process had died: its end of the pipe closes, with a program under way."""
+    """Close the pipe with a program under way, as if this process had died."""
     (watchdog.folder / "task.json").write_text("{}")
     program = asyncio.create_task(stubborn(watchdog, tmp_path))
     pid = await grandchild(tmp_path)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(watchdog.pid, name)  # which it does not hear
+        os.kill(watchdog.pid, name)  # which the watchdog blocks
     pipe, watchdog.pipe = watchdog.pipe, os.open(os.devnull, os.O_WRONLY)
     assert watchdog.is_alive
     os.close(pipe)
@@ -578,7 +578,7 @@ def test_agents_that_nobody_answers() -> None:
     check_served(routing, ["writer", "team/writer"])
     message = (
         r"the command's agents \['planner'\] are neither optimised nor frozen to a model, so "
-        r"lightspan's endpoint refuses their calls: say frozen=\"base\", \"shared\" or an LLM"
+        r"lightspan's endpoint refuses their calls: set frozen=\"base\", \"shared\" or an LLM"
     )
     with pytest.raises(ConfigError, match=message):
         check_served(routing, ["planner", "writer"])

@@ -1,4 +1,4 @@
-"""Runner processes: started, fed, replaced, ended."""
+"""Runner processes: start, work, replacement, end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Make = Callable[..., LocalRunners]
 
 @pytest.fixture(params=["this environment", pytest.param("the app's own", marks=pytest.mark.long)])
 def make(request: pytest.FixtureRequest) -> Make:
-    """Makes runners of the tests' interpreter, and of one without anything but core."""
+    """Return a factory of runners of this interpreter, or of one with core only."""
     if request.param == "this environment":
         return LocalRunners
     python = request.getfixturevalue("app_python")
@@ -79,7 +79,7 @@ def test_signals_are_blocked_in_the_block_only() -> None:
 async def test_a_start_that_is_given_up_leaves_no_process(
     store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An app may take long to import, or for ever."""
+    """The import of the app never ends."""
     source = "import os, time\nopen(os.environ['SEEN'], 'w').write(str(os.getpid()))\n"
     (tmp_path / "sleeping_app.py").write_text(f"{source}time.sleep(600)\n")
     seen = tmp_path / "seen"
@@ -101,7 +101,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(
 async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
     store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The app takes long to import the second time."""
+    """The second import of the app never ends."""
     (tmp_path / "slow_app.py").write_text(
         "import os, pathlib, time\n"
         "seen = pathlib.Path(os.environ['SEEN'])\n"
@@ -130,7 +130,7 @@ async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
 async def test_pools_of_processes_end_with_their_runner(
     store: Store, make: Make, tmp_path: Path, how: str
 ) -> None:
-    """They are started as the app's platform does."""
+    """The pools have the platform's default start method."""
     marker = tmp_path / "marker"
     await enqueue(store, [{"marker": str(marker)}])
     async with started(make(1), plan(store, "runner_apps:keeps_a_pool")) as runners:
@@ -190,7 +190,7 @@ async def test_processes_share_the_work(
 
 
 async def test_every_attempt_its_process(store: Store, make: Make) -> None:
-    """With the call token in the environment, and children allowed."""
+    """The call token is in the environment, and child processes are allowed."""
     resources = await store.put_resources({"routing": Routing(gateway_url="http://127.0.0.1:9")})
     await enqueue(store, [{}, {}], resources_id=resources)
     made = make(2, isolation="process")
@@ -204,7 +204,7 @@ async def test_every_attempt_its_process(store: Store, make: Make) -> None:
 
 
 async def test_a_stuck_process_is_replaced(store: Store, make: Make) -> None:
-    """A sync app that never returns costs its process, not the run; time and again."""
+    """A sync app that never returns ends its process, not the run, and may do so repeatedly."""
     await enqueue(store, [{"seconds": 600}] * 3, timeout_s=0.3)
     await enqueue(store, [{"seconds": 0}], first=3)
     async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
@@ -218,7 +218,7 @@ async def test_a_stuck_process_is_replaced(store: Store, make: Make) -> None:
 
 
 async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_path: Path) -> None:
-    """Its one attempt uses up a try, and the next one succeeds."""
+    """Its only attempt uses up a try, and the next one succeeds."""
     await enqueue(store, [{"marker": str(tmp_path / "died")}])
     async with started(make(1), plan(store, "runner_apps:kills_itself")) as runners:
         [state] = await finished(store, runners)
@@ -235,7 +235,7 @@ async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_pat
 async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the process had under way ends with its lease."""
+    """The attempt of the process ends with its lease."""
 
     async def away(*given: Any) -> Any:
         raise StoreError("the store cannot be reached")
@@ -255,7 +255,7 @@ async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 async def test_an_app_whose_own_task_ends_the_program(store: Store, make: Make, kind: str) -> None:
-    """It costs its own attempt, at once; its neighbours and the process go on."""
+    """Its attempt fails at once; the other attempts and the process go on."""
     await enqueue(store, [{"kind": "none"}, {"kind": kind}, {"kind": "none"}])
     app = "runner_apps:ends_in_a_task_of_its_own"
     async with started(make(2), plan(store, app)) as runners:
@@ -283,7 +283,7 @@ async def test_a_process_that_cannot_read_its_orders_is_replaced(
 async def test_processes_that_keep_dying(
     store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before they have run anything: the app itself cannot start, and no task is to blame."""
+    """They die before they have claimed anything, so the app itself cannot start."""
     monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 2)
     monkeypatch.setattr("lightspan.runners.local.QUICK_S", 600.0)
     (tmp_path / "dying_app.py").write_text(
@@ -314,7 +314,7 @@ async def test_processes_that_keep_dying(
 async def test_a_task_that_kills_its_process_ends_no_run(
     store: Store, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often: it is lost after its tries, and what follows is run."""
+    """The rollout is lost after its tries, and later ones are run."""
     monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 2)
     await enqueue(store, [{"dies": True}], max_infrastructure_tries=4)
     await enqueue(store, [{"dies": False}], first=1)

@@ -1,4 +1,4 @@
-"""Where a program is, in words."""
+"""Descriptions of stack locations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ def _here() -> FrameType:
 
 
 def test_a_frame_that_is_at_no_line() -> None:
-    """Another thread may be looked at between two lines; the guard that looked ended its process,
-    and the attempt in it was lost."""
+    """A frame of another thread may be between two lines, which must not end the watchdog."""
     code = _here.__code__.replace(co_linetable=b"")
     frame = FunctionType(code, globals())()
     assert frame.f_lineno is None

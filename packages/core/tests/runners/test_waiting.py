@@ -1,4 +1,4 @@
-"""A runner that finds nothing to claim waits for the store to say that there is something."""
+"""A runner without work waits until the store reports some."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 
 class Observed(MemoryStore):
-    """Notes what a runner asks."""
+    """A store that records the requests of a runner."""
 
     says_work = False
-    """Always, whether there is any."""
+    """Report work even if there is none."""
     fails = 0
-    """So many times, when it is asked for work."""
+    """Number of polls for work that fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ async def observed() -> AsyncIterator[Observed]:
 
 
 class Slow(MemoryStore):
-    """Answers a claim late: it has been made by then."""
+    """A store that answers a claim only after it was made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Slow(MemoryStore):
 
 
 async def test_what_is_claimed_while_a_runner_ends_is_given_back() -> None:
-    """At once, and not when its lease ends, though the answer comes after the order to end."""
+    """At once, not when its lease ends, although the answer comes after the abort."""
     async with Slow() as store:
         await enqueue(store, [{}, {}])
         runner = Runner(store, App(apps.returns), RunnerConfig(slots=2))
@@ -94,7 +94,7 @@ async def test_an_idle_runner_claims_when_it_is_told_of_work(observed: Observed)
 
 
 async def test_leases_that_ran_out_are_looked_at_now_and_then(observed: Observed) -> None:
-    """A long lease has nobody wait for longer, and a short one for half of it."""
+    """A long lease does not extend the poll; a short one limits it to half of the lease."""
     async with running(observed, apps.returns, lease_s=600.0):
         await until(lambda: len(observed.asked) == 2)
     async with running(observed, apps.returns, lease_s=0.2):
@@ -104,11 +104,12 @@ async def test_leases_that_ran_out_are_looked_at_now_and_then(observed: Observed
 
 
 async def test_work_that_is_not_to_be_had_is_not_asked_for_without_a_pause(
-    observed: Observed,
+    observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where it is to be run alone, and this runner is not idle."""
+    """As with a rollout that must run alone while this runner is busy."""
+    monkeypatch.setattr("lightspan.runners.runner._CLAIM_PAUSE_S", 3600.0)
     observed.says_work = True
-    async with running(observed, apps.returns, poll_s=3600.0) as runner:
+    async with running(observed, apps.returns) as runner:
         await until(lambda: len(observed.asked) == 3)
         runner.work_for(["b"])  # ends the pause
         await until(lambda: len(observed.asked) == 6)
