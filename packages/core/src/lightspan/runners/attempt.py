@@ -26,7 +26,7 @@ from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.stack_location import coroutine_stack, describe_stack
 from lightspan.schema import clock, semconv as c
 from lightspan.schema.provenance import uncaptured_attributes
-from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome, Report
+from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
 from lightspan.schema.resources import NamedResources, instructions_in, routing_of
 from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import (
@@ -130,7 +130,7 @@ class AttemptRun:
     def abort(self) -> None:
         """Stop the attempt because its lease is lost."""
         if self.ending is None:
-            log.warning("attempt %s lost its lease and is stopped", self.ref.attempt_id)
+            log.warning("attempt %s lost its lease and is stopped", self.attempt_id)
             self.stop()
 
     def timed_out(self, why: str = "") -> AttemptResult:
@@ -148,7 +148,7 @@ class AttemptRun:
             return
         where = describe_stack(coroutine_stack(self.task.get_coro()))
         text = f"{ending.message} and went on when it was cancelled: {where}"
-        log.warning("attempt %s: %s", self.ref.attempt_id, text)
+        log.warning("attempt %s: %s", self.attempt_id, text)
         self._runner.abandon(self, ending._replace(message=text))
 
     async def _prepare(self) -> tuple[AttemptContext, Inputs]:
@@ -268,20 +268,16 @@ class AttemptRun:
                 await (store.finish(report, spans) if spans else store.report([report]))
                 return
             except StoreError as error:
-                log.warning("attempt %s cannot be reported: %s", self.ref.attempt_id, error)
-                if spans:  # the reason may be the spans, such as their size
-                    report, spans = await self._without_spans(report, spans, store), []
-                if pause is not None:
-                    await asyncio.sleep(pause)
-
-    async def _without_spans(self, report: Report, spans: list[Span], store: Store) -> Report:
-        """Store the spans alone; return the report, with a capture error if that failed."""
-        try:
-            await store.add_spans(self.ref, spans)
-        except LightspanError as error:
-            capture_errors = [*report.capture_errors, f"spans could not be stored: {error}"]
-            return msgspec.structs.replace(report, capture_errors=capture_errors)
-        return report
+                log.warning("attempt %s cannot be reported: %s", self.attempt_id, error)
+            if spans:  # the reason may be the spans, such as their size: they are stored alone
+                try:
+                    await store.add_spans(self.ref, spans)
+                except LightspanError as error:
+                    capture_errors.append(f"spans could not be stored: {error}")
+                    report = msgspec.structs.replace(report, capture_errors=capture_errors)
+                spans = []
+            if pause is not None:
+                await asyncio.sleep(pause)
 
     def _recorded(
         self, scope: AttemptContext, ending: AttemptResult

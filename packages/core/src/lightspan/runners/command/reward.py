@@ -8,7 +8,6 @@ import signal
 from typing import Any, Final
 
 from lightspan.errors import AppError, RewardError
-from lightspan.progress import escape_control
 from lightspan.runners.command.process import KEPT_BYTES, Ended, Tail
 from lightspan.schema.records import Outcome
 from lightspan.schema.redaction import without_keys
@@ -137,7 +136,8 @@ def shortened(text: str) -> str:
 
 def printable(tail: Tail, secret: str = "") -> str:
     """Return the end of a stream with control characters escaped and `secret` left out."""
-    text = escape_control(without_secrets(secret, tail.data.decode(errors="replace")))
+    text = tail.data.decode(errors="replace").replace("\r\n", "\n")
+    text = "".join(map(_escape, without_secrets(secret, text)))
     cut = tail.count - len(tail.data)
     return f"[{cut} bytes before this are not kept]\n{text}" if cut else text
 
@@ -145,3 +145,8 @@ def printable(tail: Tail, secret: str = "") -> str:
 def without_secrets(secret: str, text: str) -> str:
     """Return the text without `secret`, the call token, and without the user's keys."""
     return without_keys(text.replace(secret, "<call token>") if secret else text)
+
+
+def _escape(char: str) -> str:
+    is_plain = char.isprintable() or char in "\n\t"
+    return char if is_plain else char.encode("unicode_escape").decode()
