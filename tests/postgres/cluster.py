@@ -30,11 +30,11 @@ _HBA: Final = "local all locked scram-sha-256\nlocal all all trust\n"
 
 def programs() -> Path | None:
     """Return the folder of the newest `initdb` and `postgres`; None if they are not installed."""
-    found = [Path(folder) for pattern in _FOLDERS for folder in sorted(glob.glob(pattern))]
+    folders = [Path(folder) for pattern in _FOLDERS for folder in sorted(glob.glob(pattern))]
     on_path = shutil.which("initdb")
-    found += [Path(on_path).parent] if on_path else []
+    folders += [Path(on_path).parent] if on_path else []
     whole = [
-        folder for folder in found if all((folder / p).exists() for p in ("initdb", "postgres"))
+        folder for folder in folders if all((folder / p).exists() for p in ("initdb", "postgres"))
     ]
     return whole[-1] if whole else None
 

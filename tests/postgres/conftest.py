@@ -17,11 +17,11 @@ _numbers = itertools.count()
 @pytest.fixture(scope="session")
 def postgres() -> Path:
     """Return the folder of PostgreSQL's programs. Without them tests are skipped, or fail in CI."""
-    found = programs()
-    if found is None:
+    folder = programs()
+    if folder is None:
         reason = "no PostgreSQL server here: apt-get install postgresql"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-    return found
+    return folder
 
 
 @pytest.fixture(scope="session")

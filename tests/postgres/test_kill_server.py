@@ -27,14 +27,16 @@ def test_kill_9_of_all_processes_keeps_what_was_acknowledged(
     postgres: Path, moments: Callable[[Any], random.Random]
 ) -> None:
     """The server is killed three times at random moments, under two writers each."""
-    said: list[list[str]] = []
+    lines_of_writers: list[list[str]] = []
     with Cluster(postgres) as cluster:
         url = cluster.url("x")
         for turn in range(3):
-            said += _write_and_kill(cluster, url, turn, moments(turn).randrange(1, 300))
+            lines_of_writers += _write_and_kill(cluster, url, turn, moments(turn).randrange(1, 300))
             cluster.start()
-        assert len(said) > 100
-        asyncio.run(check_acknowledged(lambda clock: PostgresStore(url, clock=clock), said))
+        assert len(lines_of_writers) > 100
+        asyncio.run(
+            check_acknowledged(lambda clock: PostgresStore(url, clock=clock), lines_of_writers)
+        )
 
 
 def _write_and_kill(cluster: Cluster, url: str, turn: int, lines: int) -> list[list[str]]:
@@ -49,9 +51,9 @@ def _write_and_kill(cluster: Cluster, url: str, turn: int, lines: int) -> list[l
     ]
     first = writers[0].stdout
     assert first is not None
-    said = [first.readline() for _ in range(lines)]
+    output = [first.readline() for _ in range(lines)]
     cluster.kill()
     for writer in writers:
-        said += writer.communicate()[0].splitlines(keepends=True)
+        output += writer.communicate()[0].splitlines(keepends=True)
         assert writer.returncode == 0
-    return [line.split() for line in said]
+    return [line.split() for line in output]

@@ -116,9 +116,9 @@ async def test_a_schema_of_another_version_is_refused(
     version = schema.VERSION + step
     with cluster.connect(options=f"-c search_path={schema_of(url)}") as db:
         db.execute("UPDATE lightspan_versions SET version = %s", (version,))
-    said = await refused(url, f"{age} lightspan", kind=StoreFormatError)
-    assert f"schema version {version}" in said
-    assert f"{__version__} of {sys.executable}, reads {schema.VERSION}" in said
+    message = await refused(url, f"{age} lightspan", kind=StoreFormatError)
+    assert f"schema version {version}" in message
+    assert f"{__version__} of {sys.executable}, reads {schema.VERSION}" in message
 
 
 async def test_another_programs_schema_is_refused(cluster: Cluster, url: str) -> None:
@@ -241,9 +241,9 @@ async def test_a_password_in_the_url_opens_the_store_and_is_shown_nowhere(
 ) -> None:
     url = make_url(user="locked")
     with_password = url.replace("locked@", f"locked:{quote(PASSWORD, safe='')}@")
-    said = await refused(url, "PGPASSWORD", "~/.pgpass")
+    message = await refused(url, "PGPASSWORD", "~/.pgpass")
     wrong = await refused(url.replace("locked@", "locked:hunter2@"), "PGPASSWORD")
-    assert "hunter2" not in said + wrong
+    assert "hunter2" not in message + wrong
     store = open_store(with_password)
     assert store.url == url
     async with store:
@@ -332,13 +332,13 @@ async def test_names_that_postgresql_does_not_index(url: str) -> None:
     """They are invalid input, and no retry helps."""
     name = random.Random(0).randbytes(3_000).hex()
     async with PostgresStore(url) as store:
-        for asked in (
+        for operation in (
             store.enqueue([make_rollout("ro-1", run_id=name)]),
             store.announce(make_peer(name)),
             store.allot_version(name),
         ):
             with pytest.raises(DataError, match="longer than PostgreSQL can index"):
-                await asked
+                await operation
         assert (await store.count(), await store.peers()) == ({}, [])
 
 

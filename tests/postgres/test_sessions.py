@@ -55,10 +55,10 @@ def own_cluster(postgres: Path) -> Iterator[Cluster]:
 # --- sessions that die --------------------------------------------------------------------
 async def run_rollouts(store: PostgresStore, names: list[str], claimed: list[str]) -> None:
     """Run rollouts from enqueue to report, with a call and a span each; record the claims."""
-    left = iter(names)
+    remaining = iter(names)
 
     async def work() -> None:
-        for name in left:
+        for name in remaining:
             await store.enqueue([make_rollout(name, run_id=name)])
             [claim] = await store.claim("runner", 1, LEASE_S, name)
             attempt = claim.attempt
@@ -79,7 +79,7 @@ async def check_rollouts(store: PostgresStore, names: list[str]) -> None:
     ids = [attempt.attempt_id for attempt in attempts]
     assert {len(spans) for spans in (await store.spans(ids)).values()} == {2}
     records = await store.token_records(ids)
-    assert {tuple(r.late for r in found) for found in records.values()} == {(False,)}
+    assert {tuple(r.late for r in calls) for calls in records.values()} == {(False,)}
 
 
 async def test_sessions_that_are_ended_cost_nothing(cluster: Cluster, url: str) -> None:
@@ -134,7 +134,7 @@ async def test_a_commit_without_an_answer_is_settled(
 
     def dying(tables: PostgresWriteTables) -> None:
         db = tables.link.db
-        if len(died) == len(asked):  # the retry of this write
+        if len(died) == len(operations_):  # the retry of this write
             commit(tables)
             return
         died.append(db.info.backend_pid)
@@ -145,10 +145,10 @@ async def test_a_commit_without_an_answer_is_settled(
         db.execute("SELECT 1") if committed else commit(tables)
         raise AssertionError("the session is still there")
 
-    asked: list[str] = []
+    operations_: list[str] = []
 
     def ask(name: str) -> PostgresStore:
-        asked.append(name)
+        operations_.append(name)
         return store
 
     async with PostgresStore(url) as store:
@@ -171,7 +171,7 @@ async def test_a_commit_without_an_answer_is_settled(
         assert (await store.attempt(first.attempt_id)).capture_errors == ["reason"]
         assert await store.count() == {RolloutStatus.SUCCEEDED: 1, RolloutStatus.CANCELLED: 1}
         assert len((await store.token_records([first.attempt_id]))[first.attempt_id]) == 1
-    assert len(died) == len(asked) == 7
+    assert len(died) == len(operations_) == 7
 
 
 async def test_a_server_that_stays_away_is_told(
@@ -195,12 +195,12 @@ async def test_a_server_that_stays_away_is_told(
         # waiting jobs fail together, and later ones do not wait as long
         for module in (writer, database):
             monkeypatch.setattr(module, "RETRY_TIMEOUT_S", 3600.0)
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             *(store.enqueue([make_rollout(f"at-once-{n}")]) for n in range(300)),
             *(store.count() for _ in range(20)),
             return_exceptions=True,
         )
-        assert {type(one) for one in told} == {StoreUnreachableError}
+        assert {type(one) for one in results} == {StoreUnreachableError}
         own_cluster.start()
         for operation in operations:
             await operation()
@@ -279,8 +279,8 @@ async def test_writers_that_wait_in_a_circle_write_all_the_same(cluster: Cluster
             await asyncio.to_thread(other.execute, add.encode(), rows[0])
             other.execute(b"COMMIT")
             assert await adding == 0
-            found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-            assert sorted(span.span_id for span in found) == [span.span_id for span in spans]
+            stored = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+            assert sorted(span.span_id for span in stored) == [span.span_id for span in spans]
         other.execute(b"REASSIGN OWNED BY patient TO lightspan; DROP ROLE patient")
 
 
@@ -308,20 +308,20 @@ asyncio.run(main())
 
 async def test_a_watcher_sees_every_change_of_four_processes(url: str) -> None:
     """Changes that are committed during a poll are not missed; the cursor never goes back."""
-    seen: list[int] = []
+    changes_read: list[int] = []
     async with open_store(url) as store:
         program = (sys.executable, "-c", _COMMITTER, url)
         committers = [
             await asyncio.create_subprocess_exec(*program, str(name)) for name in range(4)
         ]
         cursor = 0
-        while len(seen) < 400:
+        while len(changes_read) < 400:
             changes = await store.watch(cursor, timeout_s=60)
             assert changes.rollouts
-            seen += [state.change for state in changes.rollouts]
+            changes_read += [state.change for state in changes.rollouts]
             cursor = changes.cursor
         assert [await committer.wait() for committer in committers] == [0] * 4
-        assert seen == list(range(1, 401))
+        assert changes_read == list(range(1, 401))
         assert (await store.watch(cursor)).rollouts == []
 
 

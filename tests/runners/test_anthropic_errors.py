@@ -36,9 +36,9 @@ async def test_whose_fault_an_error_is(
     """A context overflow is a failure of the app; an engine failure is not, even in a stream."""
 
     async def ask(client: anthropic.AsyncAnthropic) -> None:
-        said: Any = [{"role": "user", "content": text}]
+        messages_: Any = [{"role": "user", "content": text}]
         answer: Any = await client.messages.create(
-            model="policy", max_tokens=9, messages=said, stream=streamed
+            model="policy", max_tokens=9, messages=messages_, stream=streamed
         )
         assert [event async for event in answer]
 

@@ -78,10 +78,10 @@ class World:
         routed = Routing(rules=routing.rules, default=routing.default, gateway_url=self.gateway.url)
         resources = await self.store.put_resources({"routing": routed})
         names = [f"{stem}-{number}" for number in range(len(tasks))]
-        given = {"resources_id": resources, "mode": Mode.VAL, **fields}
+        options = {"resources_id": resources, "mode": Mode.VAL, **fields}
         await self.store.enqueue(
             [
-                Rollout(rollout_id=name, task=task, task_id=name, **given)
+                Rollout(rollout_id=name, task=task, task_id=name, **options)
                 for name, task in zip(names, tasks, strict=True)
             ]
         )
@@ -118,8 +118,8 @@ class World:
 @pytest.fixture
 async def world(store: Store) -> AsyncIterator[World]:
     def repeat(request: Any) -> str:
-        said = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
-        return said.split("\n")[0]
+        prompt = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
+        return prompt.split("\n")[0]
 
     engine = ScriptedEngine(shared_tokenizer(), repeat, policies={"policy": 1, "base": 0})
     async with Gateway(store, engine) as gateway:
@@ -180,12 +180,12 @@ async def test_a_program_in_any_language(world: World, arguments: list[str], tas
             ("editor", "policy", f"edit {number}"),
             ("app", "policy", f"{number}"),
         ]
-        found = {record.call_id: record for record in records[attempt.attempt_id]}
+        calls = {record.call_id: record for record in records[attempt.attempt_id]}
         got = [
             (
                 span.attributes[c.AGENT_PATH],
-                found[str(span.attributes[c.CALL_ID])].policy,
-                shared_tokenizer().decode(found[str(span.attributes[c.CALL_ID])].response_ids),
+                calls[str(span.attributes[c.CALL_ID])].policy,
+                shared_tokenizer().decode(calls[str(span.attributes[c.CALL_ID])].response_ids),
             )
             for span in calls
         ]
@@ -193,8 +193,8 @@ async def test_a_program_in_any_language(world: World, arguments: list[str], tas
         [program] = [span for span in spans if c.COMMAND_STATUS in span.attributes]
         assert program.attributes[c.COMMAND_STATUS] == 0
         assert program.attributes[c.COMMAND_STDOUT] == f"{number}\n"
-        said = f"plan {number}\nwrite {number}\nedit {number}\n"
-        assert program.attributes[c.COMMAND_STDERR] == said
+        stderr = f"plan {number}\nwrite {number}\nedit {number}\n"
+        assert program.attributes[c.COMMAND_STDERR] == stderr
 
 
 async def test_model_names_are_agents_where_they_are_named(world: World) -> None:

@@ -166,8 +166,8 @@ def test_the_dev_command(
     tasks.write_text('{"q":"question 0"}\n{"q":"question 1"}\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHON", sys.executable)
-    given = ["--model", str(tiny), "--optimize=writer", "--frozen=base", "--count=1", "--json"]
-    assert main(["dev", "--command", "sh letters.sh", *given, "--group-size=2", str(tasks)]) == 0
+    options = ["--model", str(tiny), "--optimize=writer", "--frozen=base", "--count=1", "--json"]
+    assert main(["dev", "--command", "sh letters.sh", *options, "--group-size=2", str(tasks)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["app"] == 'command:{"arguments":["sh","letters.sh"]}'
     assert [(agent["path"], agent["trained"]) for agent in report["agents"]] == [

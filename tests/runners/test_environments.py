@@ -128,12 +128,12 @@ async def test_environments_that_do_not_fit(
     """Nothing is claimed."""
     from app_environment import app_environment
 
-    made = {
+    factories = {
         "bare": lambda: app_environment(tmp_path / "v", core=False),
         "newer": lambda: _fake(tmp_path / "v", "9.9.9", 99),
         "older": lambda: _fake(tmp_path / "v", "0.0.1", PROTOCOL_VERSION),
     }
-    python = made[environment]()
+    python = factories[environment]()
     await store.enqueue([Rollout(rollout_id="ro-0", task={}, task_id="t", mode=Mode.VAL)])
     plan = RunnerPlan(store_url=store.url, app="apart_app:answer")
     with pytest.raises(ConfigError) as caught:
@@ -173,8 +173,8 @@ async def test_another_version_that_is_understood(
             await asyncio.sleep(0.05)
     finally:
         await runners.stop()
-    [told] = caplog.messages
-    assert f"{python} has lightspan 0.1.77, {sys.executable} has {__version__}" in told
+    [warning] = caplog.messages
+    assert f"{python} has lightspan 0.1.77, {sys.executable} has {__version__}" in warning
 
 
 @pytest.mark.parametrize(
@@ -211,13 +211,13 @@ def test_programs_that_are_no_interpreter(tmp_path: Path) -> None:
     plain.write_text("no program")
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").write_text("")
-    for given, hint in (
-        (tmp_path / "absent" / "python", r"there is no such program; make .* environment first"),
+    for path, hint in (
+        (tmp_path / "absent" / "python", r"there is no such program; create .* environment first"),
         (plain, "it cannot be executed"),
         (tmp_path / "venv", f"did you mean {tmp_path}/venv/bin/python"),
     ):
-        with pytest.raises(ConfigError, match=f"python='{given}' is no interpreter: .*{hint}"):
-            LocalRunners(1, python=given)
+        with pytest.raises(ConfigError, match=f"python='{path}' is no interpreter: .*{hint}"):
+            LocalRunners(1, python=path)
 
 
 @pytest.mark.parametrize("name", ["true", "cat"])
@@ -230,8 +230,8 @@ async def test_a_program_that_is_no_python(store: Store, name: str) -> None:
 
 
 def test_an_older_python() -> None:
-    known = Greeting(python="3.9.18", error="SyntaxError: invalid syntax")
-    assert find_problem("/a/python", known) == (
+    greeting = Greeting(python="3.9.18", error="SyntaxError: invalid syntax")
+    assert find_problem("/a/python", greeting) == (
         "/a/python is Python 3.9.18, and lightspan needs 3.11 or newer"
     )
 
@@ -252,22 +252,22 @@ def test_options_that_make_no_sense(app_python: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runners", ["python", "external"])
 async def test_an_app_of_the_script_cannot_leave_it(app_python: Path, runners: str) -> None:
-    made = {"python": lambda: LocalRunners(1, python=app_python), "external": ExternalRunners}
+    factories = {"python": lambda: LocalRunners(1, python=app_python), "external": ExternalRunners}
     with pytest.raises(AppError, match=r'put it into a module.*fit\("my_app:answer", …\)'):
-        await made[runners]().start(RunnerPlan(store_url="x.db", app="__main__:answer"))
+        await factories[runners]().start(RunnerPlan(store_url="x.db", app="__main__:answer"))
 
 
 # --- what goes there, and what does not ---------------------------------------------------------
 def test_what_is_installed_here_stays_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [packages] = [path for path in sys.path if path.endswith("site-packages")][:1]
-    given = os.pathsep.join([packages, str(tmp_path), "", f"{sys.prefix}/lib"])
-    monkeypatch.setenv("PYTHONPATH", given)
+    python_path = os.pathsep.join([packages, str(tmp_path), "", f"{sys.prefix}/lib"])
+    monkeypatch.setenv("PYTHONPATH", python_path)
     monkeypatch.setenv("PYTHONHOME", "/usr")
     monkeypatch.setenv("MY_KEY", "kept")
-    kept = foreign_environment()
-    assert kept["PYTHONPATH"] == str(tmp_path)
-    assert "PYTHONHOME" not in kept
-    assert kept["MY_KEY"] == "kept"
+    variables = foreign_environment()
+    assert variables["PYTHONPATH"] == str(tmp_path)
+    assert "PYTHONHOME" not in variables
+    assert variables["MY_KEY"] == "kept"
     monkeypatch.setenv("PYTHONPATH", packages)
     assert "PYTHONPATH" not in foreign_environment()
 

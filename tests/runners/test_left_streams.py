@@ -136,5 +136,5 @@ async def test_a_stream_that_the_app_leaves_is_cancelled(app: Any) -> None:
     coverage = classify_calls(episode, Routing(rules=[WRITER]))
     assert coverage.counts() == {"rejected:cancelled": 1}
     assert episode.late_calls == ()
-    said = [span for span in spans if c.CALL_ID in span.attributes and not span.late]
-    assert {span.attributes[c.CALL_OUTCOME] for span in said} == {"cancelled"}
+    llm_spans = [span for span in spans if c.CALL_ID in span.attributes and not span.late]
+    assert {span.attributes[c.CALL_OUTCOME] for span in llm_spans} == {"cancelled"}

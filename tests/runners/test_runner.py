@@ -52,15 +52,15 @@ pytestmark = pytest.mark.usefixtures("clean")
 @asynccontextmanager
 async def gateway(store: Store, script: Any) -> AsyncIterator[tuple[str, ScriptedEngine]]:
     engine = ScriptedEngine(shared_tokenizer(), script)
-    async with Gateway(store, engine) as made:
-        yield made.url, engine
+    async with Gateway(store, engine) as served:
+        yield served.url, engine
 
 
 @pytest.mark.parametrize("app", ["asks", "asks_async"])
 async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -> None:
     def script(request: Any) -> str:
-        said = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
-        return said.split("\n")[0]
+        prompt = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
+        return prompt.split("\n")[0]
 
     async with gateway(store, script) as (url, _):
         routing = Routing(gateway_url=url, rules=[WRITER])
@@ -72,7 +72,7 @@ async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -
     attempts = await store.attempts([f"ro-{number}" for number in range(40)])
     assert [attempt.reward for attempt in attempts] == [Reward(float(n)) for n in range(40)]
     records = await store.token_records([attempt.attempt_id for attempt in attempts])
-    assert {len(found) for found in records.values()} == {1}
+    assert {len(calls) for calls in records.values()} == {1}
     for attempt in attempts:
         llm, agent, root = await spans_of(store, attempt)
         assert (llm.parent_id, agent.parent_id) == (agent.span_id, root.span_id)
@@ -83,12 +83,12 @@ async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -
 @pytest.mark.parametrize("form", ["async def", "returns its awaitable"])
 async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form: str) -> None:
     with ScriptedServer("fine") as server:
-        async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as kept:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
 
             async def ask(task: Any) -> float:
-                await kept.models.list()
-                said = [{"role": "user", "content": "How are you?"}]
-                answer = await kept.chat.completions.create(model="m", messages=said)  # type: ignore[arg-type]
+                await client.models.list()
+                messages_ = [{"role": "user", "content": "How are you?"}]
+                answer = await client.chat.completions.create(model="m", messages=messages_)  # type: ignore[arg-type]
                 return float(answer.choices[0].message.content == "fine")
 
             await enqueue(store, [{}] * 6)
@@ -286,17 +286,17 @@ async def test_every_training_has_its_share_and_no_slot_waits(
             for run, number in names
         ]
     )
-    claim, asked = store.claim, list[int]()
+    claim, limits = store.claim, list[int]()
 
     async def counted(*args: Any, **named: Any) -> Any:
-        asked.append(args[1])
+        limits.append(args[1])
         return await claim(*args, **named)
 
     store.claim = counted  # type: ignore[method-assign]
     async with running(store, app, slots=8) as runner:
         runner.work_for(runs)
         await reaches(store, RolloutStatus.RUNNING, 8)
-        assert len(asked) <= 3
+        assert len(limits) <= 3
         under_way = [
             (await store.count(run)).get(RolloutStatus.RUNNING, 0) for run in ("old", "new")
         ]
@@ -381,12 +381,12 @@ async def test_a_store_that_fails_for_a_while(store: Store) -> None:
 async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> None:
     """The runner repeats the claim with the same id, so no lease has to end."""
     await enqueue(store, [{"value": 1}] * 3)
-    claim, asked = store.claim, list[str]()
+    claim, request_ids = store.claim, list[str]()
 
     async def unanswered(*args: Any, **named: Any) -> Any:
         claims = await claim(*args, **named)
-        asked.append(named["request_id"])
-        if len(asked) == 1:
+        request_ids.append(named["request_id"])
+        if len(request_ids) == 1:
             assert len(claims) == 2
             raise StoreError("the answer is lost")
         return claims
@@ -394,7 +394,7 @@ async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> Non
     store.claim = unanswered  # type: ignore[method-assign,assignment]
     async with running(store, apps.returns, slots=2):
         states = await finished(store)
-    assert asked[0] == asked[1] != asked[2]
+    assert request_ids[0] == request_ids[1] != request_ids[2]
     attempts = await store.attempts([state.rollout.rollout_id for state in states])
     assert [attempt.number for attempt in attempts] == [1, 1, 1]
 

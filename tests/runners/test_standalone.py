@@ -123,10 +123,10 @@ def trainer_of(app: str, run_id: str = "run-1", **fields: Any) -> Peer:
 
 async def enqueue(store: Store, app: str, *tasks: Any, run_id: str = "run-1") -> list[str]:
     """Enqueue a rollout per task, and return their ids."""
-    known = len(await store.rollouts())
+    count = len(await store.rollouts())
     rollouts = [
         Rollout(
-            rollout_id=f"ro-{known + number}",
+            rollout_id=f"ro-{count + number}",
             task=task,
             task_id=f"t{number}",
             mode=Mode.VAL,
@@ -224,13 +224,13 @@ async def test_a_training_that_stops_can_be_resumed(start: Start, store: Store) 
     await runner.says("joined training run-1")
     await store.withdraw(peer.peer_id)
     await runner.says("training run-1 has stopped; it can be resumed")
-    left = await enqueue(store, "apart_app:naps", {})
+    later = await enqueue(store, "apart_app:naps", {})
     await store.announce(trainer_of("apart_app:other"))
     await runner.says("(those that are there ask for apart_app:other)")
     await asyncio.sleep(1.0)
-    assert await store.attempts(left) == []
+    assert await store.attempts(later) == []
     await store.announce(peer)
-    await succeeded(store, left)
+    await succeeded(store, later)
     await store.announce(msgspec.structs.replace(peer, complete=True))
     assert await runner.ends() == 0
 
@@ -328,9 +328,9 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
         await runner.says("finishing 1 attempts; Ctrl-C again gives them back")
         runner.process.send_signal(number)
     assert await runner.ends() == 0
-    done, left = await store.rollouts(names)
-    assert (done.status, left.status) == (RolloutStatus.SUCCEEDED, RolloutStatus.QUEUED)
-    assert left.infrastructure_tries == 0
+    done, waiting_one = await store.rollouts(names)
+    assert (done.status, waiting_one.status) == (RolloutStatus.SUCCEEDED, RolloutStatus.QUEUED)
+    assert waiting_one.infrastructure_tries == 0
     assert [(a.status, a.outcome) for a in await store.attempts(names[1:])] == [
         (AttemptStatus.LOST, Outcome.CANCELLED)
     ]
@@ -367,10 +367,10 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
     theirs = trainer_of("apart_app:naps")
     theirs = msgspec.structs.replace(theirs, python="/trainer/python", **newer)
     await store.announce(theirs)
-    left = await enqueue(store, "apart_app:naps", {})
+    rollouts = await enqueue(store, "apart_app:naps", {})
     runner = start("--store", store.url, "apart_app:naps")
     assert await runner.ends() == 1
-    assert await store.attempts(left) == []
+    assert await store.attempts(rollouts) == []
     assert "Traceback" not in runner.text
     for word in (
         f"lightspan: /trainer/python has lightspan 9.9.9 (protocol {PROTOCOL_VERSION + 1})",
@@ -380,14 +380,14 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
     ):
         assert word in runner.text
     # the trainer's side, with a runner of another protocol version
-    [seen] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
-    foreign = msgspec.structs.replace(seen, **newer)
+    [peer] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
+    foreign = msgspec.structs.replace(peer, **newer)
     plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
     watch = RunnerWatch(plan, LocalRunners(1), lines.line)
     watch.update([foreign], 0.0)
     watch.update([foreign], 1.0)
     [line] = lines.texts
-    for word in (seen.peer_id, seen.python, "cannot join", "9.9.9", __version__, "pip install"):
+    for word in (peer.peer_id, peer.python, "cannot join", "9.9.9", __version__, "pip install"):
         assert word in line
 
 
@@ -404,9 +404,9 @@ async def test_who_came_since_the_last_look_is_said_at_the_end(store: Store, lin
     assert line.startswith("runner runner-1 joined: 3 attempts at once, lightspan ")
     watch.update(await store.peers(), 0.0)
     await store.withdraw(peer.peer_id)
-    said = len(lines.texts)
+    count = len(lines.texts)
     await watch.end(store)
-    assert len(lines.texts) == said
+    assert len(lines.texts) == count
 
 
 async def test_a_runner_of_another_protocol(
@@ -422,14 +422,14 @@ async def test_a_runner_of_another_protocol(
     of_another_version(python, "9.9.9", PROTOCOL_VERSION + 1)
     (tmp_path / "my_app.py").write_text("def answer(task):\n    return 1.0\n")
     await store.announce(trainer_of("my_app:answer"))
-    left = await enqueue(store, "my_app:answer", {})
+    rollouts = await enqueue(store, "my_app:answer", {})
     command = [python, "-m", "lightspan.cli", "runner", "--store", store.url, "my_app:answer"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = await asyncio.to_thread(
         subprocess.run, command, cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert await store.attempts(left) == []
+    assert await store.attempts(rollouts) == []
     both = [
         f"{__version__} (protocol {PROTOCOL_VERSION})",
         f"9.9.9 (protocol {PROTOCOL_VERSION + 1})",
@@ -440,13 +440,13 @@ async def test_a_runner_of_another_protocol(
     ]
     plan = RunnerPlan(store_url=store.url, app="my_app:answer", run_id="run-1")
     RunnerWatch(plan, LocalRunners(1), lines.line).update(await store.peers(), 0.0)
-    [told] = lines.texts
+    [line] = lines.texts
     for word in (*both, str(python)):
         assert word in done.stderr
-        assert word in told
-    assert "cannot join" in told
-    assert remedies[0] in told
-    assert f"{sys.executable} -m {remedies[1]}" in told
+        assert word in line
+    assert "cannot join" in line
+    assert remedies[0] in line
+    assert f"{sys.executable} -m {remedies[1]}" in line
 
 
 @pytest.mark.parametrize(
@@ -543,7 +543,7 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
         "'sqlite:////a b/x.db' a:b`"
     )
 
-    def told(now: float, *peers: Peer) -> list[str]:
+    def printed(now: float, *peers: Peer) -> list[str]:
         lines.texts.clear()
         watch.update(peers, now)
         return list(lines.texts)
@@ -552,19 +552,19 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
     elsewhere = make_peer("r2", PeerRole.RUNNER, "c:d", slots=8)
     bound = make_peer("r3", PeerRole.RUNNER, "a:b", slots=8, run_id="run-2")
     trainer = trainer_of("a:b")
-    assert told(0, trainer) == [waiting]
-    assert told(1, trainer, elsewhere, bound) == []
-    assert told(60, trainer, elsewhere, bound) == [
+    assert printed(0, trainer) == [waiting]
+    assert printed(1, trainer, elsewhere, bound) == []
+    assert printed(60, trainer, elsewhere, bound) == [
         waiting.replace("runners:", "runners (those that are there run a:b, c:d):")
     ]
     joined = f"runner r1 joined: 8 attempts at once, lightspan {__version__}, {sys.executable}"
-    assert told(61, trainer, one) == [joined]
-    assert told(62, trainer, one) == []
+    assert printed(61, trainer, one) == [joined]
+    assert printed(62, trainer, one) == []
     silent = msgspec.structs.replace(one, silent_s=20.0)
-    assert told(63, trainer, silent) == ["runner r1 is gone", waiting]
+    assert printed(63, trainer, silent) == ["runner r1 is gone", waiting]
     runners.check()
-    assert told(150, trainer, one) == [joined]
-    assert told(151) == ["runner r1 is gone", waiting]
+    assert printed(150, trainer, one) == [joined]
+    assert printed(151) == ["runner r1 is gone", waiting]
     runners.check()
     watch.update([], 251.5)
     with pytest.raises(Exception, match="no runner for 100 s"):
@@ -582,19 +582,19 @@ async def test_a_trainer_says_that_it_is_there(
     rl: Callable[..., Any], apps: Any, tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
     """It is announced while it works, and afterwards only if it is complete."""
-    seen: list[list[Peer]] = []
+    peer_lists: list[list[Peer]] = []
 
     class Looking(LocalRunners):
         async def stop(self) -> None:
             async with open_store(f"sqlite:///{tmp_path}/run/store.db") as store:
-                seen.append(await store.peers())
+                peer_lists.append(await store.peers())
             await super().stop()
 
     trainer = Trainer(rl(), runners=Looking(2), steps=1, folder=tmp_path / "run")
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.to_thread(trainer.fit, apps.spell, ask(2))
-    [[peer]] = [[p for p in peers if p.role is PeerRole.TRAINER] for peers in seen]
+    [[peer]] = [[p for p in peers if p.role is PeerRole.TRAINER] for peers in peer_lists]
     run_id = trainer.folder.read_config()["run_id"]
     assert (peer.run_id, peer.app, peer.complete) == (run_id, "toy_apps:spell", True)
     await asyncio.to_thread(trainer.evaluate, apps.spell, ask(1), resume=True)
-    assert seen[-1] == []
+    assert peer_lists[-1] == []

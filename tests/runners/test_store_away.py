@@ -22,12 +22,12 @@ from packages.gateway.tests.remote_store.served import serving
 
 
 async def test_it_waits_for_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    said = ""
+    output = ""
 
     def is_waiting() -> bool:
-        nonlocal said
-        said += capfd.readouterr().err
-        return "waiting for the store: store http://127.0.0.1:" in said
+        nonlocal output
+        output += capfd.readouterr().err
+        return "waiting for the store: store http://127.0.0.1:" in output
 
     with serving(lambda: SQLiteStore(tmp_path / "run.db")) as served:
         store = open_store(served.url)

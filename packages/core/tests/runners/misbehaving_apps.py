@@ -25,7 +25,7 @@ async def blocks(task: dict[str, Any]) -> float:
     """Block the event loop when the other attempts are under way."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     if task["kind"] == "in a task of its own":
         await asyncio.gather(blocks_later())
     if task["kind"] == "in a callback":
@@ -74,7 +74,7 @@ async def keeps_the_lock(task: dict[str, Any]) -> float:
     """Run C code that never releases the GIL."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     deque(itertools.count(), maxlen=0)
     return 0.0
 
@@ -102,7 +102,7 @@ async def waits_once(task: dict[str, Any]) -> float:
     return 0.0
 
 
-async def seen(*paths: str) -> None:
+async def wait_for_files(*paths: str) -> None:
     await until(lambda: all(map(os.path.exists, paths)))
 
 
@@ -113,7 +113,7 @@ async def goes_on(task: dict[str, Any]) -> float:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
             Path(task["marker"]).touch()
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     return float(os.getpid())
 
 
@@ -135,7 +135,7 @@ async def freezes_time(task: dict[str, Any]) -> float:
         Path(task["marker"]).touch()
     if task["kind"] == "too long":
         await asyncio.sleep(3602)
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     return 1.0
 
 
@@ -143,7 +143,7 @@ async def crashes(task: dict[str, Any]) -> float:
     """Kill the process when the other attempts are under way."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     if task["kind"] == "crashes":
         ctypes.string_at(0)
     if task["kind"] in ENDS:
@@ -175,7 +175,7 @@ async def harms_async(task: dict[str, Any]) -> float:
         HARMLESS[task["kind"]](task)
         await asyncio.sleep(0)
         Path(task["done"]).touch()
-    await seen(task["done"])
+    await wait_for_files(task["done"])
     return float(os.getpid())
 
 

@@ -171,14 +171,14 @@ async def asks_async(task: dict[str, Any], llm: Any) -> float:
 
 
 def asks_in_threads(task: dict[str, Any], llm: Any) -> float:
-    found: list[str] = []
+    answers: list[str] = []
     with emit.agent("writer"):
         with ThreadPoolExecutor(2) as pool:
-            found += pool.map(lambda text: ask(llm, text), ["1", "2"])
-        thread = threading.Thread(target=lambda: found.append(ask(llm, "3")))
+            answers += pool.map(lambda text: ask(llm, text), ["1", "2"])
+        thread = threading.Thread(target=lambda: answers.append(ask(llm, "3")))
         thread.start()
         thread.join()
-    return float(len(found))
+    return float(len(answers))
 
 
 def catches_and_hides(task: dict[str, Any], llm: Any) -> float:

@@ -89,8 +89,8 @@ def test_a_prompt_called_prompt_is_that_one() -> None:
 
 def test_no_resource_takes_the_place_of_what_every_attempt_has() -> None:
     inputs = Inputs(INPUTS.rollout, {"task": PROMPT, "rollout": PROMPT})
-    task, given = App(lambda task, rollout: (task, rollout)).call(inputs)
-    assert (task, given) == ({"q": 1}, INPUTS.rollout)
+    task, injected_rollout = App(lambda task, rollout: (task, rollout)).call(inputs)
+    assert (task, injected_rollout) == ({"q": 1}, INPUTS.rollout)
 
 
 def test_which_prompts_an_app_takes() -> None:

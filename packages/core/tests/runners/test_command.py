@@ -36,10 +36,10 @@ def shell(script: str, **options: Any) -> Command:
     return Command(["sh", "-c", script], **options)
 
 
-def tail(text: str | bytes, kept: int = 8192) -> Tail:
-    found = Tail(kept)
-    found.add(text if isinstance(text, bytes) else text.encode())
-    return found
+def tail(text: str | bytes, limit: int = 8192) -> Tail:
+    written = Tail(limit)
+    written.add(text if isinstance(text, bytes) else text.encode())
+    return written
 
 
 async def outcome(command: Command, task: Any = None) -> tuple[Outcome, str]:
@@ -95,7 +95,7 @@ def test_one_agent_is_a_list_of_one() -> None:
 @given(
     st.builds(
         Command,
-        st.lists(st.text(TEXTS), min_size=1).filter(lambda found: bool(found[0])),
+        st.lists(st.text(TEXTS), min_size=1).filter(lambda arguments: bool(arguments[0])),
         task=st.sampled_from(["file", "environment"]),
         reward=st.sampled_from(["last_line", "exit"]),
         timeout_s=st.none() | st.floats(0.1, 1e6),
@@ -194,16 +194,16 @@ def test_an_auth_token_of_the_users_is_not_handed_on() -> None:
         rollout_id="r", attempt_id="a", gateway_url="http://h:9", call_token="the-token"
     )
     for inherited in ({"ANTHROPIC_AUTH_TOKEN": "users"}, {}):
-        found = program_environment(inherited, {}, scope, "", {})
-        assert found.get("ANTHROPIC_AUTH_TOKEN") == ("the-token" if inherited else None)
-        assert found["ANTHROPIC_API_KEY"] == "the-token"
+        variables = program_environment(inherited, {}, scope, "", {})
+        assert variables.get("ANTHROPIC_AUTH_TOKEN") == ("the-token" if inherited else None)
+        assert variables["ANTHROPIC_API_KEY"] == "the-token"
 
 
 def test_a_proxy_does_not_stand_before_the_gateway() -> None:
     scope = AttemptContext(rollout_id="r", attempt_id="a", gateway_url="http://[::1]:9")
     with_proxy = {"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "localhost"}
-    found = program_environment(with_proxy, {}, scope, "", {})
-    assert found["no_proxy"] == found["NO_PROXY"] == "localhost,::1"
+    variables = program_environment(with_proxy, {}, scope, "", {})
+    assert variables["no_proxy"] == variables["NO_PROXY"] == "localhost,::1"
     assert "no_proxy" not in program_environment({}, {}, scope, "", {})
 
 
@@ -230,8 +230,8 @@ async def test_the_task_in_a_file_of_its_own() -> None:
 async def test_the_task_in_the_environment() -> None:
     command = shell('test -z "$LIGHTSPAN_TASK_FILE" && echo "$LIGHTSPAN_TASK"', task="environment")
     assert await command({"reward": 0.25}) == {"reward": 0.25}
-    found = await outcome(command, "x" * 140_000)
-    assert found == (
+    failure = await outcome(command, "x" * 140_000)
+    assert failure == (
         Outcome.APP_ERROR,
         "the task has 140002 bytes, more than fit into an environment variable: use a file "
         '(task="file")',
@@ -347,7 +347,7 @@ NODE = (
 
 
 @pytest.mark.parametrize(
-    ("stderr", "said"),
+    ("stderr", "expected"),
     [
         ("", ""),
         ("first\nlast\n\n", "last"),
@@ -355,8 +355,8 @@ NODE = (
         ("Traceback:\n  File x\nValueError: y\n", "ValueError: y"),
     ],
 )
-def test_what_a_program_complains_of(stderr: str, said: str) -> None:
-    assert last_error(stderr) == said
+def test_what_a_program_complains_of(stderr: str, expected: str) -> None:
+    assert last_error(stderr) == expected
 
 
 async def test_a_failure_says_what_the_program_complained_of() -> None:
@@ -365,12 +365,12 @@ async def test_a_failure_says_what_the_program_complained_of() -> None:
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20), st.integers(1, 60))
-def test_a_tail_is_the_end(chunks: list[bytes], kept: int) -> None:
-    found, whole = Tail(kept), b"".join(chunks)
+def test_a_tail_is_the_end(chunks: list[bytes], limit: int) -> None:
+    end, whole = Tail(limit), b"".join(chunks)
     for chunk in chunks:
-        found.add(chunk)
-    assert (found.data, found.count) == (whole[-kept:], len(whole))
-    assert found.is_whole == (found.data == whole)
+        end.add(chunk)
+    assert (end.data, end.count) == (whole[-limit:], len(whole))
+    assert end.is_whole == (end.data == whole)
 
 
 def test_lines_that_are_not_kept_whole() -> None:
@@ -398,9 +398,9 @@ while :; do sleep 0.1; done
 
 @pytest.fixture
 def watchdog() -> Any:
-    made = Watchdog()
-    yield made
-    made.close()
+    watchdog_process = Watchdog()
+    yield watchdog_process
+    watchdog_process.close()
 
 
 async def stubborn(watchdog: Watchdog, folder: Path) -> Ended:

@@ -82,19 +82,19 @@ async def test_a_start_that_is_given_up_leaves_no_process(
     """The import of the app never ends."""
     source = "import os, time\nopen(os.environ['SEEN'], 'w').write(str(os.getpid()))\n"
     (tmp_path / "sleeping_app.py").write_text(f"{source}time.sleep(600)\n")
-    seen = tmp_path / "seen"
-    monkeypatch.setenv("SEEN", str(seen))
+    marker = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(marker))
     runners = make(1)
     if runners.python is not None:
         runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    told = plan(store, "sleeping_app:answer")
-    told.sys_path.append(str(tmp_path))
-    starting = asyncio.create_task(runners.start(told))
-    await until(lambda: seen.exists() and seen.read_text() != "")
+    sleeping_plan = plan(store, "sleeping_app:answer")
+    sleeping_plan.sys_path.append(str(tmp_path))
+    starting = asyncio.create_task(runners.start(sleeping_plan))
+    await until(lambda: marker.exists() and marker.read_text() != "")
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    await until(lambda: not Path(f"/proc/{seen.read_text()}").exists())
+    await until(lambda: not Path(f"/proc/{marker.read_text()}").exists())
     await runners.stop()
 
 
@@ -112,18 +112,18 @@ async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
         "def answer(task):\n"
         "    return 1.0\n"
     )
-    seen = tmp_path / "seen"
-    monkeypatch.setenv("SEEN", str(seen))
+    marker = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(marker))
     runners = make(1)
     if runners.python is not None:
         runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    told = plan(store, "slow_app:answer")
-    told.sys_path.append(str(tmp_path))
-    await runners.start(told)
+    sleeping_plan = plan(store, "slow_app:answer")
+    sleeping_plan.sys_path.append(str(tmp_path))
+    await runners.start(sleeping_plan)
     os.kill(runners.pids[0], signal.SIGKILL)
-    await until(seen.read_text)
+    await until(marker.read_text)
     await runners.stop()
-    assert not Path(f"/proc/{seen.read_text()}").exists()
+    assert not Path(f"/proc/{marker.read_text()}").exists()
 
 
 @pytest.mark.parametrize("how", ["stop", "drain"])
@@ -175,14 +175,14 @@ async def test_processes_share_the_work(
     store: Store, make: Make, slots: int, processes: int
 ) -> None:
     await enqueue(store, [{"seconds": 0.01}] * 30)
-    made = make(slots, processes=processes)
-    async with started(made, plan(store, "runner_apps:sleeps")) as runners:
+    runners_of_test = make(slots, processes=processes)
+    async with started(runners_of_test, plan(store, "runner_apps:sleeps")) as runners:
         pids = runners.pids
         states = await finished(store, runners)
     assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
     attempts = await store.attempts([f"ro-{n}" for n in range(30)])
-    found = {int(a.reward.value) for a in attempts if a.reward and a.reward.value}
-    assert found <= set(pids)
+    users = {int(a.reward.value) for a in attempts if a.reward and a.reward.value}
+    assert users <= set(pids)
     assert len(pids) == processes
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -193,8 +193,8 @@ async def test_every_attempt_its_process(store: Store, make: Make) -> None:
     """The call token is in the environment, and child processes are allowed."""
     resources = await store.put_resources({"routing": Routing(gateway_url="http://127.0.0.1:9")})
     await enqueue(store, [{}, {}], resources_id=resources)
-    made = make(2, isolation="process")
-    async with started(made, plan(store, "runner_apps:shows_environment")) as runners:
+    runners_of_test = make(2, isolation="process")
+    async with started(runners_of_test, plan(store, "runner_apps:shows_environment")) as runners:
         assert len(runners.pids) == 2
         await finished(store, runners)
     attempts = await store.attempts(["ro-0", "ro-1"])
@@ -223,8 +223,8 @@ async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_pat
     async with started(make(1), plan(store, "runner_apps:kills_itself")) as runners:
         [state] = await finished(store, runners)
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.SUCCEEDED, 1)
-    lost, done = await store.attempts(["ro-0"])
-    assert (lost.status, lost.message) == (
+    first, done = await store.attempts(["ro-0"])
+    assert (first.status, first.message) == (
         AttemptStatus.LOST,
         "only this attempt ran (rollout ro-0, task t0) when the runner's process died by signal 9 "
         "(SIGKILL)",
@@ -237,19 +237,19 @@ async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
 ) -> None:
     """The attempt of the process ends with its lease."""
 
-    async def away(*given: Any) -> Any:
+    async def away(*args: Any) -> Any:
         raise StoreError("the store cannot be reached")
 
     monkeypatch.setattr(local, "requeue_attempts", away)
     await enqueue(store, [{"marker": str(tmp_path / "died")}])
-    made = plan(store, "runner_apps:kills_itself", lease_s=1.0)
-    async with started(LocalRunners(1), made) as runners:
+    app_plan = plan(store, "runner_apps:kills_itself", lease_s=1.0)
+    async with started(LocalRunners(1), app_plan) as runners:
         while (await store.count()) != {RolloutStatus.SUCCEEDED: 1}:
             runners.check()
             await store.expire()
             await asyncio.sleep(0.01)
-    lost, done = await store.attempts(["ro-0"])
-    assert (lost.status, done.reward) == (AttemptStatus.LOST, Reward(1.0))
+    first, done = await store.attempts(["ro-0"])
+    assert (first.status, done.reward) == (AttemptStatus.LOST, Reward(1.0))
     assert "end with their leases: the store cannot be reached" in caplog.text
 
 
@@ -299,14 +299,14 @@ async def test_processes_that_keep_dying(
     runners = make(1)
     if runners.python is not None:
         runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    told = plan(store, "dying_app:answer")
-    told.sys_path.append(str(tmp_path))
+    dying_plan = plan(store, "dying_app:answer")
+    dying_plan.sys_path.append(str(tmp_path))
     message = (
         r"died 2 times within 600 s of starting, before they ran anything \(the last one died by "
         r"signal 9 \(SIGKILL\)\); run the app alone to see why"
     )
     await enqueue(store, [{}], run_id="another")
-    async with started(runners, msgspec.structs.replace(told, run_id="mine")):
+    async with started(runners, msgspec.structs.replace(dying_plan, run_id="mine")):
         with pytest.raises(LightspanError, match=message):
             await finished(store, runners)
 

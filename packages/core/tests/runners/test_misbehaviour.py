@@ -225,8 +225,8 @@ async def test_a_task_that_crashes_its_process(store: Store, tmp_path: Path) -> 
     async with runners_of(store, "crashes") as runners:
         states = await finished(store, runners)
     lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
-    found = [(state.status, state.infrastructure_tries) for state in states]
-    assert found == [(lost, 3), (succeeded, 0), (succeeded, 0)]
+    results = [(state.status, state.infrastructure_tries) for state in states]
+    assert results == [(lost, 3), (succeeded, 0), (succeeded, 0)]
     crash = "died by signal 11 (SIGSEGV)"
     shared = (
         f"it is run again, alone, because it ran with 2 others when the runner's process {crash}"
@@ -247,8 +247,8 @@ async def test_an_app_that_keeps_the_gil(store: Store, tmp_path: Path) -> None:
     async with runners_of(store, "keeps_the_lock", lease_s=3.0) as runners:
         states = await finished(store, runners)
     lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
-    found = [(state.status, state.infrastructure_tries) for state in states]
-    assert found == [(lost, 1), (succeeded, 0), (succeeded, 0)]
+    results = [(state.status, state.infrastructure_tries) for state in states]
+    assert results == [(lost, 1), (succeeded, 0), (succeeded, 0)]
     messages = [re.sub(r"\d+ s,", "5 s,", each.message) for each in await store.attempts(["ro-0"])]
     silent = "sent no heartbeat for 5 s, as if something held the GIL, and was ended"
     assert messages == [
@@ -275,8 +275,8 @@ async def test_a_task_that_ends_its_process(
     async with runners_of(store, "crashes") as runners:
         states = await finished(store, runners)
     lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
-    found = [(state.status, state.infrastructure_tries) for state in states]
-    assert found == [(lost, 1), (succeeded, 0), (succeeded, 0)]
+    results = [(state.status, state.infrastructure_tries) for state in states]
+    assert results == [(lost, 1), (succeeded, 0), (succeeded, 0)]
     assert [attempt.message for attempt in await store.attempts(["ro-0"])] == [
         f"it is run again, alone, because it ran with 2 others when the runner's process {how}",
         f"only this attempt ran (rollout ro-0, task t0) when the runner's process {how}",
@@ -323,17 +323,17 @@ async def test_a_process_that_dies_while_runners_are_drained(store: Store, tmp_p
 async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = asyncio.Event()
+    reading = asyncio.Event()
 
     async def never(*_: Any) -> Any:
-        asked.set()
+        reading.set()
         await asyncio.sleep(3600)
 
     await store.enqueue([rollout(0, "never", tmp_path)])
     runner = Runner(store, App(apps.waits_once))
     monkeypatch.setattr(runner, "resources_of", never)
     working = asyncio.create_task(runner.run())
-    await asked.wait()
+    await reading.wait()
     runner.abort()
     await working
     [state] = await store.rollouts()

@@ -18,5 +18,5 @@ def test_a_frame_that_is_at_no_line() -> None:
     frame = FunctionType(code, globals())()
     assert frame.f_lineno is None
     first = code.co_firstlineno
-    said = f"`def _here() -> FrameType:` at test_stack_location.py:{first} in _here"
-    assert describe_stack(frame_stack(frame)) == said
+    expected = f"`def _here() -> FrameType:` at test_stack_location.py:{first} in _here"
+    assert describe_stack(frame_stack(frame)) == expected

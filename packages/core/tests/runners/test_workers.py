@@ -130,8 +130,8 @@ async def damage_of(store: Store, app: Any, slots: int = 1) -> list[list[str]]:
 async def test_a_worker_of_an_attempt_that_is_over(store: Store, ask: Any) -> None:
     """The call of the second attempt is attributed to the first."""
     consumer = Consumer(queue.Queue())
-    found = await damage_of(store, lambda task: consumer(ask))
-    assert found == [[], [MISSING.format(THREAD, "one that is over")]]
+    errors = await damage_of(store, lambda task: consumer(ask))
+    assert errors == [[], [MISSING.format(THREAD, "one that is over")]]
 
 
 async def test_a_worker_that_was_there_before(store: Store, ask: Any) -> None:
@@ -148,12 +148,12 @@ async def test_a_worker_that_asks_no_model_is_nobodys_business(store: Store, ask
 
     def app(task: int) -> float:
         replies: queue.Queue[float] = queue.Queue()
-        found: list[float] = []
+        results: list[float] = []
         consumer(lambda: replies.put(1.0) or 0.0)
-        reader = threading.Thread(target=lambda: found.append(replies.get() * ask()))
+        reader = threading.Thread(target=lambda: results.append(replies.get() * ask()))
         reader.start()
         reader.join()
-        return found[0]
+        return results[0]
 
     assert await damage_of(store, app) == [[], []]
 
