@@ -103,7 +103,7 @@ class App:
     """
 
     follows_urls = False
-    """See `AttemptContext`."""
+    """Value of `AttemptContext.follows_urls`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not inspect.ismethod(function):  # it is rejected only where it is imported by name
@@ -221,7 +221,7 @@ class NamedApp(App):
 
     @property
     def reference(self) -> str:
-        """The name."""
+        """`module:name`."""
         return self._name
 
     def takes(self, name: str, *, alone: bool) -> bool:

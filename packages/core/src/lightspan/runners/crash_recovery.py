@@ -1,4 +1,4 @@
-"""Requeueing the attempts of a runner process that died.
+"""Crash recovery: requeue the attempts of a runner process that died.
 
 An attempt that ran alone is to blame for the death. Any of several may be, so each of them is
 requeued to be run alone, in a process of its own, and no try is used up.

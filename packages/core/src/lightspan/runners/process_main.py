@@ -73,7 +73,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """Why the process cannot work."""
     beats: bool = False
-    """The process sends a status every second; without one it is not well."""
+    """The process sends heartbeats; without one it is blocked."""
     leaves: str = ""
     """The process ends for this reason, to be replaced, and no attempt is to blame. An exit code
     cannot tell that, because an app may call `os._exit` with any."""
@@ -134,7 +134,7 @@ def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
 async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) -> None:
     """Work until told to end, or until a stuck app ends the process."""
     parent = _Parent(parent_pipe)
-    if plan.joins:  # the store of a training that has not begun must not be created here
+    if plan.joins:
         await parent.has_decided.wait()
     if parent.has_ended.is_set() or (store := await open_plan_store(plan, parent)) is None:
         return
