@@ -80,7 +80,7 @@ async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
     store = open_store(options.store_url)
     if not store.capabilities.multi_process:
         raise UnsupportedError(
-            f"store {options.store_url!r} is of one process only: name the store of the training, "
+            f"store {options.store_url!r} lives in one process: name the store of the training, "
             "such as sqlite:///absolute/path/runs/first/store.db (the trainer prints it)"
         )
     check_number("lease_s", options.lease_s, above=0)
