@@ -194,7 +194,7 @@ async def test_it_serves_its_app_alone(start: Start, store: Store) -> None:
     nobodys = await enqueue(store, "apart_app:naps", {}, run_id="run-3")
     runner = start("--store", store.url, "apart_app:naps")
     await runner.says(f"waiting for a training of apart_app:naps in {store.url}")
-    assert "(those that are there ask for apart_app:other)" in runner.text
+    assert "(live trainings have the apps apart_app:other)" in runner.text
     await store.announce(mine)
     names = await enqueue(store, "apart_app:naps", {}, {}, {})
     await succeeded(store, names)
@@ -226,7 +226,7 @@ async def test_a_training_that_stops_can_be_resumed(start: Start, store: Store) 
     await runner.says("training run-1 has stopped; it can be resumed")
     later = await enqueue(store, "apart_app:naps", {})
     await store.announce(trainer_of("apart_app:other"))
-    await runner.says("(those that are there ask for apart_app:other)")
+    await runner.says("(live trainings have the apps apart_app:other)")
     await asyncio.sleep(1.0)
     assert await store.attempts(later) == []
     await store.announce(peer)

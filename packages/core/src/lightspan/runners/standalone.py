@@ -209,7 +209,7 @@ class _Joiner:
         is_complete = bool(self._joined & complete) and not self._options.stay
         self._joined |= set(runs)
         if not runs and not is_complete:
-            others = f" (live ones are of {', '.join(current.other_apps)})"
+            others = f" (live trainings have the apps {', '.join(current.other_apps)})"
             self._print_waiting(
                 f"a training of {self._options.app} in {self._options.store_url}"
                 f"{others if current.other_apps else ''}"
