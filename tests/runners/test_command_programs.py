@@ -180,12 +180,14 @@ async def test_a_program_in_any_language(world: World, arguments: list[str], tas
             ("editor", "policy", f"edit {number}"),
             ("app", "policy", f"{number}"),
         ]
-        calls = {record.call_id: record for record in records[attempt.attempt_id]}
+        call_records = {record.call_id: record for record in records[attempt.attempt_id]}
         got = [
             (
                 span.attributes[c.AGENT_PATH],
-                calls[str(span.attributes[c.CALL_ID])].policy,
-                shared_tokenizer().decode(calls[str(span.attributes[c.CALL_ID])].response_ids),
+                call_records[str(span.attributes[c.CALL_ID])].policy,
+                shared_tokenizer().decode(
+                    call_records[str(span.attributes[c.CALL_ID])].response_ids
+                ),
             )
             for span in calls
         ]

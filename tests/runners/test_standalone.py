@@ -268,7 +268,7 @@ async def test_a_task_that_kills_its_process(start: Start, store: Store, tmp_pat
     markers = [str(tmp_path / f"marker-{number}") for number in (1, 2)]
     others = [{"kind": "neighbour", "marker": marker} for marker in markers]
     names = await enqueue(store, app, {"kind": "is killed", "when": markers}, *others)
-    folders = ("--app-dir", str(Path(__file__).parent))
+    folders = ("--app-dir", str(Path(__file__).parents[2] / "packages/core/tests/runners"))
     async with Presence(store, trainer_of(app)):
         runner = start("--store", store.url, "--slots", "3", *folders, app, talkative=True)
         while not all(state.status.final for state in await store.rollouts(names)):

@@ -67,7 +67,7 @@ class ExternalRunners:
             assert self._plan is not None
             raise LightspanError(
                 f"no runner for {self.missing_s:.0f} s: start one in the app's environment, "
-                f"`{command(self._plan)}`, and continue with resume=True"
+                f"`{command(self._plan)}`, and go on with resume=True"
             )
 
 

@@ -312,7 +312,7 @@ class LocalRunners:
                 self.python, worker.process, worker.parent_pipe, worker.plan, worker.name
             )
             where = (
-                f" (in {self.python}: install what is missing there, or name the folder of the "
+                f" (in {self.python}: install there what is missing, or name the folder of the "
                 "app's modules with app_dirs=)"
             )
         try:
