@@ -16,6 +16,7 @@ import lightspan
 import lightspan_agl as agl
 from lightspan.errors import AppError, ConfigError, DataError, RewardError, UnsupportedError
 from lightspan.runners.app import load_app
+from lightspan.runners.attempt import AttemptRun
 from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, Mode, Rollout
@@ -105,7 +106,7 @@ async def run_once(
         )
         await store.enqueue([rollout])
         [claim] = await store.claim("me", 1, 30)
-        await Runner(store, app).run_once(claim)
+        await AttemptRun(Runner(store, app), claim).run()
         [attempt] = await store.attempts(["r1"])
         spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
         return attempt, spans

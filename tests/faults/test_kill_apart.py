@@ -17,7 +17,7 @@ import psutil
 import pytest
 from app_environment import app_environment  # type: ignore[import-not-found]
 
-from lightspan.runners.discovery import Presence, here
+from lightspan.runners.discovery import Presence, make_peer
 from lightspan.schema.records import AttemptStatus, Mode, PeerRole, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
@@ -103,7 +103,7 @@ async def test_kill_a_runner(
 ) -> None:
     """Its workers give back what they have; killed as well, the lease does. Another goes on."""
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
-        peer = here("run-1", PeerRole.TRAINER, "apart_app:naps", run_id="run-1")
+        peer = make_peer("run-1", PeerRole.TRAINER, "apart_app:naps", run_id="run-1")
         rollouts = [
             Rollout(
                 rollout_id=f"ro-{number}",

@@ -17,7 +17,8 @@ import pytest
 
 from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store

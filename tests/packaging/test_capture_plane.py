@@ -191,7 +191,8 @@ import openai
 import lightspan
 from lightspan.runners.app import as_app
 from lightspan.schema.records import Rollout, RolloutStatus
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan_testing.scripted import ScriptedServer
 
 

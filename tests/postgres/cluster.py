@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, from the programs that the machine has."""
+"""A PostgreSQL server for tests, from the installed programs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import psutil
 import psycopg
 
 OWNER: Final = "lightspan"
-"""The cluster's superuser."""
+"""Name of the cluster's superuser."""
 PASSWORD: Final = "s3cret/@:%&ü"
-"""Of the role `locked`, which alone has to say one."""
+"""Password of the role `locked`, the only one with a password."""
 _FOLDERS: Final = (
     "/usr/lib/postgresql/*/bin",
     "/usr/pgsql-*/bin",
@@ -29,23 +29,23 @@ _HBA: Final = "local all locked scram-sha-256\nlocal all all trust\n"
 
 
 def programs() -> Path | None:
-    """The folder of the newest `initdb` and `postgres` here, None if there are none."""
-    found = [Path(folder) for pattern in _FOLDERS for folder in sorted(glob.glob(pattern))]
+    """Return the folder of the newest `initdb` and `postgres`; None if they are not installed."""
+    folders = [Path(folder) for pattern in _FOLDERS for folder in sorted(glob.glob(pattern))]
     on_path = shutil.which("initdb")
-    found += [Path(on_path).parent] if on_path else []
+    folders += [Path(on_path).parent] if on_path else []
     whole = [
-        folder for folder in found if all((folder / p).exists() for p in ("initdb", "postgres"))
+        folder for folder in folders if all((folder / p).exists() for p in ("initdb", "postgres"))
     ]
     return whole[-1] if whole else None
 
 
 class Cluster:
-    """A server on a socket in a temporary folder; nothing of it is left at the end.
+    """A server on a socket in a temporary folder, which is removed at the end.
 
     Args:
-        programs: the folder of PostgreSQL's.
-        place: where the temporary folder is made; None for where it is fast.
-        environment: what the server is started with beside its own.
+        programs: the folder of PostgreSQL's programs.
+        place: parent of the temporary folder; None for a fast one.
+        environment: further variables of the server.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Cluster:
         if self._user is not None:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         data = str(self.folder / "data")
-        # a fresh cluster that a power loss damages is made anew
+        # a new cluster that a power loss damages is created again
         self._run("initdb", "-D", data, "-U", OWNER, "-A", "trust", "-E", "UTF8", "--no-sync")
         (self.folder / "data" / "pg_hba.conf").write_text(_HBA)
         self.start()
@@ -80,11 +80,11 @@ class Cluster:
         shutil.rmtree(self.folder)
 
     def url(self, schema: str, user: str = OWNER) -> str:
-        """Of a store in a schema."""
+        """Return the URL of a store in a schema."""
         return f"postgresql://{user}@/postgres?host={self.folder}&schema={schema}"
 
     def connect(self, user: str = OWNER, **options: Any) -> psycopg.Connection[Any]:
-        """A session beside those of the stores."""
+        """Open a session in addition to those of the stores."""
         return psycopg.connect(
             host=str(self.folder), user=user, dbname="postgres", autocommit=True, **options
         )
@@ -116,17 +116,17 @@ class Cluster:
                 return
 
     def restart(self) -> None:
-        """Stop it as for maintenance, which ends every session, and start it."""
+        """Restart the server as for maintenance, which ends every session."""
         assert self._server is not None
         self._server.send_signal(signal.SIGINT)
         self._server.wait()
         self.start()
 
     def kill(self) -> None:
-        """kill -9 of all its processes, at once."""
+        """Kill all processes of the server at once with SIGKILL."""
         assert self._server is not None
         server = psutil.Process(self._server.pid)
-        server.suspend()  # it starts no other one meanwhile
+        server.suspend()  # so that it starts no other process meanwhile
         for process in (*server.children(recursive=True), server):
             process.kill()
         self._server.wait()
@@ -137,14 +137,14 @@ class Cluster:
 
 
 def _place() -> str | None:
-    """In memory, if there is plenty: what a kill takes is not on its way to a disk."""
+    """Return a folder in memory if there is enough: a kill loses no data that the kernel has."""
     memory = Path("/dev/shm")
     is_large = memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30
     return str(memory) if is_large and os.access(memory, os.W_OK) else None
 
 
 def _user() -> str | None:
-    """Who runs it: PostgreSQL refuses root."""
+    """Return the user that runs the server: PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}

@@ -1,4 +1,4 @@
-"""A server for the tests of this folder, which they share."""
+"""A server that all tests of this folder share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def postgres() -> Path:
-    """The programs of PostgreSQL. Without them a developer's tests are skipped, and those of
-    continuous integration fail."""
-    found = programs()
-    if found is None:
+    """Return the folder of PostgreSQL's programs. Without them tests are skipped, or fail in CI."""
+    folder = programs()
+    if folder is None:
         reason = "no PostgreSQL server here: apt-get install postgresql"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-    return found
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +32,8 @@ def cluster(postgres: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def make_url(cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """URLs of stores in schemas that no other test has, dropped at the end: recovery after a crash
-    takes long where thousands of tables lie around."""
+    """Return a factory of URLs of new schemas, which are dropped at the end: recovery after a crash
+    takes long with thousands of tables."""
     schemas: list[str] = []
 
     def make(name: str = "x", user: str = "lightspan") -> str:

@@ -1,4 +1,4 @@
-"""kill -9 of the server: what was acknowledged is there when it is started again."""
+"""kill -9 of the server: acknowledged writes survive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.postgres.cluster import Cluster
 
 _IMPATIENT = """
 from lightspan_cluster.postgres import writer
-writer.OUT_OF_REACH_S = 0.0
+writer.RETRY_TIMEOUT_S = 0.0
 """
 
 
@@ -26,19 +26,21 @@ writer.OUT_OF_REACH_S = 0.0
 def test_kill_9_of_all_processes_keeps_what_was_acknowledged(
     postgres: Path, moments: Callable[[Any], random.Random]
 ) -> None:
-    """Three times at random moments, under two writers each."""
-    said: list[list[str]] = []
+    """The server is killed three times at random moments, under two writers each."""
+    lines_of_writers: list[list[str]] = []
     with Cluster(postgres) as cluster:
         url = cluster.url("x")
         for turn in range(3):
-            said += _write_and_kill(cluster, url, turn, moments(turn).randrange(1, 300))
+            lines_of_writers += _write_and_kill(cluster, url, turn, moments(turn).randrange(1, 300))
             cluster.start()
-        assert len(said) > 100
-        asyncio.run(check_acknowledged(lambda clock: PostgresStore(url, clock=clock), said))
+        assert len(lines_of_writers) > 100
+        asyncio.run(
+            check_acknowledged(lambda clock: PostgresStore(url, clock=clock), lines_of_writers)
+        )
 
 
 def _write_and_kill(cluster: Cluster, url: str, turn: int, lines: int) -> list[list[str]]:
-    """What two writers said until the server was killed, somewhere after so many lines of one."""
+    """Return what two writers printed until a kill after that many lines of one of them."""
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", _IMPATIENT + WRITER, url, f"{turn}-{number}"],
@@ -49,9 +51,9 @@ def _write_and_kill(cluster: Cluster, url: str, turn: int, lines: int) -> list[l
     ]
     first = writers[0].stdout
     assert first is not None
-    said = [first.readline() for _ in range(lines)]
+    output = [first.readline() for _ in range(lines)]
     cluster.kill()
     for writer in writers:
-        said += writer.communicate()[0].splitlines(keepends=True)
+        output += writer.communicate()[0].splitlines(keepends=True)
         assert writer.returncode == 0
-    return [line.split() for line in said]
+    return [line.split() for line in output]

@@ -1,4 +1,4 @@
-"""What only a server can get wrong: its settings, its tables, who may come in."""
+"""Failures of a server only: settings, tables, permissions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def schema_of(url: str) -> str:
 
 
 async def refused(url: str, *words: str, kind: type[StoreError] = StoreError) -> str:
-    """Opening raises this, naming the server's socket, the database and these words."""
+    """Check that opening raises this error, with the socket, the database and these words."""
     with pytest.raises(kind) as caught:
         await PostgresStore(url).open()
     for word in ("/postgres?host=", *words):
@@ -116,9 +116,9 @@ async def test_a_schema_of_another_version_is_refused(
     version = schema.VERSION + step
     with cluster.connect(options=f"-c search_path={schema_of(url)}") as db:
         db.execute("UPDATE lightspan_versions SET version = %s", (version,))
-    said = await refused(url, f"{age} lightspan", kind=StoreFormatError)
-    assert f"schema version {version}" in said
-    assert f"{__version__} of {sys.executable}, reads {schema.VERSION}" in said
+    message = await refused(url, f"{age} lightspan", kind=StoreFormatError)
+    assert f"schema version {version}" in message
+    assert f"{__version__} of {sys.executable}, reads {schema.VERSION}" in message
 
 
 async def test_another_programs_schema_is_refused(cluster: Cluster, url: str) -> None:
@@ -131,14 +131,14 @@ async def test_a_table_that_is_gone_is_told(cluster: Cluster, url: str) -> None:
     async with open_store(url) as store:
         with cluster.connect() as db:
             db.execute(f"DROP TABLE {schema_of(url)}.ends".encode())
-        with pytest.raises(StoreFormatError, match=r"a table is gone.*ends"):
+        with pytest.raises(StoreFormatError, match=r"a table is missing.*ends"):
             await store.enqueue([make_rollout()])
 
 
 # --- a server that forgets ----------------------------------------------------------------
 @pytest.fixture
 def own_cluster(postgres: Path) -> Iterator[Cluster]:
-    """One whose settings may be changed for all."""
+    """A server whose settings a test may change."""
     with Cluster(postgres) as cluster:
         yield cluster
 
@@ -168,13 +168,13 @@ async def test_a_server_that_forgets_is_refused_wherever_that_is_set(own_cluster
                 pass
             await refused(url, f"{name} is off (set by: configuration file)", loss)
             tell(own_cluster, f"ALTER SYSTEM RESET {name}")
-        # a session that was there before goes on as it was
+        # an existing session keeps its settings
         await store.enqueue([make_rollout("ro-2")])
         assert _settings(store) == ["on", "10s", "30s", "0"]
 
 
 def _setting(cluster: Cluster, name: str) -> str:
-    """Return a setting as a new session finds it."""
+    """Return the value of a setting in a new session."""
     with cluster.connect() as db:
         return str(db.execute(f"SHOW {name}".encode()).fetchone()[0])  # type: ignore[index]
 
@@ -214,7 +214,7 @@ async def test_a_database_without_all_characters_is_refused(cluster: Cluster) ->
 
 
 async def test_texts_compare_byte_by_byte_whatever_the_language(cluster: Cluster) -> None:
-    """Where words are sorted as in a dictionary, `a` comes before `B`."""
+    """In a dictionary order `a` comes before `B`."""
     tell(
         cluster,
         "CREATE DATABASE words LOCALE_PROVIDER icu ICU_LOCALE 'en' LOCALE 'C' TEMPLATE template0",
@@ -229,7 +229,7 @@ async def test_texts_compare_byte_by_byte_whatever_the_language(cluster: Cluster
             await store.announce(make_peer(name))
         assert [peer.peer_id for peer in await store.peers()] == ["B", "Z", "a", "b", "ä"]
         await store.enqueue([make_rollout(name, run_id=name) for name in names])
-        # a claim for any run runs over the runs in their order
+        # a claim for any run reads the runs in their order
         claims = [(await store.claim("runner", 1, LEASE_S))[0] for _ in names]
         assert [claim.rollout.rollout_id for claim in claims] == names
     tell(cluster, "DROP DATABASE words")
@@ -241,14 +241,14 @@ async def test_a_password_in_the_url_opens_the_store_and_is_shown_nowhere(
 ) -> None:
     url = make_url(user="locked")
     with_password = url.replace("locked@", f"locked:{quote(PASSWORD, safe='')}@")
-    said = await refused(url, "PGPASSWORD", "~/.pgpass")
+    message = await refused(url, "PGPASSWORD", "~/.pgpass")
     wrong = await refused(url.replace("locked@", "locked:hunter2@"), "PGPASSWORD")
-    assert "hunter2" not in said + wrong
+    assert "hunter2" not in message + wrong
     store = open_store(with_password)
     assert store.url == url
     async with store:
         await store.enqueue([make_rollout()])
-    async with open_store(url) as again:  # this process was told
+    async with open_store(url) as again:  # this process has the password
         assert await again.count() == {RolloutStatus.QUEUED: 1}
 
 
@@ -289,7 +289,7 @@ async def test_what_cannot_be_reached_is_named(cluster: Cluster, tmp_path: Path)
 
 
 async def test_what_a_role_needs(cluster: Cluster, url: str) -> None:
-    """Who makes the tables: CREATE on the database. Who uses them: no more than their rows."""
+    """Creating the tables needs CREATE on the database; using them needs access to rows only."""
     tell(cluster, "CREATE ROLE guest LOGIN")
     as_guest = url.replace("lightspan@", "guest@")
     await refused(as_guest, "GRANT CREATE ON DATABASE")
@@ -314,7 +314,7 @@ async def test_what_a_role_needs(cluster: Cluster, url: str) -> None:
 
 # --- values -------------------------------------------------------------------------------
 async def test_texts_that_postgresql_does_not_take(url: str) -> None:
-    """Those that people and programs write are bytes; an id of ours has no NUL."""
+    """Texts of users and apps are stored as bytes; ids of lightspan have no NUL."""
     async with PostgresStore(url) as store:
         attempt = await start(store)
         with pytest.raises(DataError, match="cannot be stored"):
@@ -329,16 +329,16 @@ async def test_texts_that_postgresql_does_not_take(url: str) -> None:
 
 
 async def test_names_that_postgresql_does_not_index(url: str) -> None:
-    """They are bad input, which no server that is asked again takes."""
+    """They are invalid input, and no retry helps."""
     name = random.Random(0).randbytes(3_000).hex()
     async with PostgresStore(url) as store:
-        for asked in (
+        for operation in (
             store.enqueue([make_rollout("ro-1", run_id=name)]),
             store.announce(make_peer(name)),
             store.allot_version(name),
         ):
-            with pytest.raises(DataError, match="longer than PostgreSQL finds again"):
-                await asked
+            with pytest.raises(DataError, match="longer than PostgreSQL can index"):
+                await operation
         assert (await store.count(), await store.peers()) == ({}, [])
 
 
@@ -363,7 +363,7 @@ async def test_people_are_shown_the_servers_clock(
 
 
 def test_every_query_is_used() -> None:
-    """No file of SQL holds what the code does not ask for."""
+    """The SQL files have no unused query."""
     code = "".join(
         Path(module.__file__ or "").read_text() for module in (sql_tables, postgres_tables)
     )

@@ -1,4 +1,4 @@
-"""Several `lightspan serve` of one PostgreSQL: what one was told, the others know."""
+"""Several `lightspan serve` of one PostgreSQL share its state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}
 
 @pytest.fixture
 def servers(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """Two, started together: the first to come makes the tables."""
+    """Two servers that start together: the first creates the tables."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
     with ExitStack() as stack:
         one, other = (
@@ -43,7 +43,7 @@ def servers(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, st
 
 
 async def test_a_life_at_two_servers(servers: tuple[str, str]) -> None:
-    """What was done at one is there at the other, once."""
+    """A write to one server is visible at the other, once."""
     one, other = servers
     await live(one)
     await check_once(other)
@@ -69,7 +69,7 @@ async def test_who_waits_at_one_hears_of_what_comes_to_the_other(
 
 
 async def test_no_rollout_is_claimed_twice(servers: tuple[str, str]) -> None:
-    """By runners that ask both at the same time; and leases run by one time."""
+    """Runners claim at both servers at the same time, and leases run by one clock."""
     names = [f"ro-{number}" for number in range(60)]
 
     async def work(store: Store, runner: str) -> list[str]:
@@ -87,7 +87,7 @@ async def test_no_rollout_is_claimed_twice(servers: tuple[str, str]) -> None:
         assert done == dict.fromkeys(names, 1)
         before, other, after = [await store.lease_time() for store in (here, there, here)]
         assert before <= after
-        assert before - 1 < other < after + 1  # but for the latency of what each server was told
+        assert before - 1 < other < after + 1  # except for the latency of each server
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_training_whose_runners_come_to_both(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The trainer at one; a runner at each, whose server hands on its app's model calls."""
+    """The trainer uses one server; each server has a runner, and relays its app's model calls."""
     runners = []
     with (tmp_path / "log").open("w+b") as log:
         for url in servers:
@@ -123,7 +123,9 @@ def test_a_training_whose_runners_come_to_both(
                 runner.send_signal(signal.SIGTERM)
             statuses = [runner.wait(60) for runner in runners]
     assert statuses == [0, 0], (tmp_path / "log").read_text()
-    monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)  # the trainer has taken it out
+    monkeypatch.setenv(
+        "LIGHTSPAN_STORE_KEY", TRAINER
+    )  # the trainer has removed it from the environment
     run_id = trainer.folder.read_config()["run_id"]
 
     async def read() -> tuple[list[Any], list[Attempt]]:

@@ -1,4 +1,4 @@
-"""Sessions that die, wait for one another, and hear of one another."""
+"""Sessions: connection loss, locks, notifications."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ _OTHERS = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE applica
 
 
 def end_all(cluster: Cluster) -> int:
-    """End the sessions of all stores; returns how many there were."""
+    """End the sessions of all stores; return their number."""
     with cluster.connect() as db:
         return len(db.execute(_OTHERS, ("lightspan",)).fetchall())
 
 
 @pytest.fixture
 def own_cluster(postgres: Path) -> Iterator[Cluster]:
-    """One that may be stopped."""
+    """A server that a test may stop."""
     with Cluster(postgres) as cluster:
         yield cluster
 
 
 # --- sessions that die --------------------------------------------------------------------
 async def run_rollouts(store: PostgresStore, names: list[str], claimed: list[str]) -> None:
-    """Each from enqueued to done, with a call and a span; says what was claimed."""
-    left = iter(names)
+    """Run rollouts from enqueue to report, with a call and a span each; record the claims."""
+    remaining = iter(names)
 
     async def work() -> None:
-        for name in left:
+        for name in remaining:
             await store.enqueue([make_rollout(name, run_id=name)])
             [claim] = await store.claim("runner", 1, LEASE_S, name)
             attempt = claim.attempt
@@ -72,14 +72,14 @@ async def run_rollouts(store: PostgresStore, names: list[str], claimed: list[str
 
 
 async def check_rollouts(store: PostgresStore, names: list[str]) -> None:
-    """Nothing was lost, and nothing done twice."""
+    """Check that nothing was lost or done twice."""
     assert await store.count() == {RolloutStatus.SUCCEEDED: len(names)}
     attempts = await store.attempts(names)
     assert [attempt.number for attempt in attempts] == [1] * len(names)
     ids = [attempt.attempt_id for attempt in attempts]
     assert {len(spans) for spans in (await store.spans(ids)).values()} == {2}
     records = await store.token_records(ids)
-    assert {tuple(r.late for r in found) for found in records.values()} == {(False,)}
+    assert {tuple(r.late for r in calls) for calls in records.values()} == {(False,)}
 
 
 async def test_sessions_that_are_ended_cost_nothing(cluster: Cluster, url: str) -> None:
@@ -100,7 +100,7 @@ async def test_sessions_that_are_ended_cost_nothing(cluster: Cluster, url: str) 
 
 
 async def follow(store: PostgresStore, number: int) -> set[str]:
-    """What a watcher sees end, until it is so many."""
+    """Watch until that many rollouts have ended, and return them."""
     ended: set[str] = set()
     cursor = 0
     while len(ended) < number:
@@ -128,13 +128,13 @@ async def test_a_server_that_restarts_is_waited_for(own_cluster: Cluster) -> Non
 async def test_a_commit_without_an_answer_is_settled(
     cluster: Cluster, url: str, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    """Each write's session dies right after its commit, or right before it."""
+    """The session of each write dies right before or right after its commit."""
     commit = PostgresWriteTables.commit
     died: list[int] = []
 
     def dying(tables: PostgresWriteTables) -> None:
         db = tables.link.db
-        if len(died) == len(asked):  # this write's second try
+        if len(died) == len(operations_):  # the retry of this write
             commit(tables)
             return
         died.append(db.info.backend_pid)
@@ -145,10 +145,10 @@ async def test_a_commit_without_an_answer_is_settled(
         db.execute("SELECT 1") if committed else commit(tables)
         raise AssertionError("the session is still there")
 
-    asked: list[str] = []
+    operations_: list[str] = []
 
     def ask(name: str) -> PostgresStore:
-        asked.append(name)
+        operations_.append(name)
         return store
 
     async with PostgresStore(url) as store:
@@ -171,14 +171,14 @@ async def test_a_commit_without_an_answer_is_settled(
         assert (await store.attempt(first.attempt_id)).capture_errors == ["reason"]
         assert await store.count() == {RolloutStatus.SUCCEEDED: 1, RolloutStatus.CANCELLED: 1}
         assert len((await store.token_records([first.attempt_id]))[first.attempt_id]) == 1
-    assert len(died) == len(asked) == 7
+    assert len(died) == len(operations_) == 7
 
 
 async def test_a_server_that_stays_away_is_told(
     own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (writer, database):
-        monkeypatch.setattr(module, "OUT_OF_REACH_S", 0.1)
+        monkeypatch.setattr(module, "RETRY_TIMEOUT_S", 0.1)
     async with PostgresStore(own_cluster.url("x")) as store:
         await store.enqueue([make_rollout()])
         own_cluster.kill()
@@ -192,15 +192,15 @@ async def test_a_server_that_stays_away_is_told(
                 StoreUnreachableError, match=r"lightspan@/postgres\?host=.*cannot be reached"
             ):
                 await operation()
-        # those that wait together are told together, and nobody waits as long again
+        # waiting jobs fail together, and later ones do not wait as long
         for module in (writer, database):
-            monkeypatch.setattr(module, "OUT_OF_REACH_S", 3600.0)
-        told = await asyncio.gather(
+            monkeypatch.setattr(module, "RETRY_TIMEOUT_S", 3600.0)
+        results = await asyncio.gather(
             *(store.enqueue([make_rollout(f"at-once-{n}")]) for n in range(300)),
             *(store.count() for _ in range(20)),
             return_exceptions=True,
         )
-        assert {type(one) for one in told} == {StoreUnreachableError}
+        assert {type(one) for one in results} == {StoreUnreachableError}
         own_cluster.start()
         for operation in operations:
             await operation()
@@ -220,7 +220,7 @@ async def test_what_is_added_waits_for_nothing_that_moves(cluster: Cluster, url:
 
 
 async def test_a_span_that_meets_a_report_is_late(cluster: Cluster, url: str) -> None:
-    """Somebody reports an attempt just now: whoever adds to it waits, and is late."""
+    """A span for an attempt that is being reported waits, and is late."""
     async with PostgresStore(url) as store:
         attempt = await start(store)
         other = await start(store, "ro-2")
@@ -241,7 +241,7 @@ async def test_a_span_that_meets_a_report_is_late(cluster: Cluster, url: str) ->
 
 
 class _locking:
-    """A session of somebody else, in the middle of a transaction."""
+    """A session of another program, in a transaction."""
 
     def __init__(self, cluster: Cluster, url: str, statements: str) -> None:
         self._db: psycopg.Connection[Any] = cluster.connect()
@@ -257,11 +257,11 @@ class _locking:
 
 
 async def test_writers_that_wait_in_a_circle_write_all_the_same(cluster: Cluster, url: str) -> None:
-    """Two sessions add the same spans in opposite order: the server undoes the store's."""
+    """Two sessions add the same spans in opposite order, and the server rolls back the store's."""
     with cluster.connect() as other:
         other.execute(b"CREATE ROLE patient LOGIN SUPERUSER")
         other.execute(b"ALTER ROLE patient SET deadlock_timeout = '2s'")
-        other.execute(b"SET deadlock_timeout = '1h'")  # so that it is not this one
+        other.execute(b"SET deadlock_timeout = '1h'")  # so that the server rolls back the other one
         other.execute(f"SET search_path = {read_address(url).schema}".encode())
         async with PostgresStore(url.replace("lightspan@", "patient@")) as store:
             attempt = await start(store)
@@ -279,8 +279,8 @@ async def test_writers_that_wait_in_a_circle_write_all_the_same(cluster: Cluster
             await asyncio.to_thread(other.execute, add.encode(), rows[0])
             other.execute(b"COMMIT")
             assert await adding == 0
-            found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-            assert sorted(span.span_id for span in found) == [span.span_id for span in spans]
+            stored = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+            assert sorted(span.span_id for span in stored) == [span.span_id for span in spans]
         other.execute(b"REASSIGN OWNED BY patient TO lightspan; DROP ROLE patient")
 
 
@@ -307,28 +307,28 @@ asyncio.run(main())
 
 
 async def test_a_watcher_sees_every_change_of_four_processes(url: str) -> None:
-    """Also those that are committed while it looks: it never goes back before its cursor."""
-    seen: list[int] = []
+    """Changes that are committed during a poll are not missed; the cursor never goes back."""
+    changes_read: list[int] = []
     async with open_store(url) as store:
         program = (sys.executable, "-c", _COMMITTER, url)
         committers = [
             await asyncio.create_subprocess_exec(*program, str(name)) for name in range(4)
         ]
         cursor = 0
-        while len(seen) < 400:
+        while len(changes_read) < 400:
             changes = await store.watch(cursor, timeout_s=60)
             assert changes.rollouts
-            seen += [state.change for state in changes.rollouts]
+            changes_read += [state.change for state in changes.rollouts]
             cursor = changes.cursor
         assert [await committer.wait() for committer in committers] == [0] * 4
-        assert seen == list(range(1, 401))
+        assert changes_read == list(range(1, 401))
         assert (await store.watch(cursor)).rollouts == []
 
 
 async def test_a_watcher_is_woken_by_what_it_hears(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would look again an hour later only."""
+    """The next poll would be an hour later."""
     async with PostgresStore(url) as store, PostgresStore(url) as other:
         store._polls_s = (3600.0, 3600.0)
         watching = asyncio.create_task(store.watch(0, timeout_s=3600))
@@ -338,7 +338,7 @@ async def test_a_watcher_is_woken_by_what_it_hears(
 
 # --- processes ----------------------------------------------------------------------------
 def test_a_store_after_a_fork(url: str) -> None:
-    """The child ends none of its parent's sessions."""
+    """The child does not end its parent's sessions."""
     session = "store._opened.moving.link._db"
     program = FORKED.replace("child = os.fork()", f"ours = {session}\nchild = os.fork()")
     program += f"assert ours is {session}\n{END}"
@@ -361,7 +361,7 @@ async def test_a_closed_store_leaves_nothing(cluster: Cluster, url: str) -> None
         opened.read(lambda: None)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("lightspan-store")]
-    assert threading.active_count() <= before + 1  # asyncio's own
+    assert threading.active_count() <= before + 1  # asyncio's own file descriptors
     with cluster.connect() as db:
         await until(lambda: db.execute(ours).fetchone() == (0,))
 

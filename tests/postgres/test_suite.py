@@ -1,4 +1,4 @@
-"""PostgresStore against the suite; and served over HTTP, as trainings beyond one machine use it."""
+"""PostgresStore passes the suite of stores, also when it is served over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TestPostgresStore(StoreSuite):
 
 @pytest.mark.long
 class TestServedPostgres(StoreSuite):
-    """Each client has a server of its own, on one database: any number of them may serve it."""
+    """Each client has its own server, and all servers share one database."""
 
     @pytest.fixture(autouse=True)
     def schemas(self, make_url: Callable[..., str]) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A store in PostgreSQL where a file was: trainings, runners, production, the commands."""
+"""Uses of a PostgreSQL store: trainings, runners, production, the commands."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SECRET = quote(PASSWORD, safe="")
 
 @pytest.fixture
 def urls(make_url: Callable[..., str]) -> tuple[str, str]:
-    """Of a store that wants a password: with it, and without."""
+    """Return the URLs of a store with a password: with it and without it."""
     url = make_url(user="locked")
     return url.replace("locked@", f"locked:{SECRET}@"), url
 
 
 def written(folder: Path) -> bytes:
-    """All that lies in a folder."""
+    """Return the content of all files in a folder."""
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
@@ -49,7 +49,7 @@ def test_a_training_and_its_runner_processes(
     urls: tuple[str, str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two processes of runners, which were told the password; the run's folder was not."""
+    """Two runner processes get the password; the run's folder does not contain it."""
     with_password, url = urls
     folder = tmp_path / "run"
     trainer = Trainer(
@@ -73,9 +73,9 @@ def test_a_training_and_its_runner_processes(
             states = await store.rollouts(run_id=trainer.folder.read_config()["run_id"])
             return await store.attempts([state.rollout.rollout_id for state in states])
 
-    found = asyncio.run(attempts())
-    assert {attempt.status for attempt in found} == {AttemptStatus.SUCCEEDED}
-    assert len({attempt.runner_id for attempt in found}) == 2
+    attempts_of_run = asyncio.run(attempts())
+    assert {attempt.status for attempt in attempts_of_run} == {AttemptStatus.SUCCEEDED}
+    assert len({attempt.runner_id for attempt in attempts_of_run}) == 2
     again = Trainer(rl(frozen="base"), steps=3, folder=folder, store=with_password)
     assert again.fit(apps.two, questions(4), questions(2, held=1), resume=True).steps == 3
 
@@ -86,7 +86,7 @@ def test_a_runner_that_is_started_by_hand(
     tmp_path: Path,
     urls: tuple[str, str],
 ) -> None:
-    """It is there before the training, and makes the tables."""
+    """It starts before the training, and creates the tables."""
     _, url = urls
     environment = {**os.environ, "PGPASSWORD": PASSWORD}
     command = [sys.executable, "-m", "lightspan.cli", "runner", "--store", url, "toy_apps:spell"]
@@ -102,9 +102,9 @@ def test_a_runner_that_is_started_by_hand(
         )
         assert trainer.fit("toy_apps:spell", questions(2)).steps == 1
         assert runner.wait(60) == 0
-    said = (tmp_path / "log").read_text()
-    assert said.endswith("ended; attempts claimed: 8, finished: 8\n")
-    assert PASSWORD not in said
+    output = (tmp_path / "log").read_text()
+    assert output.endswith("ended; attempts claimed: 8, finished: 8\n")
+    assert PASSWORD not in output
 
 
 def test_production_and_its_commands(
@@ -116,12 +116,12 @@ def test_production_and_its_commands(
     with ScriptedServer(echo) as server:
         client = openai.OpenAI(base_url=server.url, api_key="key", max_retries=0)
         with client, record(url, service="support"):
-            said = client.chat.completions.create(
+            completion = client.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "hello"}]
             )
     assert main(["inspect", url]) == 0
     assert f"{url}: recorded in production\n1 attempts by service" in capsys.readouterr().out
-    assert main(["feedback", "--store", url, said.id, "0.5"]) == 0
+    assert main(["feedback", "--store", url, completion.id, "0.5"]) == 0
     assert main(["export", url, "messages", "-o", str(tmp_path / "out.jsonl")]) == 0
     [line] = (tmp_path / "out.jsonl").read_text().splitlines()
     assert json.loads(line)["messages"][-1]["content"] == "echo hello"
@@ -137,8 +137,8 @@ def test_production_and_its_commands(
 
 
 def test_threads_that_write_to_a_database_import_nothing(url: str) -> None:
-    """As to other stores (packages/gateway/tests/test_forks.py)."""
+    """As with other stores (packages/gateway/tests/test_forks.py)."""
     with ScriptedServer("Here.") as server:
-        threads, *found = imports_of_threads(server.url, LIGHTSPAN_STORE=url)
+        threads, *modules = imports_of_threads(server.url, LIGHTSPAN_STORE=url)
     assert int(threads) >= 2
-    assert found == []
+    assert modules == []

@@ -123,7 +123,7 @@ async def test_what_one_actor_gives_back_no_other_one_takes(
     async with started(runners, plan(store, "lightspan_testing.sample_apps:waits")):
         while len(await store.attempts(names)) < 4:  # noqa: ASYNC110 - processes of others
             await asyncio.sleep(0.05)
-        runners._seats[1].actor = _Slow(runners._seats[1].actor)
+        runners._actor_slots[1].actor = _Slow(runners._actor_slots[1].actor)
     attempts = await store.attempts(names)
     assert [attempt.outcome for attempt in attempts] == [Outcome.CANCELLED] * 4
     assert {state.status for state in await store.rollouts(names)} == {RolloutStatus.QUEUED}

@@ -14,7 +14,7 @@ from tests.ray_nodes.nodes import Cluster, Node
 
 pytestmark = pytest.mark.timeout(600)
 
-HOW = "set RAY_AUTH_MODE=token where each node and the trainer are started"
+TOKEN_HINT = "set RAY_AUTH_MODE=token where each node and the trainer are started"
 
 
 def joined(address: str, store: str, *options: str, **environment: str | None) -> str:
@@ -35,22 +35,22 @@ def test_the_right_token(cluster: Cluster, node: Node, served: str) -> None:
 def test_a_wrong_token(cluster: Cluster, node: Node, served: str) -> None:
     said = joined(cluster.address, served, RAY_AUTH_TOKEN_PATH=None, RAY_AUTH_TOKEN="f" * 32)
     assert said.startswith(
-        f"ConfigError: Ray cluster {cluster.address} is there, and does not take the token of "
-        f"this process: {HOW}"
+        f"ConfigError: Ray cluster {cluster.address} runs, but rejects the token of "
+        f"this process: {TOKEN_HINT}"
     )
 
 
 def test_no_token(cluster: Cluster, node: Node, served: str, tmp_path: Path) -> None:
     said = joined(cluster.address, served, RAY_AUTH_TOKEN_PATH=None, HOME=str(tmp_path))
     assert said.startswith("ConfigError: ")
-    assert HOW in said
+    assert TOKEN_HINT in said
 
 
 @pytest.mark.parametrize("mode", [None, "disabled"])
 def test_a_trainer_that_asks_for_no_token(cluster: Cluster, served: str, mode: str | None) -> None:
     """It does not even connect."""
     said = joined(cluster.address, served, RAY_AUTH_MODE=mode)
-    assert said.startswith(f"ConfigError: Ray cluster {cluster.address} asks for no token")
+    assert said.startswith(f"ConfigError: Ray cluster {cluster.address} requires no token")
 
 
 def test_a_cluster_that_asks_for_no_token(served: str) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the runners' tests."""
+"""Fixtures for tests of runners."""
 
 from packages.core.tests.runners.conftest import clean, store
 

@@ -1,4 +1,4 @@
-"""What the gateway says to Anthropic's client, as the outcome of an app that does not catch it."""
+"""Errors of the gateway in Anthropic's client, as outcomes of an app that does not catch them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ async def store() -> AsyncIterator[Store]:
 async def test_whose_fault_an_error_is(
     store: Store, text: str, outcome: Outcome, streamed: bool
 ) -> None:
-    """A context that is over is the app's; an engine that fails is not, in mid-stream neither."""
+    """A context overflow is a failure of the app; an engine failure is not, even in a stream."""
 
     async def ask(client: anthropic.AsyncAnthropic) -> None:
-        said: Any = [{"role": "user", "content": text}]
+        messages_: Any = [{"role": "user", "content": text}]
         answer: Any = await client.messages.create(
-            model="policy", max_tokens=9, messages=said, stream=streamed
+            model="policy", max_tokens=9, messages=messages_, stream=streamed
         )
         assert [event async for event in answer]
 

@@ -1,4 +1,4 @@
-"""Programs in several languages as apps, run by a real runner against a real gateway."""
+"""Programs in several languages as apps, with a real runner and gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ import pytest
 from lightspan import Command
 from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.runners.app import as_app
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
@@ -41,7 +42,7 @@ EVERYONE = Routing(rules=[Rule("*", POLICY)])
 
 
 def needs(program: str) -> Any:
-    """What is not on a machine is skipped; the other languages say the same."""
+    """A language that is not installed is skipped; the others test the same."""
     return pytest.mark.skipif(
         shutil.which(program) is None, reason=f"{program} is not on this machine"
     )
@@ -77,10 +78,10 @@ class World:
         routed = Routing(rules=routing.rules, default=routing.default, gateway_url=self.gateway.url)
         resources = await self.store.put_resources({"routing": routed})
         names = [f"{stem}-{number}" for number in range(len(tasks))]
-        given = {"resources_id": resources, "mode": Mode.VAL, **fields}
+        options = {"resources_id": resources, "mode": Mode.VAL, **fields}
         await self.store.enqueue(
             [
-                Rollout(rollout_id=name, task=task, task_id=name, **given)
+                Rollout(rollout_id=name, task=task, task_id=name, **options)
                 for name, task in zip(names, tasks, strict=True)
             ]
         )
@@ -99,7 +100,7 @@ class World:
     async def run(
         self, command: Command, tasks: list[Any], routing: Routing = EVERYONE, **fields: Any
     ) -> list[Attempt]:
-        """The attempts of these tasks' rollouts."""
+        """Run the tasks and return their attempts."""
         names = await self.enqueue(routing, tasks, **fields)
         async with self.running(command):
             await self.ended(names)
@@ -117,8 +118,8 @@ class World:
 @pytest.fixture
 async def world(store: Store) -> AsyncIterator[World]:
     def repeat(request: Any) -> str:
-        said = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
-        return said.split("\n")[0]
+        prompt = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
+        return prompt.split("\n")[0]
 
     engine = ScriptedEngine(shared_tokenizer(), repeat, policies={"policy": 1, "base": 0})
     async with Gateway(store, engine) as gateway:
@@ -157,7 +158,7 @@ LANGUAGES = [
 
 @pytest.mark.parametrize(("arguments", "task"), LANGUAGES)
 async def test_a_program_in_any_language(world: World, arguments: list[str], task: Any) -> None:
-    """Four agents: told apart by name, by path, by the model's name, and by none."""
+    """Four agents: named by URL, by path, by the model, and without a name."""
     command = Command(arguments, task=task, cwd=PROGRAMS, env={"PYTHON": sys.executable})
     routing = Routing(
         rules=[Rule("planner", BASE), Rule("team/*", POLICY), Rule("edit*", POLICY)], default=POLICY
@@ -179,12 +180,14 @@ async def test_a_program_in_any_language(world: World, arguments: list[str], tas
             ("editor", "policy", f"edit {number}"),
             ("app", "policy", f"{number}"),
         ]
-        found = {record.call_id: record for record in records[attempt.attempt_id]}
+        call_records = {record.call_id: record for record in records[attempt.attempt_id]}
         got = [
             (
                 span.attributes[c.AGENT_PATH],
-                found[str(span.attributes[c.CALL_ID])].policy,
-                shared_tokenizer().decode(found[str(span.attributes[c.CALL_ID])].response_ids),
+                call_records[str(span.attributes[c.CALL_ID])].policy,
+                shared_tokenizer().decode(
+                    call_records[str(span.attributes[c.CALL_ID])].response_ids
+                ),
             )
             for span in calls
         ]
@@ -192,12 +195,12 @@ async def test_a_program_in_any_language(world: World, arguments: list[str], tas
         [program] = [span for span in spans if c.COMMAND_STATUS in span.attributes]
         assert program.attributes[c.COMMAND_STATUS] == 0
         assert program.attributes[c.COMMAND_STDOUT] == f"{number}\n"
-        said = f"plan {number}\nwrite {number}\nedit {number}\n"
-        assert program.attributes[c.COMMAND_STDERR] == said
+        stderr = f"plan {number}\nwrite {number}\nedit {number}\n"
+        assert program.attributes[c.COMMAND_STDERR] == stderr
 
 
 async def test_model_names_are_agents_where_they_are_named(world: World) -> None:
-    """`optimize="*"` says no name: a command's `agents` does, as a session hands it on."""
+    """`optimize="*"` has no names; the session passes those of the command's `agents`."""
     command = Command(
         ["sh", "ask_plain.sh"],
         task="environment",
@@ -236,14 +239,14 @@ async def test_its_environment_opens_its_own_model_calls_only(
     assert (env["LIGHTSPAN_MODEL"], env["LIGHTSPAN_MODE"]) == ("policy", "val")
     assert env["LIGHTSPAN_ATTEMPT_ID"] == attempt.attempt_id
     assert not Path(env["LIGHTSPAN_TASK_FILE"]).exists()
-    # when the attempt has ended its key opens nothing
+    # the key is invalid once the attempt has ended
     url = f"{env['OPENAI_BASE_URL']}/models"
     key = {"Authorization": f"Bearer {env['OPENAI_API_KEY']}"}
     await asyncio.to_thread(_until_refused, url, key)
 
 
 def _until_refused(url: str, headers: Mapping[str, str]) -> None:
-    """The gateway looks every second whether an attempt goes on."""
+    """The gateway checks every second whether an attempt is under way."""
     while _status(url, headers) != 403:
         time.sleep(0.1)
 
@@ -280,7 +283,7 @@ async def test_the_token_is_not_in_what_is_said_of_a_last_line(world: World, sha
 async def test_the_calls_of_an_agent_that_is_neither_trained_nor_frozen(
     world: World, how: str
 ) -> None:
-    """`frozen=None` sends them where the app points them: the gateway does not know that place."""
+    """With `frozen=None` the app sends them to an endpoint that the gateway does not know."""
     calls = {
         "url": "ask('1', os.environ['LIGHTSPAN_GATEWAY_URL'] + '/agents/planner/v1')",
         "model": "os.environ['LIGHTSPAN_MODEL'] = 'planner'; ask('1')",
@@ -356,7 +359,7 @@ async def test_a_limit_of_its_own(world: World) -> None:
 
 
 async def test_a_runner_that_stops_ends_its_programs(world: World, tmp_path: Path) -> None:
-    """The attempt is lost and queued again, no try used up; what it wrote is kept."""
+    """The attempt is lost and requeued without using up a try; its output is stored."""
     code = "import os, time\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\ntime.sleep(60)"
     [name] = await world.enqueue(EVERYONE, [{}])
     async with world.running(python(code, cwd=tmp_path)) as runner:
@@ -371,7 +374,7 @@ async def test_a_runner_that_stops_ends_its_programs(world: World, tmp_path: Pat
 
 
 async def test_a_retry_without_the_shim_is_the_same_call(world: World) -> None:
-    """A client leaves before its answer came and asks again, as OpenAI's clients do."""
+    """A client disconnects before the answer and retries, as OpenAI's clients do."""
     world.engine._pace_s = 0.3
     code = ASK + (
         "import socket, time, urllib.parse\n"

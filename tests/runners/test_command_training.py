@@ -1,4 +1,4 @@
-"""A program of the POSIX shell is trained, evaluated, resumed and tried without training."""
+"""Training, evaluation, resume and dry run of a program in POSIX shell."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _trainer(folder: Path, tiny: Path, steps: int, **options: Any) -> Trainer:
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> FitResult:
-    """One step, and another after a resume. Only to be read."""
+    """Train one step, and another after a resume; tests only read the run."""
     folder = tmp_path_factory.mktemp("runs") / "shell"
     train, val = questions(4, "question"), questions(2, "held out")
     first = _trainer(folder, tiny, 1).fit(program(agents=AGENTS), train, val)
@@ -73,8 +73,8 @@ def test_the_writer_is_trained(run: FitResult, tiny: Path) -> None:
 
 
 def test_the_checker_keeps_the_weights_that_it_started_from(run: FitResult) -> None:
-    """It says the same to the same question at temperature 0, before and after the updates; the
-    writer's versions move."""
+    """It answers the same at temperature 0, before and after the updates; only the writer's version
+    changes."""
     episodes = _episodes(run)
     assert len(episodes) == 2 * 8 + 3 * 2
     calls = [call for episode in episodes for call in episode.calls]
@@ -90,15 +90,15 @@ def test_the_checker_keeps_the_weights_that_it_started_from(run: FitResult) -> N
 
 
 def test_a_program_with_anthropics_client_is_trained(tiny: Path, tmp_path: Path) -> None:
-    """It names its agents by the model; the writer learns, the checker keeps its weights."""
+    """It names its agents by the model; the writer learns, the weights of the checker stay."""
     command = Command([sys.executable, "letters_anthropic.py"], cwd=PROGRAMS, agents=AGENTS)
-    # its client takes 3 s to load, in each of these processes
+    # the client takes 3 s to import, in each process
     trainer = _trainer(tmp_path / "run", tiny, 1, group_size=2, tasks_per_step=1)
     run = trainer.fit(command, questions(1, "question"))
     before, after = (
         TorchLearner({"policy": str(path)}).weight_hash("policy") for path in (tiny, run.model)
     )
-    # two rewards that are equal teach nothing
+    # equal rewards have no advantage
     assert (before != after) == (len({episode.reward for episode in _episodes(run)}) == 2)
     [line] = [line for line in RunFolder(run.folder).metrics() if line["kind"] == "train"]
     assert (line["calls/trained"], line["agent/writer/calls"]) == (2, 2)
@@ -166,8 +166,8 @@ def test_the_dev_command(
     tasks.write_text('{"q":"question 0"}\n{"q":"question 1"}\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHON", sys.executable)
-    given = ["--model", str(tiny), "--optimize=writer", "--frozen=base", "--count=1", "--json"]
-    assert main(["dev", "--command", "sh letters.sh", *given, "--group-size=2", str(tasks)]) == 0
+    options = ["--model", str(tiny), "--optimize=writer", "--frozen=base", "--count=1", "--json"]
+    assert main(["dev", "--command", "sh letters.sh", *options, "--group-size=2", str(tasks)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["app"] == 'command:{"arguments":["sh","letters.sh"]}'
     assert [(agent["path"], agent["trained"]) for agent in report["agents"]] == [

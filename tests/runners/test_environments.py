@@ -1,4 +1,4 @@
-"""The app in an environment of its own: the trainer starts runners with its interpreter."""
+"""An app with its own environment, whose interpreter runs the runner processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import foreign_python
 from lightspan.runners.app import as_app
-from lightspan.runners.foreign_python import Greeting, complaint, environment_for_others
+from lightspan.runners.foreign_python import Greeting, find_problem, foreign_environment
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.schema.semconv import PROTOCOL_VERSION
@@ -38,7 +38,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 def test_an_app_that_the_trainer_cannot_import(
     app_python: Path, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
-    """It is trained by its name alone, without torch where it runs."""
+    """It is trained by its name, in an environment without torch."""
     assert find_spec("apart_app") is None
     assert find_spec("only_here") is None
     runners = LocalRunners(4, processes=2, python=app_python, app_dirs=[APART])
@@ -86,7 +86,7 @@ CHECKOUT = "./packages/core`, from a checkout of lightspan"
 
 
 def _fake(folder: Path, version: str, protocol: int) -> Path:
-    """An environment with a lightspan of another version."""
+    """Create an environment with another version of lightspan."""
     from app_environment import app_environment  # type: ignore[import-not-found]
 
     python: Path = app_environment(folder, core=False)
@@ -128,12 +128,12 @@ async def test_environments_that_do_not_fit(
     """Nothing is claimed."""
     from app_environment import app_environment
 
-    made = {
+    factories = {
         "bare": lambda: app_environment(tmp_path / "v", core=False),
         "newer": lambda: _fake(tmp_path / "v", "9.9.9", 99),
         "older": lambda: _fake(tmp_path / "v", "0.0.1", PROTOCOL_VERSION),
     }
-    python = made[environment]()
+    python = factories[environment]()
     await store.enqueue([Rollout(rollout_id="ro-0", task={}, task_id="t", mode=Mode.VAL)])
     plan = RunnerPlan(store_url=store.url, app="apart_app:answer")
     with pytest.raises(ConfigError) as caught:
@@ -146,7 +146,7 @@ async def test_environments_that_do_not_fit(
 
 @pytest.fixture
 def other_version(tmp_path: Path, app_python: Path) -> Callable[[str, int], Path]:
-    """Makes an environment whose lightspan has another version."""
+    """Return a factory of environments with other versions of lightspan."""
     from app_environment import app_environment, of_another_version
 
     def make(version: str, protocol: int) -> Path:
@@ -162,7 +162,7 @@ def other_version(tmp_path: Path, app_python: Path) -> Callable[[str, int], Path
 async def test_another_version_that_is_understood(
     store: Store, other_version: Callable[[str, int], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It works, and is told of."""
+    """It works, with a warning."""
     python = other_version("0.1.77", PROTOCOL_VERSION)
     await store.enqueue([Rollout(rollout_id="ro-0", task={}, task_id="t", mode=Mode.VAL)])
     runners = LocalRunners(1, python=python, app_dirs=[APART])
@@ -173,8 +173,8 @@ async def test_another_version_that_is_understood(
             await asyncio.sleep(0.05)
     finally:
         await runners.stop()
-    [told] = caplog.messages
-    assert f"{python} has lightspan 0.1.77, {sys.executable} has {__version__}" in told
+    [warning] = caplog.messages
+    assert f"{python} has lightspan 0.1.77, {sys.executable} has {__version__}" in warning
 
 
 @pytest.mark.parametrize(
@@ -211,13 +211,13 @@ def test_programs_that_are_no_interpreter(tmp_path: Path) -> None:
     plain.write_text("no program")
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").write_text("")
-    for given, hint in (
-        (tmp_path / "absent" / "python", r"there is no such program; make .* environment first"),
+    for path, hint in (
+        (tmp_path / "absent" / "python", r"there is no such program; create .* environment first"),
         (plain, "it cannot be executed"),
         (tmp_path / "venv", f"did you mean {tmp_path}/venv/bin/python"),
     ):
-        with pytest.raises(ConfigError, match=f"python='{given}' is no interpreter: .*{hint}"):
-            LocalRunners(1, python=given)
+        with pytest.raises(ConfigError, match=f"python='{path}' is no interpreter: .*{hint}"):
+            LocalRunners(1, python=path)
 
 
 @pytest.mark.parametrize("name", ["true", "cat"])
@@ -230,14 +230,14 @@ async def test_a_program_that_is_no_python(store: Store, name: str) -> None:
 
 
 def test_an_older_python() -> None:
-    known = Greeting(python="3.9.18", error="SyntaxError: invalid syntax")
-    assert complaint("/a/python", known) == (
+    greeting = Greeting(python="3.9.18", error="SyntaxError: invalid syntax")
+    assert find_problem("/a/python", greeting) == (
         "/a/python is Python 3.9.18, and lightspan needs 3.11 or newer"
     )
 
 
 def test_options_that_make_no_sense(app_python: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="app_dirs= belongs to python="):
+    with pytest.raises(ConfigError, match="app_dirs= needs python="):
         LocalRunners(1, app_dirs=[tmp_path])
     with pytest.raises(ConfigError, match=f"app_dirs: there is no folder {tmp_path}/absent"):
         LocalRunners(1, python=app_python, app_dirs=[tmp_path / "absent"])
@@ -252,24 +252,24 @@ def test_options_that_make_no_sense(app_python: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runners", ["python", "external"])
 async def test_an_app_of_the_script_cannot_leave_it(app_python: Path, runners: str) -> None:
-    made = {"python": lambda: LocalRunners(1, python=app_python), "external": ExternalRunners}
+    factories = {"python": lambda: LocalRunners(1, python=app_python), "external": ExternalRunners}
     with pytest.raises(AppError, match=r'put it into a module.*fit\("my_app:answer", …\)'):
-        await made[runners]().start(RunnerPlan(store_url="x.db", app="__main__:answer"))
+        await factories[runners]().start(RunnerPlan(store_url="x.db", app="__main__:answer"))
 
 
 # --- what goes there, and what does not ---------------------------------------------------------
 def test_what_is_installed_here_stays_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [packages] = [path for path in sys.path if path.endswith("site-packages")][:1]
-    given = os.pathsep.join([packages, str(tmp_path), "", f"{sys.prefix}/lib"])
-    monkeypatch.setenv("PYTHONPATH", given)
+    python_path = os.pathsep.join([packages, str(tmp_path), "", f"{sys.prefix}/lib"])
+    monkeypatch.setenv("PYTHONPATH", python_path)
     monkeypatch.setenv("PYTHONHOME", "/usr")
     monkeypatch.setenv("MY_KEY", "kept")
-    kept = environment_for_others()
-    assert kept["PYTHONPATH"] == str(tmp_path)
-    assert "PYTHONHOME" not in kept
-    assert kept["MY_KEY"] == "kept"
+    variables = foreign_environment()
+    assert variables["PYTHONPATH"] == str(tmp_path)
+    assert "PYTHONHOME" not in variables
+    assert variables["MY_KEY"] == "kept"
     monkeypatch.setenv("PYTHONPATH", packages)
-    assert "PYTHONPATH" not in environment_for_others()
+    assert "PYTHONPATH" not in foreign_environment()
 
 
 def test_the_app_is_looked_for_beside_the_script_and_here(
@@ -284,7 +284,7 @@ def test_the_app_is_looked_for_beside_the_script_and_here(
 
 
 async def test_command_lines_show_nothing(store: Store, app_python: Path) -> None:
-    """`ps` shows every user of the machine how a program was started."""
+    """Every user of the machine can read command lines with `ps`."""
     runners = LocalRunners(2, processes=2, python=app_python, app_dirs=[APART])
     await runners.start(RunnerPlan(store_url=store.url, app="apart_app:naps"))
     try:
@@ -300,9 +300,9 @@ async def test_command_lines_show_nothing(store: Store, app_python: Path) -> Non
 async def test_nobody_comes(tmp_path: Path) -> None:
     runners = ExternalRunners(timeout_s=5)
     await runners.start(RunnerPlan(store_url="sqlite:////a b/x.db", app="my_app:answer"))
-    runners.missing(5.0)
+    runners.missing_s = 5.0
     runners.check()
-    runners.missing(5.1)
+    runners.missing_s = 5.1
     with pytest.raises(LightspanError) as caught:
         runners.check()
     assert str(caught.value) == (

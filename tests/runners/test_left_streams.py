@@ -1,4 +1,4 @@
-"""Streams that an app in training leaves: cancelled, however late the gateway notices."""
+"""Streams that an app in training leaves open are cancelled, however late the gateway notices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from lightspan.capture import context_propagation, emit, sdk_instrumentation
 from lightspan.lightning import build_episode
 from lightspan.lightning.selection import classify_calls
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
@@ -28,7 +29,7 @@ MESSAGES: Any = [{"role": "user", "content": "How are you?"}]
 ASKED: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
 TEXT = "I am fine, thank you very much."
 KEPT: list[Any] = []
-"""Streams that apps leave open."""
+"""The streams that apps leave open."""
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +122,7 @@ async def test_a_stream_that_the_app_leaves_is_cancelled(app: Any) -> None:
             cursor = 0
             while not (await store.rollouts())[0].status.final:
                 cursor = (await store.watch(cursor, timeout_s=5)).cursor
-            gate.open()  # what the engine goes on to say is late
+            gate.open()  # later output of the engine is late
             await until(lambda: engine.finished or engine.cancelled)
             runner.stop()
             await running
@@ -135,5 +136,5 @@ async def test_a_stream_that_the_app_leaves_is_cancelled(app: Any) -> None:
     coverage = classify_calls(episode, Routing(rules=[WRITER]))
     assert coverage.counts() == {"rejected:cancelled": 1}
     assert episode.late_calls == ()
-    said = [span for span in spans if c.CALL_ID in span.attributes and not span.late]
-    assert {span.attributes[c.CALL_OUTCOME] for span in said} == {"cancelled"}
+    llm_spans = [span for span in spans if c.CALL_ID in span.attributes and not span.late]
+    assert {span.attributes[c.CALL_OUTCOME] for span in llm_spans} == {"cancelled"}

@@ -1,4 +1,4 @@
-"""The runner: model calls of apps of every kind, claims, leases, the store."""
+"""The runner: model calls of all kinds of apps, claims, leases, the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.outcome import _causes, classify
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
@@ -51,15 +52,15 @@ pytestmark = pytest.mark.usefixtures("clean")
 @asynccontextmanager
 async def gateway(store: Store, script: Any) -> AsyncIterator[tuple[str, ScriptedEngine]]:
     engine = ScriptedEngine(shared_tokenizer(), script)
-    async with Gateway(store, engine) as made:
-        yield made.url, engine
+    async with Gateway(store, engine) as served:
+        yield served.url, engine
 
 
 @pytest.mark.parametrize("app", ["asks", "asks_async"])
 async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -> None:
     def script(request: Any) -> str:
-        said = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
-        return said.split("\n")[0]
+        prompt = shared_tokenizer().decode(request.prompt_ids).partition("user\n")[2]
+        return prompt.split("\n")[0]
 
     async with gateway(store, script) as (url, _):
         routing = Routing(gateway_url=url, rules=[WRITER])
@@ -71,7 +72,7 @@ async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -
     attempts = await store.attempts([f"ro-{number}" for number in range(40)])
     assert [attempt.reward for attempt in attempts] == [Reward(float(n)) for n in range(40)]
     records = await store.token_records([attempt.attempt_id for attempt in attempts])
-    assert {len(found) for found in records.values()} == {1}
+    assert {len(calls) for calls in records.values()} == {1}
     for attempt in attempts:
         llm, agent, root = await spans_of(store, attempt)
         assert (llm.parent_id, agent.parent_id) == (agent.span_id, root.span_id)
@@ -82,12 +83,12 @@ async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -
 @pytest.mark.parametrize("form", ["async def", "returns its awaitable"])
 async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form: str) -> None:
     with ScriptedServer("fine") as server:
-        async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as kept:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
 
             async def ask(task: Any) -> float:
-                await kept.models.list()
-                said = [{"role": "user", "content": "How are you?"}]
-                answer = await kept.chat.completions.create(model="m", messages=said)  # type: ignore[arg-type]
+                await client.models.list()
+                messages_ = [{"role": "user", "content": "How are you?"}]
+                answer = await client.chat.completions.create(model="m", messages=messages_)  # type: ignore[arg-type]
                 return float(answer.choices[0].message.content == "fine")
 
             await enqueue(store, [{}] * 6)
@@ -98,7 +99,7 @@ async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form:
 
 
 async def test_an_awaitable_that_comes_too_late_is_not_left_alone(store: Store) -> None:
-    """Python warns of a coroutine that nobody awaits, and a warning fails a test."""
+    """A coroutine that is not awaited would warn, and a warning fails the test."""
 
     def app(task: Any) -> Any:
         time.sleep(0.5)
@@ -152,8 +153,7 @@ async def test_a_gateway_that_is_gone_is_infrastructure(
 async def test_without_its_gateway_a_runner_claims_nothing(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The trainer was killed, and took the gateway with it: one rollout after another was lost to
-    connection errors until the runner was gone too. The first one says enough."""
+    """After a kill of the trainer, one rollout is lost to a connection error, not all."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     routing = Routing(gateway_url=f"http://127.0.0.1:{port}", default=WRITER.target)
@@ -182,8 +182,8 @@ async def test_without_its_gateway_a_runner_claims_nothing(
 async def test_a_request_that_the_gateway_refuses_is_the_apps_failure(
     store: Store, app: str
 ) -> None:
-    """The SDK raises its error over the HTTP client's, which knows the gateway's address too: taken
-    for a gateway that is gone, the attempt was tried again and its rollout lost."""
+    """The SDK raises its error from the HTTP client's, which has the gateway's address too, and
+    must not be taken for a connection error."""
     async with gateway(store, "ok") as (url, _):
         routing = Routing(gateway_url=url, default=WRITER.target)
         await enqueue(store, [{"text": [{"type": "image_url"}]}], {"routing": routing})
@@ -219,7 +219,7 @@ def test_causes_are_found_in_groups_and_chains() -> None:
 
 
 class Odd(Exception):
-    """It is equal to everything, and has attributes that raise."""
+    """An exception that is equal to everything and has attributes that raise."""
 
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("not to be compared")
@@ -239,7 +239,7 @@ def test_an_exception_whose_attributes_raise_is_an_app_error() -> None:
 
 
 def test_what_is_in_a_group_is_told() -> None:
-    """As a TaskGroup raises: its own text names nothing."""
+    """The text of an exception group names none of its exceptions."""
     inner = ExceptionGroup("b", [KeyError("k"), OSError("o"), ValueError("left out")])
     group = BaseExceptionGroup("a", [inner, RuntimeError("r")])
     assert classify(group, None).message == (
@@ -272,8 +272,7 @@ async def test_only_this_runs_rollouts_are_claimed(store: Store) -> None:
 async def test_every_training_has_its_share_and_no_slot_waits(
     store: Store, runs: list[str], new: int, shares: tuple[int, int]
 ) -> None:
-    """The one that was there first does not keep the others out while it has work, and what one
-    has no work for is another's."""
+    """A run with work does not starve the others, and slots that one cannot use go to another."""
     gate = asyncio.Event()
 
     async def app(task: Any) -> float:
@@ -287,17 +286,17 @@ async def test_every_training_has_its_share_and_no_slot_waits(
             for run, number in names
         ]
     )
-    claim, asked = store.claim, list[int]()
+    claim, limits = store.claim, list[int]()
 
     async def counted(*args: Any, **named: Any) -> Any:
-        asked.append(args[1])
+        limits.append(args[1])
         return await claim(*args, **named)
 
     store.claim = counted  # type: ignore[method-assign]
     async with running(store, app, slots=8) as runner:
         runner.work_for(runs)
         await reaches(store, RolloutStatus.RUNNING, 8)
-        assert len(asked) <= 3
+        assert len(limits) <= 4
         under_way = [
             (await store.count(run)).get(RolloutStatus.RUNNING, 0) for run in ("old", "new")
         ]
@@ -355,7 +354,7 @@ async def test_a_runner_that_is_cancelled_leaves_nothing_running(store: Store) -
 
 
 async def test_a_store_that_fails_for_a_while(store: Store) -> None:
-    """The runner goes on claiming, and reports again."""
+    """The runner goes on claiming, and repeats the report."""
     await enqueue(store, [{"value": 1}])
     report, claim, failures = store.report, store.claim, [0, 0]
 
@@ -380,14 +379,14 @@ async def test_a_store_that_fails_for_a_while(store: Store) -> None:
 
 
 async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> None:
-    """The runner asks for the same claim again, and no lease has to end for it."""
+    """The runner repeats the claim with the same id, so no lease has to end."""
     await enqueue(store, [{"value": 1}] * 3)
-    claim, asked = store.claim, list[str]()
+    claim, request_ids = store.claim, list[str]()
 
     async def unanswered(*args: Any, **named: Any) -> Any:
         claims = await claim(*args, **named)
-        asked.append(named["request_id"])
-        if len(asked) == 1:
+        request_ids.append(named["request_id"])
+        if len(request_ids) == 1:
             assert len(claims) == 2
             raise StoreError("the answer is lost")
         return claims
@@ -395,7 +394,7 @@ async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> Non
     store.claim = unanswered  # type: ignore[method-assign,assignment]
     async with running(store, apps.returns, slots=2):
         states = await finished(store)
-    assert asked[0] == asked[1] != asked[2]
+    assert request_ids[0] == request_ids[1] != request_ids[2]
     attempts = await store.attempts([state.rollout.rollout_id for state in states])
     assert [attempt.number for attempt in attempts] == [1, 1, 1]
 
@@ -425,7 +424,7 @@ async def raises_what_cannot_be_read(task: Any) -> float:
     ],
 )
 async def test_odd_ways_to_end_are_the_apps_own(store: Store, app: Any, message: str) -> None:
-    """At once, and not taken for our own stop, which would run it again for ever."""
+    """It fails at once, and is not taken for a stop of the runner, which would rerun it."""
     await enqueue(store, [{}])
     async with running(store, app):
         [state] = await finished(store)

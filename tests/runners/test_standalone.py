@@ -1,4 +1,4 @@
-"""`lightspan runner`: started by hand, it joins the trainings of a store, and no other."""
+"""`lightspan runner`: started by hand, it joins the trainings of its app in a store."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.runners.app import App
-from lightspan.runners.discovery import Presence, here
+from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.external import RunnerWatch
-from lightspan.runners.protocol import RunnerPlan
-from lightspan.runners.runner import Runner, RunnerConfig
-from lightspan.runners.standalone import Trainings, look_after, trainings
+from lightspan.runners.protocol import RunnerConfig, RunnerPlan
+from lightspan.runners.runner import Runner
+from lightspan.runners.standalone import Trainings, trainings
 from lightspan.schema.records import (
     AttemptStatus,
     Mode,
@@ -44,15 +44,15 @@ SOON_S = 60.0
 TALKATIVE = """
 import sys
 import lightspan.runners.standalone as joiner
-joiner.TELL_S = 0.0
+joiner.PRINT_INTERVAL_S = 0.0
 from lightspan.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-"""A runner that says at once what it has under way: the moment to send it a signal."""
+"""A runner that prints its attempts at once, so that a test can send a signal at the right time."""
 
 
 class Started:
-    """A runner as a user starts it, and what it prints."""
+    """A runner as a user starts it, with its output."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Started:
         return self._log.read_text()
 
     async def says(self, text: str) -> None:
-        """Wait until it has printed this."""
+        """Wait until the runner has printed this."""
         deadline = time.monotonic() + SOON_S
         while text not in self.text:
             assert self.process.poll() is None, self.text
@@ -86,7 +86,7 @@ class Started:
             await asyncio.sleep(0.05)
 
     async def ends(self) -> int:
-        """Its exit status."""
+        """Wait until the runner has ended, and return its exit status."""
         return await asyncio.to_thread(self.process.wait, SOON_S)
 
 
@@ -95,7 +95,7 @@ Start = Callable[..., Started]
 
 @pytest.fixture
 def start(app_python: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts runners in the app's environment, without any setting of the tests'."""
+    """Return a function that starts runners in the app's environment, without test settings."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     started: list[Started] = []
 
@@ -118,15 +118,15 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 def trainer_of(app: str, run_id: str = "run-1", **fields: Any) -> Peer:
-    return here(run_id, PeerRole.TRAINER, app, **{"run_id": run_id, **fields})
+    return make_peer(run_id, PeerRole.TRAINER, app, **{"run_id": run_id, **fields})
 
 
 async def enqueue(store: Store, app: str, *tasks: Any, run_id: str = "run-1") -> list[str]:
-    """Queue a rollout per task; their ids."""
-    known = len(await store.rollouts())
+    """Enqueue a rollout per task, and return their ids."""
+    count = len(await store.rollouts())
     rollouts = [
         Rollout(
-            rollout_id=f"ro-{known + number}",
+            rollout_id=f"ro-{count + number}",
             task=task,
             task_id=f"t{number}",
             mode=Mode.VAL,
@@ -140,7 +140,7 @@ async def enqueue(store: Store, app: str, *tasks: Any, run_id: str = "run-1") ->
 
 
 async def succeeded(store: Store, names: list[str]) -> None:
-    """Wait until they have."""
+    """Wait until the rollouts have succeeded."""
     deadline = time.monotonic() + SOON_S
     while {state.status for state in await store.rollouts(names)} != {RolloutStatus.SUCCEEDED}:
         assert time.monotonic() < deadline, await store.rollouts(names)
@@ -148,7 +148,7 @@ async def succeeded(store: Store, names: list[str]) -> None:
 
 
 async def claimed(store: Store, names: list[str], runner: Started) -> None:
-    """Wait until each is an attempt."""
+    """Wait until each rollout has an attempt."""
     while len(await store.attempts(names)) < len(names):
         assert runner.process.poll() is None, runner.text
         await asyncio.sleep(0.05)
@@ -163,7 +163,7 @@ def test_a_training_and_a_runner_meet(
     lines: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The runner is there before the training, and ends with it: who came is said all the same."""
+    """The runner starts before a short training and ends with it, and its join is printed."""
     monkeypatch.setattr("lightspan.runners.external.POLL_INTERVAL_S", 3600.0)
     folder = tmp_path / "a run"
     url = f"sqlite:///{folder}/store.db"
@@ -187,14 +187,14 @@ def test_a_training_and_a_runner_meet(
 
 
 async def test_it_serves_its_app_alone(start: Start, store: Store) -> None:
-    """Of two trainings in one store, and of rollouts that no live training asked for."""
+    """There are two trainings in the store, and rollouts of no live training."""
     mine, other = trainer_of("apart_app:naps"), trainer_of("apart_app:other", "run-2")
     await store.announce(other)
     theirs = await enqueue(store, "apart_app:other", {}, {}, run_id="run-2")
     nobodys = await enqueue(store, "apart_app:naps", {}, run_id="run-3")
     runner = start("--store", store.url, "apart_app:naps")
     await runner.says(f"waiting for a training of apart_app:naps in {store.url}")
-    assert "(those that are there ask for apart_app:other)" in runner.text
+    assert "(live trainings have the apps apart_app:other)" in runner.text
     await store.announce(mine)
     names = await enqueue(store, "apart_app:naps", {}, {}, {})
     await succeeded(store, names)
@@ -217,20 +217,20 @@ async def test_it_can_be_told_which_run_to_serve(start: Start, store: Store) -> 
 
 
 async def test_a_training_that_stops_can_be_resumed(start: Start, store: Store) -> None:
-    """The runner waits; when another app is asked for then, it claims nothing."""
+    """The runner waits, and claims nothing when the run is resumed with another app."""
     peer = trainer_of("apart_app:naps")
     await store.announce(peer)
     runner = start("--store", store.url, "apart_app:naps")
     await runner.says("joined training run-1")
     await store.withdraw(peer.peer_id)
     await runner.says("training run-1 has stopped; it can be resumed")
-    left = await enqueue(store, "apart_app:naps", {})
+    later = await enqueue(store, "apart_app:naps", {})
     await store.announce(trainer_of("apart_app:other"))
-    await runner.says("(those that are there ask for apart_app:other)")
+    await runner.says("(live trainings have the apps apart_app:other)")
     await asyncio.sleep(1.0)
-    assert await store.attempts(left) == []
+    assert await store.attempts(later) == []
     await store.announce(peer)
-    await succeeded(store, left)
+    await succeeded(store, later)
     await store.announce(msgspec.structs.replace(peer, complete=True))
     assert await runner.ends() == 0
 
@@ -263,7 +263,7 @@ async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: P
 
 
 async def test_a_task_that_kills_its_process(start: Start, store: Store, tmp_path: Path) -> None:
-    """It costs its own rollout, in a runner that somebody started as in a trainer's own."""
+    """It loses its own rollout only, as in a trainer's own runners."""
     app = "misbehaving_apps:crashes"
     markers = [str(tmp_path / f"marker-{number}") for number in (1, 2)]
     others = [{"kind": "neighbour", "marker": marker} for marker in markers]
@@ -290,7 +290,7 @@ async def test_a_task_that_kills_its_process(start: Start, store: Store, tmp_pat
 
 # --- it ends ------------------------------------------------------------------------------------
 async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, list[str]]:
-    """A runner whose supervisor knows that the tasks which wait are under way, and no others."""
+    """Return a runner whose supervisor reports exactly the waiting tasks as under way."""
     await store.announce(trainer_of("apart_app:naps"))
     names = await enqueue(store, "apart_app:naps", *tasks)
     runner = start(
@@ -321,16 +321,16 @@ async def test_ctrl_c_lets_attempts_end(start: Start, store: Store, tmp_path: Pa
 async def test_a_runner_in_a_hurry_gives_attempts_back(
     start: Start, store: Store, signals: list[signal.Signals]
 ) -> None:
-    """They are queued again at once, and no try is used up."""
+    """They are requeued at once, and no try is used up."""
     runner, names = await _at_work(start, store, {}, {"seconds": 100.0})
     runner.process.send_signal(signals[0])
     for number in signals[1:]:
         await runner.says("finishing 1 attempts; Ctrl-C again gives them back")
         runner.process.send_signal(number)
     assert await runner.ends() == 0
-    done, left = await store.rollouts(names)
-    assert (done.status, left.status) == (RolloutStatus.SUCCEEDED, RolloutStatus.QUEUED)
-    assert left.infrastructure_tries == 0
+    done, waiting_one = await store.rollouts(names)
+    assert (done.status, waiting_one.status) == (RolloutStatus.SUCCEEDED, RolloutStatus.QUEUED)
+    assert waiting_one.infrastructure_tries == 0
     assert [(a.status, a.outcome) for a in await store.attempts(names[1:])] == [
         (AttemptStatus.LOST, Outcome.CANCELLED)
     ]
@@ -339,7 +339,7 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
 
 
 async def test_a_server_that_is_away_is_waited_for(start: Start, tmp_path: Path) -> None:
-    """A runner that ended would have to be seen to wherever a machine starts before the server."""
+    """A runner may start before the server, as after a reboot."""
     waiting = "waiting for the store's server: store http://127.0.0.1:"
     (tmp_path / "plain_app.py").write_text("def answer(task):\n    return 1.0\n")
     options = ("--app-dir", str(tmp_path), "plain_app:answer")
@@ -362,15 +362,15 @@ CHECKOUT = "./packages/core`, from a checkout of lightspan"
 
 
 async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: Any) -> None:
-    """Nothing is claimed, and both say the versions and what to do."""
+    """Nothing is claimed, and both sides print the versions and a hint."""
     newer: dict[str, Any] = {"lightspan": "9.9.9", "protocol": PROTOCOL_VERSION + 1}
     theirs = trainer_of("apart_app:naps")
     theirs = msgspec.structs.replace(theirs, python="/trainer/python", **newer)
     await store.announce(theirs)
-    left = await enqueue(store, "apart_app:naps", {})
+    rollouts = await enqueue(store, "apart_app:naps", {})
     runner = start("--store", store.url, "apart_app:naps")
     assert await runner.ends() == 1
-    assert await store.attempts(left) == []
+    assert await store.attempts(rollouts) == []
     assert "Traceback" not in runner.text
     for word in (
         f"lightspan: /trainer/python has lightspan 9.9.9 (protocol {PROTOCOL_VERSION + 1})",
@@ -379,40 +379,40 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
         f"-m pip install {CHECKOUT} 9.9.9",
     ):
         assert word in runner.text
-    # the trainer's side, as it would see a runner of another protocol
-    [seen] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
-    foreign = msgspec.structs.replace(seen, **newer)
+    # the trainer's side, with a runner of another protocol version
+    [peer] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
+    foreign = msgspec.structs.replace(peer, **newer)
     plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
     watch = RunnerWatch(plan, LocalRunners(1), lines.line)
-    watch.look([foreign], 0.0)
-    watch.look([foreign], 1.0)
+    watch.update([foreign], 0.0)
+    watch.update([foreign], 1.0)
     [line] = lines.texts
-    for word in (seen.peer_id, seen.python, "cannot join", "9.9.9", __version__, "pip install"):
+    for word in (peer.peer_id, peer.python, "cannot join", "9.9.9", __version__, "pip install"):
         assert word in line
 
 
 async def test_who_came_since_the_last_look_is_said_at_the_end(store: Store, lines: Any) -> None:
-    """And nothing else: it is no time to wait for runners any more, or to miss them."""
+    """At the end of a run only joins are printed, and no missing runners."""
     plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
     watch = RunnerWatch(plan, ExternalRunners(), lines.line)
     await watch.end(store)
     assert lines.texts == []
-    peer = here("runner-1", PeerRole.RUNNER, "apart_app:naps", slots=3)
+    peer = make_peer("runner-1", PeerRole.RUNNER, "apart_app:naps", slots=3)
     await store.announce(peer)
     await watch.end(store)
     [line] = lines.texts
     assert line.startswith("runner runner-1 joined: 3 attempts at once, lightspan ")
-    watch.look(await store.peers(), 0.0)
+    watch.update(await store.peers(), 0.0)
     await store.withdraw(peer.peer_id)
-    said = len(lines.texts)
+    count = len(lines.texts)
     await watch.end(store)
-    assert len(lines.texts) == said
+    assert len(lines.texts) == count
 
 
 async def test_a_runner_of_another_protocol(
     store: Store, tmp_path: Path, lines: Any, app_python: Path
 ) -> None:
-    """A real one: it names both versions, claims nothing, and the trainer names it too."""
+    """A real runner prints both versions and claims nothing, and the trainer prints it too."""
     from app_environment import (  # type: ignore[import-not-found]
         app_environment,
         of_another_version,
@@ -422,14 +422,14 @@ async def test_a_runner_of_another_protocol(
     of_another_version(python, "9.9.9", PROTOCOL_VERSION + 1)
     (tmp_path / "my_app.py").write_text("def answer(task):\n    return 1.0\n")
     await store.announce(trainer_of("my_app:answer"))
-    left = await enqueue(store, "my_app:answer", {})
+    rollouts = await enqueue(store, "my_app:answer", {})
     command = [python, "-m", "lightspan.cli", "runner", "--store", store.url, "my_app:answer"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = await asyncio.to_thread(
         subprocess.run, command, cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert await store.attempts(left) == []
+    assert await store.attempts(rollouts) == []
     both = [
         f"{__version__} (protocol {PROTOCOL_VERSION})",
         f"9.9.9 (protocol {PROTOCOL_VERSION + 1})",
@@ -439,14 +439,14 @@ async def test_a_runner_of_another_protocol(
         f"pip install {CHECKOUT} 9.9.9",
     ]
     plan = RunnerPlan(store_url=store.url, app="my_app:answer", run_id="run-1")
-    RunnerWatch(plan, LocalRunners(1), lines.line).look(await store.peers(), 0.0)
-    [told] = lines.texts
+    RunnerWatch(plan, LocalRunners(1), lines.line).update(await store.peers(), 0.0)
+    [line] = lines.texts
     for word in (*both, str(python)):
         assert word in done.stderr
-        assert word in told
-    assert "cannot join" in told
-    assert remedies[0] in told
-    assert f"{sys.executable} -m {remedies[1]}" in told
+        assert word in line
+    assert "cannot join" in line
+    assert remedies[0] in line
+    assert f"{sys.executable} -m {remedies[1]}" in line
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ async def test_what_cannot_be_done(start: Start, arguments: list[str], words: li
 
 # --- no rollout goes to the wrong app -----------------------------------------------------------
 async def test_a_rollout_of_another_app_is_given_back(store: Store) -> None:
-    """Whatever the runner was told of its run."""
+    """The runner checks the app of each rollout, whatever its run."""
 
     def app(task: Any) -> float:
         return 1.0
@@ -520,18 +520,13 @@ async def test_a_runner_works_for_the_runs_it_is_told() -> None:
         assert (runner.claimed, runner.running) == (3, 0)
 
 
-def test_a_runner_that_nobody_needs_looks_seldom() -> None:
-    looks = [look_after(quiet_s) for quiet_s in (0.0, 10.0, 20.0, 60.0, 100.0, 3600.0)]
-    assert looks == [0.5, 0.5, 1.0, 3.0, 5.0, 5.0]
-
-
 # --- who sees whom ------------------------------------------------------------------------------
 def test_what_the_peers_of_a_store_mean_for_a_runner() -> None:
     live, silent = trainer_of("a:b", "1"), trainer_of("a:b", "2", silent_s=20.0)
     complete, other = trainer_of("a:b", "3", complete=True), trainer_of("c:d", "4")
     gone, foreign = trainer_of("e:f", "5", silent_s=99.0), trainer_of("a:b", "6")
     foreign = msgspec.structs.replace(foreign, protocol=PROTOCOL_VERSION - 1)
-    runner = here("r", PeerRole.RUNNER, "a:b")
+    runner = make_peer("r", PeerRole.RUNNER, "a:b")
     peers = [live, silent, complete, other, gone, foreign, runner]
     assert trainings(peers, "a:b") == Trainings((live,), (complete,), (foreign,), ("c:d",))
     assert trainings(peers, "a:b", "3") == Trainings((), (complete,), (), ())
@@ -548,58 +543,58 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
         "'sqlite:////a b/x.db' a:b`"
     )
 
-    def told(now: float, *peers: Peer) -> list[str]:
+    def printed(now: float, *peers: Peer) -> list[str]:
         lines.texts.clear()
-        watch.look(peers, now)
+        watch.update(peers, now)
         return list(lines.texts)
 
-    one = here("r1", PeerRole.RUNNER, "a:b", slots=8)
-    elsewhere = here("r2", PeerRole.RUNNER, "c:d", slots=8)
-    bound = here("r3", PeerRole.RUNNER, "a:b", slots=8, run_id="run-2")
+    one = make_peer("r1", PeerRole.RUNNER, "a:b", slots=8)
+    elsewhere = make_peer("r2", PeerRole.RUNNER, "c:d", slots=8)
+    bound = make_peer("r3", PeerRole.RUNNER, "a:b", slots=8, run_id="run-2")
     trainer = trainer_of("a:b")
-    assert told(0, trainer) == [waiting]
-    assert told(1, trainer, elsewhere, bound) == []
-    assert told(60, trainer, elsewhere, bound) == [
+    assert printed(0, trainer) == [waiting]
+    assert printed(1, trainer, elsewhere, bound) == []
+    assert printed(60, trainer, elsewhere, bound) == [
         waiting.replace("runners:", "runners (those that are there run a:b, c:d):")
     ]
     joined = f"runner r1 joined: 8 attempts at once, lightspan {__version__}, {sys.executable}"
-    assert told(61, trainer, one) == [joined]
-    assert told(62, trainer, one) == []
+    assert printed(61, trainer, one) == [joined]
+    assert printed(62, trainer, one) == []
     silent = msgspec.structs.replace(one, silent_s=20.0)
-    assert told(63, trainer, silent) == ["runner r1 is gone", waiting]
+    assert printed(63, trainer, silent) == ["runner r1 is gone", waiting]
     runners.check()
-    assert told(150, trainer, one) == [joined]
-    assert told(151) == ["runner r1 is gone", waiting]
+    assert printed(150, trainer, one) == [joined]
+    assert printed(151) == ["runner r1 is gone", waiting]
     runners.check()
-    watch.look([], 251.5)
+    watch.update([], 251.5)
     with pytest.raises(Exception, match="no runner for 100 s"):
         runners.check()
 
 
 def test_local_runners_are_not_waited_for(lines: Any) -> None:
     watch = RunnerWatch(RunnerPlan(store_url="x.db", app="a:b"), LocalRunners(1), lines.line)
-    watch.look([], 0.0)
-    watch.look([], 100.0)
+    watch.update([], 0.0)
+    watch.update([], 100.0)
     assert lines.texts == []
 
 
 async def test_a_trainer_says_that_it_is_there(
     rl: Callable[..., Any], apps: Any, tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
-    """While it works; afterwards that it is complete, or nothing if it is not."""
-    seen: list[list[Peer]] = []
+    """It is announced while it works, and afterwards only if it is complete."""
+    peer_lists: list[list[Peer]] = []
 
     class Looking(LocalRunners):
         async def stop(self) -> None:
             async with open_store(f"sqlite:///{tmp_path}/run/store.db") as store:
-                seen.append(await store.peers())
+                peer_lists.append(await store.peers())
             await super().stop()
 
     trainer = Trainer(rl(), runners=Looking(2), steps=1, folder=tmp_path / "run")
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.to_thread(trainer.fit, apps.spell, ask(2))
-    [[peer]] = [[p for p in peers if p.role is PeerRole.TRAINER] for peers in seen]
+    [[peer]] = [[p for p in peers if p.role is PeerRole.TRAINER] for peers in peer_lists]
     run_id = trainer.folder.read_config()["run_id"]
     assert (peer.run_id, peer.app, peer.complete) == (run_id, "toy_apps:spell", True)
     await asyncio.to_thread(trainer.evaluate, apps.spell, ask(1), resume=True)
-    assert seen[-1] == []
+    assert peer_lists[-1] == []

@@ -1,4 +1,4 @@
-"""A runner process whose store's server is away when the process starts."""
+"""A runner process whose store server cannot be reached when the process starts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_testing.wait import until
 from packages.core.tests.runners.test_local import enqueue, finished, plan, started
@@ -21,12 +22,12 @@ from packages.gateway.tests.remote_store.served import serving
 
 
 async def test_it_waits_for_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    said = ""
+    output = ""
 
     def is_waiting() -> bool:
-        nonlocal said
-        said += capfd.readouterr().err
-        return "waiting for the store: store http://127.0.0.1:" in said
+        nonlocal output
+        output += capfd.readouterr().err
+        return "waiting for the store: store http://127.0.0.1:" in output
 
     with serving(lambda: SQLiteStore(tmp_path / "run.db")) as served:
         store = open_store(served.url)
@@ -42,20 +43,22 @@ async def test_it_waits_for_the_server(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 class Ended(BaseException):
-    """The process, for this reason."""
+    """The process has ended for this reason."""
 
 
-class Voice:
+class Parent:
+    def __init__(self, *, has_ended: bool = False) -> None:
+        self.has_ended = asyncio.Event()
+        if has_ended:
+            self.has_ended.set()
+
     def end(self, reason: str | None) -> None:
         raise Ended(reason)
 
 
-class Control:
-    def __init__(self, ended: bool) -> None:
-        self._ended = ended
-
-    async def ended_within(self, seconds: float) -> bool:
-        return self._ended
+async def opened(plan: RunnerPlan, **options: bool) -> Store | None:
+    parent: Any = Parent(**options)
+    return await process_main.open_plan_store(plan, parent)
 
 
 def away(**fields: Any) -> RunnerPlan:
@@ -65,17 +68,17 @@ def away(**fields: Any) -> RunnerPlan:
 async def test_after_a_lease_another_process_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_main, "QUICK_S", 1.0)
     with pytest.raises(Ended, match=r"^it could not open the store for \d+ s: store http://127"):
-        await process_main._opened(away(lease_s=0.5), Control(False), Voice())  # type: ignore[arg-type]
+        await opened(away(lease_s=0.5))
 
 
 async def test_who_is_to_end_does_not_wait() -> None:
-    assert await process_main._opened(away(), Control(True), Voice()) is None  # type: ignore[arg-type]
+    assert await opened(away(), has_ended=True) is None
 
 
 async def test_what_will_not_pass_is_not_waited_for(tmp_path: Path) -> None:
-    """So that processes which die of it are counted."""
+    """The process dies at once, which counts as a quick death."""
     (tmp_path / "run.db").write_text("no database " * 1000)
     broken = RunnerPlan(store_url=f"sqlite:///{tmp_path}/run.db", app="runner_apps:sleeps")
     with pytest.raises(StoreError) as raised:
-        await process_main._opened(broken, Control(False), Voice())  # type: ignore[arg-type]
+        await opened(broken)
     assert not isinstance(raised.value, StoreUnreachableError)

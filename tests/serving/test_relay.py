@@ -17,7 +17,8 @@ from yarl import URL
 
 import lightspan
 from lightspan.runners.app import as_app
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Claim, Outcome, RolloutStatus
 from lightspan.schema.resources import ROUTING

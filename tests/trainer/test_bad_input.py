@@ -190,8 +190,8 @@ def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> No
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[-1] == (
-        "lightspan.errors.AppError: unguarded.py trains when it is imported, and runner processes "
-        "import it: put what starts training under `if __name__ == '__main__':`"
+        "lightspan.errors.AppError: unguarded.py starts training when it is imported, and "
+        "runner processes import it: start training under `if __name__ == '__main__':`"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is said of runners in a Ray cluster before there is one."""
+"""Options and errors of `RayRunners` that need no cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightspan_cluster.ray_runners import RayRunners
 
 @pytest.fixture(autouse=True)
 def ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here comes to use it."""
+    """Replace Ray by an empty module."""
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     vars(sys.modules["ray"])["is_initialized"] = lambda: False
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -39,9 +39,12 @@ def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"slots": 2, "actors": 3}, "actors=3 for slots=2: each needs one at least"),
         ({"cpus": -1}, "cpus"),
         ({"timeout_s": 0}, "timeout_s"),
-        ({"isolation": "none"}, 'isolation must be "thread" or "process"'),
+        ({"isolation": "none"}, "isolation='none': use one of 'thread', 'process'"),
         ({"address": ""}, "address must be 'local'"),
-        ({"address": "ray://head:10001"}, "not by Ray Client; make the trainer's machine a node"),
+        (
+            {"address": "ray://head:10001"},
+            "Ray Client is not supported; make the trainer's machine a node",
+        ),
     ],
 )
 def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
@@ -85,7 +88,7 @@ async def test_an_app_of_the_running_script() -> None:
 
 async def test_a_cluster_without_a_token_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    with pytest.raises(ConfigError, match=r"10.0.0.1:6379 asks for no token.* RAY_AUTH_MODE=token"):
+    with pytest.raises(ConfigError, match=r"10.0.0.1:6379 requires no token.* RAY_AUTH_MODE=token"):
         await RayRunners(8, address="10.0.0.1:6379").start(plan("https://agents.example"))
 
 

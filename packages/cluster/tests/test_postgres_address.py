@@ -1,4 +1,4 @@
-"""Where a PostgreSQL store is: its URL, which no password leaves. No server is asked here."""
+"""URLs of PostgreSQL stores and their secrets; no test needs a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightspan.schema import clock
 from lightspan.stores import names_store, open_store, public_url
 from lightspan.stores.credentials import secrets_of
 from lightspan_cluster.postgres.dsn import read_address
-from lightspan_cluster.postgres.server import Patience
+from lightspan_cluster.postgres.server import Retry
 
 SECRET = "hunter2"
 URL = f"postgresql://ada:{SECRET}@db.example:5433/agents?sslmode=require"
@@ -149,14 +149,14 @@ except ConfigError as error:
 
 
 def test_patience_begins_with_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is gone without a word is noticed after half a minute only."""
+    """The loss of a connection may be noticed after half a minute only."""
     now = 100.0
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    patience = Patience(30.0)
+    retry = Retry(30.0)
     now = 1_000.0
-    assert patience.pause()
+    assert retry.pause()
     now = 1_029.0
-    assert patience.pause()
+    assert retry.pause()
     now = 1_031.0
-    assert not patience.pause()
+    assert not retry.pause()

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from lightspan.lightning.episode import Episode
 from lightspan.progress import print_line
-from lightspan.runners.runner import PLACEHOLDER_KEY, Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import PLACEHOLDER_KEY, Runner
 from lightspan.schema.records import Json, Mode, Rollout, new_id, task_id
 from lightspan.schema.resources import Resources
 from lightspan.stores import open_store

@@ -1,6 +1,6 @@
-"""Several machines: a store in PostgreSQL (`postgres`), and runners as actors of a Ray cluster.
+"""Training on several machines: a store in PostgreSQL (`postgres`), and runners in a Ray cluster.
 
-`ray_runners` is `lightspan.RayRunners`, `ray_actor` the code of one actor, `ray_cluster` the
+`ray_runners` has `lightspan.RayRunners`, `ray_actor` the code of one actor, `ray_cluster` the
 connection to the cluster.
 """
 
@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RayRunners"]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "RayRunners": "lightspan_cluster.ray_runners",
-    },
-)
+__getattr__ = lazy_exports(__name__, {"RayRunners": "lightspan_cluster.ray_runners"})
 
 
 def __dir__() -> list[str]:

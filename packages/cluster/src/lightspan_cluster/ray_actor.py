@@ -1,8 +1,8 @@
-"""What a Ray actor of `RayRunners` is, on its node: it looks after runner processes there.
+"""The code of a Ray actor of `RayRunners`: it supervises runner processes on its node.
 
-It holds no app itself: each of its processes is one of `LocalRunners`, of the app's interpreter,
-which sees none of the actor's modules or folders. What it says and is told is JSON, and its class
-travels by its name: the node's own lightspan is what works. This module needs no Ray.
+The actor does not import the app. Its processes are those of `LocalRunners`, in the app's
+interpreter, which inherits no modules or folders of the actor. Its messages are JSON, and its class
+is pickled by name, so the node's own lightspan runs. Importing this module needs no Ray.
 """
 
 from __future__ import annotations
@@ -22,113 +22,115 @@ from lightspan.stores import take_credentials
 from lightspan.stores.credentials import keep_secrets
 
 _TOKENS: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""What opens the Ray cluster. Ray has read it by now; an app is to find none of it."""
+"""Variables with the token of the Ray cluster. Ray has read them when the actor starts; they are
+removed so that the app does not get them."""
 
 
 class ActorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor is to run, on whatever node it is."""
+    """The configuration of an actor, on any node."""
 
     slots: int
     isolation: str = "thread"
     python: str | None = None
-    """The app's interpreter on the node; None for that of the actor."""
+    """The app's interpreter on the node; None for the actor's."""
     app_dirs: list[str] = []
-    """Folders of the node with the app's modules, beside what is installed."""
+    """Folders on the node with the app's modules, in addition to installed packages."""
 
 
 class ActorHello(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor says of itself first."""
+    """The first message of an actor."""
 
     node: str
     """Ray's id of the node."""
     address: str
-    """Of the node, and the process there."""
+    """Address of the node, with the process id."""
     python: str
-    """The interpreter."""
+    """Path of the interpreter."""
     lightspan: str
+    """Version of lightspan."""
     protocol: int
     is_authenticated: bool
-    """Whether the node asks who connects for a token."""
+    """Whether the node requires a token."""
 
 
 class ActorRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an actor cannot work: the class of an error of ours, and what it says."""
+    """The error for which an actor cannot work: its class and message."""
 
     kind: str
     message: str
 
 
 class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How an actor's processes are."""
+    """The status of an actor's processes."""
 
     claimed: int = 0
-    """Attempts that they have begun so far."""
+    """Number of attempts that they have claimed so far."""
     failure: ActorRefused | None = None
-    """What they cannot work for, or what made them give up."""
+    """The error for which they could not start or gave up."""
 
 
 class RunnerActor:
-    """The runner processes of one place in a Ray cluster. Its methods are called by Ray."""
+    """The runner processes of one actor. Its methods are called by Ray."""
 
-    def __init__(self, station: bytes) -> None:
-        self._station = msgspec.json.decode(station, type=ActorConfig)
+    def __init__(self, config: bytes) -> None:
+        self._config = msgspec.json.decode(config, type=ActorConfig)
         self._runners: LocalRunners | None = None
 
-    async def arrive(self) -> bytes:
-        """Say who is here (`ActorHello`)."""
+    async def hello(self) -> bytes:
+        """Return an `ActorHello`."""
         import ray
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
-        context = ray.get_runtime_context()
-        arrival = ActorHello(
-            node=context.get_node_id(),
+        hello = ActorHello(
+            node=ray.get_runtime_context().get_node_id(),
             address=f"{ray.util.get_node_ip_address()}, process {os.getpid()}",
             python=sys.executable,
             lightspan=__version__,
             protocol=PROTOCOL_VERSION,
             is_authenticated=is_token_auth_enabled(),
         )
-        return msgspec.json.encode(arrival)
+        return msgspec.json.encode(hello)
 
     async def start(self, plan: bytes) -> bytes:
-        """Start the processes; returns how they are (`ActorStatus`)."""
+        """Start the processes; return their `ActorStatus`."""
         for variable in _TOKENS:
             os.environ.pop(variable, None)
-        told = msgspec.json.decode(plan, type=RunnerPlan)
+        runner_plan = msgspec.json.decode(plan, type=RunnerPlan)
         try:
-            keep_secrets(told.store_url, told.store_secrets)
-            take_credentials(told.store_url)
-            station = self._station
+            keep_secrets(runner_plan.store_url, runner_plan.store_secrets)
+            take_credentials(runner_plan.store_url)
             runners = LocalRunners(
-                station.slots,
-                isolation=station.isolation,
-                # Always as another one: those of `multiprocessing` would import Ray's script.
-                python=station.python or sys.executable,
-                app_dirs=station.app_dirs,
+                self._config.slots,
+                isolation=self._config.isolation,
+                # Always a path: processes of `multiprocessing` would import Ray's script.
+                python=self._config.python or sys.executable,
+                app_dirs=self._config.app_dirs,
             )
-            await runners.start(told)
+            await runners.start(runner_plan)
         except LightspanError as error:
-            return msgspec.json.encode(ActorStatus(failure=_refusal(error)))
+            return _status(0, error)
         self._runners = runners
-        return await self.look()
+        return await self.status()
 
-    async def look(self) -> bytes:
-        """How they are (`ActorStatus`)."""
+    async def status(self) -> bytes:
+        """Return the `ActorStatus` of the processes."""
         if self._runners is None:
-            return msgspec.json.encode(ActorStatus())
-        failure: ActorRefused | None = None
+            return _status(0)
         try:
             self._runners.check()
         except LightspanError as error:
-            failure = _refusal(error)
-        return msgspec.json.encode(ActorStatus(claimed=self._runners.claimed, failure=failure))
+            return _status(self._runners.claimed, error)
+        return _status(self._runners.claimed)
 
     async def stop(self) -> None:
-        """End the processes, which give back what they have under way."""
+        """End the processes, which give back their attempts."""
         runners, self._runners = self._runners, None
         if runners is not None:
             await runners.stop()
 
 
-def _refusal(error: LightspanError) -> ActorRefused:
-    return ActorRefused(kind=type(error).__name__, message=str(error))
+def _status(claimed: int, error: LightspanError | None = None) -> bytes:
+    failure = None
+    if error is not None:
+        failure = ActorRefused(kind=type(error).__name__, message=str(error))
+    return msgspec.json.encode(ActorStatus(claimed=claimed, failure=failure))

@@ -1,4 +1,4 @@
-"""What tests of runs share."""
+"""Fixtures for tests of runners."""
 
 from __future__ import annotations
 

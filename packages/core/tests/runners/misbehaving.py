@@ -1,4 +1,4 @@
-"""What tests of apps that misbehave share."""
+"""Helpers for tests of apps that misbehave."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TIMEOUT_S = 1.0
 
 
 def where(source: str, function: str) -> str:
-    """How a message names the only line of the apps, or the last one, that reads so."""
+    """Return how a message names the last line of the apps with this source."""
     number = [number for number, line in enumerate(APPS, 1) if line.strip() == source][-1]
     return f"`{source}` at misbehaving_apps.py:{number} in {function}"
 
 
 def rollout(number: int, kind: str, tmp_path: Path, **fields: Any) -> Rollout:
-    """One that leaves its own marker and waits for those of two neighbours."""
+    """Return a rollout that writes its marker and waits for those of two neighbours."""
     task = {
         "kind": kind,
         "marker": f"{tmp_path}/marker-{number}",
@@ -80,12 +80,12 @@ async def reaches(store: Store, status: RolloutStatus, count: int = 1) -> None:
 
 
 async def until_lease(store: Store, number: int, at: float) -> None:
-    """Until an attempt's lease lasts so long."""
+    """Wait until an attempt's lease lasts that long."""
     while (await attempt_of(store, number)).lease_until < at:  # noqa: ASYNC110 - in a store
         await asyncio.sleep(0.02)
 
 
 async def attempt_of(store: Store, number: int) -> Attempt:
-    """The only one."""
+    """Return the only attempt of a rollout."""
     [attempt] = await store.attempts([f"ro-{number}"])
     return attempt

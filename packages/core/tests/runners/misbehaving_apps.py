@@ -1,4 +1,4 @@
-"""Apps that harm the process they run in. Each does it only where its task says so."""
+"""Apps that harm their process, if their task says so."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lightspan_testing.wait import until
 
 
 async def blocks(task: dict[str, Any]) -> float:
-    """Blocks its event loop when its neighbours are under way."""
+    """Block the event loop when the other attempts are under way."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     if task["kind"] == "in a task of its own":
         await asyncio.gather(blocks_later())
     if task["kind"] == "in a callback":
@@ -38,7 +38,7 @@ async def blocks(task: dict[str, Any]) -> float:
 
 
 async def leaves_a_block(task: dict[str, Any]) -> float:
-    """It leaves a task that blocks when no attempt is under way; the next attempt does not."""
+    """Leave a task that blocks the loop when no attempt is under way."""
     marker = Path(task["marker"])
     if task["kind"] == "leaves":
         marker.touch()
@@ -71,16 +71,16 @@ def spins() -> None:
 
 
 async def keeps_the_lock(task: dict[str, Any]) -> float:
-    """C code that never lets go of the interpreter's lock: no other thread runs."""
+    """Run C code that never releases the GIL."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     deque(itertools.count(), maxlen=0)
     return 0.0
 
 
 def never_ends(task: dict[str, Any]) -> float:
-    """In a thread of its own, when it has noted that it begins."""
+    """Never return, after writing that it started."""
     if task["kind"] == "runs a program":
         program = subprocess.Popen(["sleep", "1000"])
         Path(task["note"]).touch()
@@ -93,7 +93,7 @@ def never_ends(task: dict[str, Any]) -> float:
 
 
 async def waits_once(task: dict[str, Any]) -> float:
-    """Under way until its process ends; the next attempt returns."""
+    """Wait until the process ends; the next attempt returns."""
     marker = Path(task["marker"])
     if marker.exists():
         return 1.0
@@ -102,18 +102,18 @@ async def waits_once(task: dict[str, Any]) -> float:
     return 0.0
 
 
-async def seen(*paths: str) -> None:
+async def wait_for_files(*paths: str) -> None:
     await until(lambda: all(map(os.path.exists, paths)))
 
 
 async def goes_on(task: dict[str, Any]) -> float:
-    """Swallows its cancellation, or waits for a file and says where it ran."""
+    """Ignore the cancellation, or wait for a file and return the process id."""
     while task["kind"] == "swallows":
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
             Path(task["marker"]).touch()
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     return float(os.getpid())
 
 
@@ -125,7 +125,7 @@ async def blocks_for_a_while(task: dict[str, Any]) -> float:
 
 
 async def freezes_time(task: dict[str, Any]) -> float:
-    """Freezes it for its process, as freezegun does: wherever a module refers to it."""
+    """Freeze time in the process, as freezegun does: wherever a module refers to it."""
     if task["kind"] == "freezes":
         for name in ("monotonic", "time", "time_ns", "perf_counter"):
             real, frozen = getattr(time, name), partial(float, task["at"])
@@ -135,15 +135,15 @@ async def freezes_time(task: dict[str, Any]) -> float:
         Path(task["marker"]).touch()
     if task["kind"] == "too long":
         await asyncio.sleep(3602)
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     return 1.0
 
 
 async def crashes(task: dict[str, Any]) -> float:
-    """Kills its process when its neighbours are under way."""
+    """Kill the process when the other attempts are under way."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
-    await seen(*task["when"])
+    await wait_for_files(*task["when"])
     if task["kind"] == "crashes":
         ctypes.string_at(0)
     if task["kind"] in ENDS:
@@ -161,7 +161,7 @@ ENDS: dict[str, Callable[[], Any]] = {
 
 
 def harms(task: dict[str, Any]) -> float:
-    """Does something that only looks harmful, while its neighbours run."""
+    """Do something that only looks harmful, while the other attempts run."""
     if task["kind"] in HARMLESS:
         HARMLESS[task["kind"]](task)
         Path(task["done"]).touch()
@@ -175,7 +175,7 @@ async def harms_async(task: dict[str, Any]) -> float:
         HARMLESS[task["kind"]](task)
         await asyncio.sleep(0)
         Path(task["done"]).touch()
-    await seen(task["done"])
+    await wait_for_files(task["done"])
     return float(os.getpid())
 
 

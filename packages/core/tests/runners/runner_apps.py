@@ -1,7 +1,7 @@
-"""Apps that the runner's tests run, by name, in this process or another.
+"""Apps for the tests of runners, which run them by name, in this process or another.
 
-Those that call a model import its client themselves: of what a runner's process needs to begin,
-the client would be two thirds.
+Apps that call a model import the client themselves: it would take two thirds of the start of a
+runner process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ not_callable = 5
 
 
 class Unreadable:
-    """What can be made neither a number nor a text."""
+    """An object whose float() and repr() raise."""
 
     def __float__(self) -> float:
         raise TypeError("no float")
@@ -54,7 +54,7 @@ def raises(task: dict[str, Any]) -> float:
 
 
 class Skipped(BaseException):
-    """As pytest's outcomes are."""
+    """A BaseException that is no Exception, like pytest's outcomes."""
 
 
 def raises_no_exception(task: Any) -> float:
@@ -85,7 +85,7 @@ BUILTIN: dict[str, type[BaseException]] = {
     kind.__name__: kind
     for kind in (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
 }
-"""What futures, coroutines and event loops treat apart from other exceptions."""
+"""Exceptions that futures, coroutines and event loops treat specially."""
 
 
 def raises_builtin(task: dict[str, Any]) -> float:
@@ -98,7 +98,7 @@ async def raises_builtin_async(task: dict[str, Any]) -> float:
 
 
 def raises_builtin_later(task: dict[str, Any]) -> Any:
-    """A plain function that returns a coroutine."""
+    """Return a coroutine from a plain function."""
     return raises_builtin_async(task)
 
 
@@ -108,7 +108,7 @@ def raises_builtin_in_a_thread(task: dict[str, Any]) -> float:
 
 
 async def ends_in_a_task_of_its_own(task: dict[str, Any]) -> float:
-    """asyncio lets these two out of the loop, past whoever awaits the task."""
+    """Raise in another task; asyncio lets SystemExit and KeyboardInterrupt out of the loop."""
     kind = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}.get(task["kind"])
 
     async def inner() -> float:
@@ -124,7 +124,7 @@ async def cancels_itself(task: Any) -> float:
 
 
 def hands_on(task: Any) -> Any:
-    """A plain function that returns a coroutine."""
+    """Return a coroutine from a plain function."""
     return returns_async(task)
 
 
@@ -171,14 +171,14 @@ async def asks_async(task: dict[str, Any], llm: Any) -> float:
 
 
 def asks_in_threads(task: dict[str, Any], llm: Any) -> float:
-    found: list[str] = []
+    answers: list[str] = []
     with emit.agent("writer"):
         with ThreadPoolExecutor(2) as pool:
-            found += pool.map(lambda text: ask(llm, text), ["1", "2"])
-        thread = threading.Thread(target=lambda: found.append(ask(llm, "3")))
+            answers += pool.map(lambda text: ask(llm, text), ["1", "2"])
+        thread = threading.Thread(target=lambda: answers.append(ask(llm, "3")))
         thread.start()
         thread.join()
-    return float(len(found))
+    return float(len(answers))
 
 
 def catches_and_hides(task: dict[str, Any], llm: Any) -> float:
@@ -220,7 +220,7 @@ POOLS: list[ProcessPoolExecutor] = []
 
 
 def keeps_a_pool(task: dict[str, Any]) -> float:
-    """Tells of its workers, and how they are started where nobody says."""
+    """Write the process ids of a pool and the default start method."""
     if not POOLS:
         POOLS.append(ProcessPoolExecutor(2))
     assert sum(POOLS[0].map(abs, [-1, 1])) == 2

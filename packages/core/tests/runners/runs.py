@@ -1,4 +1,4 @@
-"""Runs of apps by one runner, in this process."""
+"""Helpers that run apps with one runner in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import (
     Attempt,
     Mode,
@@ -76,7 +77,7 @@ async def reaches(store: Store, status: RolloutStatus, number: int = 1) -> None:
 
 
 async def run_one(store: Store, app: Any, task: Any, **config: Any) -> Attempt:
-    """The attempt of one rollout."""
+    """Run one rollout and return its attempt."""
     await enqueue(store, [task])
     async with running(store, app, **config):
         await finished(store)

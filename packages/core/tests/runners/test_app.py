@@ -1,4 +1,4 @@
-"""Apps: what they may ask for, and how they travel."""
+"""Apps: injected arguments and import references."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plain(task: Any) -> Any:
 
 @rollout
 def marked(task: Any, llm: Any) -> Any:
-    """Asks the model."""
+    """Ask the model."""
     return task, llm.model
 
 
@@ -76,7 +76,7 @@ def test_a_resource_goes_to_the_argument_of_its_name() -> None:
     assert App(lambda hello, task: (task, hello)).call(INPUTS) == ({"q": 1}, hello)
     assert App(lambda question, *, hello: (question, hello)).call(INPUTS) == ({"q": 1}, hello)
     assert App(lambda question, hello, /: (question, hello)).call(INPUTS) == ({"q": 1}, hello)
-    # one with a default gets it too, and keeps its default where there is none of its name
+    # an argument with a default gets it too, and keeps the default without such a resource
     assert App(lambda task, hello=None, other=7: (hello, other)).call(INPUTS) == (hello, 7)
 
 
@@ -89,8 +89,8 @@ def test_a_prompt_called_prompt_is_that_one() -> None:
 
 def test_no_resource_takes_the_place_of_what_every_attempt_has() -> None:
     inputs = Inputs(INPUTS.rollout, {"task": PROMPT, "rollout": PROMPT})
-    task, given = App(lambda task, rollout: (task, rollout)).call(inputs)
-    assert (task, given) == ({"q": 1}, INPUTS.rollout)
+    task, injected_rollout = App(lambda task, rollout: (task, rollout)).call(inputs)
+    assert (task, injected_rollout) == ({"q": 1}, INPUTS.rollout)
 
 
 def test_which_prompts_an_app_takes() -> None:
@@ -111,7 +111,7 @@ def test_which_prompts_an_app_takes() -> None:
 
 def test_a_marked_app_stays_what_it_was() -> None:
     assert marked({"q": 2}, INPUTS.llm) == ({"q": 2}, "m")
-    assert (marked.__name__, marked.__doc__) == ("marked", "Asks the model.")
+    assert (marked.__name__, marked.__doc__) == ("marked", "Ask the model.")
     assert as_app(marked) is marked
     assert (as_app(marked).is_async, as_app(marked_async).is_async) == (False, True)
 
@@ -150,7 +150,7 @@ def test_objects_cannot_travel() -> None:
 
 
 def test_methods_cannot_travel() -> None:
-    """Their name would import a function that takes the task for its object."""
+    """Imported by name, a method would take the task for its object."""
 
     class Team:
         def answer(self, task: Any) -> float:

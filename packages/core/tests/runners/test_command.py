@@ -1,4 +1,4 @@
-"""Command: what it refuses, what its programs find, what their endings mean, how they end."""
+"""Command: invalid options, environment, rewards, and the end of programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightspan.runners.app import App, as_app, load_app
 from lightspan.runners.command.command import check_served
 from lightspan.runners.command.environment import program_environment
 from lightspan.runners.command.process import Ended, Tail, Watchdog, guarding, run_program
-from lightspan.runners.command.reward import ProgramError, complaint, last_line, shown
+from lightspan.runners.command.reward import ProgramError, last_error, last_line, printable
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import parse_reward
@@ -36,14 +36,14 @@ def shell(script: str, **options: Any) -> Command:
     return Command(["sh", "-c", script], **options)
 
 
-def tail(text: str | bytes, kept: int = 8192) -> Tail:
-    found = Tail(kept)
-    found.add(text if isinstance(text, bytes) else text.encode())
-    return found
+def tail(text: str | bytes, limit: int = 8192) -> Tail:
+    written = Tail(limit)
+    written.add(text if isinstance(text, bytes) else text.encode())
+    return written
 
 
 async def outcome(command: Command, task: Any = None) -> tuple[Outcome, str]:
-    """How the program failed."""
+    """Return the outcome and message of a program that fails."""
     with pytest.raises(ProgramError) as failed:
         await command(task)
     return failed.value.outcome, str(failed.value)
@@ -70,10 +70,10 @@ def alive(pid: int) -> bool:
         ({"arguments": ["a", 5]}, "arguments of a command holds 5: each must be a text"),
         ({"arguments": ["a\0b"]}, "each must be a text"),
         ({"arguments": ["\udc80"]}, "each must be a text"),
-        ({"task": "stdin"}, "task='stdin' of a command: use file or environment"),
-        ({"reward": "stdout"}, "reward='stdout' of a command: use last_line or exit"),
-        ({"timeout_s": 0}, "timeout_s=0 of a command must be above 0, or None"),
-        ({"timeout_s": math.nan}, "timeout_s=nan of a command must be above 0"),
+        ({"task": "stdin"}, "task='stdin': use one of 'file', 'environment'"),
+        ({"reward": "stdout"}, "reward='stdout': use one of 'last_line', 'exit'"),
+        ({"timeout_s": 0}, "timeout_s=0 must be a finite number above 0"),
+        ({"timeout_s": math.nan}, "timeout_s=nan must be a finite number above 0"),
         ({"env": {"OPENAI_BASE_URL": "x"}}, "cannot set 'OPENAI_BASE_URL': lightspan sets it"),
         ({"env": {"ANTHROPIC_BASE_URL": "x"}}, "cannot set 'ANTHROPIC_BASE_URL': lightspan sets"),
         ({"env": {"LIGHTSPAN_STORE": "x"}}, "cannot set 'LIGHTSPAN_STORE'"),
@@ -95,7 +95,7 @@ def test_one_agent_is_a_list_of_one() -> None:
 @given(
     st.builds(
         Command,
-        st.lists(st.text(TEXTS), min_size=1).filter(lambda found: bool(found[0])),
+        st.lists(st.text(TEXTS), min_size=1).filter(lambda arguments: bool(arguments[0])),
         task=st.sampled_from(["file", "environment"]),
         reward=st.sampled_from(["last_line", "exit"]),
         timeout_s=st.none() | st.floats(0.1, 1e6),
@@ -124,7 +124,7 @@ def test_an_app_made_of_a_command() -> None:
 
 
 def test_a_command_may_stand_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`lightspan dev my_app:command`."""
+    """As in `lightspan dev my_app:command`."""
     module = types.ModuleType("module_of_commands")
     vars(module).update(good=shell("echo 1"), bad=Command(["no-such-program"]))
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -189,21 +189,21 @@ def test_the_environment_is_the_users_without_secrets_of_ours() -> None:
 
 
 def test_an_auth_token_of_the_users_is_not_handed_on() -> None:
-    """Anthropic's clients send it, the older ones beside the key."""
+    """Anthropic's clients send it, older ones in addition to the key."""
     scope = AttemptContext(
         rollout_id="r", attempt_id="a", gateway_url="http://h:9", call_token="the-token"
     )
     for inherited in ({"ANTHROPIC_AUTH_TOKEN": "users"}, {}):
-        found = program_environment(inherited, {}, scope, "", {})
-        assert found.get("ANTHROPIC_AUTH_TOKEN") == ("the-token" if inherited else None)
-        assert found["ANTHROPIC_API_KEY"] == "the-token"
+        variables = program_environment(inherited, {}, scope, "", {})
+        assert variables.get("ANTHROPIC_AUTH_TOKEN") == ("the-token" if inherited else None)
+        assert variables["ANTHROPIC_API_KEY"] == "the-token"
 
 
 def test_a_proxy_does_not_stand_before_the_gateway() -> None:
     scope = AttemptContext(rollout_id="r", attempt_id="a", gateway_url="http://[::1]:9")
     with_proxy = {"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "localhost"}
-    found = program_environment(with_proxy, {}, scope, "", {})
-    assert found["no_proxy"] == found["NO_PROXY"] == "localhost,::1"
+    variables = program_environment(with_proxy, {}, scope, "", {})
+    assert variables["no_proxy"] == variables["NO_PROXY"] == "localhost,::1"
     assert "no_proxy" not in program_environment({}, {}, scope, "", {})
 
 
@@ -230,10 +230,10 @@ async def test_the_task_in_a_file_of_its_own() -> None:
 async def test_the_task_in_the_environment() -> None:
     command = shell('test -z "$LIGHTSPAN_TASK_FILE" && echo "$LIGHTSPAN_TASK"', task="environment")
     assert await command({"reward": 0.25}) == {"reward": 0.25}
-    found = await outcome(command, "x" * 140_000)
-    assert found == (
+    failure = await outcome(command, "x" * 140_000)
+    assert failure == (
         Outcome.APP_ERROR,
-        "the task has 140002 bytes, more than fit into an environment variable: give it in a file "
+        "the task has 140002 bytes, more than fit into an environment variable: use a file "
         '(task="file")',
     )
 
@@ -347,7 +347,7 @@ NODE = (
 
 
 @pytest.mark.parametrize(
-    ("stderr", "said"),
+    ("stderr", "expected"),
     [
         ("", ""),
         ("first\nlast\n\n", "last"),
@@ -355,8 +355,8 @@ NODE = (
         ("Traceback:\n  File x\nValueError: y\n", "ValueError: y"),
     ],
 )
-def test_what_a_program_complains_of(stderr: str, said: str) -> None:
-    assert complaint(stderr) == said
+def test_what_a_program_complains_of(stderr: str, expected: str) -> None:
+    assert last_error(stderr) == expected
 
 
 async def test_a_failure_says_what_the_program_complained_of() -> None:
@@ -365,12 +365,12 @@ async def test_a_failure_says_what_the_program_complained_of() -> None:
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20), st.integers(1, 60))
-def test_a_tail_is_the_end(chunks: list[bytes], kept: int) -> None:
-    found, whole = Tail(kept), b"".join(chunks)
+def test_a_tail_is_the_end(chunks: list[bytes], limit: int) -> None:
+    end, whole = Tail(limit), b"".join(chunks)
     for chunk in chunks:
-        found.add(chunk)
-    assert (found.data, found.count) == (whole[-kept:], len(whole))
-    assert found.whole == (found.data == whole)
+        end.add(chunk)
+    assert (end.data, end.count) == (whole[-limit:], len(whole))
+    assert end.is_whole == (end.data == whole)
 
 
 def test_lines_that_are_not_kept_whole() -> None:
@@ -383,8 +383,8 @@ def test_lines_that_are_not_kept_whole() -> None:
 
 def test_output_is_shown_without_terminal_codes_and_without_the_token() -> None:
     written = tail(b"\x1b[31mred\r\n\xff\0 key=secret-token\n")
-    assert shown(written, "secret-token") == "\\x1b[31mred\n\ufffd\\x00 key=<call token>\n"
-    assert shown(tail("x" * 30, 10)) == "[20 bytes before this are not kept]\nxxxxxxxxxx"
+    assert printable(written, "secret-token") == "\\x1b[31mred\n\ufffd\\x00 key=<call token>\n"
+    assert printable(tail("x" * 30, 10)) == "[20 bytes before this are not kept]\nxxxxxxxxxx"
 
 
 # --- how it ends --------------------------------------------------------------------------------
@@ -398,9 +398,9 @@ while :; do sleep 0.1; done
 
 @pytest.fixture
 def watchdog() -> Any:
-    made = Watchdog()
-    yield made
-    made.close()
+    watchdog_process = Watchdog()
+    yield watchdog_process
+    watchdog_process.close()
 
 
 async def stubborn(watchdog: Watchdog, folder: Path) -> Ended:
@@ -442,7 +442,7 @@ async def test_cancelling_ends_a_grandchild_that_ignores_sigterm(tmp_path: Path)
 
 
 async def test_cancelling_twice_kills_at_once(watchdog: Watchdog, tmp_path: Path) -> None:
-    """Nobody waits for the grace, which is longer than the test may take."""
+    """The second cancellation does not wait for the grace period, which is longer than the test."""
     running = asyncio.create_task(stubborn(watchdog, tmp_path))
     pid = await grandchild(tmp_path)
     for _ in range(2):
@@ -466,7 +466,7 @@ async def test_a_program_that_ends_on_sigterm_has_time_to(tmp_path: Path) -> Non
 
 
 async def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path) -> None:
-    """It holds stdout open, too: nobody waits for it."""
+    """Such a process holds stdout open, which must not delay the end."""
     script = "sh -c 'echo $$ > grandchild; sleep 600' & until [ -s grandchild ]; do :; done; echo 1"
     assert await shell(script, cwd=tmp_path)(None) == 1.0
     pid = await grandchild(tmp_path)
@@ -504,7 +504,7 @@ async def test_huge_and_binary_output_is_bounded() -> None:
 
 
 async def test_many_at_once_do_not_wait_for_one_another(tmp_path: Path) -> None:
-    """Each waits until all have begun."""
+    """Each program waits until all have started."""
     script = f'echo > "{tmp_path}/$LIGHTSPAN_TASK"; ' + (
         f'while [ "$(ls {tmp_path} | wc -l)" -lt 24 ]; do sleep 0.1; done; echo "$LIGHTSPAN_TASK"'
     )
@@ -514,12 +514,12 @@ async def test_many_at_once_do_not_wait_for_one_another(tmp_path: Path) -> None:
 
 
 async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no failure of the program."""
+    """It counts as infrastructure, not as a failure of the program."""
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_: Any, **options: Any) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("lightspan.runners.command.process._start", refuse)
+    monkeypatch.setattr("subprocess.Popen", refuse)
     what, text = await outcome(shell("echo 1"))
     assert what is Outcome.INFRASTRUCTURE
     assert "could not be started: [Errno 11] Resource temporarily unavailable" in text
@@ -547,7 +547,7 @@ async def test_attempts_share_a_watchdog_while_a_runner_works() -> None:
 async def test_a_dead_watchdog_is_replaced() -> None:
     async with guarding() as first:
         os.kill(first.pid, signal.SIGKILL)
-        await until(lambda: not first.alive)
+        await until(lambda: not first.is_alive)
         assert await shell("echo 1")(None) == 1.0
         async with guarding() as second:
             assert second is not first
@@ -556,18 +556,18 @@ async def test_a_dead_watchdog_is_replaced() -> None:
 
 
 async def test_the_watchdog_ends_what_is_left(watchdog: Watchdog, tmp_path: Path) -> None:
-    """As if this process had died: its end of the pipe closes, with a program under way."""
+    """Close the pipe with a program under way, as if this process had died."""
     (watchdog.folder / "task.json").write_text("{}")
     program = asyncio.create_task(stubborn(watchdog, tmp_path))
     pid = await grandchild(tmp_path)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(watchdog.pid, name)  # which it does not hear
+        os.kill(watchdog.pid, name)  # which the watchdog blocks
     pipe, watchdog.pipe = watchdog.pipe, os.open(os.devnull, os.O_WRONLY)
-    assert watchdog.alive
+    assert watchdog.is_alive
     os.close(pipe)
     assert (await program).status == -signal.SIGKILL
     await until(lambda: not alive(pid))
-    await until(lambda: not watchdog.alive)
+    await until(lambda: not watchdog.is_alive)
     assert not watchdog.folder.exists()
 
 
@@ -578,7 +578,7 @@ def test_agents_that_nobody_answers() -> None:
     check_served(routing, ["writer", "team/writer"])
     message = (
         r"the command's agents \['planner'\] are neither optimised nor frozen to a model, so "
-        r"lightspan's endpoint refuses their calls: say frozen=\"base\", \"shared\" or an LLM"
+        r"lightspan's endpoint refuses their calls: set frozen=\"base\", \"shared\" or an LLM"
     )
     with pytest.raises(ConfigError, match=message):
         check_served(routing, ["planner", "writer"])

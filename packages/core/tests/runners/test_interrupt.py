@@ -1,4 +1,4 @@
-"""Ctrl-C: a first one closes what runs, a second one ends the process; no other is left."""
+"""Ctrl-C: the first closes what runs, the second ends the process; no child process is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Run = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Starts a script, to be read."""
+    """Start a script with its stdout piped."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def until_line(process: subprocess.Popen[str], word: str) -> None:
-    """Read what it prints up to a line that begins with this word."""
+    """Read lines until one begins with this word."""
     lines: list[str] = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -62,7 +62,7 @@ def until_line(process: subprocess.Popen[str], word: str) -> None:
 
 
 async def interrupted(events: list[str]) -> None:
-    """Interrupts the process, and notes that it could close."""
+    """Interrupt the process, and record that it could close."""
     try:
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(1000)
@@ -73,7 +73,7 @@ async def interrupted(events: list[str]) -> None:
 
 @pytest.mark.parametrize("where", ["script", "notebook"])
 def test_a_first_one_closes_and_changes_no_handler(where: str) -> None:
-    """In a notebook the kernel lives."""
+    """In a notebook the kernel survives."""
     events: list[str] = []
 
     def in_script() -> None:
@@ -118,14 +118,14 @@ run_sync(work())
 
 @pytest.mark.parametrize("wait", ["asyncio.sleep(1000)", "asyncio.to_thread(time.sleep, 1000)"])
 def test_a_second_one_ends_what_does_not_close(run: Run, wait: str) -> None:
-    """A thread that does not end held `asyncio.run` for ever, whatever was raised in the loop."""
+    """A thread that does not end blocks `asyncio.run` for ever, whatever is raised in the loop."""
     process = run(CLOSING.replace("WAIT", wait))
     until_line(process, "working")
     process.send_signal(signal.SIGINT)
     until_line(process, "closing")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT  # 130, as a shell has it
+    assert process.returncode == -signal.SIGINT  # 130 in a shell
 
 
 RUNNERS = """
@@ -167,7 +167,9 @@ def test_no_process_is_left_whatever_an_app_does(
     until_line(process, "working")
     asyncio.run(until(note.exists))
     started = psutil.Process(process.pid).children(recursive=True)
-    assert len(started) == (3 if kind == "runs a program" else 2)  # with multiprocessing's tracker
+    assert len(started) == (
+        3 if kind == "runs a program" else 2
+    )  # including multiprocessing's resource tracker
     process.send_signal(signal.SIGINT)
     until_line(process, "closing")
     if times == 2:
@@ -180,14 +182,14 @@ def test_no_process_is_left_whatever_an_app_does(
 
 def _has_ended(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)  # nobody has asked how it ended
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
 
 async def test_who_is_cancelled_while_it_stops_has_told_its_processes(tmp_path: Path) -> None:
-    """A closing that was cancelled closed the gateway and left the runners at work, which lost one
-    rollout after another."""
+    """Otherwise a cancelled close would leave runners at work without a gateway, which would lose
+    one rollout after another."""
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         runners = LocalRunners(1)
         plan = RunnerPlan(store_url=store.url, app="runner_apps:returns", sys_path=[HERE])

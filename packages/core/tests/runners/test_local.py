@@ -1,4 +1,4 @@
-"""Runner processes: started, fed, replaced, ended."""
+"""Runner processes: start, work, replacement, end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import pytest
 
 from lightspan.errors import AppError, ConfigError, LightspanError, StoreError
 from lightspan.runners import local
-from lightspan.runners.local import LocalRunners, _without_interrupts
+from lightspan.runners.command.process import blocked_signals
+from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
 from lightspan.schema.records import (
     AttemptStatus,
@@ -49,7 +50,7 @@ Make = Callable[..., LocalRunners]
 
 @pytest.fixture(params=["this environment", pytest.param("the app's own", marks=pytest.mark.long)])
 def make(request: pytest.FixtureRequest) -> Make:
-    """Makes runners of the tests' interpreter, and of one without anything but core."""
+    """Return a factory of runners of this interpreter, or of one with core only."""
     if request.param == "this environment":
         return LocalRunners
     python = request.getfixturevalue("app_python")
@@ -69,8 +70,8 @@ async def enqueue(store: Store, tasks: list[Any], first: int = 0, **fields: Any)
     )
 
 
-def test_a_process_that_starts_hears_no_ctrl_c() -> None:
-    with _without_interrupts():
+def test_signals_are_blocked_in_the_block_only() -> None:
+    with blocked_signals(signal.SIGINT):
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
@@ -78,29 +79,29 @@ def test_a_process_that_starts_hears_no_ctrl_c() -> None:
 async def test_a_start_that_is_given_up_leaves_no_process(
     store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An app may take long to import, or for ever."""
+    """The import of the app never ends."""
     source = "import os, time\nopen(os.environ['SEEN'], 'w').write(str(os.getpid()))\n"
     (tmp_path / "sleeping_app.py").write_text(f"{source}time.sleep(600)\n")
-    seen = tmp_path / "seen"
-    monkeypatch.setenv("SEEN", str(seen))
+    marker = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(marker))
     runners = make(1)
     if runners.python is not None:
         runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    told = plan(store, "sleeping_app:answer")
-    told.sys_path.append(str(tmp_path))
-    starting = asyncio.create_task(runners.start(told))
-    await until(lambda: seen.exists() and seen.read_text() != "")
+    sleeping_plan = plan(store, "sleeping_app:answer")
+    sleeping_plan.sys_path.append(str(tmp_path))
+    starting = asyncio.create_task(runners.start(sleeping_plan))
+    await until(lambda: marker.exists() and marker.read_text() != "")
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    await until(lambda: not Path(f"/proc/{seen.read_text()}").exists())
+    await until(lambda: not Path(f"/proc/{marker.read_text()}").exists())
     await runners.stop()
 
 
 async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
     store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The app takes long to import the second time."""
+    """The second import of the app never ends."""
     (tmp_path / "slow_app.py").write_text(
         "import os, pathlib, time\n"
         "seen = pathlib.Path(os.environ['SEEN'])\n"
@@ -111,25 +112,25 @@ async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
         "def answer(task):\n"
         "    return 1.0\n"
     )
-    seen = tmp_path / "seen"
-    monkeypatch.setenv("SEEN", str(seen))
+    marker = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(marker))
     runners = make(1)
     if runners.python is not None:
         runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    told = plan(store, "slow_app:answer")
-    told.sys_path.append(str(tmp_path))
-    await runners.start(told)
+    sleeping_plan = plan(store, "slow_app:answer")
+    sleeping_plan.sys_path.append(str(tmp_path))
+    await runners.start(sleeping_plan)
     os.kill(runners.pids[0], signal.SIGKILL)
-    await until(seen.read_text)
+    await until(marker.read_text)
     await runners.stop()
-    assert not Path(f"/proc/{seen.read_text()}").exists()
+    assert not Path(f"/proc/{marker.read_text()}").exists()
 
 
 @pytest.mark.parametrize("how", ["stop", "drain"])
 async def test_pools_of_processes_end_with_their_runner(
     store: Store, make: Make, tmp_path: Path, how: str
 ) -> None:
-    """They are started as the app's platform does."""
+    """The pools have the platform's default start method."""
     marker = tmp_path / "marker"
     await enqueue(store, [{"marker": str(marker)}])
     async with started(make(1), plan(store, "runner_apps:keeps_a_pool")) as runners:
@@ -174,14 +175,14 @@ async def test_processes_share_the_work(
     store: Store, make: Make, slots: int, processes: int
 ) -> None:
     await enqueue(store, [{"seconds": 0.01}] * 30)
-    made = make(slots, processes=processes)
-    async with started(made, plan(store, "runner_apps:sleeps")) as runners:
+    runners_of_test = make(slots, processes=processes)
+    async with started(runners_of_test, plan(store, "runner_apps:sleeps")) as runners:
         pids = runners.pids
         states = await finished(store, runners)
     assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
     attempts = await store.attempts([f"ro-{n}" for n in range(30)])
-    found = {int(a.reward.value) for a in attempts if a.reward and a.reward.value}
-    assert found <= set(pids)
+    users = {int(a.reward.value) for a in attempts if a.reward and a.reward.value}
+    assert users <= set(pids)
     assert len(pids) == processes
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -189,11 +190,11 @@ async def test_processes_share_the_work(
 
 
 async def test_every_attempt_its_process(store: Store, make: Make) -> None:
-    """With the call token in the environment, and children allowed."""
+    """The call token is in the environment, and child processes are allowed."""
     resources = await store.put_resources({"routing": Routing(gateway_url="http://127.0.0.1:9")})
     await enqueue(store, [{}, {}], resources_id=resources)
-    made = make(2, isolation="process")
-    async with started(made, plan(store, "runner_apps:shows_environment")) as runners:
+    runners_of_test = make(2, isolation="process")
+    async with started(runners_of_test, plan(store, "runner_apps:shows_environment")) as runners:
         assert len(runners.pids) == 2
         await finished(store, runners)
     attempts = await store.attempts(["ro-0", "ro-1"])
@@ -203,7 +204,7 @@ async def test_every_attempt_its_process(store: Store, make: Make) -> None:
 
 
 async def test_a_stuck_process_is_replaced(store: Store, make: Make) -> None:
-    """A sync app that never returns costs its process, not the run; time and again."""
+    """A sync app that never returns ends its process, not the run, and may do so repeatedly."""
     await enqueue(store, [{"seconds": 600}] * 3, timeout_s=0.3)
     await enqueue(store, [{"seconds": 0}], first=3)
     async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
@@ -217,13 +218,13 @@ async def test_a_stuck_process_is_replaced(store: Store, make: Make) -> None:
 
 
 async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_path: Path) -> None:
-    """Its one attempt uses up a try, and the next one succeeds."""
+    """Its only attempt uses up a try, and the next one succeeds."""
     await enqueue(store, [{"marker": str(tmp_path / "died")}])
     async with started(make(1), plan(store, "runner_apps:kills_itself")) as runners:
         [state] = await finished(store, runners)
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.SUCCEEDED, 1)
-    lost, done = await store.attempts(["ro-0"])
-    assert (lost.status, lost.message) == (
+    first, done = await store.attempts(["ro-0"])
+    assert (first.status, first.message) == (
         AttemptStatus.LOST,
         "only this attempt ran (rollout ro-0, task t0) when the runner's process died by signal 9 "
         "(SIGKILL)",
@@ -234,27 +235,27 @@ async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_pat
 async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the process had under way ends with its lease."""
+    """The attempt of the process ends with its lease."""
 
-    async def away(*given: Any) -> Any:
+    async def away(*args: Any) -> Any:
         raise StoreError("the store cannot be reached")
 
-    monkeypatch.setattr(local, "bury", away)
+    monkeypatch.setattr(local, "requeue_attempts", away)
     await enqueue(store, [{"marker": str(tmp_path / "died")}])
-    made = plan(store, "runner_apps:kills_itself", lease_s=1.0)
-    async with started(LocalRunners(1), made) as runners:
+    app_plan = plan(store, "runner_apps:kills_itself", lease_s=1.0)
+    async with started(LocalRunners(1), app_plan) as runners:
         while (await store.count()) != {RolloutStatus.SUCCEEDED: 1}:
             runners.check()
             await store.expire()
             await asyncio.sleep(0.01)
-    lost, done = await store.attempts(["ro-0"])
-    assert (lost.status, done.reward) == (AttemptStatus.LOST, Reward(1.0))
+    first, done = await store.attempts(["ro-0"])
+    assert (first.status, done.reward) == (AttemptStatus.LOST, Reward(1.0))
     assert "end with their leases: the store cannot be reached" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 async def test_an_app_whose_own_task_ends_the_program(store: Store, make: Make, kind: str) -> None:
-    """It costs its own attempt, at once; its neighbours and the process go on."""
+    """Its attempt fails at once; the other attempts and the process go on."""
     await enqueue(store, [{"kind": "none"}, {"kind": kind}, {"kind": "none"}])
     app = "runner_apps:ends_in_a_task_of_its_own"
     async with started(make(2), plan(store, app)) as runners:
@@ -282,13 +283,13 @@ async def test_a_process_that_cannot_read_its_orders_is_replaced(
 async def test_processes_that_keep_dying(
     store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before they have run anything: the app itself cannot start, and no task is to blame."""
+    """They die before they have claimed anything, so the app itself cannot start."""
     monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 2)
     monkeypatch.setattr("lightspan.runners.local.QUICK_S", 600.0)
     (tmp_path / "dying_app.py").write_text(
         "import os, threading, time\n"
         "def die():\n"
-        "    while not any(one.name == 'lightspan-guard' for one in threading.enumerate()):\n"
+        "    while not any(one.name == 'lightspan-watchdog' for one in threading.enumerate()):\n"
         "        time.sleep(0.01)\n"
         "    os.kill(os.getpid(), 9)\n"
         "threading.Thread(target=die, daemon=True).start()\n"
@@ -298,14 +299,14 @@ async def test_processes_that_keep_dying(
     runners = make(1)
     if runners.python is not None:
         runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    told = plan(store, "dying_app:answer")
-    told.sys_path.append(str(tmp_path))
+    dying_plan = plan(store, "dying_app:answer")
+    dying_plan.sys_path.append(str(tmp_path))
     message = (
         r"died 2 times within 600 s of starting, before they ran anything \(the last one died by "
         r"signal 9 \(SIGKILL\)\); run the app alone to see why"
     )
     await enqueue(store, [{}], run_id="another")
-    async with started(runners, msgspec.structs.replace(told, run_id="mine")):
+    async with started(runners, msgspec.structs.replace(dying_plan, run_id="mine")):
         with pytest.raises(LightspanError, match=message):
             await finished(store, runners)
 
@@ -313,7 +314,7 @@ async def test_processes_that_keep_dying(
 async def test_a_task_that_kills_its_process_ends_no_run(
     store: Store, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often: it is lost after its tries, and what follows is run."""
+    """The rollout is lost after its tries, and later ones are run."""
     monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 2)
     await enqueue(store, [{"dies": True}], max_infrastructure_tries=4)
     await enqueue(store, [{"dies": False}], first=1)
@@ -349,5 +350,5 @@ def test_settings_that_make_no_sense() -> None:
         LocalRunners("8")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"processes=2\.5 must be a whole number"):
         LocalRunners(2, processes=2.5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match='"thread" or "process", not \'cage\''):
+    with pytest.raises(ConfigError, match="isolation='cage': use one of 'thread', 'process'"):
         LocalRunners(1, isolation="cage")

@@ -1,4 +1,4 @@
-"""Apps that block, hang or kill their process cost their own attempt, and no other's."""
+"""Apps that block, hang or kill their process lose their own attempt only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from lightspan.runners.app import App
-from lightspan.runners.loop_watchdog import Guard
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.loop_watchdog import LoopWatchdog
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import (
     AttemptStatus,
     Outcome,
@@ -75,7 +76,7 @@ async def test_what_is_left_behind_blocks_no_later_rollout(store: Store, tmp_pat
 async def test_an_app_that_blocks_its_loop(
     store: Store, tmp_path: Path, kind: str, sources: list[str], function: str
 ) -> None:
-    """It has timed out; its neighbours go on in another process, and use up no try."""
+    """It times out; the other attempts go on in another process, and use up no try."""
     neighbours = [rollout(number, "neighbour", tmp_path, timeout_s=600) for number in (1, 2)]
     await store.enqueue([rollout(0, kind, tmp_path, timeout_s=TIMEOUT_S), *neighbours])
     async with runners_of(store, "blocks") as runners:
@@ -124,7 +125,7 @@ async def test_leases_are_kept_while_the_loop_is_blocked(store: Store, tmp_path:
     async with runners_of(store, "blocks_for_a_while", lease_s=1.5) as runners:
         await until((tmp_path / "marker-0").exists)
         before = (await attempt_of(store, 0)).lease_until
-        while (await attempt_of(store, 0)).lease_until < before + 2:  # more than a lease
+        while (await attempt_of(store, 0)).lease_until < before + 2:  # longer than a lease
             assert await store.expire() == 0
             await asyncio.sleep(0.05)
         for number in (1, 2):
@@ -135,7 +136,7 @@ async def test_leases_are_kept_while_the_loop_is_blocked(store: Store, tmp_path:
 
 
 async def test_an_app_that_goes_on_when_it_is_cancelled(store: Store, tmp_path: Path) -> None:
-    """Its neighbours end where they are; what comes after has another process."""
+    """The other attempts end in the same process; later ones run in another."""
     await store.enqueue(
         [
             rollout(0, "swallows", tmp_path, timeout_s=TIMEOUT_S),
@@ -166,21 +167,21 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Once: nothing says that it must end, and its neighbours wait."""
+    """It is named in one warning, because it has no time limit and the other attempts wait."""
     monkeypatch.setattr("lightspan.runners.loop_watchdog.WARN_S", 0.2)
     looks, ended = 0, []
 
     def beat() -> None:
         nonlocal looks
         looks += bool(caplog.records)
-        if looks == 4:  # it was looked at again, and nothing was said
+        if looks == 4:  # checked again without another warning
             (tmp_path / "marker-1").touch()
             (tmp_path / "marker-2").touch()
 
     await store.enqueue([rollout(0, "alone", tmp_path)])
-    config = RunnerConfig(slots=1, grace_s=0.1, guarded=True)
+    config = RunnerConfig(slots=1, grace_s=0.1, has_watchdog=True)
     runner = Runner(store, App(apps.blocks_for_a_while), config)
-    async with Guard(runner, store.url, beat, ended.append):
+    async with LoopWatchdog(runner, store.url, beat, ended.append):
         working = asyncio.create_task(runner.run())
         await reaches(store, RolloutStatus.SUCCEEDED)
         runner.stop()
@@ -197,7 +198,7 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
 
 @pytest.mark.parametrize("at", [0.0, 4e9])
 async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float) -> None:
-    """Leases and limits go on; neither are they over at once, nor never."""
+    """Leases and time limits still run by the real clock."""
     first = rollout(0, "freezes", tmp_path, timeout_s=600)
     first.task["at"] = at
     await store.enqueue([first, rollout(1, "neighbour", tmp_path, timeout_s=600)])
@@ -218,17 +219,17 @@ async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float)
 
 # --- processes ------------------------------------------------------------------------------
 async def test_a_task_that_crashes_its_process(store: Store, tmp_path: Path) -> None:
-    """It is found by running alone what ran in that process; the others are done, for free."""
+    """Attempts of that process are run again, alone; only the task that crashes uses up tries."""
     others = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
     await store.enqueue([rollout(0, "crashes", tmp_path), *others])
     async with runners_of(store, "crashes") as runners:
         states = await finished(store, runners)
     lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
-    found = [(state.status, state.infrastructure_tries) for state in states]
-    assert found == [(lost, 3), (succeeded, 0), (succeeded, 0)]
+    results = [(state.status, state.infrastructure_tries) for state in states]
+    assert results == [(lost, 3), (succeeded, 0), (succeeded, 0)]
     crash = "died by signal 11 (SIGSEGV)"
     shared = (
-        f"it is run again, alone, because it ran beside 2 others when the runner's process {crash}"
+        f"it is run again, alone, because it ran with 2 others when the runner's process {crash}"
     )
     alone = f"only this attempt ran (rollout ro-0, task t0) when the runner's process {crash}"
     guilty = await store.attempts(["ro-0"])
@@ -240,19 +241,18 @@ async def test_a_task_that_crashes_its_process(store: Store, tmp_path: Path) -> 
 
 
 async def test_an_app_that_keeps_the_gil(store: Store, tmp_path: Path) -> None:
-    """No thread of its process runs, so its parent sees it."""
+    """No thread of its process runs, so the parent detects it."""
     others = [rollout(number, "neighbour", tmp_path, timeout_s=600) for number in (1, 2)]
     await store.enqueue([rollout(0, "keeps", tmp_path, max_infrastructure_tries=1), *others])
     async with runners_of(store, "keeps_the_lock", lease_s=3.0) as runners:
         states = await finished(store, runners)
     lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
-    found = [(state.status, state.infrastructure_tries) for state in states]
-    assert found == [(lost, 1), (succeeded, 0), (succeeded, 0)]
+    results = [(state.status, state.infrastructure_tries) for state in states]
+    assert results == [(lost, 1), (succeeded, 0), (succeeded, 0)]
     messages = [re.sub(r"\d+ s,", "5 s,", each.message) for each in await store.attempts(["ro-0"])]
-    silent = "said nothing for 5 s, as if something kept the GIL, and was ended"
+    silent = "sent no heartbeat for 5 s, as if something held the GIL, and was ended"
     assert messages == [
-        "it is run again, alone, because it ran beside 2 others when the runner's process "
-        f"{silent}",
+        f"it is run again, alone, because it ran with 2 others when the runner's process {silent}",
         f"only this attempt ran (rollout ro-0, task t0) when the runner's process {silent}",
     ]
 
@@ -275,10 +275,10 @@ async def test_a_task_that_ends_its_process(
     async with runners_of(store, "crashes") as runners:
         states = await finished(store, runners)
     lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
-    found = [(state.status, state.infrastructure_tries) for state in states]
-    assert found == [(lost, 1), (succeeded, 0), (succeeded, 0)]
+    results = [(state.status, state.infrastructure_tries) for state in states]
+    assert results == [(lost, 1), (succeeded, 0), (succeeded, 0)]
     assert [attempt.message for attempt in await store.attempts(["ro-0"])] == [
-        f"it is run again, alone, because it ran beside 2 others when the runner's process {how}",
+        f"it is run again, alone, because it ran with 2 others when the runner's process {how}",
         f"only this attempt ran (rollout ro-0, task t0) when the runner's process {how}",
     ]
 
@@ -286,7 +286,7 @@ async def test_a_task_that_ends_its_process(
 @pytest.mark.parametrize("app", ["harms", "harms_async"])
 @pytest.mark.parametrize("kind", list(apps.HARMLESS))
 async def test_what_does_no_harm(store: Store, tmp_path: Path, app: str, kind: str) -> None:
-    """The app, its neighbours and what comes after end in the same process, each once."""
+    """All attempts end in the same process, each once."""
     kinds = [kind, "neighbour", "neighbour", "after"]
     tasks = [rollout(number, each, tmp_path) for number, each in enumerate(kinds)]
     for each in tasks:
@@ -302,7 +302,7 @@ async def test_what_does_no_harm(store: Store, tmp_path: Path, app: str, kind: s
 
 # --- the end --------------------------------------------------------------------------------
 async def test_a_process_that_dies_while_runners_are_drained(store: Store, tmp_path: Path) -> None:
-    """Its attempts are queued again at once, not when their leases end."""
+    """Its attempts are requeued at once, not when their leases end."""
     both = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
     await store.enqueue(both)
     async with runners_of(store, "crashes", slots=2, lease_s=3600) as runners:
@@ -323,17 +323,17 @@ async def test_a_process_that_dies_while_runners_are_drained(store: Store, tmp_p
 async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = asyncio.Event()
+    reading = asyncio.Event()
 
     async def never(*_: Any) -> Any:
-        asked.set()
+        reading.set()
         await asyncio.sleep(3600)
 
     await store.enqueue([rollout(0, "never", tmp_path)])
     runner = Runner(store, App(apps.waits_once))
     monkeypatch.setattr(runner, "resources_of", never)
     working = asyncio.create_task(runner.run())
-    await asked.wait()
+    await reading.wait()
     runner.abort()
     await working
     [state] = await store.rollouts()

@@ -1,4 +1,4 @@
-"""How each ending of an app is classified, and what it returns."""
+"""Outcomes and rewards of what apps return and raise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import lightspan
 from lightspan.capture import emit
 from lightspan.capture.context import current_agent
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import (
@@ -127,7 +128,7 @@ async def test_an_app_that_fails(store: Store, app: str, task: Any, message: str
     ],
 )
 async def test_exceptions_that_futures_treat_apart(store: Store, app: str, kind: str) -> None:
-    """A future takes no StopIteration, and GeneratorExit is how a coroutine is closed."""
+    """A future accepts no StopIteration, and GeneratorExit closes a coroutine."""
     message = f"{kind}: by the app"
     if kind == "StopIteration" and app in ("raises_builtin_async", "raises_builtin_later"):
         message = "RuntimeError: coroutine raised StopIteration"  # Python's own (PEP 479)
@@ -218,7 +219,7 @@ async def test_damage_of_fifty_million_characters(store: Store) -> None:
 
 
 async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the process's environment, of an endpoint, of the attempt, and what follows Bearer."""
+    """Keys of the environment, of an endpoint and of the attempt, and tokens after Bearer."""
     monkeypatch.setenv("SEARCH_API_KEY", "search-5e8f1c")
     monkeypatch.setenv("UPSTREAM", "upstream-77ab")
     endpoint = LLM(base_url="http://127.0.0.1:9", model="m", api_key_env="UPSTREAM")
@@ -270,7 +271,7 @@ async def test_an_async_app_that_takes_too_long(store: Store) -> None:
 
 
 async def test_a_sync_app_that_takes_too_long_ends_the_runner(store: Store) -> None:
-    """Its thread cannot be ended: nothing more is claimed, the process is replaced."""
+    """Its thread cannot be ended, so nothing more is claimed, and the process is replaced."""
     await enqueue(store, [{"seconds": 0.3}, {"seconds": 0.3}], timeout_s=0.01)
     runner = Runner(store, App(apps.sleeps), RunnerConfig(slots=1))
     await runner.run()

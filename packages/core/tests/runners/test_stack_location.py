@@ -1,11 +1,11 @@
-"""Where a program is, in words."""
+"""Descriptions of stack locations."""
 
 from __future__ import annotations
 
 import sys
 from types import FrameType, FunctionType
 
-from lightspan.runners.stack_location import in_words, of_frame
+from lightspan.runners.stack_location import describe_stack, frame_stack
 
 
 def _here() -> FrameType:
@@ -13,11 +13,10 @@ def _here() -> FrameType:
 
 
 def test_a_frame_that_is_at_no_line() -> None:
-    """Another thread may be looked at between two lines; the guard that looked ended its process,
-    and the attempt in it was lost."""
+    """A frame of another thread may be between two lines, which must not end the watchdog."""
     code = _here.__code__.replace(co_linetable=b"")
     frame = FunctionType(code, globals())()
     assert frame.f_lineno is None
     first = code.co_firstlineno
-    said = f"`def _here() -> FrameType:` at test_stack_location.py:{first} in _here"
-    assert in_words(list(of_frame(frame))) == said
+    expected = f"`def _here() -> FrameType:` at test_stack_location.py:{first} in _here"
+    assert describe_stack(frame_stack(frame)) == expected

@@ -1,4 +1,4 @@
-"""Runners of this machine pass the suite of runners."""
+"""`LocalRunners` pass the suite of runners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runner that finds nothing to claim waits for the store to say that there is something."""
+"""A runner without work waits until the store reports some."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import Claim, Outcome, RolloutStatus
 from lightspan.stores.memory import MemoryStore
 from lightspan_testing.wait import until
@@ -20,26 +21,26 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 
 class Observed(MemoryStore):
-    """Notes what a runner asks."""
+    """A store that records the requests of a runner."""
 
     says_work = False
-    """Always, whether there is any."""
+    """Report work even if there is none."""
     fails = 0
-    """So many times, when it is asked for work."""
+    """Number of polls for work that fail."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[object] = []
+        self.requests: list[object] = []
 
     async def claim(self, *args: Any, **named: Any) -> list[Claim]:
         claims = await super().claim(*args, **named)
-        self.asked.append([claim.rollout.rollout_id for claim in claims])
+        self.requests.append([claim.rollout.rollout_id for claim in claims])
         return claims
 
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
-        self.asked.append(("work of", run_ids, timeout_s))
+        self.requests.append(("work of", run_ids, timeout_s))
         if self.fails:
             self.fails -= 1
             raise StoreError("out of reach")
@@ -53,27 +54,27 @@ async def observed() -> AsyncIterator[Observed]:
 
 
 class Slow(MemoryStore):
-    """Answers a claim late: it has been made by then."""
+    """A store that answers a claim only after it was made."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made = asyncio.Event()
+        self.claimed = asyncio.Event()
         self.answers = asyncio.Event()
 
     async def claim(self, *args: Any, **named: Any) -> list[Claim]:
         claims = await super().claim(*args, **named)
-        self.made.set()
+        self.claimed.set()
         await self.answers.wait()
         return claims
 
 
 async def test_what_is_claimed_while_a_runner_ends_is_given_back() -> None:
-    """At once, and not when its lease ends, though the answer comes after the order to end."""
+    """At once, not when its lease ends, although the answer comes after the abort."""
     async with Slow() as store:
         await enqueue(store, [{}, {}])
         runner = Runner(store, App(apps.returns), RunnerConfig(slots=2))
         running = asyncio.create_task(runner.run())
-        await store.made.wait()
+        await store.claimed.wait()
         runner.abort()
         store.answers.set()
         await running
@@ -85,33 +86,34 @@ async def test_what_is_claimed_while_a_runner_ends_is_given_back() -> None:
 
 async def test_an_idle_runner_claims_when_it_is_told_of_work(observed: Observed) -> None:
     async with running(observed, apps.returns):
-        await until(lambda: len(observed.asked) == 2)
+        await until(lambda: len(observed.requests) == 2)
         await enqueue(observed, [{"reward": 1.0}])
         [state] = await finished(observed)
     assert state.status is RolloutStatus.SUCCEEDED
-    assert observed.asked[:3] == [[], ("work of", None, 15.0), ["ro-0"]]
+    assert observed.requests[:3] == [[], ("work of", None, 15.0), ["ro-0"]]
 
 
 async def test_leases_that_ran_out_are_looked_at_now_and_then(observed: Observed) -> None:
-    """A long lease has nobody wait for longer, and a short one for half of it."""
+    """A long lease does not extend the poll; a short one limits it to half of the lease."""
     async with running(observed, apps.returns, lease_s=600.0):
-        await until(lambda: len(observed.asked) == 2)
+        await until(lambda: len(observed.requests) == 2)
     async with running(observed, apps.returns, lease_s=0.2):
-        await until(lambda: len(observed.asked) >= 5)
-    assert observed.asked[:2] == [[], ("work of", None, 20.0)]
-    assert observed.asked[2:5] == [[], ("work of", None, 0.1), []]
+        await until(lambda: len(observed.requests) >= 5)
+    assert observed.requests[:2] == [[], ("work of", None, 20.0)]
+    assert observed.requests[2:5] == [[], ("work of", None, 0.1), []]
 
 
 async def test_work_that_is_not_to_be_had_is_not_asked_for_without_a_pause(
-    observed: Observed,
+    observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where it is to be run alone, and this runner is not idle."""
+    """As with a rollout that must run alone while this runner is busy."""
+    monkeypatch.setattr("lightspan.runners.runner._CLAIM_PAUSE_S", 3600.0)
     observed.says_work = True
-    async with running(observed, apps.returns, poll_s=3600.0) as runner:
-        await until(lambda: len(observed.asked) == 3)
+    async with running(observed, apps.returns) as runner:
+        await until(lambda: len(observed.requests) == 3)
         runner.work_for(["b"])  # ends the pause
-        await until(lambda: len(observed.asked) == 6)
-    assert observed.asked == [
+        await until(lambda: len(observed.requests) == 6)
+    assert observed.requests == [
         *([], ("work of", None, 15.0), []),
         *([], ("work of", ["b"], 15.0), []),
     ]
@@ -119,18 +121,18 @@ async def test_work_that_is_not_to_be_had_is_not_asked_for_without_a_pause(
 
 async def test_who_works_for_other_runs_asks_for_theirs(observed: Observed) -> None:
     async with running(observed, apps.returns, run_id="a") as runner:
-        await until(lambda: len(observed.asked) == 2)
+        await until(lambda: len(observed.requests) == 2)
         runner.work_for(["b", "c"])
-        await until(lambda: len(observed.asked) == 5)
+        await until(lambda: len(observed.requests) == 5)
         await enqueue(observed, [{"reward": 1.0}], run_id="c")
         await finished(observed)
-    assert observed.asked[:2] == [[], ("work of", ["a"], 15.0)]
-    assert observed.asked[2:5] == [[], [], ("work of", ["b", "c"], 15.0)]
+    assert observed.requests[:2] == [[], ("work of", ["a"], 15.0)]
+    assert observed.requests[2:5] == [[], [], ("work of", ["b", "c"], 15.0)]
 
 
 async def test_a_store_that_cannot_say_is_claimed_from_all_the_same(observed: Observed) -> None:
     observed.fails = 1
     async with running(observed, apps.returns):
-        await until(lambda: len(observed.asked) == 5)
+        await until(lambda: len(observed.requests) == 5)
     work = ("work of", None, 15.0)
-    assert observed.asked == [[], work, [], [], work]
+    assert observed.requests == [[], work, [], [], work]

@@ -1,4 +1,4 @@
-"""Workers that an app keeps: threads and tasks that one attempt began, and others feed."""
+"""Long-lived workers of an app: threads and tasks that one attempt started and others use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.emit import agent
 from lightspan.capture.misattributed_calls import ADVICE
 from lightspan.runners.app import App
-from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.runner import Runner
 from lightspan.schema.records import Attempt, Mode, Rollout
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
@@ -47,7 +48,7 @@ async def store() -> AsyncIterator[Store]:
 
 @pytest.fixture
 def ask() -> Iterator[Callable[[], float]]:
-    """Asks a model by a client of the app's own."""
+    """Ask a model with a client of the app."""
     with (
         ScriptedServer("1") as server,
         openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as client,
@@ -62,7 +63,7 @@ def ask() -> Iterator[Callable[[], float]]:
 
 
 class Consumer:
-    """A thread that does what it finds in a queue, begun when it is first asked, or at once."""
+    """A thread that does the work of a queue, started at the first call or at once."""
 
     def __init__(self, orders: Any, *, at_once: bool = False) -> None:
         self.orders = orders
@@ -84,7 +85,7 @@ class Consumer:
 
 
 class AsyncConsumer:
-    """The same with a task."""
+    """The same as a task."""
 
     def __init__(self) -> None:
         self._orders: asyncio.Queue[Any] = asyncio.Queue()
@@ -107,7 +108,7 @@ class AsyncConsumer:
 async def two_attempts(
     store: Store, app: Callable[[Any], float | Awaitable[float]], slots: int = 1
 ) -> AsyncIterator[list[Attempt]]:
-    """Of tasks 0 and 1."""
+    """Run tasks 0 and 1 and return their attempts."""
     await store.enqueue(
         [Rollout(rollout_id=f"ro-{n}", task=n, task_id=f"t{n}", mode=Mode.VAL) for n in range(2)]
     )
@@ -127,14 +128,14 @@ async def damage_of(store: Store, app: Any, slots: int = 1) -> list[list[str]]:
 
 
 async def test_a_worker_of_an_attempt_that_is_over(store: Store, ask: Any) -> None:
-    """The first attempt has its call; that of the second was made in the first one's name."""
+    """The call of the second attempt is attributed to the first."""
     consumer = Consumer(queue.Queue())
-    found = await damage_of(store, lambda task: consumer(ask))
-    assert found == [[], [MISSING.format(THREAD, "one that is over")]]
+    errors = await damage_of(store, lambda task: consumer(ask))
+    assert errors == [[], [MISSING.format(THREAD, "one that is over")]]
 
 
 async def test_a_worker_that_was_there_before(store: Store, ask: Any) -> None:
-    context_propagation.carry()  # as a process does before it imports the app
+    context_propagation.carry()  # as a runner process does before it imports the app
     consumer = Consumer(queue.Queue(), at_once=True)
     message = MISSING.format(THREAD, "none")
     assert await damage_of(store, lambda task: consumer(ask)) == [[message]] * 2
@@ -142,30 +143,30 @@ async def test_a_worker_that_was_there_before(store: Store, ask: Any) -> None:
 
 
 async def test_a_worker_that_asks_no_model_is_nobodys_business(store: Store, ask: Any) -> None:
-    """It answers by a queue, too, which a thread of the attempt's own reads."""
+    """Its answers go through a queue that a thread of the attempt reads."""
     consumer = Consumer(queue.Queue())
 
     def app(task: int) -> float:
         replies: queue.Queue[float] = queue.Queue()
-        found: list[float] = []
+        results: list[float] = []
         consumer(lambda: replies.put(1.0) or 0.0)
-        reader = threading.Thread(target=lambda: found.append(replies.get() * ask()))
+        reader = threading.Thread(target=lambda: results.append(replies.get() * ask()))
         reader.start()
         reader.join()
-        return found[0]
+        return results[0]
 
     assert await damage_of(store, app) == [[], []]
 
 
 async def test_a_runner_leaves_threads_as_they_were(store: Store, ask: Any) -> None:
-    """It may run in somebody's notebook."""
+    """It may run in a notebook."""
     before = threading.Thread.start
     assert await damage_of(store, lambda task: ask()) == [[], []]
     assert threading.Thread.start is before
 
 
 async def test_what_an_attempt_leaves_running_is_its_own_affair(store: Store, ask: Any) -> None:
-    """Its call comes too late; the next attempt has its own."""
+    """Its call comes too late; the next attempt has its own calls."""
     over, late = threading.Event(), threading.Event()
 
     def leaves() -> None:
@@ -186,7 +187,7 @@ async def test_what_an_attempt_leaves_running_is_its_own_affair(store: Store, as
 
 @pytest.mark.parametrize("kind", ["thread", "task"])
 async def test_work_that_comes_with_its_context(store: Store, ask: Any, kind: str) -> None:
-    """As the message says."""
+    """The hint in the error message works."""
     consumer, other = Consumer(queue.Queue()), AsyncConsumer()
 
     def app(task: int) -> float:

@@ -22,7 +22,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 from lightspan.errors import ConfigError, LightspanError, RankError
-from lightspan_cluster.ray_cluster import HOW, LOCAL, Membership
+from lightspan_cluster.ray_cluster import LOCAL, TOKEN_HINT, Membership
 from lightspan_verl.environment import VERSION
 from lightspan_verl.rank_group import EXIT_DELAY_S, MAX_LINES
 from lightspan_verl.rpc import Broadcast, RaySetup, Ready, Results
@@ -83,8 +83,8 @@ class Group:
         self._membership = Membership(
             setup.address or LOCAL,
             without_token=False,
-            refusal=f"asks for no token: anyone who reaches it can run any code there; {HOW}, or "
-            "take ray=True, for a cluster that is started here",
+            refusal="asks for no token: anyone who reaches it can run any code there; "
+            f"{TOKEN_HINT}, or take ray=True, for a cluster that is started here",
             options={
                 "runtime_env": {"env_vars": dict(setup.environment)},
                 "logging_level": logging.ERROR,

@@ -115,7 +115,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         self._python = ""
         if settings.python:
             self._python = find_interpreter(
-                settings.python, option="VLLM: python", remedy=INSTALL_HINT
+                settings.python, option="VLLM: python", hint=INSTALL_HINT
             )
         specs = {
             policy: ServerSpec.of(model, dtype=settings.dtype, context=settings.context_length)

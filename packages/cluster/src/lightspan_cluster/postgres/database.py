@@ -1,4 +1,4 @@
-"""What an open PostgreSQL store has: two lanes of writers, a reader, and who listens."""
+"""The connections of an open PostgreSQL store: two writers, a reader and a listener."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-import psycopg
-
 from lightspan.stores._sql.connections import OpenDatabase
 from lightspan.stores._sql.group_commit import Work
 from lightspan_cluster.postgres import schema
 from lightspan_cluster.postgres.listener import Listener
 from lightspan_cluster.postgres.server import (
-    OUT_OF_REACH_S,
+    RETRY_TIMEOUT_S,
+    Connection,
     Link,
-    Patience,
+    Retry,
     Server,
-    is_about_to_start,
-    is_lost,
-    is_low_level,
+    is_connection_lost,
+    is_starting,
+    needs_explanation,
 )
 from lightspan_cluster.postgres.tables import PostgresReadTables, PostgresWriteTables
 from lightspan_cluster.postgres.writer import WriterThread
@@ -31,7 +30,7 @@ _CLAIM_COST: Final = 32
 
 
 class PostgresDatabase(OpenDatabase):
-    """Up to four connections and their threads, of one process. The reader's is made at once, and
+    """Up to four connections and their threads, of one process. The reader's is opened at once,
     each other one when it is needed."""
 
     def __init__(
@@ -46,14 +45,14 @@ class PostgresDatabase(OpenDatabase):
         self._on_move = on_move
         moving = PostgresWriteTables(Link(server), clock)
         adding = PostgresWriteTables(Link(server), clock)
-        reading = PostgresReadTables(Link(server, self._first(create)), clock)
+        reading = PostgresReadTables(Link(server, self._connect(create)), clock)
         super().__init__(moving, adding, reading)
         self._reading = reading.link
-        self._is_away = False
-        """The reader has waited for the server in vain: the next query does not wait as long."""
+        self._is_unreachable = False
+        """The reader has waited for the server in vain, so the next query does not wait."""
         self._mover = WriterThread(moving, on_move, moves=True)
         self._adder = WriterThread(adding, on_move, moves=False)
-        self._adds = {
+        self._additions = {
             adding.add_spans,
             adding.add_calls,
             adding.mark_calls,
@@ -62,11 +61,11 @@ class PostgresDatabase(OpenDatabase):
             self.announce,
         }
         self._listener: Listener | None = None
-        self._listening = threading.Lock()
+        self._lock = threading.Lock()
 
-    def _first(self, create: bool) -> psycopg.Connection[object]:
-        """A connection to tables of this version. Raises `StoreError`."""
-        patience = Patience(OUT_OF_REACH_S)
+    def _connect(self, create: bool) -> Connection:
+        """Return a connection to tables of this version. Raises `StoreError`."""
+        retry = Retry(RETRY_TIMEOUT_S)
         while True:
             try:
                 db = self._server.connect()
@@ -75,40 +74,40 @@ class PostgresDatabase(OpenDatabase):
                 except BaseException:
                     db.close()
                     raise
+                return db
             except Exception as error:
-                if is_about_to_start(error) and patience.pause():
+                if is_starting(error) and retry.pause():
                     continue
-                if not is_low_level(error):
+                if not needs_explanation(error):
                     raise
                 raise self._server.explain(error) from error
-            return db
 
     def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:
-        if work == self.claim:  # each asks for itself, several times
+        if work == self.claim:  # each claim runs several queries
             cost = max(cost, _CLAIM_COST)
-        lane = self._adder if work in self._adds else self._mover
-        return lane.submit(work, items, cost)
+        writer = self._adder if work in self._additions else self._mover
+        return writer.submit(work, items, cost)
 
     def listen(self) -> None:
-        """Hear from now on what others say."""
-        with self._listening:
+        """Start to receive notifications of other sessions."""
+        with self._lock:
             if self._listener is None:
                 self._listener = Listener(self._server, self._on_move)
 
     def _query(self, query: Callable[[], R]) -> R:
-        patience = Patience(0.0 if self._is_away else OUT_OF_REACH_S)
+        retry = Retry(0.0 if self._is_unreachable else RETRY_TIMEOUT_S)
         while True:
             try:
-                found = query()
+                result = query()
             except Exception as error:
-                if self._reading.recover(error, patience):
+                if self._reading.recover(error, retry):
                     continue
-                self._is_away = is_lost(error)
-                if not is_low_level(error):
+                self._is_unreachable = is_connection_lost(error)
+                if not needs_explanation(error):
                     raise
                 raise self._server.explain(error) from error
-            self._is_away = False
-            return found
+            self._is_unreachable = False
+            return result
 
     def stop(self) -> None:
         if self._listener is not None:

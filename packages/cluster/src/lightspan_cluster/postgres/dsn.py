@@ -1,10 +1,8 @@
-"""Where a PostgreSQL store is: its URL, and what of that is secret.
+"""The URL of a PostgreSQL store, and its secrets.
 
-A password in a URL goes no further than this process and the runners that it starts: `url` is
-without it, so no message, file or log has it. Whoever opens the store by that `url` elsewhere gives
-it by libpq's own means: PGPASSWORD, ~/.pgpass or a service file.
-
-Needs no PostgreSQL client.
+Only this process and the runners that it starts know the password of a URL: `Address.url` is
+without it, so it gets into no message, file or log. Other processes that open the store by
+`Address.url` need PGPASSWORD, ~/.pgpass or a service file. This module needs no PostgreSQL client.
 """
 
 from __future__ import annotations
@@ -28,85 +26,85 @@ _FORM: Final = "write postgresql://USER@HOST:PORT/DATABASE?sslmode=…&schema=�
 
 
 class Address(NamedTuple):
-    """Of a store."""
+    """The parsed URL of a store."""
 
     url: str
-    """Without what is secret."""
+    """The URL without secrets."""
     parameters: Mapping[str, str]
-    """Of libpq, without what is secret."""
+    """Parameters of libpq without secrets."""
     schema: str
 
     @property
     def secrets(self) -> dict[str, str]:
-        """Parameters of libpq that nobody may see."""
+        """Secret parameters of libpq."""
         return secrets_of(self.url)
 
 
 def read_address(url: str) -> Address:
-    """The address that a URL says. What is secret in it is kept for this process.
+    """Parse a URL, and keep its secrets in this process.
 
     Raises:
-        ConfigError: it cannot be read; the message has no secret of it.
+        ConfigError: the URL is invalid; the message has no secrets.
     """
     rest = url.removeprefix(SCHEME)
     rest, _, query = rest.partition("?")
     authority, _, database = rest.partition("/")
     user, at, hosts = authority.rpartition("@")
     if "@" in database or "@" in query or "#" in rest:
-        raise _refused(
+        raise _invalid(
             url,
-            "what follows the user is no host: write special characters of a "
-            "password as %40 and the like, or leave it to PGPASSWORD",
+            "the part after the user is no host: write special characters of a password as %40 "
+            "and the like, or use PGPASSWORD",
         )
     user, _, password = user.partition(":")
-    given = {"user": user, "password": password, "dbname": database, **_hosts(url, hosts)}
-    found = {name: unquote(value) for name, value in given.items() if value}
-    kept = []
+    parts = {"user": user, "password": password, "dbname": database, **_hosts(url, hosts)}
+    parameters = {name: unquote(value) for name, value in parts.items() if value}
+    options = []
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
-        if name in found:
-            raise _refused(url, f"{name} is given twice")
-        found[name] = unquote(value)
+        if name in parameters:
+            raise _invalid(url, f"{name} is given twice")
+        parameters[name] = unquote(value)
         if name not in _SECRET:
-            kept.append(part)
+            options.append(part)
     public = f"{SCHEME}{user}{at if user else ''}{hosts}/{database}"
-    public += f"?{'&'.join(kept)}" if kept else ""
-    secrets = {name: found.pop(name) for name in _SECRET if name in found}
+    public += f"?{'&'.join(options)}" if options else ""
+    secrets = {name: parameters.pop(name) for name in _SECRET if name in parameters}
     keep_secrets(public, secrets)
-    schema = found.pop(_SCHEMA, _DEFAULT_SCHEMA)
+    schema = parameters.pop(_SCHEMA, _DEFAULT_SCHEMA)
     if (
         not 0 < len(schema.encode()) <= _MAX_NAME_LENGTH
         or schema.startswith("pg_")
         or "\0" in schema
     ):
-        raise _refused(
+        raise _invalid(
             public,
             f"schema={schema!r} is no name of a schema: at most {_MAX_NAME_LENGTH} bytes, and not "
             "beginning with pg_",
         )
-    return Address(public, found, schema)
+    return Address(public, parameters, schema)
 
 
 def _hosts(url: str, text: str) -> dict[str, str]:
-    """Hosts and ports as libpq takes them: lists of equal length."""
+    """Return hosts and ports in libpq's format: lists of equal length."""
     hosts, ports = [], []
-    for each in text.split(",") if text else []:
-        found = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]*)(?::(\d*))?", each)
-        if found is None:
-            raise _refused(url, "a host or its port cannot be read")
-        hosts.append(found[1].strip("[]"))
-        ports.append(found[2] or "")
+    for part in text.split(",") if text else []:
+        match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]*)(?::(\d*))?", part)
+        if match is None:
+            raise _invalid(url, "a host or its port cannot be read")
+        hosts.append(match[1].strip("[]"))
+        ports.append(match[2] or "")
     return {"host": ",".join(hosts), "port": ",".join(ports) if any(ports) else ""}
 
 
-def _refused(url: str, why: str) -> ConfigError:
-    return ConfigError(f"store {without_secrets(url)!r}: {why}; {_FORM}")
+def _invalid(url: str, reason: str) -> ConfigError:
+    return ConfigError(f"store {without_secrets(url)!r}: {reason}; {_FORM}")
 
 
 def without_secrets(url: str) -> str:
-    """The URL for a message, also one that cannot be read."""
+    """Return the URL for a message; it may be invalid."""
     _, at, tail = url.removeprefix(SCHEME).rpartition("@")
     tail = re.sub(r"(\w*password)=[^&]*", r"\1=…", tail)
-    if not at:  # what looks like a host may be a user and a password
+    if not at:  # a host and port may be a user and a password
         tail = re.sub(r"^([^/?]*?):[^/?]*", r"\1:…", tail)
     return f"{SCHEME}{'…@' if at else ''}{tail}"

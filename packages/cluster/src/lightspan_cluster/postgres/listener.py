@@ -1,4 +1,7 @@
-"""Who hears what other sessions say: that something has moved. A hint; `watch` looks for itself."""
+"""Listener for notifications of other sessions that something has moved.
+
+A notification is a hint only: `watch` also polls.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from lightspan_cluster.postgres.server import Link, Server
 from lightspan_cluster.postgres.tables import CHANNEL
 
 _RETRY_S: Final = 1.0
-"""After which a lost session is made again. Meanwhile `watch` looks now and then."""
+"""Seconds before a lost session is opened again; meanwhile `watch` polls."""
 _POLL_INTERVAL_S: Final = 0.2
-"""How often the thread looks whether it is to end."""
+"""Seconds between two checks whether the thread is to end."""
 
 
 class Listener:
     """A session that listens, and its thread.
 
     Args:
-        server: of the store.
-        on_move: called for each thing heard.
+        server: the store's server.
+        on_move: called for each notification.
     """
 
     def __init__(self, server: Server, on_move: Callable[[], None]) -> None:
@@ -49,10 +52,10 @@ class Listener:
             self._stopping.wait(_RETRY_S)
 
     def _listen(self) -> None:
-        """Return when it is to stop; a session that is lost raises."""
+        """Listen until told to stop. Raises an error if the session is lost."""
         db = self._link.db
         db.execute(f"LISTEN {CHANNEL}".encode())
-        self._on_move()  # what was said before nobody has heard
+        self._on_move()  # earlier notifications were missed
         while not self._stopping.is_set():
             for notice in db.notifies(timeout=_POLL_INTERVAL_S, stop_after=1):
                 if notice.payload == self._schema:

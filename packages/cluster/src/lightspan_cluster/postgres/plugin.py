@@ -1,4 +1,4 @@
-"""The plugin of `postgresql://` URLs (`StorePlugin`)."""
+"""The plugin for `postgresql://` URLs (`StorePlugin`)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ IS_SHARED = True
 
 
 def make_store(url: str, *, create: bool) -> Store:
-    """See `StorePlugin.make_store`."""
+    """Return the store of a URL (`StorePlugin.make_store`)."""
     from lightspan_cluster.postgres.store import PostgresStore
 
     return PostgresStore(url, create=create)
 
 
 def public_url(url: str) -> str:
-    """See `StorePlugin.public_url`."""
+    """Return the URL without its secrets (`StorePlugin.public_url`)."""
     return dsn.read_address(url).url
 
 
 def take_credentials(url: str) -> None:
-    """See `StorePlugin.take_credentials`: libpq reads its variables in every process anew."""
+    """Do nothing: libpq reads its variables in every process (`StorePlugin.take_credentials`)."""
 
 
 def relay_url(url: str) -> str:
-    """See `StorePlugin.relay_url`: a database relays nothing."""
+    """Return "": a database relays no calls (`StorePlugin.relay_url`)."""
     del url
     return ""

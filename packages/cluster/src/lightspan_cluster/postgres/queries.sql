@@ -1,5 +1,5 @@
--- What PostgreSQL is asked in its own words. Lists of ids come as arrays, and so does each column of
--- what is written: any number of rows is one statement, and the same one.
+-- Queries in PostgreSQL's dialect. Lists of ids are arrays, and so is each column of inserted rows, so
+-- one statement inserts any number of rows.
 
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8
@@ -9,9 +9,9 @@ SELECT change FROM ends
 
 -- name: attempts_of_rollouts
 WITH RECURSIVE made (place, attempt_id) AS (
-    SELECT asked.place, attempt_id
-    FROM unnest(%s::text[]) WITH ORDINALITY AS asked (id, place)
-        JOIN rollouts ON rollout_id = asked.id
+    SELECT wanted.place, attempt_id
+    FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (id, place)
+        JOIN rollouts ON rollout_id = wanted.id
     UNION ALL
     SELECT place, previous FROM made JOIN attempts USING (attempt_id)
 )
@@ -35,19 +35,19 @@ SELECT late, body FROM spans WHERE attempt = %s AND span_id = %s FOR UPDATE
 
 -- name: spans
 SELECT attempt_id, body, late, call_outcomes.outcome
-FROM unnest(%s::text[]) WITH ORDINALITY AS asked (id, place)
-    JOIN attempts ON attempt_id = asked.id
+FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (id, place)
+    JOIN attempts ON attempt_id = wanted.id
     JOIN spans ON spans.attempt = attempts.position
     LEFT JOIN call_outcomes USING (attempt, call_id)
-ORDER BY asked.place, spans.position
+ORDER BY wanted.place, spans.position
 
 -- name: token_records
 SELECT attempt_id, head, prompt, response, logprobs, late, call_outcomes.outcome
-FROM unnest(%s::text[]) WITH ORDINALITY AS asked (id, place)
-    JOIN attempts ON attempt_id = asked.id
+FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (id, place)
+    JOIN attempts ON attempt_id = wanted.id
     JOIN token_records ON token_records.attempt = attempts.position
     LEFT JOIN call_outcomes USING (attempt, call_id)
-ORDER BY asked.place, sequence_start, call_id, choice
+ORDER BY wanted.place, sequence_start, call_id, choice
 
 -- name: put_resources
 INSERT INTO resources (resources_id, body)

@@ -1,4 +1,4 @@
-"""The tables of a schema, made where there are none; `lightspan_versions` holds their version."""
+"""The tables of a schema, created if there are none; `lightspan_versions` has their version."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from lightspan.stores._sql.queries import read_text, statements_of
 from lightspan_cluster.postgres.dsn import Address
 
 VERSION: Final = 4
-"""The one that this lightspan reads and writes."""
+"""Schema version that this lightspan reads and writes."""
 _LOCK: Final = 0x6C737061
-"""'lspa': the first half of the advisory lock under which a schema's tables are made."""
+"""'lspa': first half of the advisory lock for the creation of a schema's tables."""
 
 Connection = psycopg.Connection[Any]
 
 
 @cache
 def statements() -> list[str]:
-    """Return what makes the tables. Read once: an upgrade may replace the file."""
+    """Return the statements that create the tables; cached, as an upgrade may replace the file."""
     return statements_of(read_text("lightspan_cluster.postgres", "schema.sql"))
 
 
 def prepare(db: Connection, address: Address, *, create: bool) -> None:
-    """Make the tables where there are none, in one transaction.
+    """Create the tables if there are none, in one transaction.
 
     Args:
-        db: committing by itself, with the schema as its search path.
-        address: of the store.
-        create: make the tables; else a store that is not there is an error.
+        db: a connection in autocommit mode with the schema as its search path.
+        address: the store's address.
+        create: create missing tables; else they are an error.
 
     Raises:
-        NotFoundError: there is no store, and none is to be made.
-        StoreFormatError: the schema is another program's, or of another version.
+        NotFoundError: there is no store, and `create` is false.
+        StoreFormatError: the schema belongs to another program, or has another version.
     """
     version = _version(db, address)
     if version == 0:
@@ -48,19 +48,20 @@ def prepare(db: Connection, address: Address, *, create: bool) -> None:
             db.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, address.schema))
             version = _version(db, address) or _create(db, address)
     if version != VERSION:
-        age, remedy = (
+        age, hint = (
             ("a newer", "upgrade lightspan there")
             if version > VERSION
             else ("an older", "read it, or finish its run, with that lightspan")
         )
         raise StoreFormatError(
             f"store {address.url}: written by {age} lightspan (schema version {version}, this one, "
-            f"{__version__} of {sys.executable}, reads {VERSION}); {remedy}, or name another schema"
+            f"{__version__} of {sys.executable}, reads {VERSION}); {hint}, or name another schema"
         )
 
 
 def _create(db: Connection, address: Address) -> int:
-    if not _has_schema(db, address):
+    [row] = db.execute("SELECT to_regnamespace(%s)", (_quoted(db, address),))
+    if row[0] is None:
         db.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(address.schema)))
     for statement in statements():
         db.execute(statement.encode())
@@ -70,7 +71,7 @@ def _create(db: Connection, address: Address) -> int:
 
 
 def _version(db: Connection, address: Address) -> int:
-    """Return the schema's version; 0 if there is nothing in it."""
+    """Return the schema's version; 0 if it is empty."""
     query = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s)::oid"
     names = {name for (name,) in db.execute(query, (_quoted(db, address),))}
     if "lightspan_versions" in names:
@@ -82,11 +83,6 @@ def _version(db: Connection, address: Address) -> int:
             f"({len(names)} relations, such as {min(names)!r}); name another one with ?schema="
         )
     return 0
-
-
-def _has_schema(db: Connection, address: Address) -> bool:
-    row = db.execute("SELECT to_regnamespace(%s)", (_quoted(db, address),)).fetchone()
-    return row is not None and row[0] is not None
 
 
 def _quoted(db: Connection, address: Address) -> str:

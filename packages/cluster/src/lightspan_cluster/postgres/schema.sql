@@ -1,5 +1,6 @@
--- Version 4 of a lightspan schema. Split at semicolons, so no functions here.
--- Texts compare byte by byte, as in every store. What may hold any character, NUL too, is BYTEA.
+-- Version 4 of a lightspan schema. The file is split at semicolons, so it must not define functions.
+-- Texts are compared byte by byte, as in every store. Texts that may hold any character, NUL included,
+-- are BYTEA.
 
 CREATE TABLE lightspan_versions (
     version BIGINT PRIMARY KEY,
@@ -21,9 +22,9 @@ CREATE TABLE policies (
     PRIMARY KEY (policy, version)
 );
 
--- One row, locked first by every transaction in which something moves. So changes are committed in
--- the order of their numbers, and whoever has seen one has seen all before it: numbers of a sequence
--- would be committed in any order, and a watcher would pass over some.
+-- One row, locked first by every transaction that moves something. So changes are committed in the
+-- order of their numbers, and a watcher that has read one has read all before it. The numbers of a
+-- sequence would be committed in any order, and a watcher would miss some.
 CREATE TABLE ends (
     single BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (single),
     change BIGINT NOT NULL,
@@ -31,8 +32,8 @@ CREATE TABLE ends (
 ) WITH (fillfactor = 10);
 INSERT INTO ends (change, position) VALUES (0, 0);
 
--- What moves is apart from what does not: a task of 100 kB is written once. `queued` is 1 of a rollout
--- that is queued and 2 of one that is to be run alone.
+-- Columns that change are in another table than the body, so that a task of 100 kB is written once.
+-- `queued` is 1 for a queued rollout and 2 for one that must run alone.
 CREATE TABLE rollouts (
     position BIGINT PRIMARY KEY,
     rollout_id TEXT COLLATE "C" NOT NULL UNIQUE,
@@ -57,8 +58,8 @@ CREATE TABLE rollout_bodies (
     body BYTEA NOT NULL
 );
 
--- A rollout names its latest attempt, and each one that before it. `position` is 2^20 times its
--- rollout's plus its number.
+-- A rollout names its latest attempt, and each attempt the previous one. `position` is 2^20 times that
+-- of its rollout plus `number`.
 CREATE TABLE attempts (
     attempt_id TEXT COLLATE "C" PRIMARY KEY,
     position BIGINT NOT NULL,
@@ -79,7 +80,7 @@ CREATE TABLE attempts (
 );
 CREATE INDEX attempts_by_lease ON attempts (lease_until, position) WHERE status = 'running';
 
--- `attempt` below is attempts.position: eight bytes in each index entry instead of 35.
+-- `attempt` is attempts.position: 8 bytes in each index entry instead of the 35 of an id.
 CREATE TABLE spans (
     position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     attempt BIGINT NOT NULL,
@@ -104,7 +105,7 @@ CREATE TABLE token_records (
     UNIQUE (attempt, call_id, choice)
 );
 
--- What became of a call after it was written; most calls have no row.
+-- Outcomes of calls that were set after the call was written; most calls have no row.
 CREATE TABLE call_outcomes (
     attempt BIGINT NOT NULL,
     call_id TEXT COLLATE "C" NOT NULL,
@@ -112,7 +113,7 @@ CREATE TABLE call_outcomes (
     PRIMARY KEY (attempt, call_id)
 );
 
--- Who works with the store.
+-- Trainers and runners that announced themselves.
 CREATE TABLE peers (
     peer_id TEXT COLLATE "C" PRIMARY KEY,
     seen_at DOUBLE PRECISION NOT NULL,

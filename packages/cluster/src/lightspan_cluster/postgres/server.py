@@ -1,7 +1,7 @@
-"""The server of a PostgreSQL store: connecting to it, and what its errors mean.
+"""The server of a PostgreSQL store: connections and error messages.
 
-A server that forgets what it has acknowledged is refused. Every session keeps the setting that
-decides it (`synchronous_commit`) as it found it, whatever others change later.
+A server that may lose acknowledged writes is rejected. Every session fixes the setting that decides
+this (`synchronous_commit`) at its start, so later changes have no effect on it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from lightspan_cluster.postgres.dsn import Address
 
 Connection = psycopg.Connection[Any]
 
-OUT_OF_REACH_S: Final = 30.0
-"""How long a server is waited for that was there before."""
+RETRY_TIMEOUT_S: Final = 30.0
+"""Seconds to wait for a server that was reachable before."""
 _OLDEST: Final = 120000
-_RETRY_BACKOFF_S: Final = (0.02, 1.0)
+_MIN_BACKOFF_S: Final = 0.02
+_MAX_BACKOFF_S: Final = 1.0
 _DEFAULTS: Final = {
     "application_name": "lightspan",
     "client_encoding": "utf8",
     "connect_timeout": "10",
-    # a server that is gone without a word is noticed
+    # to detect a server that is gone without closing the connection
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "4",
     "tcp_user_timeout": "30000",
 }
-# What a role or database may have set otherwise. A process that stops in the middle of a
-# transaction (Ctrl-Z) must not keep the others out: the server ends its session.
+# A role or database may have other settings. A process that is suspended (Ctrl-Z) in a transaction
+# must not block the others, so the server ends its session.
 _SESSION: Final = """
 SELECT set_config('search_path', %s, false),
     set_config('synchronous_commit', current_setting('synchronous_commit'), false),
@@ -55,10 +56,15 @@ _SETTINGS: Final = """
 SELECT name, setting, source FROM pg_settings
 WHERE name IN ('synchronous_commit', 'fsync', 'server_encoding', 'server_version_num')
 """
+_LOSSES: Final = {
+    "fsync": "the whole database when the machine loses power",
+    "synchronous_commit": "the latest writes when it is killed",
+}
+"""Setting that must not be off → what the server may lose without it."""
 
 
 class Server:
-    """Makes connections to one store's database."""
+    """The server of one store: makes connections and explains errors."""
 
     def __init__(self, address: Address) -> None:
         """Raises `ConfigError` for an option that libpq does not know."""
@@ -67,18 +73,18 @@ class Server:
         try:
             psycopg.conninfo.make_conninfo("", **self._parameters)
         except psycopg.Error as error:
-            why = str(error).strip()
+            reason = str(error).strip()
             raise ConfigError(
-                f"store {address.url!r}: {why}; after ? come schema= and libpq's options, such as "
-                "sslmode="
+                f"store {address.url!r}: {reason}; the options after ? are schema= and those of "
+                "libpq, such as sslmode="
             ) from None
 
     def connect(self) -> Connection:
-        """A session that commits by itself and has the store's schema as its search path.
+        """Open a session in autocommit mode, with the store's schema as its search path.
 
         Raises:
-            StoreError: the server forgets what it has acknowledged, or can't keep a store.
-            psycopg.Error: it cannot be reached.
+            StoreError: the server may lose acknowledged writes, or cannot hold a store.
+            psycopg.Error: the server cannot be reached.
         """
         parameters = {**self._parameters, **self.address.secrets}
         db = psycopg.connect(psycopg.conninfo.make_conninfo("", **parameters), autocommit=True)
@@ -93,137 +99,110 @@ class Server:
         return db
 
     def _check(self, db: Connection) -> None:
-        found = {name: (value, source) for name, value, source in db.execute(_SETTINGS)}
-        for name in ("synchronous_commit", "fsync"):
-            value, source = found[name]
+        settings = {name: (value, source) for name, value, source in db.execute(_SETTINGS)}
+        for name, loss in _LOSSES.items():
+            value, source = settings[name]
             if value == "off":
-                raise self._forgetful(name, source)
-        encoding, _ = found["server_encoding"]
+                raise StoreError(
+                    f"store {self.address.url}: {name} is off (set by: {source}), so this server "
+                    f"loses {loss}: turn it on there"
+                )
+        encoding, _ = settings["server_encoding"]
         if encoding != "UTF8":
             raise StoreError(
-                f"store {self.address.url}: the database is encoded in {encoding}, which has not "
-                "all characters: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+                f"store {self.address.url}: the database's encoding {encoding} lacks characters: "
+                "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
             )
-        version = int(found["server_version_num"][0])
+        version = int(settings["server_version_num"][0])
         if version < _OLDEST:
             raise StoreError(
                 f"store {self.address.url}: PostgreSQL {version // 10000} is too old: "
-                f"{_OLDEST // 10000} or newer"
+                f"{_OLDEST // 10000} or newer is needed"
             )
-
-    def _forgetful(self, name: str, source: str) -> StoreError:
-        """Return the error for a setting under which acknowledged writes can be lost."""
-        lost = {
-            "fsync": "the whole database when the machine loses power",
-            "synchronous_commit": "the latest writes when it is killed",
-        }
-        return StoreError(
-            f"store {self.address.url}: {name} is off (set by: {source}), so this server loses "
-            f"{lost[name]}: turn it on there"
-        )
 
     def explain(self, error: Exception) -> StoreError:
-        """What an error of PostgreSQL's means, and what to do."""
+        """Return the store error for an error of PostgreSQL, with a hint."""
         text = str(error).strip() or type(error).__name__
-        if isinstance(error, (UnicodeError, psycopg.DataError)):
-            return _Unstorable(f"store {self.address.url}: this cannot be stored: {text}")
-        if isinstance(error, UNREADABLE):
-            return StoreFormatError(
-                f"store {self.address.url}: what it holds cannot be read: restore a backup ({text})"
-            )
         state = getattr(error, "sqlstate", None) or ""
-        for prefix, (kind, advice) in _ADVICE.items():
-            if state.startswith(prefix):
-                return kind(f"store {self.address.url}: {advice} ({text})")
-        for words, (kind, advice) in _CONNECTING.items():
-            if words in text:
-                return kind(f"store {self.address.url}: {advice} ({text})")
-        return StoreError(f"store {self.address.url}: {text}")
+        kind, hint = StoreError, ""
+        if isinstance(error, (UnicodeError, psycopg.DataError)):
+            kind, hint = _UnstorableError, "this cannot be stored"
+        elif isinstance(error, UNREADABLE):
+            kind, hint = StoreFormatError, "the data cannot be read: restore a backup"
+        elif key := next(filter(state.startswith, _STATE_HINTS), None):
+            kind, hint = _KINDS.get(key, StoreError), _STATE_HINTS[key]
+        elif key := next((words for words in _MESSAGE_HINTS if words in text), None):
+            kind, hint = _KINDS.get(key, StoreError), _MESSAGE_HINTS[key]
+        return kind(f"store {self.address.url}: " + (f"{hint} ({text})" if hint else text))
 
 
-class _Unstorable(StoreError, DataError):
-    """A value that PostgreSQL has no place for."""
+class _UnstorableError(StoreError, DataError):
+    """A value that PostgreSQL cannot store."""
 
 
 UNREADABLE: Final = (LookupError, TypeError, ValueError, OverflowError)
-"""What is raised where a row is not what was written there."""
-_ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
-    "53100": (
-        StoreError,
-        "the server's disk is full: this write was refused and what was acknowledged before is "
-        "safe; free some space there",
-    ),
-    "53300": (
-        StoreError,
-        "the server has no connection left, and each process needs up to five: raise its "
-        "max_connections",
-    ),
-    "54000": (
-        _Unstorable,
-        "an id or a name is longer than PostgreSQL finds again, about 2,700 bytes: give a "
-        "shorter one",
-    ),
-    "28": (StoreError, "the server does not let this user in: set PGPASSWORD, or see ~/.pgpass"),
-    "3D000": (StoreError, "there is no such database: CREATE DATABASE, or name another"),
-    "42501": (
-        StoreError,
-        "the user may not do this: GRANT CREATE ON DATABASE, or let the owner of the tables do it",
-    ),
-    "25006": (StoreError, "the server is read-only, perhaps a standby: name the primary"),
-    "55P03": (StoreError, "another session has held its lock for 30 s: see pg_stat_activity"),
-    "42P01": (StoreFormatError, "a table is gone: restore a backup, or name another schema"),
-    "42703": (StoreFormatError, "a column is gone: restore a backup, or name another schema"),
-    "XX": (StoreFormatError, "the database is damaged: restore a backup"),
+"""Raised where a row does not have the format in which rows are written."""
+_NO_CONNECTION: Final = (
+    "the server has no connection left, and each process needs up to five: raise its "
+    "max_connections"
+)
+_STATE_HINTS: Final = {
+    "53100": "the server's disk is full: this write was refused, and acknowledged writes are safe; "
+    "free some space there",
+    "53300": _NO_CONNECTION,
+    "54000": "an id or a name is longer than PostgreSQL can index, about 2,700 bytes: use a "
+    "shorter one",
+    "28": "the server rejects this user: set PGPASSWORD, or see ~/.pgpass",
+    "3D000": "there is no such database: CREATE DATABASE, or name another",
+    "42501": "the user lacks permissions: GRANT CREATE ON DATABASE, or use the owner of the tables",
+    "25006": "the server is read-only, perhaps a standby: name the primary",
+    "55P03": "another session has held its lock for 30 s: see pg_stat_activity",
+    "42P01": "a table is missing: restore a backup, or name another schema",
+    "42703": "a column is missing: restore a backup, or name another schema",
+    "XX": "the database is damaged: restore a backup",
 }
-_CONNECTING: Final[dict[str, tuple[type[StoreError], str]]] = {
-    "password authentication failed": (
-        StoreError,
-        "the password is wrong: set PGPASSWORD, or see ~/.pgpass",
-    ),
-    "no password supplied": (
-        StoreError,
-        "the server wants a password: set PGPASSWORD, or see ~/.pgpass",
-    ),
-    "does not exist": (
-        StoreError,
-        "there is no such database or role: create it, or name another",
-    ),
-    "too many clients": _ADVICE["53300"],
-    "remaining connection slots": _ADVICE["53300"],
-    "definition of service": (
-        StoreError,
-        "libpq finds no such service: see ~/.pg_service.conf",
-    ),
-    "connection": (
-        StoreUnreachableError,
-        "the server cannot be reached: is it running, and is this its address?",
-    ),
+"""SQLSTATE or its prefix → hint."""
+_MESSAGE_HINTS: Final = {
+    "password authentication failed": "the password is wrong: set PGPASSWORD, or see ~/.pgpass",
+    "no password supplied": "the server requires a password: set PGPASSWORD, or see ~/.pgpass",
+    "does not exist": "there is no such database or role: create it, or name another",
+    "too many clients": _NO_CONNECTION,
+    "remaining connection slots": _NO_CONNECTION,
+    "definition of service": "libpq finds no such service: see ~/.pg_service.conf",
+    "connection": "the server cannot be reached: is it running, and is this its address?",
 }
-"""By what libpq says, which has no code for an error before there is a session."""
+"""Words of libpq's message → hint. Errors before there is a session have no SQLSTATE."""
+_KINDS: Final[dict[str, type[StoreError]]] = {
+    "54000": _UnstorableError,
+    "42P01": StoreFormatError,
+    "42703": StoreFormatError,
+    "XX": StoreFormatError,
+    "connection": StoreUnreachableError,
+}
 
 
-def is_low_level(error: BaseException) -> bool:
-    """Whether the error is of the server or what lies there, and not one that a caller is to see
-    as it is. The decoding of a row says `DataError`."""
+def needs_explanation(error: BaseException) -> bool:
+    """Return whether the error comes from the server or its data, and not from lightspan. Rows that
+    cannot be decoded raise `DataError`."""
     if isinstance(error, LightspanError):
         return isinstance(error, DataError) and not isinstance(error, StoreError)
     return isinstance(error, (psycopg.Error, OSError, *UNREADABLE))
 
 
-def is_lost(error: BaseException) -> bool:
-    """Whether a server could not be reached, or ended the session."""
-    state = getattr(error, "sqlstate", None) or "08"  # libpq has none where there is no session
+def is_connection_lost(error: BaseException) -> bool:
+    """Return whether the server could not be reached, or ended the session."""
+    state = getattr(error, "sqlstate", None) or "08"  # there is none without a session
     return isinstance(error, psycopg.OperationalError) and state.startswith(("57P", "08"))
 
 
-def is_about_to_start(error: BaseException) -> bool:
-    """Whether the server is there, and on its way up."""
+def is_starting(error: BaseException) -> bool:
+    """Return whether the server is reachable, but not ready yet."""
     words = ("starting up", "in recovery mode", "shutting down")
     return isinstance(error, psycopg.OperationalError) and any(w in str(error) for w in words)
 
 
 class Link:
-    """A connection of one thread, made when it is needed and made again when it was lost."""
+    """A connection of one thread, opened when it is needed and again when it was lost."""
 
     def __init__(self, server: Server, db: Connection | None = None) -> None:
         self.server: Final = server
@@ -231,24 +210,23 @@ class Link:
 
     @property
     def db(self) -> Connection:
-        """The connection, open."""
+        """The open connection."""
         if self._db is None:
             self._db = self.server.connect()
         return self._db
 
-    def recover(self, error: BaseException, patience: Patience) -> bool:
-        """After an error: whether the same may be tried again, on a session where nothing is under
-        way. Waits for a while."""
+    def recover(self, error: BaseException, retry: Retry) -> bool:
+        """Restore the session after an error; return whether to retry, after a pause."""
         db = self._db
         if db is not None and not db.closed:
             with contextlib.suppress(psycopg.Error):
                 db.rollback()
-            # A pipeline that the server ended may leave a session stuck that says it is open.
-            if not db.closed and not is_lost(error):
-                return isinstance(error, _AGAIN) and patience.pause()
+            # A pipeline that the server ended may leave a broken session that counts as open.
+            if not db.closed and not is_connection_lost(error):
+                return isinstance(error, _ROLLED_BACK) and retry.pause()
         self.close()
-        is_gone = isinstance(error, psycopg.OperationalError) or db is not None
-        return is_gone and isinstance(error, psycopg.Error) and patience.pause()
+        was_open = isinstance(error, psycopg.OperationalError) or db is not None
+        return was_open and isinstance(error, psycopg.Error) and retry.pause()
 
     def close(self) -> None:
         if self._db is not None:
@@ -256,26 +234,28 @@ class Link:
             self._db = None
 
 
-_AGAIN: Final = (errors.DeadlockDetected, errors.SerializationFailure)
-"""The server chose one of several transactions to undo."""
+_ROLLED_BACK: Final = (errors.DeadlockDetected, errors.SerializationFailure)
+"""The server rolled back this one of several conflicting transactions."""
 
 
-class Patience:
-    """Pauses between tries, until their time is over. It begins with the first: what was lost may
-    have been noticed late."""
+class Retry:
+    """Pauses between retries, with backoff, until a timeout.
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    The timeout begins with the first pause, because a lost connection may be noticed late.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._end: float | None = None
-        self._pause, self._longest = _RETRY_BACKOFF_S
+        self._backoff_s = _MIN_BACKOFF_S
 
     def pause(self) -> bool:
-        """Wait a little; False, at once, if the time is over."""
+        """Wait a little; return False at once if the time is over."""
         now = clock.monotonic()
         if self._end is None:
-            self._end = now + self._seconds
+            self._end = now + self._timeout_s
         if now >= self._end:
             return False
-        time.sleep(random.uniform(0.5, 1.0) * self._pause)
-        self._pause = min(2 * self._pause, self._longest)
+        time.sleep(random.uniform(0.5, 1.0) * self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
         return True

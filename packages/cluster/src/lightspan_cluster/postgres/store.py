@@ -1,8 +1,8 @@
 """PostgresStore: one schema of a database, any number of processes on any number of machines.
 
-What was acknowledged survives `kill -9` of the server and a power loss: a server that is set up
-otherwise is refused. Leases run by the server's clock. A connection that is lost is made again, for
-half a minute if need be, and what was under way with it is written again.
+Acknowledged writes survive `kill -9` of the server and a power loss; a server with other settings
+is rejected. Leases run by the server's clock. A lost connection is opened again, for up to half a
+minute, and its unacknowledged writes are repeated.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ except ImportError as error:
     ) from error
 
 _POLLS_S: Final = (0.5, 0.5)
-"""Between two looks of `watch`, which is woken by what is heard."""
+"""Range of the seconds between two polls of `watch`, which notifications wake."""
 
 
 class PostgresStore(SQLStore[PostgresDatabase]):
     """A store in a PostgreSQL database. Open it in each process that uses it; after a fork, again.
 
     Args:
-        url: `postgresql://user@host:port/database?sslmode=…&schema=…`; what it leaves out libpq
-            finds as always. The schema is `lightspan` unless it says another.
-        create: make the tables where there are none.
-        clock: for tests; None for the server's.
+        url: `postgresql://user@host:port/database?sslmode=…&schema=…`; libpq finds missing parts by
+            its own means. The default schema is `lightspan`.
+        create: create the tables if there are none.
+        clock: a clock for tests; None for the server's.
 
     Raises:
-        ConfigError: the URL cannot be read.
+        ConfigError: the URL cannot be parsed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PostgresStore(SQLStore[PostgresDatabase]):
 
     @property
     def url(self) -> str:
-        """Without a password, which this process remembers."""
+        """The URL without its password, which this process keeps."""
         return self._server.address.url
 
     def _start(self) -> PostgresDatabase:

@@ -1,4 +1,4 @@
-"""The tables of a PostgreSQL schema: how PostgreSQL is asked."""
+"""The tables of a PostgreSQL schema: its queries and transactions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTable
 from lightspan_cluster.postgres.server import Connection, Link
 
 CHANNEL: Final = "lightspan"
-"""Where a session says that something has moved in its schema."""
+"""Channel of the notifications that something has moved in a schema."""
 _COUNTED: Final = "insert_spans"
-"""The one insertion of which it matters how many rows were new."""
+"""The only insertion whose number of new rows matters."""
 _PACKAGE: Final = "lightspan_cluster.postgres"
 _LISTS: Final = re.compile(r"IN \((\?|:\w+)\.\.\.\)")
 _NAMED: Final = re.compile(r":(\w+)")
@@ -28,7 +28,7 @@ _BEGIN: Final = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT extract(epoch FROM clock_timestamp())::float8
 """
-# The outer SELECT is computed when the row is locked: the time is not that of before the wait.
+# The outer SELECT is evaluated once the row is locked, so the time is not from before the wait.
 _BEGIN_TO_MOVE: Final = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT extract(epoch FROM clock_timestamp())::float8, change, position
@@ -37,6 +37,8 @@ FROM (SELECT * FROM ends FOR UPDATE) AS locked
 
 
 class _Session(SQLTables):
+    """The tables in one session."""
+
     def __init__(self, link: Link, clock: Callable[[], float] | None) -> None:
         self.link: Final = link
         self._clock = clock
@@ -55,7 +57,7 @@ class _Session(SQLTables):
         return _translate(query)
 
     def _ask_of(self, name: str, ids: Sequence[str]) -> list[Any]:
-        return self._ask(name, list(ids))  # an array costs nothing
+        return self._ask(name, list(ids))  # one array, however many ids
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._db.cursor(binary=True) as cursor:
@@ -73,20 +75,19 @@ class _Session(SQLTables):
 
 
 class PostgresWriteTables(_Session, WriteTables):
-    """A writer's view. `begin` and `commit` are of a transaction: in one that moves things the row
-    of `ends` is locked, so that there is one at a time; one that only adds waits for no attempt.
-    """
+    """The tables of a writer. A transaction that moves things locks the row of `ends`, so such
+    transactions run one at a time; one that only adds rows waits for no attempt."""
 
     def __init__(self, link: Link, clock: Callable[[], float] | None) -> None:
         super().__init__(link, clock)
         self.begun: list[str] = []
-        """The attempts that this transaction began, by which its commit can be told."""
+        """Ids of the attempts that this transaction began; they prove its commit."""
         self._unsent: list[tuple[bytes, list[list[Any]] | None]] = []
         self._time = 0.0
         self._ends: Ends | None = None
         self._before: Ends | None = None
         schema = sql.Literal(link.server.address.schema).as_string()
-        self._tell = f" RETURNING pg_notify('{CHANNEL}', {schema})"
+        self._notify = f" RETURNING pg_notify('{CHANNEL}', {schema})"
 
     def now(self) -> float:
         return self._time if self._clock is None else self._clock()
@@ -106,17 +107,17 @@ class PostgresWriteTables(_Session, WriteTables):
         last = [b"COMMIT"]
         if self._ends is not None and self._ends != self._before:
             ends = f"change = {self._ends.change:d}, position = {self._ends.position:d}"
-            tell = self._tell if self.moved else ""
-            last.insert(0, f"UPDATE ends SET {ends}{tell}".encode())
+            notify = self._notify if self.moved else ""
+            last.insert(0, f"UPDATE ends SET {ends}{notify}".encode())
         self._send(last)
 
     def _known_ends(self) -> Ends:
-        assert self._ends is not None, "a transaction that adds moves nothing"
+        assert self._ends is not None, "the transaction only adds rows"
         return self._ends
 
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """What nobody waits for is sent with the commit: each trip to the server is a time in which
-        others wait for the lock."""
+        """Insert rows with the commit, because other writers wait for the lock during each round
+        trip."""
         if not rows:
             return 0
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -132,16 +133,16 @@ class PostgresWriteTables(_Session, WriteTables):
         return super()._run(query, values)
 
     def _send(self, last: Sequence[bytes] = ()) -> None:
-        """Send what is not sent yet, and these statements, in one trip."""
+        """Send the pending statements, and these, in one round trip."""
         unsent = [*self._unsent, *((query, None) for query in last)]
         self._unsent = []
-        together = len(unsent) > 1 and psycopg.Pipeline.is_supported()
-        with self._db.pipeline() if together else nullcontext():
+        is_pipelined = len(unsent) > 1 and psycopg.Pipeline.is_supported()
+        with self._db.pipeline() if is_pipelined else nullcontext():
             for query, columns in unsent:
                 self._db.execute(query, columns)
 
     def _update(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        # of several changes of one thing the last one counts; each row ends with its id
+        # of several changes of one row, whose last column is its id, the last one counts
         self._insert(name, list({row[-1]: row for row in rows}.values()))
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
@@ -149,14 +150,14 @@ class PostgresWriteTables(_Session, WriteTables):
         super().insert_attempts(rows)
 
     def _ask_writers(self, attempt_ids: Sequence[str]) -> list[Any]:
-        # Nobody moves an attempt while this transaction has the row of `ends`. Without it the
-        # attempts are locked instead, as far as nobody is moving one: to wait for that, holding
-        # others, could be to wait in a circle.
+        # No other transaction moves an attempt while this one holds the row of `ends`. Without it
+        # the attempts are locked instead, unless one is being moved: waiting for that while holding
+        # others could be a deadlock.
         return self._ask("writers_now" if self._ends is None else "writers", list(attempt_ids))
 
 
 class PostgresReadTables(_Session, ReadTables):
-    """The reader's view."""
+    """The tables of the reader."""
 
     def now(self) -> float:
         return float(self._ask("now")[0][0]) if self._clock is None else self._clock()
@@ -164,11 +165,11 @@ class PostgresReadTables(_Session, ReadTables):
 
 @cache
 def queries() -> Mapping[str, str]:
-    """The queries by name. Read once: an upgrade may replace the files while we run."""
+    """Return the queries by name; read once, because an upgrade may replace the files."""
     return named_queries(_PACKAGE, _translate)
 
 
 def _translate(query: str) -> str:
-    """PostgreSQL takes a list as an array, and psycopg has signs of its own for values."""
+    """Translate lists to arrays, and placeholders to those of psycopg."""
     query = _LISTS.sub(r"= ANY(\1)", query)
     return _NAMED.sub(r"%(\1)s", query.replace("?", "%s"))

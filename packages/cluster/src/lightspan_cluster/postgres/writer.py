@@ -1,9 +1,9 @@
-"""Who writes to a PostgreSQL store: a lane is a connection, and the thread that commits with it.
+"""A writer of a PostgreSQL store: a connection, and the thread that commits with it.
 
-A transaction that was lost with its connection is written again on a new one: what is written goes
-by ids that the caller made, so writing it twice changes nothing. Claims make ids themselves; a lost
-transaction that began attempts is looked for first. Nothing else in the store depends on who asked
-how often, but that a policy's version may be passed over.
+A transaction that was lost with its connection is repeated on a new one. Its rows have ids from the
+caller, so writing them twice changes nothing. Claims generate ids; after the loss of a transaction
+that began attempts, the writer first checks whether they exist. Repeating has one other effect: a
+version of a policy may be skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from psycopg import errors
 
 from lightspan.errors import StoreClosedError
 from lightspan.stores._sql.group_commit import Committer, Job, Work, answers_of, first_jobs
-from lightspan_cluster.postgres.server import OUT_OF_REACH_S, Patience, is_lost, is_low_level
+from lightspan_cluster.postgres.server import (
+    RETRY_TIMEOUT_S,
+    Retry,
+    is_connection_lost,
+    needs_explanation,
+)
 from lightspan_cluster.postgres.tables import PostgresWriteTables
 
 T = TypeVar("T")
@@ -25,19 +30,19 @@ R = TypeVar("R")
 
 
 class _Sent(NamedTuple):
-    """A transaction whose commit was sent and not answered."""
+    """A transaction whose commit was sent, but not answered."""
 
     begun: list[str]
     answers: list[list[Any]]
 
 
 class WriterThread(Committer):
-    """Commits what is submitted, from the event loops of any threads.
+    """Commits the jobs that the event loops of any threads submit.
 
     Args:
-        tables: what is written to; `stop` closes their link.
+        tables: the tables to write to; `stop` closes their link.
         on_move: called after each transaction that changed the status of a rollout.
-        moves: rollouts and attempts move here, which is done one at a time.
+        moves: this writer moves rollouts and attempts, one transaction at a time.
     """
 
     def __init__(
@@ -50,15 +55,19 @@ class WriterThread(Committer):
         self._lock = threading.Lock()
         self._closed = False
         self._sent: _Sent | None = None
-        self._is_away = False
-        """The server was waited for in vain: nobody else has to wait as long."""
+        self._is_unreachable = False
+        """The writer has waited for the server in vain, so the next jobs do not wait."""
         name = f"lightspan-store-{'move' if moves else 'add'}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> asyncio.Future[list[R]]:
-        """Write the items with whatever else waits; the future has their answers once they are
-        committed. Raises `StoreClosedError`."""
+        """Write the items together with other waiting jobs. Return a future of their answers, which
+        are set once they are committed.
+
+        Raises:
+            StoreClosedError: the store is closed.
+        """
         job = Job(work, items, cost, asyncio.get_running_loop())
         with self._lock:
             if self._closed:
@@ -67,7 +76,7 @@ class WriterThread(Committer):
         return cast("asyncio.Future[list[R]]", job.future)
 
     def stop(self) -> None:
-        """Write what was submitted, then end the thread and close the connection."""
+        """Write the submitted jobs, then end the thread and close the connection."""
         with self._lock:
             self._closed = True
             self._handed.put(None)
@@ -82,24 +91,24 @@ class WriterThread(Committer):
         self._tables.link.close()
 
     def _settled(self, number: int) -> None:
-        """Nobody asks how many are left."""
+        """Do nothing: the number of jobs is not used."""
 
     def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
-        patience = Patience(0.0 if self._is_away else OUT_OF_REACH_S)
+        retry = Retry(0.0 if self._is_unreachable else RETRY_TIMEOUT_S)
         to_move = self._moves
         self._sent = None
         while True:
             try:
                 answers = self._transaction(jobs, to_move=to_move)
             except BaseException as error:
-                may_try = self._tables.link.recover(error, patience)
+                may_retry = self._tables.link.recover(error, retry)
                 if isinstance(error, errors.LockNotAvailable) and not to_move:
-                    to_move = True  # somebody moves one of the attempts: take turns
-                elif not may_try:
-                    self._is_away = is_lost(error)
+                    to_move = True  # another transaction moves one of the attempts: wait for it
+                elif not may_retry:
+                    self._is_unreachable = is_connection_lost(error)
                     raise
             else:
-                self._is_away = False
+                self._is_unreachable = False
                 if self._tables.moved:
                     self._on_move()
                 return answers
@@ -107,7 +116,7 @@ class WriterThread(Committer):
     def _transaction(self, jobs: Sequence[Job], *, to_move: bool) -> list[list[Any]]:
         tables = self._tables
         tables.begin(to_move=to_move)
-        # From here on a lost transaction is over: it had the lock that this one has now.
+        # A lost transaction has ended by now: it held the lock that this one holds.
         sent = self._sent
         if sent is not None and sent.begun and tables.attempts_by_id(sent.begun):
             tables.link.db.rollback()
@@ -120,10 +129,10 @@ class WriterThread(Committer):
         return answers
 
     def _is_of_one(self, error: BaseException) -> bool:
-        return not is_lost(error)
+        return not is_connection_lost(error)
 
     def _explained(self, error: BaseException) -> BaseException:
-        if isinstance(error, Exception) and is_low_level(error):
+        if isinstance(error, Exception) and needs_explanation(error):
             explained = self._tables.link.server.explain(error)
             explained.__cause__ = error
             return explained

@@ -1,14 +1,14 @@
-"""Runners run the app: they claim an attempt, call the app in its context, and report its outcome.
+"""Runners: claim attempts, call the app in an attempt's context, report the outcomes.
 
-`app` is what is run (`@rollout` and its arguments), `command` a program in any language as an app.
-`runner` is the loop, `attempt` runs one attempt, `outcome` interprets an app's return value or
-exception. `protocol` defines a set of runners: `local` processes of this machine (`process_main` is
-their entry point, `foreign_python` starts those of another interpreter) or `external` ones that
-somebody starts by hand (`standalone`); those and the trainer find each other by `discovery` in the
-store, and `gateway_probe` checks that the gateway answers.
+`app` wraps the user's function (`@rollout`), `command` runs a program in any language as an app.
+`runner` is the claim loop, `attempt` runs one attempt, `outcome` maps an app's return value or
+exception to an outcome. `protocol` defines the interface of a set of runners: `local` has processes
+on this machine (`process_main` is their entry point, `foreign_python` starts them in another
+interpreter), `external` stands for runners that are started by hand (`standalone`). `discovery`
+lets trainers and such runners find each other in the store.
 
 An app may block, hang or kill its process. `loop_watchdog` detects a blocked event loop, and
-`stack_location` names the line of the app; `local` detects dead and silent processes,
-`crash_recovery` queues their attempts again, and `lightspan.child_processes` ends what they
-started.
+`stack_location` names the line of the app that blocks it. `local` detects processes that died or
+send no status, `crash_recovery` requeues their attempts, and `lightspan.child_processes` ends
+their child processes. `gateway_probe` checks that the gateway answers.
 """

@@ -1,4 +1,4 @@
-"""The app: the callable that a runner calls, and how tasks and resources reach it."""
+"""The app: the callable that a runner calls with tasks and resources."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from lightspan.schema.resources import INSTRUCTIONS, ROUTING, NamedResources
 from lightspan.schema.spans import text_of
 
 INJECTED: Final = ("task", "llm", "prompt", "resources", "rollout")
-"""Arguments that an app may ask for by name."""
-_NOT_NAMED: Final = (ROUTING, INSTRUCTIONS)
-"""Resources that are not for the app."""
+"""Arguments that are injected by name."""
+_INTERNAL: Final = (ROUTING, INSTRUCTIONS)
+"""Resources that the app does not get."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What one attempt offers to the app."""
+    """The inputs of one attempt."""
 
     rollout: Rollout
     resources: NamedResources
     llm: LLM | None = None
 
     def named(self) -> dict[str, Any]:
-        """The value of each injectable argument: what every attempt has, and each resource."""
+        """Return the values by argument name, including each resource."""
         prompts = [r for r in self.resources.values() if isinstance(r, PromptTemplate)]
         return {
             "prompt": prompts[0] if prompts else None,
-            **{name: each for name, each in self.resources.items() if name not in _NOT_NAMED},
+            **{name: x for name, x in self.resources.items() if name not in _INTERNAL},
             "task": self.rollout.task,
             "llm": self.llm,
             "resources": self.resources,
@@ -57,8 +57,8 @@ class Inputs:
 
 
 def attempt_llm(scope: AttemptContext) -> LLM | None:
-    """The endpoint that an app may ask for as `llm`: the gateway, opened by the call token. None
-    where every call belongs where the app points it."""
+    """Return the app's argument `llm`: the gateway with the call token; None if the gateway serves
+    no agent."""
     if scope.gateway_url is None or not scope.routing.serves:
         return None
     policies = [rule.target.policy for rule in scope.routing.rules if rule.target.selected]
@@ -68,7 +68,7 @@ def attempt_llm(scope: AttemptContext) -> LLM | None:
 
 
 class _Hidden:
-    """A text that no repr, log line, span or JSON shows."""
+    """A text that repr, log lines, spans and JSON do not contain."""
 
     __slots__ = ("value",)
 
@@ -80,7 +80,7 @@ class _Hidden:
 
 
 class AttemptLLM(LLM, frozen=True, kw_only=True, tag="attempt-llm"):
-    """The gateway as one attempt may use it; it lives in memory only."""
+    """The gateway as an endpoint of one attempt; it is never stored."""
 
     token: _Hidden
 
@@ -95,18 +95,18 @@ class App:
 
     Args:
         function: sync or async; its arguments are injected by name: `INJECTED`, and the resources
-            of an algorithm, such as a prompt. A first argument of any other name gets the task,
-            unless another is called so.
+            of an algorithm, such as a prompt. If none is named `task`, a first argument of any
+            other name gets the task.
 
     Raises:
-        AppError: a method, or a callable whose arguments cannot be seen.
+        AppError: a method, or a callable without a signature.
     """
 
     follows_urls = False
-    """See `AttemptContext`."""
+    """Value of `AttemptContext.follows_urls`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        if not inspect.ismethod(function):  # whose name nobody may need
+        if not inspect.ismethod(function):  # it is rejected only where it is imported by name
             _check_no_method(function)
         functools.update_wrapper(self, function)
         self.__qualname__ = str(getattr(function, "__qualname__", type(function).__name__))
@@ -116,15 +116,14 @@ class App:
         self._arguments = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it as it was; in production that is an attempt (`lightspan.record`)."""
+        """Call the function; in production the call is an attempt (`lightspan.record`)."""
         task = kwargs.get("task", args[0] if args else None)
         current = current_context()
         root = None if current is None else start_attempt(current, self.__name__, task)[1]
         if root is None:
             return self.function(*args, **kwargs)
-        return (self._await_in if self.is_async else self._call_in)(root, args, kwargs)
-
-    def _call_in(self, root: AttemptHandle, args: Any, kwargs: Any) -> Any:
+        if self.is_async:
+            return self._await_in(root, args, kwargs)
         with entered(root):
             return self.function(*args, **kwargs)
 
@@ -133,104 +132,105 @@ class App:
             return await self.function(*args, **kwargs)
 
     def call(self, inputs: Inputs) -> Any | Awaitable[Any]:
-        """Call the app with what it asks for."""
+        """Call the function with its arguments injected."""
         values = inputs.named()
         self.check_arguments(values)
-        wanted = [each for each in self._arguments if each.source in values]
-        positional = [values[each.source] for each in wanted if each.by_position]
-        named = {each.name: values[each.source] for each in wanted if not each.by_position}
+        injected = [argument for argument in self._arguments if argument.source in values]
+        positional = [values[x.source] for x in injected if x.is_positional]
+        named = {x.name: values[x.source] for x in injected if not x.is_positional}
         return self.function(*positional, **named)
 
     def check_arguments(self, resources: Iterable[str]) -> None:
-        """Check that all that the app asks for is there.
+        """Check that all required arguments can be injected.
 
         Args:
-            resources: the names of those that it is handed.
+            resources: the names of the resources.
 
         Raises:
-            AppError: something is not.
+            AppError: an argument cannot be injected.
         """
-        others = (*INJECTED, *_NOT_NAMED)
+        others = (*INJECTED, *_INTERNAL)
         offered = [*INJECTED, *(name for name in resources if name not in others)]
-        for each in self._arguments:
-            if each.is_required and each.source not in offered:
+        for argument in self._arguments:
+            if argument.is_required and argument.source not in offered:
                 raise AppError(
-                    f"the app {self.__qualname__!r} asks for {each.name!r}, which nothing "
+                    f"the app {self.__qualname__!r} asks for {argument.name!r}, which nothing "
                     f"provides; it can ask for {', '.join(offered)}"
                 )
 
     def needs(self, name: str) -> bool:
-        """Whether it has an argument without a default that gets this."""
-        return any(each.source == name and each.is_required for each in self._arguments)
+        """Return whether an argument without a default gets this value."""
+        return any(x.source == name and x.is_required for x in self._arguments)
 
     def takes(self, name: str, *, alone: bool) -> bool:
-        """Whether it is handed this prompt.
+        """Return whether an argument gets this prompt.
 
         Args:
-            alone: there is no other one, so that `prompt` is this one.
+            name: the prompt's name.
+            alone: there is no other prompt, so that `prompt` is this one.
         """
         sources = (name, "resources", *(["prompt"] if alone else []))
-        return any(each.source in sources for each in self._arguments)
+        return any(argument.source in sources for argument in self._arguments)
 
     @property
     def reference(self) -> str:
-        """`module:name`, how the app travels to runners.
+        """`module:name`, by which runners import the app.
 
         Raises:
-            AppError: it cannot be imported by name, such as one defined in a function or notebook.
+            AppError: runners cannot import it, such as one defined in a function or notebook.
         """
         return reference(self.function)
 
     @property
     def agents(self) -> Sequence[str] | None:
-        """Every agent path, where the app itself names them; None if it does not."""
+        """All agent paths, if the app itself names them, else None."""
         return (self.function.agents or None) if isinstance(self.function, Command) else None
 
     def opened(self) -> AbstractAsyncContextManager[object]:
-        """What the app's attempts share is open as long as the block runs."""
+        """Keep what the app's attempts share open while the block runs."""
         return self.function.opened() if isinstance(self.function, Command) else nullcontext()
 
 
 def _check_no_method(function: Callable[..., Any]) -> None:
-    """A method's name imports a function that takes any object for its own: the task, say."""
+    """Raise `AppError` for a method: imported by name, it would take the task for its object."""
     owner = getattr(function, "__self__", None)
     is_bound = inspect.ismethod(function) and not isinstance(owner, type)
     name = str(getattr(function, "__qualname__", ""))
     first = getattr(getattr(function, "__code__", None), "co_varnames", ())[:1]
     if is_bound or (first == ("self",) and "." in name):
         raise AppError(
-            f"the app {name!r} is a method: runners import it by name and have no object to call "
-            "it on, so write a function at the top level of a module that does"
+            f"the app {name!r} is a method: runners import it by name, without an object, so write "
+            "a function at the top level of a module that calls it"
         )
 
 
 class NamedApp(App):
-    """An app that is known by name only: it is imported where runners are, nowhere else.
+    """An app that is imported by runners only, because this environment may not have it.
 
     Args:
         name: `module:name`.
 
     Raises:
-        AppError: it is no such name.
+        AppError: the name has another form.
     """
 
     def __init__(self, name: str) -> None:
         check_name(name, "app")
-        super().__init__(functools.partial(_not_here, name))
+        super().__init__(functools.partial(_fail_here, name))
         self._name = name
 
     @property
     def reference(self) -> str:
-        """`module:name`, as given."""
+        """`module:name`."""
         return self._name
 
     def takes(self, name: str, *, alone: bool) -> bool:
-        """It is not known here."""
+        """Return True: the arguments are unknown here."""
         return True
 
 
-def _not_here(name: str, task: Any) -> None:
-    raise AppError(f"the app {name!r} is known by name only here, and runs where runners are")
+def _fail_here(name: str, task: Any) -> None:
+    raise AppError(f"the app {name!r} is known by name only, and can be called by runners only")
 
 
 @overload
@@ -238,14 +238,14 @@ def rollout(function: F) -> F: ...
 @overload
 def rollout() -> Callable[[F], F]: ...
 def rollout(function: F | None = None) -> F | Callable[[F], F]:
-    """Mark a function as an app; it stays callable as it was."""
+    """Make a function an app; it can be called as before."""
     if function is None:
         return rollout
     return App(function)
 
 
 def as_app(app: App | Callable[..., Any] | str) -> App:
-    """The app, whether it was decorated or not; `module:name` is not imported."""
+    """Return the app of a function, an app or a name; `module:name` is not imported."""
     if isinstance(app, str):
         return NamedApp(app)
     if isinstance(app, App):
@@ -256,7 +256,7 @@ def as_app(app: App | Callable[..., Any] | str) -> App:
 
 
 def reference(function: Callable[..., Any]) -> str:
-    """See `App.reference`."""
+    """Return the reference of a function (`App.reference`). Raises `AppError`."""
     if isinstance(function, Command):
         return function.reference
     _check_no_method(function)
@@ -271,91 +271,89 @@ def reference(function: Callable[..., Any]) -> str:
             f"the app {name!r} is defined inside a function: runners import it by name, so move it "
             "to the top level of a module"
         )
-    if module == "__main__":
-        _check_main(name)
-    return f"{module}:{name}"
-
-
-def _check_main(name: str) -> None:
     main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    if getattr(main, "__spec__", None) is None and (file is None or not Path(file).is_file()):
+    is_script = (
+        getattr(main, "__spec__", None) or Path(getattr(main, "__file__", None) or "").is_file()
+    )
+    if module == "__main__" and not is_script:
         raise AppError(
             f"the app {name!r} is defined in a notebook or an interactive session, which runners "
             "cannot import: put it into a file, such as my_app.py, and import it from there"
         )
+    return f"{module}:{name}"
 
 
 def load_app(reference: str) -> App:
-    """The app that `module:name` names, or a command's reference.
+    """Return the app that `module:name` names, or that of a command's reference.
 
     Raises:
-        AppError: it cannot be imported, is not callable, or its program is not there.
+        AppError: it cannot be imported, is not callable, or its program does not exist.
     """
     is_command = reference.startswith(PREFIX)
-    named = Command.from_reference(reference) if is_command else find(reference, "app")
-    if isinstance(named, str):  # which `as_app` would take for another reference
-        raise AppError(f"an app must be callable, not str: {named!r:.100}")
-    app = as_app(named)
+    value = Command.from_reference(reference) if is_command else find(reference, "app")
+    if isinstance(value, str):  # `as_app` would take it for a reference
+        raise AppError(f"an app must be callable, not str: {value!r:.100}")
+    app = as_app(value)
     if isinstance(app.function, Command):
         app.function.check()
     return app
 
 
-def find(reference: str, what: str) -> Any:
-    """What `module:name` names.
+def find(reference: str, kind: str) -> Any:
+    """Import the object that `module:name` names.
 
     Args:
-        what: it is, for people.
+        reference: the name.
+        kind: the object's noun in messages, such as "app".
 
     Raises:
         AppError: it cannot be imported.
     """
-    check_name(reference, what)
+    check_name(reference, kind)
     module_name, _, name = reference.partition(":")
+    if module_name == "__main__" and "__mp_main__" in sys.modules:
+        module_name = "__mp_main__"  # the parent's script in a spawned process
     try:
-        value = _module(module_name)
+        value: Any = importlib.import_module(module_name)
     except Exception as error:
         raise AppError(
-            f"the {what} {reference!r} cannot be imported: {type(error).__name__}: {text_of(error)}"
+            f"the {kind} {reference!r} cannot be imported: {type(error).__name__}: {text_of(error)}"
         ) from error
     for part in name.split("."):
         value = getattr(value, part, None)
     if value is None:
-        raise AppError(f"the {what} {reference!r} cannot be found: {module_name!r} has no {name!r}")
+        raise AppError(f"the {kind} {reference!r} cannot be found: {module_name!r} has no {name!r}")
     return value
 
 
-def check_name(reference: str, what: str) -> None:
-    """Raise `AppError` unless it is `module:name`."""
+def check_name(reference: str, kind: str) -> None:
+    """Raise `AppError` unless the reference has the form `module:name`."""
     module_name, _, name = reference.partition(":")
     if not module_name or not name:
-        raise AppError(f"an {what} is named module:name, not {reference!r}")
-
-
-def _module(name: str) -> Any:
-    if name == "__main__" and "__mp_main__" in sys.modules:
-        return sys.modules["__mp_main__"]  # how a spawned process knows the parent's script
-    return importlib.import_module(name)
+        raise AppError(f"an {kind} is named module:name, not {reference!r}")
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    called = getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+    method = getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 
 class _Argument(NamedTuple):
-    """An argument of an app, and what it gets."""
+    """An argument of an app."""
 
     name: str
     source: str
-    by_position: bool
+    """Name of the value that is injected."""
+    is_positional: bool
     is_required: bool
 
 
 def _arguments(function: Callable[..., Any]) -> list[_Argument]:
-    """The arguments that can be injected; which resources there are is not known yet."""
-    parameters = _parameters(function)
+    """Return the arguments that can be injected; the resources are not known yet."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise AppError(f"the app {function!r} has no signature: {error}") from error
     is_task_named = any(parameter.name == "task" for parameter in parameters)
     arguments = []
     for number, parameter in enumerate(parameters):
@@ -363,15 +361,7 @@ def _arguments(function: Callable[..., Any]) -> list[_Argument]:
             continue
         is_required = parameter.default is parameter.empty
         is_task = number == 0 and is_required and not is_task_named
-        is_known = parameter.name in INJECTED
-        source = "task" if is_task and not is_known else parameter.name
-        by_position = parameter.kind is parameter.POSITIONAL_ONLY
-        arguments.append(_Argument(parameter.name, source, by_position, is_required))
+        source = "task" if is_task and parameter.name not in INJECTED else parameter.name
+        is_positional = parameter.kind is parameter.POSITIONAL_ONLY
+        arguments.append(_Argument(parameter.name, source, is_positional, is_required))
     return arguments
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise AppError(f"the arguments of {function!r} cannot be seen: {error}") from error

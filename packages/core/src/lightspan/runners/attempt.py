@@ -1,4 +1,4 @@
-"""One attempt in the hands of a runner: the app is called in its scope, limited, and reported."""
+"""One attempt of a runner: call the app in its context with a time limit, and report the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,11 +21,12 @@ from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.app import App, Inputs, attempt_llm
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.gateway_probe import GatewayEndpoint
-from lightspan.runners.outcome import STOPPED, AttemptResult, classify, returned
-from lightspan.runners.stack_location import in_words, of_coroutine
+from lightspan.runners.outcome import STOPPED, AttemptResult, classify, result_of
+from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.stack_location import coroutine_stack, describe_stack
 from lightspan.schema import clock, semconv as c
 from lightspan.schema.provenance import uncaptured_attributes
-from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome, Report
+from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
 from lightspan.schema.resources import NamedResources, instructions_in, routing_of
 from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import (
@@ -40,100 +41,74 @@ from lightspan.schema.spans import (
 )
 from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
 
-if TYPE_CHECKING:
-    from lightspan.runners.runner import RunnerConfig
-
 log = logging.getLogger(__name__)
 
-_REPORT_PAUSES_S: Final = (*RETRY_BACKOFF_S[:3], None)
-"""Before each further try of a report that the store did not take. No more than these: when the
-lease runs out another runner takes over, as if this one had died. The journal and the gateway,
-whose writes nobody repeats for them, try for longer."""
+_REPORT_BACKOFF_S: Final = (*RETRY_BACKOFF_S[:3], None)
+"""Seconds before each retry of a report. There are few retries, because another runner takes over
+when the lease runs out. The writers of production and of the gateway, whose writes are not repeated
+by others, retry for longer."""
 
 
 class RunnerContext(Protocol):
-    """What an attempt needs of its runner."""
+    """The interface of a runner for its attempts (`Runner`)."""
+
+    store: Store
+    app: App
+    config: RunnerConfig
+    pool: ThreadPoolExecutor
 
     @property
-    def store(self) -> Store: ...
-    @property
-    def app(self) -> App: ...
-    @property
-    def config(self) -> RunnerConfig: ...
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads for sync apps, one per slot."""
-        ...
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether it ends, and cancels what it has under way."""
-        ...
-
-    async def resources_of(self, resources_id: str) -> NamedResources:
-        """Raises `StoreError` if they cannot be had."""
-        ...
-
-    def leave_run(self, run_id: str) -> None:
-        """Claim nothing more of this run: it asks for another app."""
-        ...
-
-    def doubt(self, way: GatewayEndpoint) -> None:
-        """An attempt was lost for want of its gateway."""
-        ...
-
-    def abandon(self, attempt: AttemptRun, ending: AttemptResult) -> None:
-        """Report an attempt whose app does not end, and wait for it no longer."""
-        ...
-
-    def count_stuck(self, change: int) -> None:
-        """So many more apps hold their thread, or task, past their end."""
-        ...
+    def is_leaving(self) -> bool: ...
+    async def resources_of(self, resources_id: str) -> NamedResources: ...
+    def leave_run(self, run_id: str) -> None: ...
+    def await_gateway(self, endpoint: GatewayEndpoint) -> None: ...
+    def abandon(self, attempt: AttemptRun, ending: AttemptResult) -> None: ...
+    def count_stuck(self, change: int) -> None: ...
 
 
 class AttemptRun:
-    """One attempt in the hands of a runner."""
+    """One attempt of a runner."""
 
-    def __init__(self, host: RunnerContext, claim: Claim) -> None:
+    def __init__(self, runner: RunnerContext, claim: Claim) -> None:
         self.claim = claim
         self.ref = AttemptRef(claim.attempt.attempt_id, claim.attempt.epoch)
         self.task: asyncio.Task[None] | None = None
         self.deadline: float | None = None
-        """When the app has to have ended, by `clock.monotonic`; None while there is no limit."""
+        """Time limit of the app, by `clock.monotonic`; None for no limit."""
         self.ending: AttemptResult | None = None
-        """How the app has ended; what is left is to report."""
-        self._host = host
-        self._store = host.store
+        """Result of the app; it may not be reported yet."""
+        self._runner = runner
+        self._store = runner.store
         self._scope: AttemptContext | None = None
-        self._stopping = False
-        self._strays = misattributed_calls.count()
-        self._root = new_span_id()
-        self._started = now_ns()
+        self._is_stopping = False
+        self._misattributed = misattributed_calls.count()
+        self._root_span_id = new_span_id()
+        self._start_ns = now_ns()
 
     @property
     def attempt_id(self) -> str:
         return self.ref.attempt_id
 
     async def run(self) -> None:
-        """Run the app, keep its spans, report."""
-        if not self._is_ours():
+        """Run the app, store its spans, and report."""
+        wanted, own = self.claim.rollout.app, self._runner.config.app
+        if wanted and own and wanted != own:
             # its run was resumed with another app; no try is used up
-            text = f"for the app {self.claim.rollout.app}, not {self._host.config.app}"
-            self._host.leave_run(self.claim.rollout.run_id)
+            text = f"for the app {wanted}, not {own}"
+            self._runner.leave_run(self.claim.rollout.run_id)
             await self.finish(STOPPED._replace(message=text))
             return
         try:
-            ending = await self._prepared_and_executed()
+            ending = await self._prepare_and_execute()
         except asyncio.CancelledError:
             await asyncio.shield(self.finish(STOPPED))
             raise
         if ending.outcome is Outcome.INFRASTRUCTURE and self._scope and self._scope.gateway_url:
-            relayed = bool(self._host.config.relay)
-            token = self._scope.call_token if relayed else ""
-            self._host.doubt(GatewayEndpoint(self._scope.gateway_url, token))
+            endpoint = GatewayEndpoint(self._scope.gateway_url, self._scope.call_token)
+            self._runner.await_gateway(endpoint)
         await self.finish(ending)
 
-    async def _prepared_and_executed(self) -> AttemptResult:
+    async def _prepare_and_execute(self) -> AttemptResult:
         try:
             self._scope, inputs = await self._prepare()
         except LightspanError as error:
@@ -142,76 +117,72 @@ class AttemptRun:
 
     @property
     def _is_cancelled(self) -> bool:
-        """Whether we cancel it: an app may cancel itself, or raise CancelledError."""
-        return self._stopping or self._host.is_leaving
+        """Whether the runner cancels the attempt; an app may also cancel itself."""
+        return self._is_stopping or self._runner.is_leaving
 
     def stop(self) -> None:
-        """Cancel it: it is lost, and its rollout queued again without using up a try."""
-        if self.task is not None and self.ending is None and not self._stopping:
-            self._stopping = True
+        """Cancel the attempt: it is lost, and its rollout requeued without using up a try."""
+        if self.task is not None and self.ending is None and not self._is_stopping:
+            self._is_stopping = True
             self.task.cancel()
-            self._expect_end(STOPPED)
+            self._schedule_abandonment(STOPPED)
 
     def abort(self) -> None:
-        """Stop it, because its lease is another runner's."""
+        """Stop the attempt because its lease is lost."""
         if self.ending is None:
-            log.warning("attempt %s lost its lease and is stopped", self.ref.attempt_id)
+            log.warning("attempt %s lost its lease and is stopped", self.attempt_id)
             self.stop()
 
     def timed_out(self, why: str = "") -> AttemptResult:
-        """The ending of an app that has run out of time."""
+        """Return the result of an app that ran past its time limit."""
         text = f"the app ran longer than {self.claim.rollout.timeout_s:g} s{why}"
         return AttemptResult(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
 
-    def _expect_end(self, ending: AttemptResult) -> None:
-        """The app is being cancelled: report it so if it goes on all the same."""
-        grace_s = self._host.config.grace_s
-        asyncio.get_running_loop().call_later(grace_s, self._give_up, ending)
+    def _schedule_abandonment(self, ending: AttemptResult) -> None:
+        """Report this result after the grace period if the cancelled app goes on."""
+        grace_s = self._runner.config.grace_s
+        asyncio.get_running_loop().call_later(grace_s, self._abandon, ending)
 
-    def _give_up(self, ending: AttemptResult) -> None:
+    def _abandon(self, ending: AttemptResult) -> None:
         if self.task is None or self.task.done() or self.ending is not None:
             return
-        where = in_words(of_coroutine(self.task.get_coro()))
+        where = describe_stack(coroutine_stack(self.task.get_coro()))
         text = f"{ending.message} and went on when it was cancelled: {where}"
-        log.warning("attempt %s: %s", self.ref.attempt_id, text)
-        self._host.abandon(self, ending._replace(message=text))
-
-    def _is_ours(self) -> bool:
-        wanted, mine = self.claim.rollout.app, self._host.config.app
-        return not wanted or not mine or wanted == mine
+        log.warning("attempt %s: %s", self.attempt_id, text)
+        self._runner.abandon(self, ending._replace(message=text))
 
     async def _prepare(self) -> tuple[AttemptContext, Inputs]:
         rollout, attempt = self.claim.rollout, self.claim.attempt
-        resources = await self._host.resources_of(rollout.resources_id)
+        resources = await self._runner.resources_of(rollout.resources_id)
         routing = routing_of(resources)
         gateway = routing.gateway_url
         scope = AttemptContext(
             rollout_id=rollout.rollout_id,
             attempt_id=attempt.attempt_id,
             mode=rollout.mode,
-            gateway_url=(gateway and self._host.config.relay) or gateway or None,
+            gateway_url=(gateway and self._runner.config.relay) or gateway or None,
             call_token=attempt.call_token,
             routing=routing,
             instructions=instructions_in(resources),
-            root_span_id=self._root,
-            follows_urls=self._host.app.follows_urls,
+            root_span_id=self._root_span_id,
+            follows_urls=self._runner.app.follows_urls,
         )
         return scope, Inputs(rollout, resources, attempt_llm(scope))
 
     async def _execute(self, scope: AttemptContext, inputs: Inputs) -> AttemptResult:
-        app = self._host.app
-        if self._host.config.environment:
+        app = self._runner.app
+        if self._runner.config.environment:
             os.environ[TOKEN_VARIABLE] = scope.call_token
             os.environ[GATEWAY_VARIABLE] = scope.gateway_url or ""
         timeout_s, timer = self.claim.rollout.timeout_s, None
         if timeout_s is not None:
             self.deadline = clock.monotonic() + timeout_s
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(timeout_s, self._expect_end, self.timed_out())
+            timer = loop.call_later(timeout_s, self._schedule_abandonment, self.timed_out())
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 value = await (self._call_async if app.is_async else self._call_sync)(scope, inputs)
-        except BaseException as error:  # SystemExit, and what is no Exception, such as pytest.fail
+        except BaseException as error:  # SystemExit too, and what pytest.fail raises
             if isinstance(error, asyncio.CancelledError) and self._is_cancelled:
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
@@ -222,7 +193,7 @@ class AttemptRun:
                 timer.cancel()
         if isinstance(value, _Raised):
             return self._failed(scope, value.error)
-        return returned(value)
+        return result_of(value)
 
     def _failed(self, scope: AttemptContext, error: BaseException) -> AttemptResult:
         span = self._span(
@@ -230,7 +201,7 @@ class AttemptRun:
             name="lightspan.exception",
             kind=SpanKind.EXCEPTION,
             span_id=new_span_id(),
-            parent_id=self._root,
+            parent_id=self._root_span_id,
             start_ns=now_ns(),
             status=SpanStatus.ERROR,
             status_message=text_of(error),
@@ -241,7 +212,7 @@ class AttemptRun:
 
     async def _call_async(self, scope: AttemptContext, inputs: Inputs) -> Any:
         with open_scope(scope):
-            return await self._host.app.call(inputs)
+            return await self._runner.app.call(inputs)
 
     async def _call_sync(self, scope: AttemptContext, inputs: Inputs) -> Any:
         finished = threading.Event()
@@ -249,42 +220,41 @@ class AttemptRun:
         def work() -> Any:
             try:
                 with open_scope(scope):
-                    return self._host.app.call(inputs)
+                    return self._runner.app.call(inputs)
             except BaseException as error:
                 return _Raised(error)
             finally:
                 finished.set()
 
-        # Shielded, because a thread cannot be cancelled: the app in it runs on whatever happens
-        # here.
+        # Shielded, because a thread cannot be cancelled: its app goes on after a cancellation.
         loop, context = asyncio.get_running_loop(), copy_context()
-        future = loop.run_in_executor(self._host.pool, context.run, work)
+        future = loop.run_in_executor(self._runner.pool, context.run, work)
         try:
             value = await asyncio.shield(future)
         except BaseException:
             is_stuck = not finished.is_set()
-            self._host.count_stuck(is_stuck)
-            future.add_done_callback(partial(self._left_over, was_stuck=is_stuck))
+            self._runner.count_stuck(is_stuck)
+            future.add_done_callback(partial(self._release, was_stuck=is_stuck))
             raise
         if not inspect.isawaitable(value):
             return value
-        with open_scope(scope):  # on the one loop: clients that an app keeps are bound to theirs
+        with open_scope(scope):  # on the shared loop: clients that an app keeps are bound to one
             return await value
 
-    def _left_over(self, future: asyncio.Future[Any], *, was_stuck: bool) -> None:
-        """A sync app has ended after its outcome was reported: it ran too long, or was stopped."""
-        self._host.count_stuck(-was_stuck)
+    def _release(self, future: asyncio.Future[Any], *, was_stuck: bool) -> None:
+        """Clean up after a sync app that ended after its result was reported."""
+        self._runner.count_stuck(-was_stuck)
         if not future.cancelled() and future.exception() is None:
             value = future.result()
             if inspect.iscoroutine(value):
-                value.close()  # nobody will await it
+                value.close()  # it will not be awaited
 
     async def finish(self, ending: AttemptResult, store: Store | None = None) -> None:
-        """Keep the spans and report; nothing if that was begun already.
+        """Store the spans and report, unless that has begun already.
 
         Args:
-            ending: how the app ended.
-            store: another one than the runner's, of the thread that calls.
+            ending: the app's result.
+            store: a store of the calling thread; None for the runner's.
         """
         if self.ending is not None:
             return
@@ -293,46 +263,42 @@ class AttemptRun:
         scope = self._scope
         spans, capture_errors = ([], []) if scope is None else self._recorded(scope, ending)
         report = self.claim.attempt.report(**ending._asdict(), capture_errors=capture_errors)
-        for pause in _REPORT_PAUSES_S:
+        for pause in _REPORT_BACKOFF_S:
             try:
                 await (store.finish(report, spans) if spans else store.report([report]))
                 return
             except StoreError as error:
-                log.warning("attempt %s cannot be reported: %s", self.ref.attempt_id, error)
-                if spans:  # it may be for these, as where they are too large
-                    report, spans = await self._without_spans(report, spans, store), []
-                if pause is not None:
-                    await asyncio.sleep(pause)
-
-    async def _without_spans(self, report: Report, spans: list[Span], store: Store) -> Report:
-        """The report on its own: its spans are kept before, or it says that they are not."""
-        try:
-            await store.add_spans(self.ref, spans)
-        except LightspanError as error:
-            capture_errors = [*report.capture_errors, f"spans could not be stored: {error}"]
-            return msgspec.structs.replace(report, capture_errors=capture_errors)
-        return report
+                log.warning("attempt %s cannot be reported: %s", self.attempt_id, error)
+            if spans:  # the reason may be the spans, such as their size: they are stored alone
+                try:
+                    await store.add_spans(self.ref, spans)
+                except LightspanError as error:
+                    capture_errors.append(f"spans could not be stored: {error}")
+                    report = msgspec.structs.replace(report, capture_errors=capture_errors)
+                spans = []
+            if pause is not None:
+                await asyncio.sleep(pause)
 
     def _recorded(
         self, scope: AttemptContext, ending: AttemptResult
     ) -> tuple[list[Span], list[str]]:
-        """The spans that are to be kept, and the capture errors."""
+        """Return the spans to store, and the capture errors."""
         recorder = scope.recorder
         recorder.is_over = True
         recorder.give_up()
-        lost = misattributed_calls.missing_from(recorder, self._strays)
-        if lost is not None:
-            recorder.add_capture_error(lost)
+        missing = misattributed_calls.missing_from(recorder, self._misattributed)
+        if missing is not None:
+            recorder.add_capture_error(missing)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
         attributes |= uncaptured_attributes(recorder.uncaptured)
-        failed = ending.status is not AttemptStatus.SUCCEEDED
+        is_ok = ending.status is AttemptStatus.SUCCEEDED
         root = self._span(
             scope,
             name="attempt",
             kind=SpanKind.CHAIN,
-            span_id=self._root,
-            start_ns=self._started,
-            status=SpanStatus.ERROR if failed else SpanStatus.OK,
+            span_id=self._root_span_id,
+            start_ns=self._start_ns,
+            status=SpanStatus.OK if is_ok else SpanStatus.ERROR,
             status_message=ending.message,
             attributes=attributes,
         )
@@ -349,6 +315,6 @@ class AttemptRun:
 
 
 class _Raised(NamedTuple):
-    """What a sync app raised, as a value: a future takes no StopIteration, and would never end."""
+    """The exception of a sync app, as a value: a future that gets a StopIteration never ends."""
 
     error: BaseException

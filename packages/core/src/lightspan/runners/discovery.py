@@ -1,7 +1,7 @@
-"""How trainers and runners that do not know each other meet in a store.
+"""Discovery: trainers and runners that do not know each other announce themselves in a store.
 
-Each says now and then that it is there, for which app, with which lightspan (`Store.announce`).
-Who speaks another protocol is told so before anything is claimed.
+An announcement (`Store.announce`) names the peer's app and its version of lightspan. A peer with
+another protocol version is rejected before anything is claimed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import sys
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -24,14 +23,14 @@ from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
-ANNOUNCE_S: Final = 5.0
-"""How often a peer says that it is there."""
-GONE_S: Final = 20.0
-"""A peer that is silent this long counts as gone."""
+_ANNOUNCE_INTERVAL_S: Final = 5.0
+"""Seconds between two announcements of a peer."""
+_GONE_S: Final = 20.0
+"""Seconds without an announcement after which a peer counts as gone."""
 
 
-def here(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
-    """This process as a peer."""
+def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
+    """Return this process as a peer."""
     return Peer(
         peer_id=peer_id,
         role=role,
@@ -43,27 +42,27 @@ def here(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
     )
 
 
-def is_there(peer: Peer) -> bool:
-    """Whether the peer was heard of lately."""
-    return peer.silent_s < GONE_S
+def is_present(peer: Peer) -> bool:
+    """Return whether the peer was announced recently."""
+    return peer.silent_s < _GONE_S
 
 
-def speaks(peer: Peer) -> bool:
-    """Whether the peer's lightspan understands this one."""
+def is_compatible(peer: Peer) -> bool:
+    """Return whether the peer has this protocol version."""
     return peer.protocol == PROTOCOL_VERSION
 
 
-def disagreement(peer: Peer) -> str:
-    """The message about a peer that speaks another protocol."""
+def incompatibility(peer: Peer) -> str:
+    """Return the message about a peer with another protocol version."""
     return mismatch(peer.python, peer.lightspan, peer.protocol)
 
 
 class Presence:
-    """Announces a peer to a store for as long as it is entered.
+    """The announcements of a peer in a store, for as long as the block runs.
 
     Args:
         store: an open store.
-        peer: as it is announced.
+        peer: the peer to announce.
     """
 
     def __init__(self, store: Store, peer: Peer) -> None:
@@ -77,29 +76,24 @@ class Presence:
         self._task = asyncio.create_task(self._repeat(), name="lightspan-presence")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         if not self._stays:
-            with contextlib.suppress(StoreError):  # it counts as gone soon without that
+            with contextlib.suppress(StoreError):  # without that it counts as gone soon
                 await self._store.withdraw(self._peer.peer_id)
 
     async def stay(self, **changes: Any) -> None:
-        """Announce the peer so, and let that stand when it is gone."""
+        """Announce the peer with these changes, and do not withdraw it at the end."""
         self._stays = True
         self._peer = msgspec.structs.replace(self._peer, **changes)
         await self._store.announce(self._peer)
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(ANNOUNCE_S)
+            await asyncio.sleep(_ANNOUNCE_INTERVAL_S)
             try:
                 await self._store.announce(self._peer)
             except StoreError as error:
-                log.warning("%s cannot say that it is there: %s", self._peer.peer_id, error)
+                log.warning("%s cannot be announced: %s", self._peer.peer_id, error)

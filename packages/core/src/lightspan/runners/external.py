@@ -1,8 +1,8 @@
-"""Runners that somebody else starts: `lightspan runner --store … my_app:answer`.
+"""Runners that are started by hand: `lightspan runner --store … my_app:answer`.
 
-`ExternalRunners` stands for them in a trainer; `RunnerWatch` is what the trainer sees of them, and
-of any that join beside its own. Each looks after its own processes (`joiner`); a machine of theirs
-that is gone loses its leases, and each attempt there uses up a try.
+`ExternalRunners` stands for them in a trainer. `RunnerWatch` prints which runners join a training,
+also in addition to the trainer's own. Each of them supervises its own processes (`standalone`). If
+its machine is lost, its leases run out, and each of its attempts uses up a try.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lightspan.errors import LightspanError, StoreError
-from lightspan.runners.discovery import disagreement, is_there, speaks
-from lightspan.runners.protocol import RunnerPlan, Runners, check_leaves_home
+from lightspan.runners.discovery import incompatibility, is_compatible, is_present
+from lightspan.runners.protocol import RunnerPlan, Runners, check_importable
 from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.validation import check_number, check_whole
@@ -26,17 +26,19 @@ from lightspan.stores.protocol import Store
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 1.0
-"""How often a trainer looks who is there."""
+"""Seconds between two polls of the store's peers."""
 REMIND_S: Final = 60.0
-"""How often a trainer says that it waits for runners."""
+"""Seconds between two lines about missing runners."""
 
 
 class ExternalRunners:
-    """No runners of the trainer's own: those that are started by hand, or by a service manager, in
-    the app's environment. The trainer says how, and waits for the first one; they may come and go.
+    """Runners that are started by hand, or by a service manager, in the app's environment.
+
+    The trainer starts none. It prints the command that starts one and waits for the first; runners
+    may come and go.
 
     Args:
-        slots: attempts at once that are expected of them all; `dev` reports it.
+        slots: expected number of attempts at once, over all runners; `dev` reports it.
         timeout_s: seconds without any runner after which training stops; None waits for ever.
     """
 
@@ -46,123 +48,117 @@ class ExternalRunners:
             check_number("timeout_s", timeout_s, above=0)
         self.slots = slots
         self.timeout_s = timeout_s
+        self.missing_s = 0.0
+        """Seconds for which there has been no runner; set by `RunnerWatch`."""
         self._plan: RunnerPlan | None = None
-        self._missing_s = 0.0
 
     async def start(self, plan: RunnerPlan) -> None:
-        """Raises `AppError` if no other program could import the app."""
-        check_leaves_home(plan.app)
+        """Check the app. Raises `AppError` if other programs cannot import it."""
+        check_importable(plan.app)
         self._plan = plan
-        self._missing_s = 0.0
+        self.missing_s = 0.0
 
     async def stop(self) -> None:
-        """Nothing to do: whoever started the runners ends them, or they end with the training."""
-
-    def missing(self, seconds: float) -> None:
-        """Take note for how long there has been no runner; 0 if there is one."""
-        self._missing_s = seconds
+        """Do nothing: the runners end with the training, or are ended by hand."""
 
     def check(self) -> None:
-        """Raises `LightspanError` if nobody came in time."""
-        if self.timeout_s is not None and self._missing_s > self.timeout_s:
+        """Raise `LightspanError` if no runner came in time."""
+        if self.timeout_s is not None and self.missing_s > self.timeout_s:
             assert self._plan is not None
             raise LightspanError(
-                f"no runner for {self._missing_s:.0f} s: start one in the app's environment, "
+                f"no runner for {self.missing_s:.0f} s: start one in the app's environment, "
                 f"`{command(self._plan)}`, and go on with resume=True"
             )
 
 
 def command(plan: RunnerPlan) -> str:
-    """The command that starts a runner, for the app's environment."""
+    """Return the command that starts a runner in the app's environment."""
     return shlex.join(["lightspan", "runner", "--store", plan.store_url, plan.app])
 
 
 @dataclass(slots=True)
 class RunnerWatch:
-    """Tells a trainer's user which runners have joined, which cannot, and what is waited for.
+    """Prints which runners join a training, which cannot, and which are missing.
 
     Args:
-        plan: of the trainer's runners.
-        runners: the trainer's own.
-        say: where lines go.
+        plan: the plan of the trainer's runners.
+        runners: the trainer's own runners.
+        print_line: prints a line.
     """
 
     plan: RunnerPlan
     runners: Runners
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     _joined: dict[str, Peer] = field(default_factory=dict)
-    _refused: set[str] = field(default_factory=set)
-    """Runners that speak another protocol; each is told of once."""
+    _rejected: set[str] = field(default_factory=set)
+    """Runners with another protocol version, each of which is printed once."""
     _alone_since: float | None = None
     _reminded: float | None = None
 
     async def watch(self, store: Store) -> None:
-        """Look at the store's peers for as long as this is not cancelled."""
+        """Poll the store's peers until cancelled."""
         while True:
             try:
-                self.look(await store.peers(), clock.monotonic())
+                self.update(await store.peers(), clock.monotonic())
             except StoreError as error:
-                log.warning("who works with the store cannot be seen: %s", error)
+                log.warning("the store's runners cannot be read: %s", error)
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def end(self, store: Store) -> None:
-        """Say who has come since the last look: a run may be over within a second."""
+        """Print runners that have joined since the last poll: a run may take less than a second."""
         with contextlib.suppress(StoreError):
-            self._greet(self._mine(await store.peers()))
+            self._joined_of(await store.peers())
 
-    def look(self, peers: Sequence[Peer], now: float) -> None:
-        """Say what has changed.
+    def update(self, peers: Sequence[Peer], now: float) -> None:
+        """Print changes.
 
         Args:
-            peers: of the store.
-            now: seconds, of a clock that never goes back.
+            peers: the store's peers.
+            now: seconds, by a monotonic clock.
         """
-        mine = self._mine(peers)
-        joined = self._greet(mine)
+        joined = self._joined_of(peers)
         for name in self._joined.keys() - joined.keys():
-            self.say(f"runner {name} is gone")
+            self.print_line(f"runner {name} is gone")
         self._joined = joined
-        if isinstance(self.runners, ExternalRunners):
-            self._wait(self.runners, [peer for peer in _runners(peers) if peer not in mine], now)
-
-    def _mine(self, peers: Sequence[Peer]) -> list[Peer]:
-        """The runners that are there for this training."""
-        ids = ("", self.plan.run_id)
-        runners = _runners(peers)
-        return [peer for peer in runners if peer.app == self.plan.app and peer.run_id in ids]
-
-    def _greet(self, mine: Sequence[Peer]) -> dict[str, Peer]:
-        """Say who is new; returns those that have joined."""
-        for peer in mine:
-            if not speaks(peer) and peer.peer_id not in self._refused:
-                self._refused.add(peer.peer_id)
-                self.say(f"runner {peer.peer_id} cannot join: {disagreement(peer)}")
-        joined = {peer.peer_id: peer for peer in mine if speaks(peer)}
-        for name in joined.keys() - self._joined.keys():
-            peer = joined[name]
-            self.say(
-                f"runner {name} joined: {peer.slots} attempts at once, lightspan "
-                f"{peer.lightspan}, {peer.python}"
-            )
-        return joined
-
-    def _wait(self, runners: ExternalRunners, others: Sequence[Peer], now: float) -> None:
-        if self._joined:
+        if not isinstance(self.runners, ExternalRunners):
+            return
+        if joined:
             self._alone_since = self._reminded = None
-            runners.missing(0.0)
+            self.runners.missing_s = 0.0
             return
         self._alone_since = now if self._alone_since is None else self._alone_since
-        runners.missing(now - self._alone_since)
-        if self._reminded is not None and now - self._reminded < REMIND_S:
-            return
-        self._reminded = now
-        elsewhere = sorted({peer.app for peer in others})
-        others_run = f" (those that are there run {', '.join(elsewhere)})" if elsewhere else ""
-        self.say(
-            f"waiting for runners{others_run}: in the app's environment, `{command(self.plan)}`"
-        )
+        self.runners.missing_s = now - self._alone_since
+        if self._reminded is None or now - self._reminded >= REMIND_S:
+            self._reminded = now
+            apps = sorted(
+                {peer.app for peer in peers if _is_runner(peer) and not self._is_own(peer)}
+            )
+            others = f" (those that are there run {', '.join(apps)})" if apps else ""
+            self.print_line(
+                f"waiting for runners{others}: in the app's environment, `{command(self.plan)}`"
+            )
+
+    def _joined_of(self, peers: Sequence[Peer]) -> dict[str, Peer]:
+        """Return the runners that work for this training; print new ones."""
+        joined = {}
+        for peer in filter(self._is_own, peers):
+            name = peer.peer_id
+            if is_compatible(peer):
+                joined[name] = peer
+                if name not in self._joined:
+                    self.print_line(
+                        f"runner {name} joined: {peer.slots} attempts at once, lightspan "
+                        f"{peer.lightspan}, {peer.python}"
+                    )
+            elif name not in self._rejected:
+                self._rejected.add(name)
+                self.print_line(f"runner {name} cannot join: {incompatibility(peer)}")
+        return joined
+
+    def _is_own(self, peer: Peer) -> bool:
+        is_wanted = peer.app == self.plan.app and peer.run_id in ("", self.plan.run_id)
+        return is_wanted and _is_runner(peer)
 
 
-def _runners(peers: Sequence[Peer]) -> list[Peer]:
-    """The runners among the peers that are there."""
-    return [peer for peer in peers if peer.role is PeerRole.RUNNER and is_there(peer)]
+def _is_runner(peer: Peer) -> bool:
+    return peer.role is PeerRole.RUNNER and is_present(peer)

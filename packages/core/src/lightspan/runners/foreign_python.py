@@ -1,13 +1,14 @@
 """Runner processes of another interpreter: that of the app's own environment.
 
-Nothing of this environment goes there but the folders of the app. The process says at once which
-lightspan it has, before it is sent anything that another version might read otherwise. What is in
-it is the same `worker`, guarded in the same way; one that never says that it is well, because its
-lightspan is older, is not ended for its silence.
+The process inherits nothing of this environment but the folders of the app. It first sends its
+version of lightspan (`Greeting`); messages that another version might misread follow only then. It
+runs the same `process_main`, supervised in the same way, except that an older lightspan without
+heartbeats is not ended for their absence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -31,18 +32,18 @@ log = logging.getLogger(__name__)
 
 Folders: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One folder, or several."""
-GREETING_S: Final = 60.0
-"""How long a process has to say what it is."""
-OLDEST_PYTHON: Final = (3, 11)
-MAKE_APPS: Final = "make the app's environment first, such as with `python3 -m venv .venv-app`"
+_GREETING_S: Final = 60.0
+"""Seconds that a process has to send its greeting."""
+_OLDEST_PYTHON: Final = (3, 11)
+_HINT: Final = "create the app's environment first, such as with `python3 -m venv .venv-app`"
 
-# The other side may have no lightspan, or another one: nothing but the standard library is relied
-# on before it has said so. A working folder is no place for modules.
+# The environment may have no lightspan, or another version, so the greeting needs only the standard
+# library. Modules of the working folder must not be imported, so "" is removed from the path.
 _ENTRY: Final = """
 import json, sys
 from multiprocessing.connection import Connection
 sys.path[:] = [path for path in sys.path if path]
-line = Connection(int(sys.argv[1]))
+pipe = Connection(int(sys.argv[1]))
 greeting = {"python": sys.version.split()[0]}
 try:
     import lightspan
@@ -52,54 +53,57 @@ try:
     from lightspan.runners.process_main import serve
 except Exception as error:
     greeting["error"] = type(error).__name__ + ": " + str(error)
-line.send_bytes(json.dumps(greeting).encode())
+pipe.send_bytes(json.dumps(greeting).encode())
 if "error" not in greeting:
-    serve(line)
+    serve(pipe)
 """
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process says of itself first."""
+    """The first message of a process."""
 
     python: str
+    """Version of Python."""
     lightspan: str | None = None
+    """Version of lightspan; None if it is not installed."""
     protocol: int = 0
     error: str | None = None
-    """Why it cannot be a runner."""
+    """Why the process cannot be a runner."""
 
 
 def find_interpreter(
-    python: str | os.PathLike[str], *, option: str = "python", remedy: str = MAKE_APPS
+    python: str | os.PathLike[str], *, option: str = "python", hint: str = _HINT
 ) -> str:
-    """The interpreter's path, links kept: they tell a virtual environment.
+    """Return the interpreter's absolute path, with links kept: they identify a virtual environment.
 
     Args:
-        option: what it was given as.
-        remedy: what to do where there is no such program.
+        python: a path, or a name on the PATH.
+        option: name of the option.
+        hint: advice for the case that there is no such program.
 
     Raises:
         ConfigError: there is no such program.
     """
     path = os.path.expanduser(os.fspath(python))
     program = shutil.which(path)
-    if program is not None and not Path(path).is_dir():
-        return os.path.abspath(program)
     if Path(path).is_dir():
         inside = Path(path, "bin", "python")
-        hint = f"it is a folder; did you mean {inside}?" if inside.exists() else "it is a folder"
+        reason = f"it is a folder; did you mean {inside}?" if inside.exists() else "it is a folder"
+    elif program is not None:
+        return os.path.abspath(program)
     elif Path(path).exists():
-        hint = "it cannot be executed"
+        reason = "it cannot be executed"
     else:
-        hint = f"there is no such program; {remedy}"
-    raise ConfigError(f"{option}={path!r} is no interpreter: {hint}")
+        reason = f"there is no such program; {hint}"
+    raise ConfigError(f"{option}={path!r} is no interpreter: {reason}")
 
 
 def app_folders(folders: Folders | None) -> list[str]:
-    """Where the other interpreter looks for the app before its own packages.
+    """Return the folders in which the interpreter looks for the app before its own packages.
 
     Args:
-        folders: of the user's; None for the folder of the running script and the working folder,
-            as far as they belong to no environment.
+        folders: the user's folders; None for the folder of the running script and the working
+            folder, unless they belong to an environment.
 
     Raises:
         ConfigError: one of them is no folder.
@@ -108,141 +112,138 @@ def app_folders(folders: Folders | None) -> list[str]:
         return check_folders("app_dirs", folders)
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     home = [] if script is None else [os.path.dirname(os.path.abspath(script))]
-    return [path for path in dict.fromkeys([*home, os.getcwd()]) if not of_environment(path)]
+    return [path for path in dict.fromkeys([*home, os.getcwd()]) if not is_environment(path)]
+
+
+def folder_paths(folders: Folders) -> list[str]:
+    """Return the paths of one or several folders."""
+    several = [folders] if isinstance(folders, str | os.PathLike) else folders
+    return [os.fspath(folder) for folder in several]
 
 
 def check_folders(option: str, folders: Folders) -> list[str]:
-    """The absolute paths of the folders. Raises `ConfigError` if one is no folder."""
-    several = [folders] if isinstance(folders, str | os.PathLike) else folders
-    paths = [os.path.abspath(os.path.expanduser(os.fspath(folder))) for folder in several]
+    """Return the absolute paths of the folders. Raises `ConfigError` if one is no folder."""
+    paths = [os.path.abspath(os.path.expanduser(path)) for path in folder_paths(folders)]
     for path in paths:
         if not os.path.isdir(path):
             raise ConfigError(f"{option}: there is no folder {path}")
     return paths
 
 
-def of_environment(folder: str) -> bool:
-    """Whether the folder lies in this environment, whose packages must not be seen there."""
+def is_environment(folder: str) -> bool:
+    """Return whether the folder belongs to this environment, whose packages must stay invisible in
+    the app's."""
     inside = any(Path(folder).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix))
     return inside or "site-packages" in folder or "dist-packages" in folder
 
 
-def environment_for_others() -> dict[str, str]:
-    """The environment without what belongs to this interpreter."""
-    ours = {"PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__"}
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
-    if "PYTHONPATH" in kept:
-        folders = kept.pop("PYTHONPATH").split(os.pathsep)
-        folders = [path for path in folders if path and not of_environment(os.path.abspath(path))]
-        if folders:
-            kept["PYTHONPATH"] = os.pathsep.join(folders)
-    return kept
+def foreign_environment() -> dict[str, str]:
+    """Return the environment variables without those of this interpreter."""
+    own = {"PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__"}
+    variables = {name: value for name, value in os.environ.items() if name not in own}
+    folders = variables.pop("PYTHONPATH", "").split(os.pathsep)
+    folders = [path for path in folders if path and not is_environment(os.path.abspath(path))]
+    return variables | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
 
 
-class Subprocess:
-    """A process of another interpreter, with the methods of `multiprocessing`'s."""
-
-    def __init__(self, python: str, theirs: socket.socket) -> None:
-        fd = theirs.fileno()
-        self._popen = subprocess.Popen(
-            [python, "-c", _ENTRY, str(fd)],
-            pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
-            env=environment_for_others(),
-        )
-
-    @property
-    def pid(self) -> int | None:
-        return self._popen.pid
+class Subprocess(subprocess.Popen[bytes]):
+    """A process of another interpreter, with the methods of `multiprocessing.Process`."""
 
     @property
     def exitcode(self) -> int | None:
-        """Negative: the signal that ended it. None while it runs."""
-        return self._popen.poll()
+        """Exit code, or the negative number of a signal; None while the process runs."""
+        return self.poll()
 
     def is_alive(self) -> bool:
-        return self._popen.poll() is None
+        return self.poll() is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for so long."""
-        try:
-            self._popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return
-
-    def kill(self) -> None:
-        self._popen.kill()
+        """Wait until the process has ended, or for that many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(timeout)
 
     def close(self) -> None:
-        """Nothing to do: this class holds nothing that `multiprocessing`'s would."""
+        """Do nothing: there is nothing to release."""
 
 
 def start(python: str) -> tuple[Subprocess, Connection]:
-    """Start a process; it waits to be told what it is to do.
+    """Start a process that waits for its assignment.
 
     Raises:
-        ConfigError: it cannot be executed.
+        ConfigError: the interpreter cannot be executed.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
+    parent_end, child_end = socket.socketpair()
+    fd = child_end.fileno()
+    with child_end:
         try:
-            process = Subprocess(python, theirs)
+            process = Subprocess(
+                [python, "-c", _ENTRY, str(fd)],
+                pass_fds=[fd],
+                stdin=subprocess.DEVNULL,
+                env=foreign_environment(),
+            )
         except OSError as error:
-            ours.close()
+            parent_end.close()
             raise ConfigError(f"python={python!r} cannot be executed: {error}") from error
-    return process, Connection(ours.detach())
+    return process, Connection(parent_end.detach())
 
 
-def greet(python: str, process: Subprocess, line: Connection, plan: RunnerPlan, name: str) -> None:
-    """Hear which lightspan the process has, and tell it its plan.
+def handshake(
+    python: str, process: Subprocess, pipe: Connection, plan: RunnerPlan, name: str
+) -> None:
+    """Read the greeting of the process and send its assignment.
 
     Raises:
-        ConfigError: it is no Python, or has no lightspan that fits this one.
+        ConfigError: it is no Python, or its lightspan does not fit this one.
     """
+    if not pipe.poll(_GREETING_S):
+        raise ConfigError(
+            f"python={python!r} sent nothing for {_GREETING_S:g} s: is it a Python interpreter?"
+        )
     try:
-        said = line.recv_bytes() if line.poll(GREETING_S) else None
-        greeting = None if said is None else msgspec.json.decode(said, type=Greeting)
+        greeting = msgspec.json.decode(pipe.recv_bytes(), type=Greeting)
     except (EOFError, OSError, msgspec.MsgspecError):
         process.join(5)
         raise ConfigError(
-            f"python={python!r} ended (exit code {process.exitcode}) before it said which "
-            "lightspan it has: is it a Python interpreter that works?"
+            f"python={python!r} ended (exit code {process.exitcode}) before it sent its version of "
+            "lightspan: is it a working Python interpreter?"
         ) from None
-    if greeting is None:
-        raise ConfigError(f"python={python!r} said nothing for {GREETING_S:g} s: is it a Python?")
-    wrong = complaint(python, greeting)
-    if wrong is not None:
-        raise ConfigError(wrong)
+    problem = find_problem(python, greeting)
+    if problem is not None:
+        raise ConfigError(problem)
     if greeting.lightspan != __version__:
         log.warning(
-            "%s has lightspan %s, %s has %s: they understand each other, but the same version on "
-            "both sides is tested better: %s",
+            "%s has lightspan %s, %s has %s: they are compatible, but the same version on both "
+            "sides is tested better: %s",
             *(python, greeting.lightspan, sys.executable, __version__, _install(python)),
         )
-    line.send_bytes(msgspec.json.encode(Assignment(plan=plan, name=name)))
+    pipe.send_bytes(msgspec.json.encode(Assignment(plan=plan, name=name)))
 
 
-def complaint(python: str, greeting: Greeting) -> str | None:
-    """What is wrong with the other side, and what to do; None if it fits."""
-    remedy = _install(python)
+def find_problem(python: str, greeting: Greeting) -> str | None:
+    """Return why the process cannot be a runner and what to do; None if it can."""
     version = tuple(int(part) for part in greeting.python.split(".")[:2] if part.isdigit())
-    if version < OLDEST_PYTHON:
-        needed = ".".join(map(str, OLDEST_PYTHON))
-        return f"{python} is Python {greeting.python}, and lightspan needs {needed} or newer"
+    if version < _OLDEST_PYTHON:
+        oldest = ".".join(map(str, _OLDEST_PYTHON))
+        return f"{python} is Python {greeting.python}, and lightspan needs {oldest} or newer"
     if greeting.lightspan is None:
-        return f"{python} (Python {greeting.python}) has no lightspan ({greeting.error}): {remedy}"
+        return (
+            f"{python} (Python {greeting.python}) has no lightspan ({greeting.error}): "
+            f"{_install(python)}"
+        )
     if greeting.protocol and greeting.protocol != PROTOCOL_VERSION:
         return mismatch(python, greeting.lightspan, greeting.protocol)
     if greeting.error is not None:
         return (
             f"lightspan {greeting.lightspan} of {python} cannot work for lightspan {__version__} "
-            f"of {sys.executable} ({greeting.error}): install the same version there, {remedy}"
+            f"of {sys.executable} ({greeting.error}): install the same version there, "
+            f"{_install(python)}"
         )
     return None
 
 
 def mismatch(python: str, lightspan: str, protocol: int) -> str:
-    """The message where the other side speaks another protocol."""
+    """Return the message about a process with another protocol version."""
     return (
         f"{python or 'the other side'} has lightspan {lightspan} (protocol {protocol}), "
         f"{sys.executable} has {__version__} (protocol {PROTOCOL_VERSION}): install the same "
@@ -252,5 +253,5 @@ def mismatch(python: str, lightspan: str, protocol: int) -> str:
 
 
 def _install(python: str, version: str = __version__) -> str:
-    """What brings a version of lightspan into an environment."""
+    """Return the command that installs a version of lightspan into an environment."""
     return how_to_install(python=python or "python", version=version)

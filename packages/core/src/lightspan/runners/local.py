@@ -1,8 +1,9 @@
 """Runners as processes on this machine, of this interpreter or another, replaced when they die.
 
-A process that dies takes several attempts with it. Who killed it is unknown, so their rollouts are
-queued again at once, to be run one by one in processes of their own (`deaths`); no task that kills
-its process ends the run. Only processes that die before they have run anything do.
+A process that dies takes several attempts with it. Which of them killed it is unknown, so their
+rollouts are requeued at once, to be run one by one in processes of their own (`crash_recovery`). A
+task that kills its process does not end the training; processes that repeatedly die before they
+have run anything do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -27,12 +28,13 @@ import msgspec
 from lightspan import child_processes
 from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import foreign_python
-from lightspan.runners.crash_recovery import QUICK_S, ProcessExit, bury, describe_exit
-from lightspan.runners.process_main import DAMAGED, WorkerCommand, WorkerStatus, work
-from lightspan.runners.protocol import RunnerPlan, check_leaves_home
+from lightspan.runners.command.process import blocked_signals
+from lightspan.runners.crash_recovery import QUICK_S, ProcessExit, describe_exit, requeue_attempts
+from lightspan.runners.process_main import DECODE_ERRORS, WorkerCommand, WorkerStatus, work
+from lightspan.runners.protocol import RunnerPlan, check_importable
 from lightspan.schema import clock
 from lightspan.schema.records import new_id
-from lightspan.schema.validation import check_whole
+from lightspan.schema.validation import check_choice, check_whole
 from lightspan.stores import open_store
 from lightspan.stores.credentials import secrets_of
 
@@ -41,58 +43,68 @@ log = logging.getLogger(__name__)
 MAX_QUICK_DEATHS = 5
 """Consecutive deaths within `QUICK_S` of starting, with no attempt claimed, after which the runners
 give up."""
-_SILENT_LEASES: Final = 2 / 3
-"""Of a lease, before which it does not run out: it was extended a sixth of one before, at most."""
+_MAX_SILENT_LEASES: Final = 2 / 3
+"""Fraction of a lease after which a process without a heartbeat is ended. The lease still holds
+then: it was extended at most a sixth of a lease before the last heartbeat."""
+_MIN_SILENT_S: Final = 5.0
+"""Seconds without a heartbeat that every process may take, however short the lease."""
 _ABORT_S: Final = 2.0
-"""How long a process may take to print where it is."""
+"""Seconds that a process may take to print its stack."""
 _POLL_INTERVAL_S: Final = 0.1
-"""Between two looks at the processes."""
-_SILENT_S: Final = 5.0
-"""No process is taken for dead before, however short the lease."""
-_UNGUARDED_EXIT: Final = 4
-"""Exit code of a process whose import of the script came to where training starts."""
+"""Seconds between two checks of the processes."""
+_END_S: Final = 10.0
+"""Seconds that processes may take to end before they are killed."""
+_IMPORTED_EXIT: Final = 4
+"""Exit code of a process that imported a script which starts training when it is imported."""
 _PROCESSES: Final = multiprocessing.get_context("spawn")
-"""How those of this interpreter are started: with nothing of ours but what they import."""
+"""Starts processes of this interpreter, which inherit nothing but what they import."""
 
 
 @dataclass(slots=True)
 class _Worker:
+    """A runner process."""
+
     process: BaseProcess | foreign_python.Subprocess
     name: str
     parent_pipe: Connection
     """Closing it tells the process to end."""
     started: float
+    """Start time by `clock.monotonic`."""
     plan: RunnerPlan
-    """Its own."""
     latest: WorkerStatus = field(default_factory=WorkerStatus)
-    """What the process said last."""
-    silence_s: float = 0.0
-    """For how long it has said nothing, in looks: while we were suspended, so was the process."""
+    """The latest status that the process has sent."""
+    silent_s: float = 0.0
+    """Seconds since then, as a number of checks: while this process was suspended, so was that."""
 
-    def hear(self) -> None:
-        """Take in what the process has said."""
-        self.silence_s += _POLL_INTERVAL_S
-        with contextlib.suppress(EOFError, OSError, *DAMAGED):
+    def read_status(self) -> None:
+        """Read the messages that the process has sent."""
+        self.silent_s += _POLL_INTERVAL_S
+        with contextlib.suppress(EOFError, OSError, *DECODE_ERRORS):
             while self.parent_pipe.poll():
                 self.latest = msgspec.json.decode(self.parent_pipe.recv_bytes(), type=WorkerStatus)
-                self.silence_s = 0.0
+                self.silent_s = 0.0
+
+    def send(self, command: WorkerCommand) -> None:
+        """Send a command to the process."""
+        with contextlib.suppress(OSError):  # it has just died, and its successor gets the command
+            self.parent_pipe.send_bytes(msgspec.json.encode(command))
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has said nothing for so long that its attempts may soon be lost: something
-        keeps the GIL."""
-        limit = max(_SILENT_S, self.plan.lease_s * _SILENT_LEASES)
-        return self.latest.beats and self.silence_s > limit
+        """Whether heartbeats are missing for so long that leases may soon run out: something holds
+        the GIL."""
+        limit = max(_MIN_SILENT_S, self.plan.lease_s * _MAX_SILENT_LEASES)
+        return self.latest.beats and self.silent_s > limit
 
     def kill(self) -> None:
-        """End it by force, and what its apps have started."""
-        left = [] if self.process.pid is None else child_processes.left_by(self.process.pid)
+        """Kill the process and the child processes of its apps."""
+        children = [] if self.process.pid is None else child_processes.left_by(self.process.pid)
         self.process.kill()
         self.process.join()
-        child_processes.kill(left)
+        child_processes.kill(children)
 
     def abort(self) -> None:
-        """End a process that says nothing; `faulthandler` prints there where it is."""
+        """End a process without heartbeats; its `faulthandler` prints the stack."""
         if self.process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGABRT)
@@ -101,33 +113,35 @@ class _Worker:
 
     def death(self, *, is_silent: bool) -> ProcessExit:
         """Return how the process, which is dead, ended."""
-        silence = f"said nothing for {self.silence_s:.0f} s, as if something kept the GIL, and was"
-        how = f"{silence} ended" if is_silent else describe_exit(self.process.exitcode)
+        how = describe_exit(self.process.exitcode)
+        if is_silent:
+            how = (
+                f"sent no heartbeat for {self.silent_s:.0f} s, as if something held the GIL, and "
+                "was ended"
+            )
         if self.latest.reason:
             how = f"ended itself, because {self.latest.reason}"
-        return ProcessExit(
-            runner=self.name,
-            how=self.latest.leaves or how,
-            is_blameless=bool(self.latest.leaves),
-        )
+        leaves = self.latest.leaves
+        return ProcessExit(runner=self.name, how=leaves or how, is_blameless=bool(leaves))
 
 
 class LocalRunners:
     """`slots` attempts at once, in `processes` spawned processes.
 
     Args:
-        slots: attempts at once, over all processes.
+        slots: maximum number of open attempts, over all processes.
         processes: 1 unless the app is heavy on the CPU.
-        isolation: `"thread"` shares a process between attempts; `"process"` gives every attempt
-            at work a process of its own (as many processes as slots).
+        isolation: `"thread"` shares a process between attempts; `"process"` gives every open
+            attempt a process of its own (as many processes as slots).
         python: the interpreter of the app's own environment, such as `".venv-app/bin/python"`;
-            None for this one. That environment needs the app, what it imports, and lightspan
-            (without extras); nothing that is installed here is seen there.
-        app_dirs: a folder or several in which `python` finds the app's modules, beside what is
-            installed there; None for the folder of the running script and the working folder.
+            None for this one. That environment needs the app, its dependencies and lightspan
+            (without extras); packages of this environment are not visible there.
+        app_dirs: one or several folders in which `python` finds the app's modules, in addition to
+            its installed packages; None for the folder of the running script and the working
+            folder.
 
     Raises:
-        ConfigError: an option that cannot be honoured.
+        ConfigError: an invalid option.
     """
 
     def __init__(
@@ -141,10 +155,9 @@ class LocalRunners:
     ) -> None:
         check_whole("slots", slots, 1)
         check_whole("processes", processes, 1)
-        if isolation not in ("thread", "process"):
-            raise ConfigError(f'isolation must be "thread" or "process", not {isolation!r}')
+        check_choice("isolation", isolation, ("thread", "process"))
         if app_dirs is not None and python is None:
-            raise ConfigError("app_dirs= belongs to python=: runners of this one share sys.path")
+            raise ConfigError("app_dirs= needs python=: runners of this interpreter share sys.path")
         self.slots = slots
         self.isolation = isolation
         self.python = None if python is None else foreign_python.find_interpreter(python)
@@ -154,52 +167,51 @@ class LocalRunners:
         self._plan: RunnerPlan | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._failure: LightspanError | None = None
-        self._useless = 0
-        """Deaths in a row of processes that had run nothing."""
+        self._quick_deaths = 0
+        """Consecutive deaths of processes that had run nothing."""
         self._runs: list[str] | None = None
         self._claimed_before = 0
-        """By processes that are gone."""
+        """Number of attempts claimed by processes that have ended."""
 
     async def start(self, plan: RunnerPlan) -> None:
-        """Spawn the processes and wait until each has imported the app.
+        """Start the processes and wait until each has imported the app.
 
         Raises:
-            AppError: a process cannot import it.
-            ConfigError: the interpreter is none, or its lightspan does not fit this one.
+            AppError: a process cannot import the app.
+            ConfigError: the interpreter or its version of lightspan cannot be used.
         """
         if self.python is not None:
-            check_leaves_home(plan.app)
+            check_importable(plan.app)
             plan = msgspec.structs.replace(plan, sys_path=self._app_dirs)
         self._plan = plan
         self._workers = await self._start_all(shares(self.slots, self.processes))
         self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
 
     def check(self) -> None:
-        """Raises what made the runners give up."""
+        """Raise the error for which the runners gave up."""
         if self._failure is not None:
             raise self._failure
 
     async def stop(self) -> None:
         """End the processes, by force after 10 s. Idempotent."""
-        # Before anything is waited for: whoever is cancelled here must not leave behind processes
-        # that go on without a gateway.
-        _let_go(self._workers)
+        # Before the first await: if this is cancelled, no process may go on without a gateway.
+        _close_pipes(self._workers)
         await self._end_supervision()
         workers, self._workers, self._runs = self._workers, [], None
         self._claimed_before += sum(worker.latest.claimed for worker in workers)
         await asyncio.to_thread(_end, workers)
 
     def work_for(self, run_ids: Sequence[str]) -> None:
-        """Have processes that join (`RunnerPlan.joins`) work for these runs from now on."""
+        """Have processes with `RunnerPlan.joins` work for these runs from now on."""
         self._runs = list(run_ids)
         for worker in self._workers:
-            _order(worker, WorkerCommand(runs=self._runs))
+            worker.send(WorkerCommand(runs=self._runs))
 
     async def drain(self) -> None:
-        """Claim nothing more; returns when the attempts under way have ended."""
+        """Claim nothing more; return when the attempts under way have ended."""
         await self._end_supervision()
         for worker in self._workers:
-            _order(worker, WorkerCommand(stop=True))
+            worker.send(WorkerCommand(stop=True))
         leaving = list(self._workers)
         while leaving:
             for worker in list(leaving):
@@ -207,7 +219,7 @@ class LocalRunners:
                     leaving.remove(worker)
                     if worker.latest.running:
                         log.warning("runner %s %s", worker.name, death.how)
-                        await self._bury(death)
+                        await self._requeue(death)
             await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _end_supervision(self) -> None:
@@ -218,12 +230,12 @@ class LocalRunners:
 
     @property
     def claimed(self) -> int:
-        """Attempts that processes which join have claimed."""
+        """Number of attempts claimed by processes with `RunnerPlan.joins`."""
         return self._claimed_before + sum(worker.latest.claimed for worker in self._workers)
 
     @property
     def running(self) -> int:
-        """Attempts that processes which join have under way."""
+        """Number of attempts under way in processes with `RunnerPlan.joins`."""
         alive = [worker for worker in self._workers if worker.process.is_alive()]
         return sum(worker.latest.running for worker in alive)
 
@@ -232,16 +244,17 @@ class LocalRunners:
         """Process ids of the runners."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
+    # --- starting -------------------------------------------------------------------------
     async def _start_all(self, shares: Sequence[int]) -> list[_Worker]:
-        """Start a process for so many slots each; all have ended if this raises."""
+        """Start one process per share of the slots; if this raises, all of them have ended."""
         workers: list[_Worker] = []
         spawning = asyncio.create_task(asyncio.to_thread(self._spawn_all, workers, shares))
         try:
             await asyncio.shield(spawning)
         except asyncio.CancelledError:
-            while not spawning.done():  # the thread waits for them, perhaps for a slow import
+            while not spawning.done():  # the thread may be waiting for a slow import
                 for worker in workers:
-                    with contextlib.suppress(ValueError):  # the thread has just ended it
+                    with contextlib.suppress(ValueError):  # the thread has just ended the process
                         worker.process.kill()
                 await asyncio.wait([spawning], timeout=0.05)
             if spawning.exception() is None:
@@ -250,10 +263,10 @@ class LocalRunners:
         return workers
 
     def _spawn_all(self, workers: list[_Worker], shares: Sequence[int]) -> None:
-        """Add each process to `workers` as it starts; all have ended if this raises."""
+        """Add each process to `workers` as it starts; if this raises, all of them have ended."""
         try:
             for slots in shares:
-                workers.append(self._spawn(slots))  # noqa: PERF401 - those that started are ended
+                workers.append(self._spawn(slots))  # noqa: PERF401 - to end those that started
             for worker in workers:
                 self._wait_ready(worker)
         except BaseException:
@@ -269,7 +282,10 @@ class LocalRunners:
             slots=slots,
             environment=self.isolation == "process",
         )
-        with _without_interrupts():
+        # The process inherits the mask, and unblocks SIGINT itself: a Ctrl-C before that would
+        # print a traceback. The resource tracker would unblock SIGINT here as it starts.
+        resource_tracker.ensure_running()
+        with blocked_signals(signal.SIGINT):
             process, parent_pipe = self._start_process(plan, name)
         return _Worker(process, name, parent_pipe, clock.monotonic(), plan)
 
@@ -278,20 +294,21 @@ class LocalRunners:
     ) -> tuple[BaseProcess | foreign_python.Subprocess, Connection]:
         if self.python is not None:
             return foreign_python.start(self.python)
-        ours, theirs = _PROCESSES.Pipe()
+        parent_end, child_end = _PROCESSES.Pipe()
         method = multiprocessing.get_start_method(allow_none=True)
-        args = (msgspec.json.encode(plan), name, theirs, method)
+        args = (msgspec.json.encode(plan), name, child_end, method)
         process = _PROCESSES.Process(target=_main, args=args, name=name, daemon=True)
         process.start()
-        theirs.close()
-        return process, ours
+        child_end.close()
+        return process, parent_end
 
     def _wait_ready(self, worker: _Worker) -> None:
-        """Raises `AppError` or `ConfigError` if the process cannot be a runner."""
+        """Wait for the first status. Raises `AppError` or `ConfigError` if the process cannot be a
+        runner."""
         where = ""
         if self.python is not None:
             assert isinstance(worker.process, foreign_python.Subprocess)
-            foreign_python.greet(
+            foreign_python.handshake(
                 self.python, worker.process, worker.parent_pipe, worker.plan, worker.name
             )
             where = (
@@ -299,26 +316,26 @@ class LocalRunners:
                 "app's modules with app_dirs=)"
             )
         try:
-            word = msgspec.json.decode(worker.parent_pipe.recv_bytes(), type=WorkerStatus)
+            status = msgspec.json.decode(worker.parent_pipe.recv_bytes(), type=WorkerStatus)
         except (EOFError, OSError):
             worker.process.join(5)
-            if worker.process.exitcode == _UNGUARDED_EXIT:
+            code = worker.process.exitcode
+            script = getattr(sys.modules["__main__"], "__file__", None) or "the script"
+            if code == _IMPORTED_EXIT:
                 raise AppError(
-                    f"{_main_script()} trains when it is imported, and runner processes import it: "
-                    "put what starts training under `if __name__ == '__main__':`"
+                    f"{os.path.basename(script)} starts training when it is imported, and runner "
+                    "processes import it: start training under `if __name__ == '__main__':`"
                 ) from None
-            advice = where or (
-                "; a script that starts training must do so under `if __name__ == '__main__':`"
-            )
+            hint = where or "; scripts must start training under `if __name__ == '__main__':`"
             raise AppError(
-                "a runner process ended before it was ready (exit code "
-                f"{worker.process.exitcode}){advice}"
+                f"a runner process ended before it was ready (exit code {code}){hint}"
             ) from None
-        if word.error is not None:
-            raise AppError(word.error + where)
+        if status.error is not None:
+            raise AppError(status.error + where)
         if self._runs is not None:
-            _order(worker, WorkerCommand(runs=self._runs))
+            worker.send(WorkerCommand(runs=self._runs))
 
+    # --- supervision ----------------------------------------------------------------------
     async def _supervise(self) -> None:
         while True:
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -328,26 +345,26 @@ class LocalRunners:
                     try:
                         await self._replace(worker, death)
                     except Exception as error:
-                        self._failure = _explained(error)
+                        self._failure = as_failure(error, "the runners cannot be supervised")
                         return
 
     async def _death(self, worker: _Worker) -> ProcessExit | None:
-        """Return how a process has ended, or was ended for its silence; None while it lives."""
-        # Its death is seen before what it has said is read: nothing of it is missed.
+        """Return how a process has ended, or was ended for missing heartbeats; None if it lives."""
+        # Checked before its messages are read, so that the last one is not missed.
         is_dead = not worker.process.is_alive()
-        worker.hear()
+        worker.read_status()
         is_silent = not is_dead and worker.is_silent
         if is_silent:
             await asyncio.to_thread(worker.abort)
         return worker.death(is_silent=is_silent) if is_dead or is_silent else None
 
-    async def _bury(self, death: ProcessExit) -> None:
-        """End the attempts that a process had under way. Where the store does not do that, as a
-        server that starts again, they end with their leases: nothing is lost by it but time."""
+    async def _requeue(self, death: ProcessExit) -> None:
+        """End the attempts that a process had under way. If the store cannot be reached, they end
+        with their leases, which takes longer."""
         assert self._plan is not None
         try:
             async with open_store(self._plan.store_url) as store:
-                for report in await bury(death, store, self._plan.run_id):
+                for report in await requeue_attempts(death, store, self._plan.run_id):
                     log.warning("attempt %s: %s", report.attempt_id, report.message)
         except LightspanError as error:
             log.warning("the attempts of runner %s end with their leases: %s", death.runner, error)
@@ -355,66 +372,47 @@ class LocalRunners:
     async def _replace(self, dead: _Worker, death: ProcessExit) -> None:
         is_quick = clock.monotonic() - dead.started < QUICK_S
         is_useless = is_quick and not death.is_blameless and not dead.latest.claimed
-        self._useless = self._useless + 1 if is_useless else 0
+        self._quick_deaths = self._quick_deaths + 1 if is_useless else 0
         log.warning("runner %s %s and is replaced", dead.name, death.how)
-        await self._bury(death)
+        await self._requeue(death)
         self._workers.remove(dead)
         self._claimed_before += dead.latest.claimed
         _end([dead])
-        if self._useless >= MAX_QUICK_DEATHS:
+        if self._quick_deaths >= MAX_QUICK_DEATHS:
             raise LightspanError(
-                f"runner processes died {self._useless} times within {QUICK_S:g} s of starting, "
-                f"before they ran anything (the last one {death.how}); run the app alone to see why"
+                f"runner processes died {self._quick_deaths} times within {QUICK_S:g} s of "
+                f"starting, before they ran anything (the last one {death.how}); run the app alone "
+                "to see why"
             )
         self._workers += await self._start_all([dead.plan.slots])
 
 
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Keeps Ctrl-C from a process that is started in the block until it asks for it: it inherits
-    the mask. Without, a Ctrl-C before the process gets to `_main` makes it print a traceback of its
-    own.
-    """
-    # The tracker starts with the first process, and unblocks the signal: so it has to be there
-    # already.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def shares(slots: int, processes: int) -> list[int]:
-    """The slots of each process."""
+    """Return the number of slots of each process."""
     return [len(range(number, slots, processes)) for number in range(processes)]
 
 
-def _explained(error: Exception) -> LightspanError:
+def as_failure(error: Exception, message: str) -> LightspanError:
+    """Return the error if it is one of lightspan's, else one with this message and cause."""
     if isinstance(error, LightspanError):
         return error
-    failure = LightspanError(f"the runners cannot be supervised: {error!r}")
+    failure = LightspanError(f"{message}: {error!r}")
     failure.__cause__ = error
     return failure
 
 
-def _order(worker: _Worker, order: WorkerCommand) -> None:
-    with contextlib.suppress(OSError):  # it has just died, and its successor is told
-        worker.parent_pipe.send_bytes(msgspec.json.encode(order))
-
-
-def _let_go(workers: Iterable[_Worker]) -> None:
-    """Tell processes to end, and to give back what they have."""
+def _close_pipes(workers: Sequence[_Worker]) -> None:
+    """Tell the processes to end, and to give back their attempts."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.parent_pipe.close()
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    _let_go(workers)
-    deadline = clock.monotonic() + 10
+    _close_pipes(workers)
+    deadline = clock.monotonic() + _END_S
     for worker in workers:
-        # Not `join`, which waits for children too that an app has forked and left.
+        # `join` would also wait for child processes that an app has forked.
         while worker.process.is_alive() and clock.monotonic() < deadline:
             time.sleep(0.01)
         if worker.process.is_alive():
@@ -423,18 +421,17 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 
 def end_if_imported_by_a_runner() -> None:
-    """Where training starts: a script without a main guard starts it in every runner process too,
-    which imports the script before anything else. Such a process ends; its parent says why."""
+    """End the process if it is a runner process that imports the training script.
+
+    A script without a main guard would start training in every runner process. The parent reports
+    that by the exit code.
+    """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(_UNGUARDED_EXIT)
-
-
-def _main_script() -> str:
-    return os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "the script")
+        raise SystemExit(_IMPORTED_EXIT)
 
 
 def _main(data: bytes, name: str, parent_pipe: Connection, method: str | None) -> None:
-    """The entry of a process of this interpreter."""
-    # A spawned process starts its own by spawning, too: the app is to find what it would find here.
+    """Run a process of this interpreter."""
+    # A spawned process spawns its own by default; the app gets the start method of the parent.
     multiprocessing.set_start_method(method, force=True)
     work(msgspec.json.decode(data, type=RunnerPlan), name, parent_pipe)

@@ -1,12 +1,12 @@
-"""A guard looks after a runner from a thread of its own, with its own loop and store connection.
+"""Watchdog of a runner: a thread with its own event loop and store connection.
 
-It extends the leases, tells the parent that the process lives, and looks whether the app's loop
-turns: one that is blocked runs no timeout and no neighbour. When the attempt that blocks it is past
-its time limit, the guard reports it, gives its neighbours back, and ends the process, which is
-replaced.
+The watchdog extends the leases, sends heartbeats to the parent, and checks that the runner's event
+loop turns: a blocked loop runs neither timeouts nor other attempts. When the attempt that blocks
+the loop is past its time limit, the watchdog reports it, gives the other attempts back and ends the
+process, which is replaced.
 
-What blocks Python itself (C code that keeps the GIL) blocks the guard too: then the parent hears
-nothing, and ends the process (`local`).
+C code that holds the GIL blocks the watchdog too. Then the parent gets no heartbeat, and ends the
+process (`local`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Final, Self
 from lightspan.capture.context import pushed_in
 from lightspan.runners.attempt import AttemptRun
 from lightspan.runners.outcome import STOPPED
-from lightspan.runners.runner import HEARTBEATS_PER_LEASE, Runner
-from lightspan.runners.stack_location import in_words, of_frame
+from lightspan.runners.runner import Runner
+from lightspan.runners.stack_location import describe_stack, frame_stack
 from lightspan.schema import clock
 from lightspan.schema.spans import text_of
 from lightspan.stores import open_store
@@ -33,19 +33,19 @@ from lightspan.stores.protocol import Store
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 0.25
-"""How often a guard looks at the app's loop."""
+"""Seconds between two checks of the event loop."""
 WARN_S: Final = 10.0
-"""How long an attempt may block the loop before it is warned of."""
+"""Seconds that an attempt may block the event loop before a warning."""
 
 
-class Guard:
-    """Guards a runner; made in the thread and loop that the runner works in.
+class LoopWatchdog:
+    """The watchdog of a runner; it is created in the runner's thread and event loop.
 
     Args:
-        runner: what is guarded (`RunnerConfig.guarded`).
-        store_url: where its attempts are.
-        beat: called with every look, from the guard's thread.
-        end: ends the process; what it is given is why, None where an app is stuck.
+        runner: a runner with `RunnerConfig.has_watchdog`.
+        store_url: the store of its attempts.
+        beat: called with every check, from the watchdog's thread.
+        end: ends the process; gets the reason, or None for a stuck app.
     """
 
     def __init__(
@@ -59,105 +59,99 @@ class Guard:
         self._store_url = store_url
         self._beat = beat
         self._end = end
-        self._loop = asyncio.get_running_loop()
-        self._guarded = threading.get_ident()
-        self._turned = True
-        """Whether the loop has turned since the guard's last look."""
+        self._runner_loop = asyncio.get_running_loop()
+        self._runner_thread = threading.get_ident()
+        self._has_turned = True
+        """Whether the runner's loop has turned since the last check."""
         self._blocked_s = 0.0
-        """For how long it has not, in looks: a process that was suspended is not blocked."""
+        """Seconds for which it has not, as a number of checks: a suspended process is not
+        blocked."""
         self._warned: set[str] = set()
-        self._over = asyncio.Event()
-        # of the standard library, whatever policy the app has set
-        self._own_loop = asyncio.SelectorEventLoop()
-        use_real_clock(self._own_loop)
-        self._thread = threading.Thread(target=self._run, name="lightspan-guard", daemon=True)
+        self._stopping = asyncio.Event()
+        # the standard library's, whatever event loop policy the app has set
+        self._loop = asyncio.SelectorEventLoop()
+        use_real_clock(self._loop)
+        self._thread = threading.Thread(target=self._run, name="lightspan-watchdog", daemon=True)
 
     async def __aenter__(self) -> Self:
         self._thread.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._own_loop.call_soon_threadsafe(self._over.set)
+        self._loop.call_soon_threadsafe(self._stopping.set)
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._own_loop) as own:
-                own.run(self._work())
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._watch())
         except BaseException as error:
-            log.exception("a runner's guard failed")
-            self._end(f"its guard failed: {text_of(error)}")
+            log.exception("a runner's watchdog failed")
+            self._end(f"its watchdog failed: {text_of(error)}")
 
-    async def _work(self) -> None:
+    async def _watch(self) -> None:
         async with open_store(self._store_url) as store:
-            extending = asyncio.create_task(self._extend(store))
-            while not await wait_for_event(POLL_INTERVAL_S, self._over):
+            leases = asyncio.create_task(self._runner.extend_leases(store, self._runner_loop))
+            while not await wait_for_event(POLL_INTERVAL_S, self._stopping):
                 self._beat()
-                await self._look(store)
-                if extending.done():
-                    extending.result()
-            extending.cancel()
-            await asyncio.gather(extending, return_exceptions=True)
+                await self._check_loop(store)
+                if leases.done():
+                    leases.result()
+            leases.cancel()
+            await asyncio.gather(leases, return_exceptions=True)
 
-    async def _extend(self, store: Store) -> None:
-        while True:
-            await asyncio.sleep(self._runner.config.lease_s / HEARTBEATS_PER_LEASE)
-            for attempt in await self._runner.extend(store):
-                self._loop.call_soon_threadsafe(attempt.abort)
-
-    async def _look(self, store: Store) -> None:
-        if self._turned:
-            self._turned, self._blocked_s = False, 0.0
-            self._loop.call_soon_threadsafe(self._turn)
+    async def _check_loop(self, store: Store) -> None:
+        if self._has_turned:
+            self._has_turned, self._blocked_s = False, 0.0
+            self._runner_loop.call_soon_threadsafe(self._record_turn)
             return
         self._blocked_s += POLL_INTERVAL_S
-        frame = sys._current_frames().get(self._guarded)
-        guilty = self._attempt_in(frame)
-        where = in_words(list(of_frame(frame)))
-        if self._is_over(guilty):
-            await self._give_back(store, guilty, where)
-        elif self._blocked_s >= WARN_S and guilty is not None:
-            self._warn(guilty.attempt_id, where)
+        frame = sys._current_frames().get(self._runner_thread)
+        blocking = self._attempt_in(frame)
+        where = describe_stack(frame_stack(frame))
+        if self._is_overdue(blocking):
+            await self._give_back(store, blocking, where)
+        elif self._blocked_s >= WARN_S and blocking is not None:
+            self._warn(blocking.attempt_id, where)
 
-    def _turn(self) -> None:
-        self._turned = True
+    def _record_turn(self) -> None:
+        self._has_turned = True
 
-    def _is_over(self, guilty: AttemptRun | None) -> bool:
-        """Return whether the attempt that blocks the loop is past its limit, or any that waits
-        where that one is not known."""
-        waiting = [each for each in self._runner.attempts if each.ending is None]
-        if not waiting or (guilty is not None and guilty.ending is not None):
-            # left behind by one that is over; an app that opens may take its time
+    def _is_overdue(self, blocking: AttemptRun | None) -> bool:
+        """Return whether the attempt that blocks the loop is past its limit; if it is unknown,
+        whether any unfinished attempt is."""
+        unfinished = [attempt for attempt in self._runner.attempts if attempt.ending is None]
+        if not unfinished or (blocking is not None and blocking.ending is not None):
+            # code of an attempt that has ended; an app that is being opened may take its time
             return self._runner.claimed > 0 and self._blocked_s >= WARN_S
         now = clock.monotonic()
-        asked = waiting if guilty is None else [guilty]
-        is_past = any(each.deadline is not None and now >= each.deadline for each in asked)
+        suspects = unfinished if blocking is None else [blocking]
+        is_past = any(x.deadline is not None and now >= x.deadline for x in suspects)
         return is_past and self._blocked_s >= self._runner.config.grace_s
 
     def _attempt_in(self, frame: FrameType | None) -> AttemptRun | None:
-        """Return the attempt whose app a loop of the standard library executes, in a task of its
-        own or in one of the app's; the only one where there is one."""
+        """Return the attempt whose code a standard library's loop executes, in the attempt's task
+        or in one of the app; if there is one attempt only, return that."""
         attempts = self._runner.attempts
         if len(attempts) == 1:
             return attempts[0]
         while frame is not None and frame.f_code is not asyncio.Handle._run.__code__:
             frame = frame.f_back
-        acting = None if frame is None else pushed_in(frame.f_locals["self"]._context)
-        return None if acting is None else self._runner.attempt(acting.scope.attempt_id)
+        agent = None if frame is None else pushed_in(frame.f_locals["self"]._context)
+        return None if agent is None else self._runner.attempt(agent.scope.attempt_id)
 
-    async def _give_back(self, store: Store, guilty: AttemptRun | None, where: str) -> None:
-        """Report the guilty attempt, queue the others again, end the process."""
-        if guilty is None or guilty.ending is not None:
-            # those under way are queued again by the parent, to be run one by one
+    async def _give_back(self, store: Store, blocking: AttemptRun | None, where: str) -> None:
+        """Report the blocking attempt, requeue the others, end the process."""
+        if blocking is None or blocking.ending is not None:
+            # the parent requeues the attempts under way, to be run one by one
             self._end(f"something blocked its event loop: {where}")
             return
-        ending = guilty.timed_out(f" and blocked its event loop: {where}")
-        log.warning("attempt %s: %s", guilty.attempt_id, ending.message)
-        await guilty.finish(ending, store)
-        stopped = STOPPED._replace(
-            message=f"stopped: another attempt blocked the event loop: {where}"
-        )
-        await asyncio.gather(*(each.finish(stopped, store) for each in self._runner.attempts))
+        ending = blocking.timed_out(f" and blocked its event loop: {where}")
+        log.warning("attempt %s: %s", blocking.attempt_id, ending.message)
+        await blocking.finish(ending, store)
+        message = f"stopped: another attempt blocked the event loop: {where}"
+        stopped = STOPPED._replace(message=message)
+        await asyncio.gather(*(x.finish(stopped, store) for x in self._runner.attempts))
         self._end(None)
 
     def _warn(self, attempt_id: str, where: str) -> None:

@@ -1,7 +1,7 @@
-"""What became of an attempt: from what the app returned or raised to an outcome and a reward.
+"""The outcome and reward of an attempt, from what the app returned or raised.
 
-Failures are outcomes, not exceptions (design law 4), and they are classified here only. Nothing but
-infrastructure that failed is tried again.
+Failures are outcomes, not exceptions, and they are classified here only. Only infrastructure
+failures are retried.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from lightspan.schema.reward import Reward, parse_reward
 from lightspan.schema.semconv import CONTEXT_OVERFLOW
 from lightspan.schema.spans import text_of
 
-_STATUS_OF: Final = {
+_STATUSES: Final = {
     Outcome.TIMEOUT: AttemptStatus.TIMEOUT,
     Outcome.INFRASTRUCTURE: AttemptStatus.LOST,
 }
+_MAX_LEAVES: Final = 3
+"""Maximum number of a group's exceptions that a message quotes."""
 
 
 class AttemptResult(NamedTuple):
-    """How an attempt ended: the fields of its report that the app decides."""
+    """The end of an attempt: the fields of its report that the app decides."""
 
     status: AttemptStatus
     outcome: Outcome
@@ -34,31 +36,32 @@ class AttemptResult(NamedTuple):
 
 
 STOPPED: Final = AttemptResult(AttemptStatus.LOST, Outcome.CANCELLED, "stopped", counts=False)
-"""The runner lost the lease or is going: the rollout is queued again, and no try is used up."""
+"""Result of an attempt whose runner lost the lease or ends: its rollout is requeued, and no try is
+used up."""
 
 
-def returned(value: Any) -> AttemptResult:
-    """What a value that the app returned means for the attempt: its reward, if it is one."""
+def result_of(value: Any) -> AttemptResult:
+    """Return the result of an attempt whose app returned a value: its reward, if it is one."""
     try:
         return AttemptResult(AttemptStatus.SUCCEEDED, Outcome.OK, reward=parse_reward(value))
     except RewardError as error:
         reason = text_of(error)
-    except BaseException as error:  # the app's object makes what it likes of float() and repr()
+    except BaseException as error:  # float() and repr() of the app's object may raise anything
         reason = f"a reward that cannot be read: {type(error).__name__}: {text_of(error)}"
     return AttemptResult(AttemptStatus.FAILED, Outcome.BAD_REWARD, f"the app returned: {reason}")
 
 
 def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
-    """What an exception of the app means for the attempt."""
+    """Return the result of an attempt whose app raised an exception."""
     if isinstance(error, ProgramError):
-        status = _STATUS_OF.get(error.outcome, AttemptStatus.FAILED)
+        status = _STATUSES.get(error.outcome, AttemptStatus.FAILED)
         return AttemptResult(status, error.outcome, text_of(error))
-    message = _told(error)
-    # An app may catch what the gateway answered and raise its own: the reason lies further down.
+    message = _describe(error)
+    # An app may catch the gateway's error and raise its own, so the causes are searched.
     for cause in _causes(error):
         try:
-            code, is_unreachable = _code(cause), _gateway_unreachable(cause, gateway_url)
-        except BaseException:  # the app's exception makes what it likes of its attributes
+            code, is_unreachable = _error_code(cause), _is_unreachable(cause, gateway_url)
+        except BaseException:  # attributes of the app's exception may raise anything
             continue
         if isinstance(code, str) and code == CONTEXT_OVERFLOW:
             return AttemptResult(AttemptStatus.FAILED, Outcome.CONTEXT_OVERFLOW, message)
@@ -67,19 +70,14 @@ def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
     return AttemptResult(AttemptStatus.FAILED, Outcome.APP_ERROR, message)
 
 
-_MAX_TOLD: Final = 3
-"""Of the exceptions in a group."""
-
-
-def _told(error: BaseException) -> str:
-    """The exception's name and text; of a group, as a TaskGroup raises, what is in it too."""
+def _describe(error: BaseException) -> str:
+    """Return the exception's name and text, with those of the exceptions in a group."""
     text = f"{type(error).__name__}: {text_of(error)}"
     if not isinstance(error, BaseExceptionGroup):
         return text
-    found = list(_leaves(error))
-    told = [f"{type(leaf).__name__}: {text_of(leaf)}" for leaf in found[:_MAX_TOLD]]
-    more = [f"{len(found) - _MAX_TOLD} more"] if len(found) > _MAX_TOLD else []
-    return f"{text}: {'; '.join([*told, *more])}"
+    leaves = [f"{type(leaf).__name__}: {text_of(leaf)}" for leaf in _leaves(error)]
+    more = [f"{len(leaves) - _MAX_LEAVES} more"] if len(leaves) > _MAX_LEAVES else []
+    return f"{text}: {'; '.join([*leaves[:_MAX_LEAVES], *more])}"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -91,13 +89,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The exception, what it was raised from, and what a group holds."""
+    """Return the exception, its causes and contexts, and the exceptions of groups."""
     causes: list[BaseException] = []
     queue: list[BaseException | None] = [error]
     while queue:
         current = queue.pop()
-        # exceptions may refer to each other in a circle, and be equal to what they like
-        if current is None or any(current is known for known in causes):
+        # exceptions may refer to each other in a circle, and define __eq__ at will
+        if current is None or any(current is cause for cause in causes):
             continue
         causes.append(current)
         queue += [current.__cause__, current.__context__]
@@ -106,30 +104,35 @@ def _causes(error: BaseException) -> list[BaseException]:
     return causes
 
 
-def _code(error: BaseException) -> Any:
-    """The code that an endpoint gave with an error, in OpenAI's words or Anthropic's."""
+def _error_code(error: BaseException) -> Any:
+    """Return the error code that an endpoint sent, in OpenAI's or Anthropic's format."""
     code = getattr(error, "code", None)
-    return _said(error, "details", "error_code") if code is None else code
+    return _body_field(error, "details", "error_code") if code is None else code
 
 
-def _said(error: BaseException, *names: str) -> Any:
-    """What the body of an Anthropic client's error says under these names; None if it does not."""
+def _body_field(error: BaseException, *names: str) -> Any:
+    """Return a field of the error in the body of an Anthropic client's exception, or None."""
     value = getattr(error, "body", None)
     for name in ("error", *names):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 
-def _gateway_unreachable(error: BaseException, gateway_url: str | None) -> bool:
-    """Whether it is a connection error, or a 5xx, of our own gateway: the app could not help it."""
+def _is_unreachable(error: BaseException, gateway_url: str | None) -> bool:
+    """Return whether the exception is a connection error, or a 5xx, of our own gateway."""
     try:
         url = str(error.request.url)  # type: ignore[attr-defined]
-    except Exception:  # most exceptions have none, and httpx raises where it knows none
+    except Exception:  # most exceptions have no request, and httpx raises where it knows none
         return False
     if gateway_url is None or not url.startswith(f"{gateway_url}/"):
         return False
-    # the HTTP client's own exception, which the SDK's was raised over, has a response alone
-    answered = (error, getattr(error, "response", None))
-    status = next((s for a in answered if (s := getattr(a, "status_code", None)) is not None), None)
-    # to Anthropic's client what broke off in a stream has the status with which it began
-    return status is None or status >= 500 or (status < 400 and _said(error, "type") == "api_error")
+    # the HTTP client's exception, from which the SDK's was raised, has its status in the response
+    sources = (error, getattr(error, "response", None))
+    status = next((s for x in sources if (s := getattr(x, "status_code", None)) is not None), None)
+    # Anthropic's client gives a stream that broke off the status with which the stream began
+    is_broken_stream = status is not None and status < 400
+    return (
+        status is None
+        or status >= 500
+        or (is_broken_stream and _body_field(error, "type") == "api_error")
+    )

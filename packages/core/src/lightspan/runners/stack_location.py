@@ -1,6 +1,6 @@
-"""Where a program is, in words: "`time.sleep(60)` at my_app.py:12 in answer".
+"""Stack locations as text, such as "`time.sleep(60)` at my_app.py:12 in answer".
 
-Of a stack, people want the line of their own app, not the library's that it called.
+The line of the app is named, not that of the library that the app called.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -17,11 +18,11 @@ import lightspan
 from lightspan.schema.redaction import kept_text
 
 _MAX_LINE_LENGTH: Final = 100
-_OURS: Final = f"{Path(lightspan.__file__).parent}{os.sep}"
+_LIGHTSPAN: Final = f"{Path(lightspan.__file__).parent}{os.sep}"
 _INSTALLED: Final = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3\.\d+/")
-"""Files of the standard library and of packages."""
-_WAITING: Final = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
-"""Where coroutines and generators keep their frame, and what they wait for."""
+"""Matches files of the standard library and of installed packages."""
+_AWAITED: Final = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
+"""Attributes of coroutines and generators: their frame, and the object that they await."""
 
 
 class StackLocation(NamedTuple):
@@ -32,43 +33,43 @@ class StackLocation(NamedTuple):
     function: str
 
 
-def in_words(places: Sequence[StackLocation]) -> str:
-    """Where it is.
+def describe_stack(stack: Sequence[StackLocation]) -> str:
+    """Return the app's innermost line and its position.
 
     Args:
-        places: of one stack, the innermost first.
+        stack: the locations of one stack, innermost first.
     """
-    if not places:
-        return "a place that is not known"
-    mine = next((place for place in places if _is_app(place)), None)
-    place = mine or next((place for place in places if not place.file.startswith(_OURS)), places[0])
+    if not stack:
+        return "an unknown location"
+    outside = [place for place in stack if not place.file.startswith(_LIGHTSPAN)] or stack[:1]
+    place = next((place for place in outside if _INSTALLED.search(place.file) is None), outside[0])
     source = linecache.getline(place.file, place.line).strip()
     at = f"{os.path.basename(place.file)}:{place.line} in {place.function}"
     return kept_text(f"`{source[:_MAX_LINE_LENGTH]}` at {at}" if source else at)
 
 
-def of_frame(frame: FrameType | None) -> Iterator[StackLocation]:
-    """The places of a frame and of its callers."""
-    while frame is not None:
-        code = frame.f_code
-        # between two lines a frame may be at none
-        line = frame.f_lineno or code.co_firstlineno
-        yield StackLocation(code.co_filename, line, code.co_name)
-        frame = frame.f_back
+def frame_stack(frame: FrameType | None) -> list[StackLocation]:
+    """Return the locations of a frame and of its callers, innermost first."""
+    if frame is None:
+        return []
+    return [_location(each, line) for each, line in traceback.walk_stack(frame)]
 
 
-def of_coroutine(coroutine: Any) -> list[StackLocation]:
-    """The places where a coroutine waits and where those do that it waits for, innermost first."""
-    places: list[StackLocation] = []
+def coroutine_stack(coroutine: Any) -> list[StackLocation]:
+    """Return the locations where a coroutine and those that it awaits wait, innermost first."""
+    stack: list[StackLocation] = []
     while coroutine is not None:
-        names = next((each for each in _WAITING if hasattr(coroutine, each[0])), None)
-        frame = None if names is None else getattr(coroutine, names[0])
-        if names is None or frame is None:  # a future, or it has ended
+        frame_name, awaited_name = next(
+            (names for names in _AWAITED if hasattr(coroutine, names[0])), ("", "")
+        )
+        frame = getattr(coroutine, frame_name, None)
+        if frame is None:  # a future, or a coroutine that has ended
             break
-        places.append(next(of_frame(frame)))
-        coroutine = getattr(coroutine, names[1])
-    return places[::-1]
+        stack.append(_location(frame, frame.f_lineno))
+        coroutine = getattr(coroutine, awaited_name)
+    return stack[::-1]
 
 
-def _is_app(place: StackLocation) -> bool:
-    return not place.file.startswith(_OURS) and _INSTALLED.search(place.file) is None
+def _location(frame: FrameType, line: int | None) -> StackLocation:
+    code = frame.f_code  # a frame between two lines has no line number
+    return StackLocation(code.co_filename, line or code.co_firstlineno, code.co_name)

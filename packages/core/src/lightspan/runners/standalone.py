@@ -1,4 +1,4 @@
-"""The runner of `lightspan runner`: started by hand, it joins trainings that ask for its app."""
+"""The runner of `lightspan runner`: started by hand, it joins trainings of its app."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from typing import Final
 
 from lightspan import __version__
 from lightspan.errors import AppError, ConfigError, StoreUnreachableError, UnsupportedError
-from lightspan.runners.discovery import Presence, disagreement, here, is_there, speaks
+from lightspan.runners.discovery import (
+    Presence,
+    incompatibility,
+    is_compatible,
+    is_present,
+    make_peer,
+)
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema import clock
@@ -24,19 +30,15 @@ from lightspan.stores import open_store, public_url
 from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
 
-POLL_INTERVAL_S: Final = 0.5
-"""How often a runner looks at the store's trainings, at most, and at its processes."""
-_MAX_LOOK_S: Final = 5.0
-"""Between two looks at the trainings, where nothing has happened for long."""
-TELL_S: Final = 10.0
-"""How often it says what it has done, at most."""
-
-Say = Callable[[str], None]
+POLL_INTERVAL_S: Final = 1.0
+"""Seconds between two polls of the store's trainings, and of the runner processes."""
+PRINT_INTERVAL_S: Final = 10.0
+"""Minimum number of seconds between two lines about the attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
-    """What `lightspan runner` was asked for."""
+    """The options of `lightspan runner`."""
 
     store_url: str
     app: str
@@ -47,10 +49,10 @@ class JoinOptions:
     processes: int = 1
     isolation: str = "thread"
     app_dirs: tuple[str, ...] = ()
-    """Where the app's modules are, beside what is installed."""
+    """Folders with the app's modules, in addition to installed packages."""
     lease_s: float = 30.0
     until_idle_s: float | None = None
-    """End after so many seconds without an attempt."""
+    """Seconds without an attempt after which the runner ends."""
     stay: bool = False
     """Wait for another training when one is complete."""
 
@@ -58,22 +60,21 @@ class JoinOptions:
         object.__setattr__(self, "store_url", public_url(self.store_url))
 
 
-async def join(options: JoinOptions, say: Say) -> None:
-    """Work until a training that was joined is complete, or until told to end.
+async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
+    """Work until a training that was joined is complete, or until a signal.
 
-    An app that blocks, hangs or kills its process costs its own attempt, as in a trainer's own
-    runners (`LocalRunners`): its processes are these.
-
-    The first SIGINT (Ctrl-C) lets attempts under way end, a second one and SIGTERM give them back.
+    The processes are those of `LocalRunners`: an app that blocks, hangs or kills its process loses
+    its own attempt only. The first SIGINT (Ctrl-C) lets attempts under way end; a second one, and
+    SIGTERM, give them back.
 
     Args:
-        options: what to do.
-        say: where lines for people go.
+        options: the options.
+        print_line: prints a line for the user.
 
     Raises:
-        AppError: the app is not in this environment.
-        ConfigError: options that cannot be honoured; a training whose lightspan speaks another
-            protocol. Nothing was claimed then.
+        AppError: the app cannot be imported in this environment.
+        ConfigError: an invalid option, or a training whose lightspan has another protocol version;
+            nothing was claimed then.
         StoreError: the store cannot be used.
     """
     store = open_store(options.store_url)
@@ -86,16 +87,18 @@ async def join(options: JoinOptions, say: Say) -> None:
     if options.until_idle_s is not None:
         check_number("until_idle_s", options.until_idle_s, low=0)
     runners = LocalRunners(options.slots, processes=options.processes, isolation=options.isolation)
-    await _Joiner(options, runners, say).work(store)
+    await _Joiner(options, runners, print_line).work(store)
 
 
 class _Joiner:
-    """One runner's life."""
+    """The state of one `lightspan runner`."""
 
-    def __init__(self, options: JoinOptions, runners: LocalRunners, say: Say) -> None:
+    def __init__(
+        self, options: JoinOptions, runners: LocalRunners, print_line: Callable[[str], None]
+    ) -> None:
         self._options = options
         self._runners = runners
-        self._say = say
+        self._print = print_line
         self._name = new_id("runner")
         self._interrupts = 0
         self._interrupted = asyncio.Event()
@@ -103,27 +106,27 @@ class _Joiner:
         """Runs that were live while this runner was."""
         self._runs: list[str] = []
         self._waiting = ""
-        self._told = self._seen = (0, 0)
-        self._disagreed: set[str] = set()
-        self._told_at = self._busy_at = self._changed_at = clock.monotonic()
-        self._look_at = self._changed_at
-        """When the store is asked for its trainings again."""
+        """What the last line says that the runner waits for."""
+        self._printed = self._latest = (0, 0)
+        self._printed_at = self._busy_at = clock.monotonic()
+        self._rejected: set[str] = set()
+        """Runs with another protocol version that have been printed."""
 
     async def work(self, store: Store) -> None:
-        """Until there is nothing to do any more."""
+        """Work until there is nothing left to do."""
         await self._start()
         try:
             with self._signals():
                 while not await self._work_with(store):
-                    self._say(f"the store {self._options.store_url} was replaced by another one")
+                    self._print(f"the store {self._options.store_url} was replaced by another one")
                     await self._runners.stop()
                     await self._start()
                 await self._end()
-                claimed, back = self._runners.claimed, self._runners.running
+                claimed, back = self._counts
         finally:
             await self._runners.stop()
         more = f", given back: {back}" if back else ""
-        self._say(f"ended; attempts claimed: {claimed}, finished: {claimed - back}{more}")
+        self._print(f"ended; attempts claimed: {claimed}, finished: {claimed - back}{more}")
 
     async def _start(self) -> None:
         options = self._options
@@ -140,127 +143,114 @@ class _Joiner:
             await self._runners.start(plan)
         except AppError as error:
             raise AppError(
-                f"{error}. A runner works in the environment of the app: install there what is "
-                f"missing (`{sys.executable} -m pip install …`), or name the folder of the app's "
-                "modules with --app-dir"
+                f"{error}. A runner works in the environment of the app: install what is missing "
+                f"(`{sys.executable} -m pip install …`), or name the folder of the app's modules "
+                "with --app-dir"
             ) from error
-        self._say(
+        self._print(
             f"runner {self._name}: {options.app}, {options.slots} attempts at once, lightspan "
             f"{__version__} of {sys.executable}"
         )
 
     async def _work_with(self, store: Store) -> bool:
-        """Work with the store's file of now; False if another one is there in its place. A server
-        that is away is waited for, as a file that is not there is."""
+        """Work with the store's current file; return False if another file has replaced it.
+
+        A missing file and a server that does not answer are waited for.
+        """
+        path = getattr(store, "path", None)
         while True:
-            try:
-                return await self._work_at(store)
-            except StoreUnreachableError as error:
-                self._wait_for(f"the store's server: {error}")
-            if await self._paused() or self._is_idle():
+            if path is not None and not path.exists():
+                reason = f"the store {path} to exist"
+            else:
+                try:
+                    return await self._work_in(store, path)
+                except StoreUnreachableError as error:
+                    reason = f"the store's server: {error}"
+            self._print_waiting(reason)
+            if await self._should_end():
                 return True
 
-    async def _work_at(self, store: Store) -> bool:
-        options, path = self._options, getattr(store, "path", None)
-        while path is not None and not path.exists():
-            self._wait_for(f"the store {path} to exist")
-            if await self._paused() or self._is_idle():
-                return True
-        file = _identity(path)
-        peer = here(
-            self._name,
-            PeerRole.RUNNER,
-            options.app,
-            run_id=options.run_id or "",
-            slots=options.slots,
-        )
+    async def _work_in(self, store: Store, path: Path | None) -> bool:
+        options, file = self._options, _file_id(path)
+        run_id = options.run_id or ""
+        role = PeerRole.RUNNER
+        peer = make_peer(self._name, role, options.app, run_id=run_id, slots=options.slots)
         async with store, Presence(store, peer) as presence:
-            self._look_at = clock.monotonic()
-            while _identity(path) == file:
-                if clock.monotonic() >= self._look_at:
-                    seen = trainings(await store.peers(), options.app, options.run_id)
-                    if seen.foreign and not seen.live:
-                        await presence.stay()  # for the trainer to see
-                        raise ConfigError(disagreement(seen.foreign[0]))
-                    if self._follow(seen):
-                        return True
-                    now = clock.monotonic()
-                    self._look_at = now + look_after(now - max(self._busy_at, self._changed_at))
-                if await self._paused() or self._is_idle():
+            while _file_id(path) == file:
+                current = trainings(await store.peers(), options.app, options.run_id)
+                if current.incompatible and not current.live:
+                    await presence.stay()  # so that the trainer reports it too
+                    raise ConfigError(incompatibility(current.incompatible[0]))
+                if self._follow(current) or await self._should_end():
                     return True
                 self._runners.check()
-                self._tell()
+                self._print_counts()
         return False
 
-    def _follow(self, seen: Trainings) -> bool:
-        """Work for the runs that are live; True if those that were joined are complete."""
-        runs = [peer.run_id for peer in seen.live]
-        complete = {peer.run_id for peer in seen.complete}
+    def _follow(self, current: Trainings) -> bool:
+        """Work for the runs that are live; return True if those that were joined are complete."""
+        runs = [peer.run_id for peer in current.live]
+        complete = {peer.run_id for peer in current.complete}
         for run in [run for run in self._runs if run not in runs]:
-            over = "is complete" if run in complete else "has stopped; it can be resumed"
-            self._say(f"training {run} {over}")
-        for peer in seen.foreign:
-            if peer.run_id not in self._disagreed:
-                self._disagreed.add(peer.run_id)
-                self._say(f"training {peer.run_id} cannot be joined: {disagreement(peer)}")
-        for peer in seen.live:
+            end = "is complete" if run in complete else "has stopped; it can be resumed"
+            self._print(f"training {run} {end}")
+        for peer in current.incompatible:
+            if peer.run_id not in self._rejected:
+                self._rejected.add(peer.run_id)
+                self._print(f"training {peer.run_id} cannot be joined: {incompatibility(peer)}")
+        for peer in current.live:
             if peer.run_id not in self._runs:
                 self._waiting = ""
                 of = f" of {peer.python}" if peer.python else ""
-                self._say(f"joined training {peer.run_id} (lightspan {peer.lightspan}{of})")
+                self._print(f"joined training {peer.run_id} (lightspan {peer.lightspan}{of})")
         if runs != self._runs:
-            self._runs, self._changed_at = runs, clock.monotonic()
+            self._runs = runs
             self._runners.work_for(runs)
-        finished = self._joined & complete
+        is_complete = bool(self._joined & complete) and not self._options.stay
         self._joined |= set(runs)
-        if runs:
-            return False
-        if finished and not self._options.stay:
-            return True
-        others = f" (those that are there ask for {', '.join(seen.other_apps)})"
-        self._wait_for(
-            f"a training of {self._options.app} in {self._options.store_url}"
-            f"{others if seen.other_apps else ''}"
-        )
-        return False
+        if not runs and not is_complete:
+            others = f" (live trainings have the apps {', '.join(current.other_apps)})"
+            self._print_waiting(
+                f"a training of {self._options.app} in {self._options.store_url}"
+                f"{others if current.other_apps else ''}"
+            )
+        return not runs and is_complete
 
     @property
     def _counts(self) -> tuple[int, int]:
-        """Attempts claimed so far, and those under way."""
+        """Numbers of attempts claimed so far and under way."""
         return self._runners.claimed, self._runners.running
 
-    def _wait_for(self, what: str) -> None:
-        if what != self._waiting:
-            self._waiting = what
-            self._say(f"waiting for {what} (Ctrl-C ends)")
+    def _print_waiting(self, reason: str) -> None:
+        if reason != self._waiting:
+            self._waiting = reason
+            self._print(f"waiting for {reason} (Ctrl-C ends)")
 
-    def _tell(self) -> None:
-        """Say what was done, now and then."""
+    def _print_counts(self) -> None:
         counts, now = self._counts, clock.monotonic()
-        if counts != self._told and now - self._told_at >= TELL_S:
-            self._told, self._told_at = counts, now
+        if counts != self._printed and now - self._printed_at >= PRINT_INTERVAL_S:
+            self._printed, self._printed_at = counts, now
             claimed, running = counts
-            self._say(
+            self._print(
                 f"attempts claimed: {claimed}, finished: {claimed - running}, under way: {running}"
             )
 
-    def _is_idle(self) -> bool:
-        """Whether there was nothing to do for as long as was allowed."""
+    async def _should_end(self) -> bool:
+        """Wait until the next poll; return True after a signal, or if the runner was idle for as
+        long as its option allows."""
+        if await wait_for_event(POLL_INTERVAL_S, self._interrupted):
+            return True
         counts, now = self._counts, clock.monotonic()
-        if self._runners.running or counts != self._seen:
-            self._seen, self._busy_at = counts, now
+        if self._runners.running or counts != self._latest:
+            self._latest, self._busy_at = counts, now
         limit = self._options.until_idle_s
         return limit is not None and now - self._busy_at >= limit
 
-    async def _paused(self) -> bool:
-        """Wait a moment; True if the runner was told to end."""
-        return await wait_for_event(POLL_INTERVAL_S, self._interrupted)
-
     # --- the end --------------------------------------------------------------------------
     async def _end(self) -> None:
-        """Let attempts under way end, unless told to hurry."""
+        """Let attempts under way end, until a second interrupt."""
         if self._interrupts == 1 and self._runners.running:
-            self._say(f"finishing {self._runners.running} attempts; Ctrl-C again gives them back")
+            self._print(f"finishing {self._runners.running} attempts; Ctrl-C again gives them back")
         draining = asyncio.create_task(self._runners.drain())
         while not draining.done() and self._interrupts < 2:
             await asyncio.wait([draining], timeout=0.1)
@@ -283,17 +273,11 @@ class _Joiner:
         self._interrupted.set()
 
 
-def look_after(quiet_s: float) -> float:
-    """Seconds until the next look at trainings of which nothing was heard, and for which nothing
-    was done, for `quiet_s`: a server has many runners that wait."""
-    return max(POLL_INTERVAL_S, min(_MAX_LOOK_S, quiet_s / 20))
+def _file_id(path: Path | None) -> tuple[int, int] | None:
+    """Return device and inode of the store's file; None if there is no file.
 
-
-def _identity(path: Path | None) -> tuple[int, int] | None:
-    """Which file is there; None where there is none, or the store is no file.
-
-    A run folder that is deleted and made again has another store under the same path: whoever still
-    has the old file open would wait for ever in a store that nobody else sees.
+    A run folder that is deleted and created again has another store under the same path. A runner
+    that kept the old file open would wait for ever in a store that no trainer sees.
     """
     if path is None:
         return None
@@ -306,38 +290,37 @@ def _identity(path: Path | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """The training runs of a store, as a runner sees them.
+    """The training runs of a store, from a runner's point of view.
 
     Args:
-        live: their trainers are there, and ask for the runner's app.
-        complete: nothing is left to do.
-        foreign: live, but they speak another protocol.
-        other_apps: what live trainers ask for beside the runner's app.
+        live: runs of the runner's app whose trainers are present.
+        complete: runs with nothing left to do.
+        incompatible: live runs with another protocol version.
+        other_apps: the apps of live trainers, without the runner's.
     """
 
     live: tuple[Peer, ...]
     complete: tuple[Peer, ...]
-    foreign: tuple[Peer, ...]
+    incompatible: tuple[Peer, ...]
     other_apps: tuple[str, ...]
 
 
 def trainings(peers: Sequence[Peer], app: str, run_id: str | None = None) -> Trainings:
-    """What the peers of a store mean for a runner.
+    """Sort the trainers among a store's peers.
 
     Args:
-        peers: of the store.
+        peers: the store's peers.
         app: `module:name` of the runner's app.
-        run_id: the only run that it works for; None for any.
+        run_id: the only run that the runner works for; None for any.
     """
-    trainers = [peer for peer in peers if peer.role is PeerRole.TRAINER]
-    if run_id is not None:
-        trainers = [peer for peer in trainers if peer.run_id == run_id]
-    mine = [peer for peer in trainers if peer.app == app]
-    live = [peer for peer in mine if is_there(peer) and not peer.complete]
-    elsewhere = [peer for peer in trainers if peer.app != app and is_there(peer)]
+    trainers = [
+        peer for peer in peers if peer.role is PeerRole.TRAINER and run_id in (None, peer.run_id)
+    ]
+    live = [peer for peer in trainers if is_present(peer) and not peer.complete]
+    own = [peer for peer in live if peer.app == app]
     return Trainings(
-        live=tuple(peer for peer in live if speaks(peer)),
-        complete=tuple(peer for peer in mine if peer.complete),
-        foreign=tuple(peer for peer in live if not speaks(peer)),
-        other_apps=tuple(sorted({peer.app for peer in elsewhere if not peer.complete})),
+        live=tuple(peer for peer in own if is_compatible(peer)),
+        complete=tuple(peer for peer in trainers if peer.app == app and peer.complete),
+        incompatible=tuple(peer for peer in own if not is_compatible(peer)),
+        other_apps=tuple(sorted({peer.app for peer in live if peer.app != app})),
     )

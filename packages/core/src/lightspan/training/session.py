@@ -25,7 +25,7 @@ from lightspan.production import span_exporter
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
-from lightspan.runners.discovery import Presence, here
+from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
@@ -306,7 +306,7 @@ class Session:
         )
         self._stack.push_async_callback(runners.stop)
         await runners.start(plan)
-        peer = here(run_id, PeerRole.TRAINER, app, run_id=run_id)
+        peer = make_peer(run_id, PeerRole.TRAINER, app, run_id=run_id)
         self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
         self._watch = RunnerWatch(plan, runners, self.reporter.line)
         watching = asyncio.create_task(self._watch.watch(self.store), name="lightspan-runner-watch")

@@ -1,7 +1,8 @@
 """A program in any language as an app.
 
-`command` says how it is started and paid; `environment` what it finds there, `process` runs it as a
-process group of its own, `reward` reads how it ended, and `watchdog` ends it when its runner dies.
+`command` is the app's configuration and one attempt of it, `environment` builds the program's
+environment variables, `process` runs the program as a process group, `reward` reads the reward from
+its output, and `watchdog` ends the program when the runner dies.
 """
 
 from lightspan.runners.command.command import Command

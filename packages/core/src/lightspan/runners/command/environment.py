@@ -1,4 +1,4 @@
-"""The environment of a program: its task, its endpoint and key, and the user's own variables."""
+"""Environment variables of a program: its task, its endpoint and key, and the user's variables."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from lightspan.schema.routing import Routing
 
 TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"
 GATEWAY_VARIABLE: Final = "LIGHTSPAN_GATEWAY_URL"
-"""The gateway's origin: an agent's calls go to `$LIGHTSPAN_GATEWAY_URL/agents/NAME/v1`."""
+"""Base URL of the gateway: an agent's calls go to `$LIGHTSPAN_GATEWAY_URL/agents/NAME/v1`."""
 TASK_FILE_VARIABLE: Final = "LIGHTSPAN_TASK_FILE"
 TASK_VARIABLE: Final = "LIGHTSPAN_TASK"
 MODEL_VARIABLE: Final = "LIGHTSPAN_MODEL"
-"""The policy's name, for programs that have to name a model."""
+"""Name of the policy, for programs that must name a model."""
 
 _AUTH_TOKEN: Final = "ANTHROPIC_AUTH_TOKEN"
-OURS: Final = (
+RESERVED: Final = (
     *("LIGHTSPAN_", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"),
     *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", _AUTH_TOKEN),
 )
-"""How the names begin that only lightspan sets."""
+"""Prefixes of the variables that only lightspan sets."""
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 
 
@@ -33,33 +33,31 @@ def program_environment(
     model: str,
     task: Mapping[str, str],
 ) -> dict[str, str]:
-    """The whole environment of an attempt's program.
+    """Return the whole environment of an attempt's program.
 
-    The user's own variables stay. What a runner may know beside them does not: variables of
-    lightspan's (the store's address and its key among them), and the keys of endpoints that the
-    gateway asks for frozen agents.
+    The runner's variables are inherited without those of lightspan, such as the store's address and
+    key, and without the keys of endpoints that the gateway calls for frozen agents.
 
     Args:
-        inherited: the runner's.
-        extra: set by the user.
-        scope: of the attempt; None outside a runner.
-        model: for `LIGHTSPAN_MODEL`.
-        task: the variables that say where the task is.
+        inherited: the runner's environment.
+        extra: variables set by the user.
+        scope: the attempt; None outside a runner.
+        model: value of `LIGHTSPAN_MODEL`.
+        task: variables that contain or name the task.
     """
     secret = _key_names(scope.routing) if scope is not None else set()
-    kept = {
+    variables = {
         name: value
         for name, value in inherited.items()
         if not name.startswith("LIGHTSPAN_") and name not in secret
     }
-    return {**kept, **extra, **_of_attempt(scope, model, {**kept, **extra}), **task}
+    variables |= extra
+    return {**variables, **(_attempt_variables(scope, model, variables) if scope else {}), **task}
 
 
-def _of_attempt(
-    scope: AttemptContext | None, model: str, others: Mapping[str, str]
+def _attempt_variables(
+    scope: AttemptContext, model: str, others: Mapping[str, str]
 ) -> dict[str, str]:
-    if scope is None:
-        return {}
     ids = {
         "LIGHTSPAN_ROLLOUT_ID": scope.rollout_id,
         "LIGHTSPAN_ATTEMPT_ID": scope.attempt_id,
@@ -70,21 +68,21 @@ def _of_attempt(
     url = f"{scope.gateway_url}/v1"
     return {
         **ids,
-        **_past_proxies(scope.gateway_url, others),
+        **_no_proxy(scope.gateway_url, others),
         GATEWAY_VARIABLE: scope.gateway_url,
         MODEL_VARIABLE: model,
         "OPENAI_BASE_URL": url,
-        "OPENAI_API_BASE": url,  # what older clients read
+        "OPENAI_API_BASE": url,  # read by older clients
         "OPENAI_API_KEY": scope.call_token,
-        "ANTHROPIC_BASE_URL": scope.gateway_url,  # its clients add the /v1
+        "ANTHROPIC_BASE_URL": scope.gateway_url,  # Anthropic's clients add the /v1
         "ANTHROPIC_API_KEY": scope.call_token,
-        # whoever has it reads it; with a user's own it would travel beside our key, or before it
+        # Anthropic's clients send a token of the user in addition to our key, or in its place
         **({_AUTH_TOKEN: scope.call_token} if _AUTH_TOKEN in others else {}),
     }
 
 
-def _past_proxies(url: str, others: Mapping[str, str]) -> dict[str, str]:
-    """Variables that let calls reach the gateway where the user's environment names a proxy."""
+def _no_proxy(url: str, others: Mapping[str, str]) -> dict[str, str]:
+    """Return variables by which calls to the gateway bypass the proxy of the user's environment."""
     if not any(name.lower() in _PROXIES for name in others):
         return {}
     host = urlsplit(url).hostname or ""
@@ -94,6 +92,6 @@ def _past_proxies(url: str, others: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key_names(routing: Routing) -> set[str]:
-    """The variables that hold keys of endpoints behind the gateway."""
+    """Return the names of the variables with keys of endpoints behind the gateway."""
     targets = [*(rule.target for rule in routing.rules), routing.default]
     return {t.endpoint.api_key_env for t in targets if t.endpoint and t.endpoint.api_key_env}

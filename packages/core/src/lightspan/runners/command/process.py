@@ -1,9 +1,8 @@
-"""One program as a process group of its own: started, listened to, ended.
+"""One program as a process group: start it, read its output, end it.
 
-A program may start others, and a runner may be killed at any moment; nothing of either may outlive
-an attempt. So the program leads a session and a process group of its own, the whole group is
-signalled, and a watchdog outside of the runner kills the groups that a dead runner leaves
-(`watchdog`).
+A program may start others, and a runner may be killed at any moment; no process of either may
+outlive the attempt. So the program leads its own session and process group, signals go to the whole
+group, and a watchdog process kills the groups of a runner that died (`watchdog`).
 """
 
 from __future__ import annotations
@@ -25,53 +24,53 @@ from typing import Final, NamedTuple
 from lightspan.stores.aio import wait_for_event
 
 KEPT_BYTES: Final = 8_192
-"""Of each output stream, counted from its end."""
+"""Bytes that are kept of each output stream: its end."""
 GRACE_S: Final = 2.0
-"""From SIGTERM to SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL."""
 
 _CHUNK: Final = 65_536
 _LAST_CHUNKS: Final = 16
-"""What a pipe may hold when its writers are gone: 1 MiB at most."""
+"""Number of chunks that a pipe without writers may still hold: at most 1 MiB."""
 _WATCHDOG: Final = Path(__file__).with_name("watchdog.py")
-# The program's own process reports itself before the program begins: at no moment does it run
-# unknown to the watchdog. Standard input is the watchdog's pipe until then.
+# The program's own process reports its id to the watchdog before it executes the program, so that
+# no program runs unknown to the watchdog. Standard input is the watchdog's pipe until then.
 _GATE: Final = 'echo "+$$" >&0 && exec "$@" </dev/null'
 
 
 class Tail:
-    """The end of what was written to a stream, and how much was written in all."""
+    """The end of an output stream, and the number of bytes written to it."""
 
-    def __init__(self, kept: int = KEPT_BYTES) -> None:
-        self._kept = kept
+    def __init__(self, limit: int = KEPT_BYTES) -> None:
+        self._limit = limit
         self._data = bytearray()
         self.count = 0
-        """Bytes written."""
+        """Number of bytes written."""
 
     def add(self, data: bytes) -> None:
-        """More was written."""
+        """Append bytes."""
         self.count += len(data)
         self._data += data
-        if len(self._data) > 2 * self._kept:
-            del self._data[: -self._kept]
+        if len(self._data) > 2 * self._limit:
+            del self._data[: -self._limit]
 
     @property
     def data(self) -> bytes:
         """The last bytes."""
-        return bytes(self._data[-self._kept :])
+        return bytes(self._data[-self._limit :])
 
     @property
-    def whole(self) -> bool:
-        """Whether `data` is all that was written."""
-        return self.count <= self._kept
+    def is_whole(self) -> bool:
+        """Whether `data` is everything that was written."""
+        return self.count <= self._limit
 
 
 class Ended(NamedTuple):
-    """How a program ended."""
+    """The end of a program."""
 
     status: int
-    """Its exit status; of one that a signal ended, the signal's number below zero."""
+    """Exit status; the negative signal number if a signal ended the program."""
     timed_out: bool
-    """It ran past its limit and was ended."""
+    """Whether the program ran past its time limit and was ended."""
 
 
 async def run_program(
@@ -85,19 +84,19 @@ async def run_program(
     timeout_s: float | None = None,
     grace_s: float = GRACE_S,
 ) -> Ended:
-    """Run a program in a session of its own until it ends, and end what it leaves running.
+    """Run a program in its own session until it ends, and end what it leaves running.
 
     A program that runs past `timeout_s`, or whose task is cancelled, is ended with its whole
     process group: SIGTERM, and SIGKILL when the program has gone or `grace_s` later.
 
     Args:
-        arguments: the first is the program's path.
+        arguments: the program's path and its arguments.
         watchdog: ends the program if this process dies.
-        stdout: gets the end of what it writes there.
-        stderr: likewise.
-        env: its whole environment.
-        cwd: its working folder.
-        timeout_s: seconds that it may run; None for no limit.
+        stdout: gets the end of the program's stdout.
+        stderr: gets the end of the program's stderr.
+        env: the whole environment of the program.
+        cwd: the program's working folder; None for this process's.
+        timeout_s: seconds that the program may run; None for no limit.
         grace_s: seconds between SIGTERM and SIGKILL.
 
     Raises:
@@ -105,18 +104,27 @@ async def run_program(
     """
     loop = asyncio.get_running_loop()
     with _reading(loop, stdout) as out, _reading(loop, stderr) as err:
-        process = _start(arguments, watchdog.pipe, out, err, cwd, env)
+        with _sigint_not_ignored():
+            process = subprocess.Popen(  # noqa: ASYNC220 - it waits for no program
+                ["/bin/sh", "-c", _GATE, "sh", *arguments],
+                stdin=watchdog.pipe,
+                stdout=out,
+                stderr=err,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+            )
         timed_out = False
         exited = _watch_exit(process, loop)
         try:
-            timed_out = not await wait_for_event(timeout_s, exited)
-            if timed_out:
-                await _ask_to_end(process.pid, exited, grace_s)
-        except asyncio.CancelledError:
-            await _ask_to_end(process.pid, exited, grace_s)
-            raise
+            try:
+                timed_out = not await wait_for_event(timeout_s, exited)
+            finally:
+                if not exited.is_set():  # it ran too long, or this task is cancelled
+                    _signal(process.pid, signal.SIGTERM)
+                    await wait_for_event(grace_s, exited)
         finally:
-            # before the program is reaped: until then nobody else can have the group's number
+            # before the program is reaped: until then no other group can have its number
             _signal(process.pid, signal.SIGKILL)
             try:
                 await exited.wait()
@@ -126,32 +134,15 @@ async def run_program(
         return Ended(process.returncode, timed_out)
 
 
-def _start(
-    arguments: Sequence[str],
-    watchdog: int,
-    stdout: int,
-    stderr: int,
-    cwd: str | None,
-    env: Mapping[str, str],
-) -> subprocess.Popen[bytes]:
-    with _interrupts_heard():
-        return subprocess.Popen(
-            ["/bin/sh", "-c", _GATE, "sh", *arguments],
-            stdin=watchdog,
-            stdout=stdout,
-            stderr=stderr,
-            cwd=cwd,
-            env=env,
-            start_new_session=True,
-        )
-
-
 @contextmanager
-def _interrupts_heard() -> Iterator[None]:
-    """A program inherits that its runner ignores Ctrl-C, and could not trap it; it does not inherit
-    a handler that does nothing."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+def _sigint_not_ignored() -> Iterator[None]:
+    """Handle SIGINT by a function that does nothing while the block runs.
+
+    A program would inherit that its runner ignores SIGINT, and could not handle it then. It does
+    not inherit a handler.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield
         return
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -161,18 +152,13 @@ def _interrupts_heard() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-async def _ask_to_end(group: int, exited: asyncio.Event, grace_s: float) -> None:
-    _signal(group, signal.SIGTERM)
-    await wait_for_event(grace_s, exited)
-
-
 def _signal(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """An event that is set when the program has ended, before it is reaped."""
+    """Return an event that is set when the program has ended, before it is reaped."""
     exited = asyncio.Event()
 
     def wait() -> None:
@@ -181,12 +167,12 @@ def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoo
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         else:
             process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(exited.set)
 
     try:
         threading.Thread(target=wait, name="lightspan-program", daemon=True).start()
-    except RuntimeError as error:  # no thread is left
+    except RuntimeError as error:  # no thread can be started
         _signal(process.pid, signal.SIGKILL)
         process.wait()
         raise OSError(str(error)) from error
@@ -195,28 +181,28 @@ def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoo
 
 @contextmanager
 def _reading(loop: asyncio.AbstractEventLoop, tail: Tail) -> Iterator[int]:
-    """The writing end of a pipe whose other end is read into `tail` as long as the block runs.
+    """Yield the write end of a pipe that is read into `tail` while the block runs.
 
-    The block ends with the program, not with the last holder of the pipe: a process that left the
-    program's group cannot keep an attempt from ending.
+    The block does not wait for end of file: a process that left the program's group and holds the
+    pipe open must not delay the end of an attempt.
     """
-    ours, theirs = os.pipe()
-    os.set_blocking(ours, False)
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
 
-    loop.add_reader(ours, _take, ours, tail)
+    loop.add_reader(source, _read, source, tail)
     try:
-        yield theirs
+        yield sink
     finally:
-        loop.remove_reader(ours)
-        os.close(theirs)
+        loop.remove_reader(source)
+        os.close(sink)
         for _ in range(_LAST_CHUNKS):
-            if not _take(ours, tail):
+            if not _read(source, tail):
                 break
-        os.close(ours)
+        os.close(source)
 
 
-def _take(source: int, tail: Tail) -> bool:
-    """Read once; False if nothing was there."""
+def _read(source: int, tail: Tail) -> bool:
+    """Read once; return False if there was nothing to read."""
     try:
         data = os.read(source, _CHUNK)
     except BlockingIOError:
@@ -230,14 +216,17 @@ class Watchdog:
     """A process that ends programs and removes task files when this process is gone."""
 
     def __init__(self) -> None:
+        self.users = 0
+        """Number of `guarding` blocks."""
         self.folder = Path(tempfile.mkdtemp(prefix="lightspan-"))
-        """Of the task files; nobody else can read it."""
-        theirs, self.pipe = os.pipe()
+        """Folder of the task files; only this user can read it."""
+        source, self.pipe = os.pipe()
         try:
-            with _blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Signals to the group must not end the watchdog before its runner ends.
+            with blocked_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_WATCHDOG), str(self.folder)],
-                    stdin=theirs,
+                    stdin=source,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd="/",
@@ -248,32 +237,31 @@ class Watchdog:
             self.folder.rmdir()
             raise
         finally:
-            os.close(theirs)
+            os.close(source)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def forget(self, group: int) -> None:
-        """The group has ended."""
+        """Report that the process group has ended."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.pipe, b"-%d\n" % group)
 
     def close(self) -> None:
-        """Let it end what is left, and wait for that."""
+        """Let the watchdog end the programs that still run, and wait for that."""
         os.close(self.pipe)
         self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)  # if it was killed, it removed nothing
+        shutil.rmtree(self.folder, ignore_errors=True)  # a watchdog that was killed removed nothing
 
 
 @contextmanager
-def _blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Keeps these signals from what is started in the block, which inherits the mask: the watchdog
-    must end when its runner does, never sooner."""
+def blocked_signals(*signals: signal.Signals) -> Iterator[None]:
+    """Block these signals in processes that are started in the block, which inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -281,46 +269,31 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Shared:
-    """The watchdog of this process, kept as long as somebody uses it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users: dict[Watchdog, int] = {}
-        self._latest: Watchdog | None = None
-
-    def take(self) -> Watchdog:
-        with self._lock:
-            if self._latest is None or not self._latest.alive:
-                self._latest = Watchdog()
-            self._users[self._latest] = self._users.get(self._latest, 0) + 1
-            return self._latest
-
-    def leave(self, watchdog: Watchdog) -> bool:
-        """Whether that was its last user."""
-        with self._lock:
-            self._users[watchdog] -= 1
-            if self._users[watchdog]:
-                return False
-            del self._users[watchdog]
-            if self._latest is watchdog:
-                self._latest = None
-            return True
-
-
-_shared: Final = _Shared()
+_lock: Final = threading.Lock()
+_watchdog: Watchdog | None = None
+"""The watchdog of this process."""
 
 
 @asynccontextmanager
 async def guarding() -> AsyncIterator[Watchdog]:
-    """This process's watchdog: started for the first block, ended with the last.
+    """Yield this process's watchdog, which starts with the first block and ends with the last.
 
     Raises:
         OSError: no process can be started.
     """
-    watchdog = _shared.take()
+    global _watchdog
+    with _lock:
+        if _watchdog is None or not _watchdog.is_alive:
+            _watchdog = Watchdog()
+        watchdog = _watchdog
+        watchdog.users += 1
     try:
         yield watchdog
     finally:
-        if _shared.leave(watchdog):
+        with _lock:
+            watchdog.users -= 1
+            is_unused = watchdog.users == 0
+            if is_unused and _watchdog is watchdog:
+                _watchdog = None
+        if is_unused:
             await asyncio.shield(asyncio.to_thread(watchdog.close))

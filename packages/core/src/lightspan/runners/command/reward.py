@@ -1,4 +1,4 @@
-"""The reward of a program: read from its exit status or from the last line that it wrote."""
+"""The reward of a program, from its exit status or the last line of its stdout."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from lightspan.schema.reward import parse_reward
 _NUMBER: Final = re.compile(
     r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE
 )
-_COMPLAINT: Final = re.compile(r"(?=\S).*(?:error|exception|panic|fatal)", re.IGNORECASE)
-_SHOWN: Final = 200
-"""Characters of a line that a message quotes."""
-_WRITE: Final = "write a number, or a JSON object of named numbers, as the last line of stdout"
+_ERROR: Final = re.compile(r"(?=\S).*(?:error|exception|panic|fatal)", re.IGNORECASE)
+_MAX_QUOTE_LENGTH: Final = 200
+"""Maximum number of characters of a line that a message quotes."""
+_HINT: Final = "write a number, or a JSON object of named numbers, as the last line of stdout"
 
 
 class ProgramError(AppError):
-    """A program ended, or could not begin, in a way that is no reward."""
+    """A program could not start, or ended without a reward."""
 
     def __init__(self, message: str, outcome: Outcome = Outcome.APP_ERROR) -> None:
         super().__init__(message)
         self.outcome = outcome
-        """What that means for the attempt."""
+        """Outcome of the attempt."""
 
 
 def reward_by_exit(ended: Ended, stderr: str) -> float:
-    """1.0 for exit status 0, 0.0 for exit status 1.
+    """Return 1.0 for exit status 0, 0.0 for exit status 1.
 
     Args:
-        stderr: as people see it.
+        stderr: printable text of stderr, for messages.
 
     Raises:
         ProgramError: any other status, or a signal.
@@ -46,41 +46,41 @@ def reward_by_exit(ended: Ended, stderr: str) -> float:
 
 
 def reward_by_last_line(ended: Ended, stdout: Tail, stderr: str, secret: str = "") -> Any:
-    """The reward that the last line of stdout which is not blank says, for `parse_reward`.
+    """Return the reward in the last non-blank line of stdout, for `parse_reward`.
 
     Args:
-        stderr: as people see it.
-        secret: is left out of messages.
+        stderr: printable text of stderr, for messages.
+        secret: the call token, which is left out of messages.
 
     Raises:
-        ProgramError: an exit status other than 0; no such line; a line that is no reward.
+        ProgramError: the exit status is not 0, or there is no such line or no reward in it.
     """
     if ended.status != 0:
         raise failure(ended, stderr)
     line = last_line(stdout)
     if line is None:
-        raise _no_reward(f"the program wrote no line to stdout: {_WRITE}")
+        raise _no_reward(f"the program wrote no line to stdout: {_HINT}")
     if line == "":
         raise _no_reward(
-            f"the last line of the program's output is longer than {KEPT_BYTES} bytes: {_WRITE}"
+            f"the last line of the program's output is longer than {KEPT_BYTES} bytes: {_HINT}"
         )
     try:
         value = _value(line)
         parse_reward(value)
     except RewardError as error:
-        quoted = shortened(without(secret, line))
-        reason = without(secret, str(error))
+        quoted = shortened(without_secrets(secret, line))
+        reason = without_secrets(secret, str(error))
         raise _no_reward(f"the program's last line {quoted!r}: {reason}") from error
     return value
 
 
 def last_line(tail: Tail) -> str | None:
-    """The last line that is not blank; None if there is none, empty if it is not kept whole."""
+    """Return the last non-blank line; None if there is none, empty if only its end is kept."""
     data = tail.data.rstrip()
     if not data:
-        return None if tail.whole else ""
+        return None if tail.is_whole else ""
     start = data.rfind(b"\n") + 1
-    if start == 0 and not tail.whole:
+    if start == 0 and not tail.is_whole:
         return ""
     return data[start:].decode(errors="replace").strip("\ufeff \t\r")
 
@@ -91,34 +91,38 @@ def _value(line: str) -> Any:
     try:
         return json.loads(line, parse_int=float, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise RewardError(f"that is no reward; {_WRITE}") from error
+        raise RewardError(f"that is no reward; {_HINT}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     rewards = dict(pairs)
     if len(rewards) != len(pairs):  # JSON would let the last one win
-        raise ValueError("a name is given twice")
+        raise ValueError("duplicate name")
     return rewards
 
 
 def failure(ended: Ended, stderr: str) -> ProgramError:
-    """The outcome of a program that failed, with what it complained of last."""
+    """Return the error of a program that failed, with its last error message."""
+    how = f"ended with exit status {ended.status}"
     if ended.status < 0:
-        try:
-            how = f"was ended by {signal.Signals(-ended.status).name}"
-        except ValueError:  # a real-time signal
-            how = f"was ended by signal {-ended.status}"
-    else:
-        how = f"ended with exit status {ended.status}"
-    reason = complaint(stderr)
+        how = f"was ended by {signal_name(-ended.status) or f'signal {-ended.status}'}"
+    reason = last_error(stderr)
     return ProgramError(f"the program {how}" + (f": {shortened(reason)}" if reason else ""))
 
 
-def complaint(stderr: str) -> str:
-    """The last line that names an error, else the last line; empty if there is none."""
+def signal_name(number: int) -> str:
+    """Return the name of a signal; a real-time signal has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""
+
+
+def last_error(stderr: str) -> str:
+    """Return the last line that names an error, else the last line; empty if there is none."""
     lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if _COMPLAINT.match(line)]
-    return (telling or lines or [""])[-1].strip()
+    errors = [line for line in lines if _ERROR.match(line)]
+    return (errors or lines or [""])[-1].strip()
 
 
 def _no_reward(message: str) -> ProgramError:
@@ -126,23 +130,23 @@ def _no_reward(message: str) -> ProgramError:
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    """Return the text, cut to the length of a quote."""
+    return text if len(text) <= _MAX_QUOTE_LENGTH else f"{text[:_MAX_QUOTE_LENGTH]}…"
 
 
-def shown(tail: Tail, secret: str = "") -> str:
-    """What is kept of a stream, for people: control characters escaped, `secret` left out."""
+def printable(tail: Tail, secret: str = "") -> str:
+    """Return the end of a stream with control characters escaped and `secret` left out."""
     text = tail.data.decode(errors="replace").replace("\r\n", "\n")
-    text = "".join(map(_printable, without(secret, text)))
-    left_out = tail.count - len(tail.data)
-    return f"[{left_out} bytes before this are not kept]\n{text}" if left_out else text
+    text = "".join(map(_escape, without_secrets(secret, text)))
+    cut = tail.count - len(tail.data)
+    return f"[{cut} bytes before this are not kept]\n{text}" if cut else text
 
 
-def without(secret: str, text: str) -> str:
-    """The text with `secret`, the call token, left out, and keys of the user's."""
+def without_secrets(secret: str, text: str) -> str:
+    """Return the text without `secret`, the call token, and without the user's keys."""
     return without_keys(text.replace(secret, "<call token>") if secret else text)
 
 
-def _printable(char: str) -> str:
-    plain = char.isprintable() or char in "\n\t"
-    return char if plain else char.encode("unicode_escape").decode()
+def _escape(char: str) -> str:
+    is_plain = char.isprintable() or char in "\n\t"
+    return char if is_plain else char.encode("unicode_escape").decode()

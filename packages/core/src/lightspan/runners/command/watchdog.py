@@ -1,9 +1,10 @@
-"""A process beside a runner that ends the runner's programs when the runner is gone.
+"""Watchdog process: kills a runner's programs when the runner is gone.
 
-It is run as a script, with the folder of the task files as its argument. What it is told comes over
-its standard input, whose other end only the runner holds: `+ID` a process group began, `-ID` it has
-ended. That pipe closes however the runner ends, `kill -9` included; then every group that is left
-is killed and the folder removed. It needs nothing but the standard library.
+It runs as a script, with the folder of the task files as its argument. The runner writes to its
+standard input: `+ID` when a process group starts, `-ID` when it has ended. Only the runner holds
+the other end of that pipe, so the pipe closes however the runner ends, `kill -9` included. Then
+every group that still runs is killed and the folder removed. The script needs only the standard
+library.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 
 
 def main(folder: str) -> None:
-    """Listen until the runner is gone, then end what it left."""
+    """Read until the runner is gone, then kill its process groups and remove its task files."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         group = int(line[1:])
@@ -26,10 +27,6 @@ def main(folder: str) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    _remove(folder)
-
-
-def _remove(folder: str) -> None:
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             os.unlink(entry.path)
