@@ -66,7 +66,7 @@ def test_frames() -> None:
 def test_what_an_adapter_notes_comes_and_goes_with_the_frames() -> None:
     with open_scope(SCOPE), push(Frame("team", "1")) as team:
         assert team is not None
-        token = set_agent(team.noting("crew", "a trail").noting("graph", 7))
+        token = set_agent(team.with_note("crew", "a trail").with_note("graph", 7))
         with agent("writer"):
             current = current_agent()
             assert current is not None
@@ -196,8 +196,8 @@ def test_the_recorder_counts_what_does_not_fit() -> None:
 def test_the_recorder_knows_what_is_under_way() -> None:
     recorder, given_up = Recorder(), []
     for key in ("a", "b"):
-        recorder.expect(key, lambda key=key: given_up.append(key))  # type: ignore[misc]
-    assert recorder.settle("a")
-    assert not recorder.settle("a")
-    recorder.give_up()
+        recorder.register_pending(key, lambda key=key: given_up.append(key))  # type: ignore[misc]
+    assert recorder.resolve_pending("a")
+    assert not recorder.resolve_pending("a")
+    recorder.cancel_pending()
     assert given_up == ["b"]

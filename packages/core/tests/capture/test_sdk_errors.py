@@ -142,7 +142,7 @@ def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
         stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         next(iter(stream))
         monkeypatch.setattr(sdk_instrumentation, "request_attributes", None)
-        scope.recorder.give_up()
+        scope.recorder.cancel_pending()
         [damage] = scope.recorder.capture_errors()
         assert "a model call could not be recorded: TypeError" in damage
 

@@ -147,7 +147,7 @@ def _record(note: OpenSpan, around: AgentContext, whole: Span) -> None:
     """A model call that nobody else recorded; an attempt of its own where nothing is around it."""
     root = None
     if around.scope.is_outside:
-        if state.opener is None:
+        if state.attempt_factory is None:
             return
         with inside_of(note.above):
             around, root = context.start_attempt(around, None)
@@ -156,7 +156,7 @@ def _record(note: OpenSpan, around: AgentContext, whole: Span) -> None:
     failed = whole.status is SpanStatus.ERROR
     known: Attributes = {
         c.AGENT_PATH: around.path,
-        c.CALL_ID: around.scope.new_call_id(),
+        c.CALL_ID: around.scope.recorder.new_call_id(),
         c.CALL_OUTCOME: str(CallOutcome.ERROR if failed else CallOutcome.OK),
         **said.attributes,
     }

@@ -187,7 +187,7 @@ class OpenSpan:
         recorder = around.scope.recorder
         if self.is_node and self._expecting is not recorder:
             self._expecting = recorder
-            recorder.expect(self._key, self._give_up)
+            recorder.register_pending(self._key, self._give_up)
             self._watch()
 
     def _name(self, name: str | None, around: AgentContext) -> None:
@@ -212,7 +212,7 @@ class OpenSpan:
         """Make it an attempt of its own if it began outside, and what it is may be one."""
         with self._lock:
             around = self.around
-            if around is None or not around.scope.is_outside or state.opener is None:
+            if around is None or not around.scope.is_outside or state.attempt_factory is None:
                 return
             if self.role not in _ATTEMPTS or self._root is not None or self.ended:
                 return
@@ -262,7 +262,7 @@ class OpenSpan:
             return
         name, kind, known = self._agent(around) if self.frame is not None else self._tool()
         self._told = known
-        if not around.scope.recorder.settle(self._key):
+        if not around.scope.recorder.resolve_pending(self._key):
             return
         if self._is_elsewhere or self.ids in kept_whole:
             return

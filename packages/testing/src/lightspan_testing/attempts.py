@@ -72,7 +72,7 @@ class Captured:
     def close(self) -> None:
         """Gather what was recorded; an attempt that was damaged fails the test."""
         recorder = self.scope.recorder
-        recorder.give_up()
+        recorder.cancel_pending()
         self.spans += recorder.drain()
         assert recorder.capture_errors() == []
 

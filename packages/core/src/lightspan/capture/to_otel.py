@@ -1,4 +1,4 @@
-"""Our spans as OpenTelemetry's SDK has them, ready for any exporter."""
+"""Conversion of spans to those of OpenTelemetry's SDK."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATUS_CODES: Final = {
 
 
 def to_otel(span: Span) -> ReadableSpan:
-    """Our span as an OpenTelemetry span, ready for any exporter."""
+    """Return a span as a span of OpenTelemetry's SDK, which any exporter accepts."""
     trace_id = int(span.trace_id, 16)
     resource = Resource(dict(span.resource)) if span.resource else Resource({})
     return ReadableSpan(

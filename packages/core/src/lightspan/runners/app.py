@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar, overload
 from lightspan.capture.context import (
     AttemptContext,
     AttemptHandle,
+    attempt_scope,
     current_context,
-    entered,
     start_attempt,
 )
 from lightspan.errors import AppError
@@ -125,11 +125,11 @@ class App:
         return (self._await_in if self.is_async else self._call_in)(root, args, kwargs)
 
     def _call_in(self, root: AttemptHandle, args: Any, kwargs: Any) -> Any:
-        with entered(root):
+        with attempt_scope(root):
             return self.function(*args, **kwargs)
 
     async def _await_in(self, root: AttemptHandle, args: Any, kwargs: Any) -> Any:
-        with entered(root):
+        with attempt_scope(root):
             return await self.function(*args, **kwargs)
 
     def call(self, inputs: Inputs) -> Any | Awaitable[Any]:

@@ -319,8 +319,8 @@ class AttemptRun:
         """The spans that are to be kept, and the capture errors."""
         recorder = scope.recorder
         recorder.is_over = True
-        recorder.give_up()
-        lost = misattributed_calls.missing_from(recorder, self._strays)
+        recorder.cancel_pending()
+        lost = misattributed_calls.missing_call_reason(recorder, self._strays)
         if lost is not None:
             recorder.add_capture_error(lost)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
