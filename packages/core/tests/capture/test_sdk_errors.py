@@ -102,7 +102,7 @@ def test_a_recorder_that_fails_damages_the_attempt_and_not_the_app(
     ]
 
 
-@pytest.mark.parametrize("broken", ["sync_client", "_kept_headers"])
+@pytest.mark.parametrize("broken", ["sync_client", "_forwarded_headers"])
 def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
     gateway: ScriptedServer,
     elsewhere: ScriptedServer,

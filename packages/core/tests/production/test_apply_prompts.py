@@ -308,7 +308,7 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     assert "lightspan: no learned prompt is applied: " in caplog.text
     release("one")
     assert context.current_context() is None
-    assert not module._held
+    assert not module._applied
 
 
 def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(

@@ -97,9 +97,7 @@ def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> A
         try:
             current = resolver(current) or current
         except Exception as error:  # an adapter's error must not reach the app
-            current.scope.recorder.add_capture_error(
-                f"the acting agent could not be resolved: {error!r}"
-            )
+            current.add_capture_error("the acting agent could not be resolved", error)
     return current
 
 
@@ -295,9 +293,7 @@ def notify_call_start(context: AgentContext, *, besides: CallListener | None = N
             if end is not None:
                 ends.append(end)
         except Exception as error:  # an adapter's error must not reach the app
-            context.scope.recorder.add_capture_error(
-                f"a listener failed at the start of a model call: {error!r}"
-            )
+            context.add_capture_error("a listener failed at the start of a model call", error)
     if not ends:
         return _ignore_end
     recorder = weakref.ref(context.scope.recorder)  # the call may never end

@@ -99,6 +99,10 @@ class AgentContext:
             return False
         return scope.routing.target(self.path).route is not Route.APP
 
+    def add_capture_error(self, problem: str, error: Exception) -> None:
+        """Record an error of lightspan: the attempt is not trained, and the app gets no error."""
+        self.scope.recorder.add_capture_error(f"{problem}: {error!r}")
+
     def with_note(self, adapter: str, note: Any) -> AgentContext:
         """Return this context with an adapter's note."""
         notes = {**self.notes, adapter: note}

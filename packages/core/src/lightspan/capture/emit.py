@@ -230,7 +230,7 @@ class _Block(ContextDecorator):
                 status=SpanStatus.OK,
             )
         except Exception as error:  # a capture error must not reach the app
-            current.scope.recorder.add_capture_error(f"{self._name}: {error!r}")
+            current.add_capture_error(f"{self._name}", error)
             if attempt is not None:
                 attempt.close()
             return None

@@ -53,9 +53,7 @@ def prompt(name: str, text: str) -> str:
     except Exception as error:  # a capture error: the app gets its own text
         current = current_agent()
         if current is not None:
-            current.scope.recorder.add_capture_error(
-                f"the prompt {name!r} could not be read: {error!r}"
-            )
+            current.add_capture_error(f"the prompt {name!r} could not be read", error)
         return text
 
 

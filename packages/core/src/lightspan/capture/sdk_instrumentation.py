@@ -117,9 +117,7 @@ def _wrap_imported(sdk: Sdk) -> None:
     except Exception as error:  # the app's import succeeds; the next attempt wraps the SDK again
         current = current_context()
         if current is not None:
-            current.scope.recorder.add_capture_error(
-                f"a client SDK could not be wrapped: {error!r}"
-            )
+            current.add_capture_error("a client SDK could not be wrapped", error)
 
 
 def _wrap(sdk: Sdk) -> None:
@@ -224,9 +222,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
         )
     except Exception as error:
         if current is not None:
-            current.scope.recorder.add_capture_error(
-                f"a model call could not be captured: {error!r}"
-            )
+            current.add_capture_error("a model call could not be captured", error)
         if attempt is not None:
             attempt.close()
         return None
@@ -299,9 +295,7 @@ class SdkCall:
 
     def add_capture_error(self, action: str, error: Exception) -> None:
         """Record that the call could not be redirected or recorded."""
-        self.context.scope.recorder.add_capture_error(
-            f"a model call could not be {action}: {error!r}"
-        )
+        self.context.add_capture_error(f"a model call could not be {action}", error)
 
     def with_instructions(self, options: Any) -> Any:
         """Return a copy of the request with the instructions to send, or the request itself.
