@@ -80,7 +80,7 @@ class Adapter:
             context.add_call_listener(self.call_listener)
 
     def enable(self) -> None:
-        """Listen, and record in production if the environment says so."""
+        """Listen, and record in production if the environment is set up for it."""
         self.listen()
         adapter.claim_scope(self.name, self._scopes)
         record.hold(self.name)

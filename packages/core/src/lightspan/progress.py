@@ -16,9 +16,9 @@ _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u
 
 
 def escape_control(text: str) -> str:
-    """The text as a terminal may get it: what would command the terminal is written out (`\\x1b`).
+    """Return a text with the control characters escaped that could command a terminal (`\\x1b`).
 
-    Names, answers and errors come from apps and models. Every line that is printed passes here.
+    Names, answers and errors come from apps and models, so every printed line passes through here.
     """
     return _CONTROL.sub(
         lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n")

@@ -47,7 +47,7 @@ def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
     finally:
         unregister_resolver(resolver)
     assert set(scope.recorder.capture_errors()) == {
-        "who is acting could not be resolved: ValueError('no idea')"
+        "the acting agent could not be resolved: ValueError('no idea')"
     }
 
 
@@ -64,7 +64,7 @@ def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
     finally:
         remove_call_listener(listener)
     assert set(scope.recorder.capture_errors()) == {
-        "a model call could not be told of: ValueError('not for writer')"
+        "a listener failed at the start of a model call: ValueError('not for writer')"
     }
 
 

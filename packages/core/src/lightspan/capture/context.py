@@ -154,11 +154,8 @@ def set_agent_in_block(agent: AgentContext, entering: FrameType) -> Callable[[],
 
 # --- outside every attempt ------------------------------------------------------------------
 def _ambient(recorder: NullRecorder) -> AgentContext:
-    return AgentContext(
-        AttemptContext(
-            rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=recorder, is_outside=True
-        )
-    )
+    scope = AttemptContext(mode=Mode.PRODUCTION, recorder=recorder, is_outside=True)
+    return AgentContext(scope)
 
 
 _RECORDING: Final = _ambient(LostRewardRecorder())

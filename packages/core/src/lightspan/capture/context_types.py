@@ -26,10 +26,12 @@ _NAME: Final = itemgetter(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptContext:
-    """One attempt, as the app's process knows it."""
+    """An attempt as the app's process knows it."""
 
-    rollout_id: str
-    attempt_id: str
+    rollout_id: str = ""
+    """Empty outside every attempt."""
+    attempt_id: str = ""
+    """Empty outside every attempt."""
     mode: Mode = Mode.TRAIN
     gateway_url: str | None = None
     """Origin of the gateway, such as `http://127.0.0.1:8123`; None records without redirecting."""

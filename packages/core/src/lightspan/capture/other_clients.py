@@ -36,15 +36,17 @@ _OUTCOMES: Final = {SpanStatus.OK: CallOutcome.OK, SpanStatus.ERROR: CallOutcome
 class Client(NamedTuple):
     """A model client that is not wrapped."""
 
-    name: str
-    """Full name of its class."""
-    url: str
+    name: str = ""
+    """Full name of its class; empty if the client is unknown."""
+    url: str = ""
     """URL of its endpoint; empty if it cannot be read."""
-    fix: str
+    fix: str = ""
     """Change of the app that makes its calls trainable."""
 
     def attributes(self) -> Attributes:
         """Return a span's attributes, without the URL's user and query, which may hold a key."""
+        if not self.name:
+            return {}
         attributes: Attributes = {semconv.CLIENT: self.name, semconv.CLIENT_FIX: self.fix}
         try:
             address, port = urlsplit(self.url).hostname, urlsplit(self.url).port
@@ -119,9 +121,9 @@ def record_call(
         client: the framework's client, if it is known.
         native: the framework's client that uses OpenAI's SDK, for the advice in the report.
     """
-    known = None if client is None else client_of(client, native)
+    description = Client() if client is None else client_of(client, native)
     gateway = context.scope.gateway_url
-    if known is not None and gateway and f"{known.url}/".startswith(f"{gateway}/"):
+    if gateway and f"{description.url}/".startswith(f"{gateway}/"):
         return
     is_abandoned = end.attributes.get(semconv.ERROR_TYPE) in _ABANDONED
     status = SpanStatus.UNSET if is_abandoned else end.status
@@ -131,7 +133,7 @@ def record_call(
         semconv.CALL_OUTCOME: _OUTCOMES.get(status, CallOutcome.CANCELLED).value,
         **request_attributes(request),
         **answer_attributes(answer),
-        **({} if known is None else known.attributes()),
+        **description.attributes(),
         **error_attributes(end.attributes),
     }
     span = make_span(

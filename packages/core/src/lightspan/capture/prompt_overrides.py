@@ -58,7 +58,7 @@ def prompt(name: str, text: str) -> str:
 
 
 def record_prompt(current: AgentContext, attributes: Attributes) -> None:
-    """Record how a prompt was read, as a span of its own."""
+    """Record how a prompt was read, in a separate span."""
     span = make_span(current, "lightspan.prompt", SpanKind.OTHER, attributes, status=SpanStatus.OK)
     current.scope.recorder.add(span)
 

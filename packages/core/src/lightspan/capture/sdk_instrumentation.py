@@ -311,7 +311,9 @@ class SdkCall:
                 record_prompt(self.context, {c.PROMPT_CALL: self.call_id, **attributes})
             return sent
         except Exception as error:
-            self.add_capture_error("given its instructions", error)
+            self.context.add_capture_error(
+                "the instructions of a model call could not be replaced", error
+            )
             return options
 
     def redirect(self, client: Any, options: Any) -> Any:

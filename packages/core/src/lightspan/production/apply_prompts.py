@@ -79,8 +79,8 @@ def apply_prompts(run: str | os.PathLike[str] | None = None) -> AppliedPrompts:
     agents = [name for name, prompt in prompts.items() if prompt.place is PromptPlace.AGENT]
     if agents and not sdks.any_installed():
         raise ConfigError(
-            f"the instructions of {', '.join(map(repr, agents))} cannot be applied: there is no "
-            "client of OpenAI or Anthropic in this environment: pip install openai"
+            f"the instructions of {', '.join(map(repr, agents))} cannot be applied: no client of "
+            "OpenAI or Anthropic is installed in this environment: pip install openai"
         )
     if agents:
         sdk_instrumentation.install()

@@ -81,8 +81,6 @@ def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connec
         )
     sdk_instrumentation.install()
     served = AttemptContext(
-        rollout_id="",
-        attempt_id="",
         mode=Mode.VAL,
         gateway_url=origin,
         call_token=key,

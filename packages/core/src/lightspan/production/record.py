@@ -148,8 +148,7 @@ def record(
 
 
 def hold(owner: str) -> None:
-    """Record and apply learned prompts while `owner` (an adapter) is enabled, if the environment
-    says so.
+    """Record and apply prompts by the environment while `owner` (an adapter) is enabled.
 
     Never raises: an app must start whatever its environment contains. An error is logged, and then
     nothing is recorded.
