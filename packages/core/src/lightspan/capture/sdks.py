@@ -29,11 +29,6 @@ class Sdk:
     base: str
     paths: tuple[str, ...]
 
-    @property
-    def installed(self) -> bool:
-        """Whether the library can be imported."""
-        return importlib.util.find_spec(self.name) is not None
-
     def module(self) -> Any:
         """Import and return the module."""
         return importlib.import_module(self.name)
@@ -71,4 +66,4 @@ SDKS: Final = (OPENAI, ANTHROPIC)
 
 def any_installed() -> bool:
     """Return whether a client is installed whose calls can be captured."""
-    return any(sdk.installed for sdk in SDKS)
+    return any(importlib.util.find_spec(sdk.name) is not None for sdk in SDKS)

@@ -156,11 +156,8 @@ class Redactor:
 
     def __init__(self, hook: Redact | str | None) -> None:
         self._hook = hook
-
-    @property
-    def on(self) -> bool:
+        self.on = hook is not None
         """Whether there is a hook."""
-        return self._hook is not None
 
     def __call__(self, span: Span) -> tuple[Span | None, str]:
         """Return the span to keep, and the kind of error if the hook failed (else empty)."""
