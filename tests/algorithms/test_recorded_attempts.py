@@ -20,7 +20,12 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
 from lightspan.lightning import build_episode
 from lightspan.production.feedback import Rated
-from lightspan.production.store_writer import PendingWrite, parcel_of, report_of, write_parcel
+from lightspan.production.store_writer import (
+    PendingWrite,
+    attempt_report,
+    attempt_write,
+    write_pending,
+)
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Json, Outcome, Report, Rollout
 from lightspan.schema.spans import Attributes, Span, SpanKind
@@ -81,10 +86,10 @@ def attempt(
                 attributes={**named, **span.attributes},
             )
         )
-    report = report_of(
+    report = attempt_report(
         attempt_id, AttemptStatus.SUCCEEDED, Outcome.OK, capture_errors=list(capture_errors)
     )
-    return parcel_of(
+    return attempt_write(
         attempt_id, rollout_id, service, task, owned, started_at=started_at, report=report
     )
 
@@ -106,8 +111,8 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def write(url: str, *parcels: PendingWrite) -> None:
     async def write_all() -> None:
         async with open_store(url) as store:
-            for parcel in parcels:
-                await write_parcel(store, parcel)
+            for write in parcels:
+                await write_pending(store, write)
 
     asyncio.run(write_all())
 

@@ -14,7 +14,7 @@ import openai
 
 import lightspan
 from lightspan.capture import context
-from lightspan.capture.other_clients import bypassing_call, client_of
+from lightspan.capture.other_clients import record_call
 from lightspan.schema.spans import now_ns
 
 client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
@@ -117,9 +117,8 @@ def bypasses(task: dict[str, Any]) -> float:
         assert acting is not None
         answer = {"choices": [{"message": {"role": "assistant", "content": "1"}}]}
         request = {"model": "other", "messages": [{"role": "user", "content": task["q"]}]}
-        foreign = client_of(Foreign(), "framework.ChatOpenAI")
-        call = bypassing_call(acting, request, answer, start_ns=now_ns(), client=foreign)
-        acting.scope.recorder.add(call)
+        native = "framework.ChatOpenAI"
+        record_call(acting, request, answer, start_ns=now_ns(), client=Foreign(), native=native)
     return 1.0
 
 

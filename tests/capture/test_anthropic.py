@@ -404,7 +404,7 @@ def test_an_sdk_that_cannot_be_wrapped_does_not_stop_the_other(
         with pytest.raises(ImportError, match="broken"):
             sdk_instrumentation.install()
     assert "request" not in vars(openai.OpenAI)
-    assert list(state.shims) == ["anthropic"]
+    assert list(state.sdk_patches) == ["anthropic"]
     monkeypatch.setattr(Sdk, "wrapped_classes", classes)
     sdk_instrumentation.install()
-    assert sorted(state.shims) == ["anthropic", "openai"]
+    assert sorted(state.sdk_patches) == ["anthropic", "openai"]

@@ -8,20 +8,15 @@ from pathlib import Path
 import pytest
 
 from lightspan import LightningRL
+from lightspan.capture.adapter import FrameworkCall, SpanEnd
 from lightspan.capture.context import AgentContext, AttemptContext, Frame
-from lightspan.capture.other_clients import (
-    NestedCalls,
-    bypassing_call,
-    client_of,
-    is_at_gateway,
-)
+from lightspan.capture.other_clients import client_of, record_call
 from lightspan.lightning import Rejection, build_episode, classify_calls
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Mode, Report, Rollout
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_store
 from lightspan.training.folder import RunFolder
 from lightspan_testing.strategies import make_rollout
@@ -39,8 +34,10 @@ ANSWER = {
 }
 
 
-def call(**fields: object) -> Span:
-    return bypassing_call(ACTING, REQUEST, ANSWER, start_ns=1, **fields)  # type: ignore[arg-type]
+def call(end: SpanEnd | None = None) -> Span:
+    record_call(ACTING, REQUEST, ANSWER, end or SpanEnd(), start_ns=1)
+    (span,) = ACTING.scope.recorder.drain()
+    return span
 
 
 def test_its_span() -> None:
@@ -67,17 +64,18 @@ def test_its_span() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome", "told"),
+    ("status", "error", "outcome"),
     [
-        (SpanStatus.ERROR, None, "error"),
-        (SpanStatus.UNSET, None, "cancelled"),
-        (SpanStatus.ERROR, CallOutcome.CANCELLED, "cancelled"),
+        (SpanStatus.ERROR, "Down", "error"),
+        (SpanStatus.UNSET, "Down", "cancelled"),
+        (SpanStatus.ERROR, "CancelledError", "cancelled"),
     ],
 )
-def test_how_it_ended(status: SpanStatus, outcome: CallOutcome | None, told: str) -> None:
-    span = call(status=status, outcome=outcome, message="no", attributes={c.ERROR_TYPE: "Down"})
+def test_how_it_ended(status: SpanStatus, error: str, outcome: str) -> None:
+    span = call(SpanEnd(status, "no", {c.ERROR_TYPE: error, "more": 1}))
     assert (span.status, span.status_message) == (status, "no")
-    assert (span.attributes[c.CALL_OUTCOME], span.attributes[c.ERROR_TYPE]) == (told, "Down")
+    assert (span.attributes[c.CALL_OUTCOME], span.attributes[c.ERROR_TYPE]) == (outcome, error)
+    assert "more" not in span.attributes
 
 
 def test_two_calls_are_two() -> None:
@@ -202,12 +200,19 @@ def test_what_is_said_of_a_client(client: object, known: dict[str, object]) -> N
     assert found == known
 
 
-def test_a_client_at_the_attempts_endpoint() -> None:
-    client = client_of(LiteLLMChat("http://127.0.0.1:80/v1"), "the.Native")
-    assert is_at_gateway(client, "http://127.0.0.1:80")
-    assert not is_at_gateway(client, "http://127.0.0.1:8")
-    assert not is_at_gateway(client, None)
-    assert not is_at_gateway(None, "http://127.0.0.1:80")
+@pytest.mark.parametrize(
+    ("client", "gateway", "spans"),
+    [
+        (LiteLLMChat("http://127.0.0.1:80/v1"), "http://127.0.0.1:80", 0),
+        (LiteLLMChat("http://127.0.0.1:80/v1"), "http://127.0.0.1:8", 1),
+        (LiteLLMChat("http://127.0.0.1:80/v1"), None, 1),
+        (None, "http://127.0.0.1:80", 1),
+    ],
+)
+def test_a_client_at_the_attempts_endpoint(client: object, gateway: str | None, spans: int) -> None:
+    scope = AttemptContext(rollout_id="r", attempt_id="a", gateway_url=gateway)
+    record_call(AgentContext(scope), REQUEST, ANSWER, start_ns=1, client=client, native="it")
+    assert len(scope.recorder.drain()) == spans
 
 
 ENDS: dict[str, tuple[list[bool | None], bool, bool]] = {
@@ -228,8 +233,8 @@ ENDS: dict[str, tuple[list[bool | None], bool, bool]] = {
 @pytest.mark.parametrize("case", ENDS)
 def test_who_records_a_call_inside_which_others_were_made(case: str) -> None:
     ended, is_ok, expected = ENDS[case]
-    calls = NestedCalls()
-    told = [calls.start() for _ in ended]
+    calls = FrameworkCall(ACTING)
+    told = [calls.start_inner() for _ in ended]
     for end, is_answered in zip(told, ended, strict=True):
         if is_answered is not None:
             end(is_answered)

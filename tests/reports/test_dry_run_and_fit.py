@@ -135,8 +135,9 @@ def test_an_app_whose_worker_asks_for_all_attempts(
         )
 
     cause = (
-        "it made no model call that was seen, and one was made beside it for no attempt under way, "
-        f"by the thread 'consumer', which belongs to one that is over: {misattributed_calls.ADVICE}"
+        "it made no model call that was captured, and meanwhile one was made outside every open "
+        "attempt, by the thread 'consumer', which belongs to an attempt that is over: "
+        f"{misattributed_calls.ADVICE}"
     )
     report = trainer().dev(dry_apps.asks_by_a_worker, [{"q": "a"}], group_size=2)
     assert f"1 of 2 rollouts are damaged, first of all: damaged: {cause} (1 of 2 rollouts)" in (

@@ -200,7 +200,7 @@ def test_the_servers_key(elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPa
         with lightspan.connect(served.url):
             assert say(client, "writer") == "I am sql"
         monkeypatch.setenv(KEY_VARIABLE, "app-key")
-        with pytest.raises(ConfigError, match=f"wants another key: set {KEY_VARIABLE}"):
+        with pytest.raises(ConfigError, match=f"rejects the key: set {KEY_VARIABLE}"):
             lightspan.connect(served.url)
     assert elsewhere.requests == []
 
@@ -289,10 +289,10 @@ def test_the_environment_names_the_server(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://127.0.0.1:9", "nobody serves at http://127.0.0.1:9"),
-        ("127.0.0.1:8000", "is no endpoint: give one such as"),
-        ("ftp://127.0.0.1", "is no endpoint"),
-        ("http://me:secret@127.0.0.1", "is no endpoint"),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9 does not answer"),
+        ("127.0.0.1:8000", "is not an endpoint: give a URL such as"),
+        ("ftp://127.0.0.1", "is not an endpoint"),
+        ("http://me:secret@127.0.0.1", "is not an endpoint"),
     ],
 )
 def test_a_server_that_is_not_there(url: str, message: str) -> None:
@@ -304,12 +304,12 @@ def test_an_environment_without_a_client(
     served: ServingGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sdks, "SDKS", ())
-    with pytest.raises(ConfigError, match="there is no client of OpenAI or Anthropic in this"):
+    with pytest.raises(ConfigError, match="no client of OpenAI or Anthropic is installed"):
         lightspan.connect(served.url)
 
 
 def test_a_server_of_another_kind(elsewhere: ScriptedServer) -> None:
-    with pytest.raises(ConfigError, match="is no `lightspan serve` of this version"):
+    with pytest.raises(ConfigError, match="is not a `lightspan serve` of this version"):
         lightspan.connect(elsewhere.url)
     with pytest.raises(ConfigError, match="api_key_env='NO_SUCH'"):
         lightspan.connect(elsewhere.url, api_key_env="NO_SUCH")

@@ -11,14 +11,14 @@ pytest.importorskip("lightspan_autogen")
 from lightspan.capture.adapter import SpanEnd
 from lightspan.capture.context import AgentContext, AttemptContext, Frame
 from lightspan.schema.spans import SpanKind, SpanStatus
-from lightspan_autogen._identity import Opened, Role, enter, span_of
+from lightspan_autogen._identity import Invocation, Role, enter, span_of
 
 ROOT = AgentContext(
     AttemptContext(rollout_id="ro", attempt_id="at", trace_id="f" * 32), (), "a" * 16
 )
 
 
-def entered(around: AgentContext, role: Role, innermost: Opened | None = None) -> Opened:
+def entered(around: AgentContext, role: Role, innermost: Invocation | None = None) -> Invocation:
     opened = enter(around, role, innermost)
     assert opened is not None
     return opened

@@ -375,7 +375,7 @@ BUILDERS.update({name: partial(own, name) for name in OTHER_MEANS})
 
 class TestSuite(AdapterSuite):
     framework: ClassVar[str] = "autogen"
-    notes_starts = (_hook, "_note")
+    notes_starts = (_hook, "_register")
     silent_environment: ClassVar[Mapping[str, str]] = {
         "OTEL_SDK_DISABLED": "true",
         "AUTOGEN_DISABLE_RUNTIME_TRACING": "true",

@@ -75,5 +75,5 @@ def installed() -> Iterator[None]:
     with instrument():
         yield
     assert [vars(owner).get(name) for owner, name in WATCHED] == before
-    assert _hook.note_call not in context.call_listeners()
+    assert _hook._adapter.call_listener not in context.call_listeners()
     assert _hook._state.watches == []

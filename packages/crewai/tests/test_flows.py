@@ -202,13 +202,13 @@ def test_a_time_limit(server: ScriptedServer) -> None:
 def test_an_attempt_that_ends_early(server: ScriptedServer) -> None:
     """What had begun is recorded when the attempt ends; the next attempt knows nothing of it."""
     with captured() as run:
-        _hook.note(_hook.Start(_hook.Kind.CREW, 1, _hook._plain("lost")))
+        _hook.record_change(_hook.Start(_hook.Kind.CREW, 1, _hook._plain("lost")))
         assert context.current_agent().path == "lost"  # type: ignore[union-attr]
     assert run.tree == ["invoke_agent lost @lost unset"]
     left = Captured(scope=make_scope())
-    token = context.set_agent(context.AgentContext(left.scope, parent_span_id=ROOT_ID))
-    _hook.note(_hook.Start(_hook.Kind.CREW, 1, _hook._plain("lost")))
-    context.reset_agent(token)
+    leave = context.set_agent(context.AgentContext(left.scope, parent_span_id=ROOT_ID))
+    _hook.record_change(_hook.Start(_hook.Kind.CREW, 1, _hook._plain("lost")))
+    leave()
     with captured() as run:
         crew_of(an_agent(server, "writer")).kickoff()
     assert run.tree == WRITER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ os.environ["CREWAI_TRACING_ENABLED"] = "false"
 
 pytest.importorskip("crewai")
 
-from lightspan.capture.context import AttemptContext, Frame
+from lightspan.capture.adapter import FrameworkCall
+from lightspan.capture.context import AgentContext, AttemptContext, Frame
 from lightspan.schema.routing import Route, Routing, Rule, Target, join_path, make_routing
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_crewai import _hook
@@ -27,10 +29,10 @@ from lightspan_crewai._identity import (
     Place,
     Start,
     Trail,
+    abandoned_end,
     begin,
     clean,
     end,
-    given_up,
     span_of,
 )
 from packages.crewai.tests.crewai_apps import WARNINGS
@@ -58,7 +60,7 @@ class Context:
     def begin(self, kind: Kind, key: Any, name: Name | None = None, **attributes: Any) -> str:
         given = self.trail[-1].inside if self.trail else ROOT
         start = Start(kind, key, name, attributes)
-        self.trail, lost = begin(self.trail, start, given, self.choose)
+        self.trail, lost = begin(self.trail, start, given, self.choose, start_call)
         self.lost += lost
         return self.path
 
@@ -249,14 +251,18 @@ def test_an_empty_role_adds_no_frame() -> None:
 
 # --- spans ----------------------------------------------------------------------------------
 def entry_of(kind: Kind, name: Name | None = None, around: Place = ROOT, **more: Any) -> Entry:
-    (*_, entry), _ = begin((), Start(kind, 1, name, more), around)
+    (*_, entry), _ = begin((), Start(kind, 1, name, more), around, start_call=start_call)
     return entry
+
+
+def start_call(around: Iterable[FrameworkCall]) -> FrameworkCall:
+    return FrameworkCall(AgentContext(ATTEMPT), around)
 
 
 def recorded(entry: Entry, event: End) -> list[Span]:
     """Return what is recorded when something ends."""
     attempt = AttemptContext(rollout_id="rollout", attempt_id="attempt")
-    _hook._expect(attempt, entry)
+    _hook._register_pending(attempt, entry)
     _hook._record(attempt, entry, event)
     return attempt.recorder.drain()
 
@@ -303,7 +309,8 @@ def test_what_adds_no_frame_has_no_span() -> None:
     event = End(Kind.CREW, 1)
     assert recorded(entry_of(Kind.CREW), event) == []
     inside = entry_of(Kind.CALL)
-    ended = inside.calls.start()
+    assert inside.call is not None
+    ended = inside.call.start_inner()
     assert recorded(inside, End(Kind.CALL, 1)) == []
     ended(True)
     assert recorded(inside, End(Kind.CALL, 1)) == []
@@ -334,13 +341,16 @@ def test_an_inner_call_is_the_real_one() -> None:
     now.begin(Kind.CALL, "outer")
     now.begin(Kind.CALL, "inner")
     outer, inner = now.trail
-    assert [entry.needs_record(End(Kind.CALL, 1)) for entry in now.trail] == [False, True]
-    inner.tell(End(Kind.CALL, "inner", SpanStatus.ERROR))
-    ends = [End(Kind.CALL, 1, status) for status in SpanStatus]
-    assert [outer.needs_record(end) for end in ends] == [False, True, False]
+    assert outer.call is not None
+    assert inner.call is not None
+    assert not outer.call.needs_record(is_ok=True)
+    assert inner.call.needs_record(is_ok=True)
+    assert inner.end_call(End(Kind.CALL, "inner", SpanStatus.ERROR))
+    assert outer.call.needs_record(is_ok=True)
+    assert not outer.call.needs_record(is_ok=False)
 
 
 def test_what_was_given_up_is_unset() -> None:
     entry = entry_of(Kind.AGENT, role("writer"))
-    span = span_of(entry, given_up(entry), ATTEMPT)
+    span = span_of(entry, abandoned_end(entry), ATTEMPT)
     assert span.status is SpanStatus.UNSET

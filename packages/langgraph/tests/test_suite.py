@@ -364,7 +364,7 @@ BUILDERS.update({name: partial(own, name) for name in OTHER_MEANS})
 
 class TestSuite(AdapterSuite):
     framework: ClassVar[str] = "langgraph"
-    notes_starts = (_hook, "_note_start")
+    notes_starts = (_hook, "_record_start")
 
     def build(self, scenario: str, model: Model) -> App:
         if scenario not in BUILDERS:

@@ -181,5 +181,5 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     assert not isinstance(setup.GLOBAL_TRACE_PROVIDER, _hook._Provider)
     assert vars(ToolContext)["from_agent_context"] is maker
-    assert _hook._note_call not in context.call_listeners()
+    assert _hook.adapter.call_listener not in context.call_listeners()
     assert context.current_context() is None

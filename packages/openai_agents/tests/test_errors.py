@@ -161,7 +161,7 @@ async def test_a_cancelled_stream(server: ScriptedServer) -> None:
             if event.type == "raw_response_event":
                 result.cancel()
         await asyncio.sleep(0.1)
-        attempt.scope.recorder.give_up()
+        attempt.scope.recorder.cancel_pending()
     await client.close()
     assert [path_of(span) for span in attempt.spans if span.kind == "agent"] == ["writer"]
     assert set(attempt.calls) <= {"writer"}
@@ -174,7 +174,7 @@ async def test_an_abandoned_stream(server: ScriptedServer) -> None:
     with open_scope(attempt.scope):
         result = Runner.run_streamed(make(server, "writer"), "go")
         await asyncio.sleep(0.1)
-    attempt.scope.recorder.give_up()
+    attempt.scope.recorder.cancel_pending()
     attempt.close()
     (span,) = (span for span in attempt.spans if span.kind == "agent")
     assert span.status is SpanStatus.UNSET

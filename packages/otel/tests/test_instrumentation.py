@@ -373,7 +373,7 @@ def test_what_fails_before_an_attempt_damages_it(monkeypatch: pytest.MonkeyPatch
     with open_scope(attempt):
         pass
     assert attempt.recorder.capture_errors() == [
-        "what has to be ready before an attempt is not: LookupError('it')"
+        "preparation of the attempt failed: LookupError('it')"
     ]
 
 

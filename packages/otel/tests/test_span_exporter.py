@@ -95,7 +95,7 @@ def test_failed_batches_are_counted(
     assert handle.flush()
     handle.close()
     assert (handle.sent, handle.lost) == (0, 300)
-    assert warnings(caplog) == [f"lightspan: 300 spans did not get to {backend.url}/v1/traces"]
+    assert warnings(caplog) == [f"lightspan: 300 spans were not sent to {backend.url}/v1/traces"]
 
 
 class Stuck(SpanExporter):
@@ -125,7 +125,7 @@ def test_a_full_queue_drops_and_counts(
         exporter.released.set()
         assert handle.flush()
     assert (handle.sent, handle.lost, exporter.spans) == (300, 4_700, 300)
-    assert warnings(caplog)[1:] == ["lightspan: 4700 spans did not get to Stuck"]
+    assert warnings(caplog)[1:] == ["lightspan: 4700 spans were not sent to Stuck"]
 
 
 def test_close_does_not_wait_for_a_stuck_exporter() -> None:

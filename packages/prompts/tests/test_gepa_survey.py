@@ -14,8 +14,8 @@ from lightspan import GEPA, LLM, PromptTemplate, agent, prompt
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import AttemptContext, current_agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.other_clients import bypassing_call, client_of
-from lightspan.capture.prompt_overrides import note
+from lightspan.capture.other_clients import record_call
+from lightspan.capture.prompt_overrides import record_prompt
 from lightspan.errors import ConfigError, RewardError, UnknownAgentError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.schema import semconv as c
@@ -186,9 +186,8 @@ def test_a_client_that_lightspan_does_not_see_is_named() -> None:
         with agent("router"):
             current = current_agent()
             assert current is not None
-            made = client_of(ChatOllama(), "langchain_openai.ChatOpenAI")
-            span = bypassing_call(current, {"model": "m"}, {}, start_ns=1, client=made)
-            current.scope.recorder.add(span)
+            native = "langchain_openai.ChatOpenAI"
+            record_call(current, {"model": "m"}, {}, start_ns=1, client=ChatOllama(), native=native)
 
     with pytest.raises(
         ConfigError, match=r"ChatOllama, which lightspan does not capture: use langchain_openai\."
@@ -295,14 +294,16 @@ def test_the_text_of_a_call_that_another_span_tells() -> None:
     with open_scope(scope), agent("router"):
         current = current_agent()
         assert current is not None
-        call = bypassing_call(current, {"model": "m", "messages": [USER]}, {}, start_ns=1)
-        scope.recorder.add(call)
-        note(current, {c.PROMPT_CALL: call.attributes[c.CALL_ID], c.PROMPT_ORIGINAL: OTHER})
+        record_call(current, {"model": "m", "messages": [USER]}, {}, start_ns=1)
+        (call,) = spans = scope.recorder.drain()
+        call_id = call.attributes[c.CALL_ID]
+        record_prompt(current, {c.PROMPT_CALL: call_id, c.PROMPT_ORIGINAL: OTHER})
     attempt = Attempt(
         rollout_id="ro", attempt_id="at", number=1, epoch=1, status=AttemptStatus.SUCCEEDED
     )
     rollout = Rollout(rollout_id="ro", task=1, task_id="t")
-    discovered = survey([build_episode(attempt, rollout, scope.recorder.drain(), [])], ["router"])
+    spans += scope.recorder.drain()
+    discovered = survey([build_episode(attempt, rollout, spans, [])], ["router"])
     assert discovered.components["router"].template == OTHER
 
 

@@ -6,20 +6,18 @@ import functools
 import threading
 from typing import Any
 
+import lightspan
 from lightspan.instrumentation import (
+    Adapter,
     AdapterInstrumentor,
     AgentPaths,
     AgentSearch,
     Instrumentation,
     Location,
     Patch,
-    agent_span,
-    disable_adapter,
-    enable_adapter,
     patch_subclasses,
     require_framework,
     semconv,
-    tool_span,
     truncated_json,
 )
 
@@ -28,11 +26,12 @@ with require_framework("lightspan-toy", framework="toyframe", floor="1.0"):
 
 __all__ = ["LightspanInstrumentor", "agents", "instrument", "uninstrument"]
 
+_adapter = Adapter(__name__)
 _patches: list[Patch] = []
 _lock = threading.RLock()
 
 
-# --- who acts -------------------------------------------------------------------------------
+# --- agents and tools -----------------------------------------------------------------------
 def _run(original: Any, patch: Patch) -> Any:
     """Wrap `run` of a team or an agent."""
 
@@ -40,7 +39,7 @@ def _run(original: Any, patch: Patch) -> Any:
     async def run(self: Any, text: str) -> str:
         if not patch.on:
             return await original(self, text)
-        with agent_span(self.name, input=text):
+        with lightspan.agent(self.name, input=text):
             return await original(self, text)
 
     return run
@@ -53,7 +52,7 @@ def _call(original: Any, patch: Patch) -> Any:
     async def call(self: Any, arguments: dict[str, str]) -> str:
         if not patch.on:
             return await original(self, arguments)
-        with tool_span(self.name, truncated_json(arguments)) as span:
+        with lightspan.tool(self.name, truncated_json(arguments)) as span:
             result = await original(self, arguments)
             if span is not None:
                 span.attributes[semconv.TOOL_CALL_RESULT] = truncated_json(result)
@@ -71,7 +70,7 @@ def _wrap(name: str, make: Any, owner: type) -> None:
 
 # --- installing -----------------------------------------------------------------------------
 def instrument() -> Instrumentation:
-    """Record every team, agent and tool of toyframe in this process; twice is once."""
+    """Record every team, agent and tool of toyframe in this process. Idempotent."""
     with _lock:
         if _patches:
             return Instrumentation(None)
@@ -81,20 +80,20 @@ def instrument() -> Instrumentation:
             (toyframe.Tool, "call", _call),
         ):
             _patches.append(patch_subclasses(base, functools.partial(_wrap, name, make)))
-        enable_adapter(__name__)
+        _adapter.enable()
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
-    """Undo `instrument`; toyframe is left as it was."""
+    """Undo `instrument` and restore toyframe."""
     with _lock:
         while _patches:
             _patches.pop().undo()
-    disable_adapter(__name__)
+    _adapter.disable()
 
 
 class LightspanInstrumentor(AdapterInstrumentor):
-    """What `opentelemetry-instrument python app.py` loads."""
+    """The instrumentor that `opentelemetry-instrument python app.py` loads."""
 
     on = staticmethod(instrument)
     off = staticmethod(uninstrument)

@@ -3,12 +3,10 @@
 import lightspan_autogen
 
 lightspan_autogen.instrument()            # or runtime=LightspanRuntime(), for some teams only
-lightspan_autogen.agents(team)            # what `optimize=` may name
+lightspan_autogen.agents(team)            # the names for `optimize=`
 """
 
-from lightspan.instrumentation import (
-    require_framework,
-)
+from lightspan.instrumentation import require_framework
 from lightspan_autogen._versions import FLOOR, FRAMEWORK
 
 with require_framework("lightspan-autogen", FRAMEWORK, FLOOR):

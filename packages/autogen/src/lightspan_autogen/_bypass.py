@@ -1,6 +1,6 @@
-"""Model clients that do not use the OpenAI SDK: their calls are recorded, without tokens.
+"""Model calls in AutoGen whose client does not use the OpenAI SDK: recorded without tokens.
 
-Those that bypass it: see `lightspan.capture.other_clients`.
+See `lightspan.capture.other_clients`.
 """
 
 from __future__ import annotations
@@ -20,43 +20,38 @@ from autogen_core.models import (
 )
 
 from lightspan.instrumentation import (
+    Adapter,
     AgentContext,
-    CallEnd,
-    NestedCalls,
+    FrameworkCall,
     SpanEnd,
-    add_capture_error,
-    notify_call_start,
+    current_agent,
     record_call,
-    resolve_agent,
 )
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class ModelCall:
     """One call of a model client's `create` or `create_stream`."""
 
-    acting: AgentContext
-    """Who asks."""
-    around: AgentContext
-    """Who asks by the pushed frames alone."""
+    context: AgentContext
+    """Context of the calling agent."""
+    pushed: AgentContext
+    """Context of the pushed frames."""
     client: Any
     messages: Iterable[Any]
     tools: Iterable[Any]
-    told: CallEnd
-    """See `notify_call_start`."""
-    inside: NestedCalls = field(default_factory=NestedCalls)
-    """That somebody records: the wire shim, or a client inside."""
+    call: FrameworkCall
     start_ns: int = field(default_factory=time.time_ns)
 
     @property
-    def acting_inside(self) -> AgentContext:
-        """Who acts in the call."""
-        return self.around.noting(NAME, self)
+    def inside(self) -> AgentContext:
+        """Context inside the call."""
+        return self.pushed.with_note(adapter.name, self)
 
     @property
-    def is_uncached(self) -> bool:
-        """Whether the client is AutoGen's cache, which must not answer a call that `is_routed`."""
-        return self.is_cache and self.acting.is_routed
+    def bypasses_cache(self) -> bool:
+        """Whether the client is AutoGen's cache and must not answer, as the call `is_routed`."""
+        return self.is_cache and self.context.is_routed
 
     @property
     def is_cache(self) -> bool:
@@ -65,53 +60,59 @@ class Ask:
         return module is not None and isinstance(self.client, module.ChatCompletionCache)
 
 
-NAME: Final = "lightspan_autogen"
-"""Of the adapter: its note is the client's call that is under way in a context."""
+def _open_calls(context: AgentContext) -> list[FrameworkCall]:
+    """Return the client's call that is open in a context."""
+    model_call: ModelCall | None = context.notes.get(adapter.name)
+    return [] if model_call is None else [model_call.call]
 
 
-def note_call(acting: AgentContext) -> CallEnd | None:
-    """Somebody records the call of the client that is under way (`add_call_listener`)."""
-    ask: Ask | None = acting.notes.get(NAME)
-    return None if ask is None else ask.inside.start()
+adapter: Final = Adapter(
+    "lightspan_autogen",
+    ("autogen-core", "openinference.instrumentation.autogen_agentchat"),
+    open_calls=_open_calls,
+)
+"""The adapter; its note in a context is the open `ModelCall`."""
 
 
-def begin(around: AgentContext, client: Any, args: Any, kwargs: Mapping[str, Any]) -> Ask | None:
-    """The call that begins; None where nothing is recorded."""
-    acting = resolve_agent(around)
-    told = notify_call_start(acting)
-    if not acting.scope.recorder.keeps:
+def begin(
+    pushed: AgentContext, client: Any, args: Any, kwargs: Mapping[str, Any]
+) -> ModelCall | None:
+    """Return the call that begins; None where nothing is recorded."""
+    context = current_agent() or pushed
+    call = adapter.start_call(context)
+    if not context.scope.recorder.keeps:
         return None
-    messages = kwargs["messages"] if "messages" in kwargs else args[0]
-    return Ask(acting, around, client, list(messages), list(kwargs.get("tools", ())), told)
+    messages = list(kwargs["messages"] if "messages" in kwargs else args[0])
+    return ModelCall(context, pushed, client, messages, list(kwargs.get("tools", ())), call)
 
 
-def end(ask: Ask, result: Any, error: BaseException | None) -> None:
-    """Record the call, unless somebody else did."""
-    ask.told(error is None or isinstance(error, GeneratorExit))
-    if not ask.inside.needs_record(is_ok=error is None):
+def end(model_call: ModelCall, result: Any, error: BaseException | None) -> None:
+    """End the call, and record it unless a call inside it was recorded."""
+    model_call.call.end(is_answered=error is None or isinstance(error, GeneratorExit))
+    if not model_call.call.needs_record(is_ok=error is None):
         return
     record_call(
-        ask.acting,
-        _request(ask),
+        model_call.context,
+        _request(model_call),
         _answer(result) if isinstance(result, CreateResult) else {},
         SpanEnd() if error is None else SpanEnd.from_error(error),
-        start_ns=ask.start_ns,
-        client=None if ask.is_cache else ask.client,
+        start_ns=model_call.start_ns,
+        client=None if model_call.is_cache else model_call.client,
         native="autogen_ext.models.openai.OpenAIChatCompletionClient",
     )
 
 
-def guarded(note: Callable[..., Any], acting: AgentContext, *values: Any) -> Any:
-    """Note something; an error of ours damages the attempt and never reaches the app."""
+def guarded(function: Callable[..., Any], context: AgentContext, *values: Any) -> Any:
+    """Call a function; record its exception as a capture error and return None then."""
     try:
-        return note(*values)
+        return function(*values)
     except Exception as error:
-        add_capture_error(acting.scope.recorder, NAME, error)
+        adapter.add_capture_error(context.scope.recorder, error)
         return None
 
 
 def _model(client: Any) -> str:
-    """The model's name, where the client keeps it, else the kind of client."""
+    """Return the model's name if the client stores it, else the client's class."""
     for name in ("_model_name", "_model", "model"):
         if isinstance(getattr(client, name, None), str):
             return str(getattr(client, name))
@@ -121,13 +122,13 @@ def _model(client: Any) -> str:
     return type(client).__name__
 
 
-def _request(ask: Ask) -> dict[str, Any]:
-    """The call as a chat request."""
+def _request(model_call: ModelCall) -> dict[str, Any]:
+    """Return the call as an OpenAI chat request."""
     request: dict[str, Any] = {
-        "model": _model(ask.client),
-        "messages": [message for given in ask.messages for message in _messages(given)],
+        "model": _model(model_call.client),
+        "messages": [part for message in model_call.messages for part in _messages(message)],
     }
-    tools = [{"type": "function", "function": _schema(tool)} for tool in ask.tools]
+    tools = [{"type": "function", "function": _schema(tool)} for tool in model_call.tools]
     return {**request, **({"tools": tools} if tools else {})}
 
 
@@ -174,7 +175,7 @@ def _assistant(content: Any) -> dict[str, Any]:
 
 
 def _answer(result: CreateResult) -> dict[str, Any]:
-    """The result as a chat completion."""
+    """Return the result as an OpenAI chat completion."""
     reason = "tool_calls" if result.finish_reason == "function_calls" else result.finish_reason
     choice = {"message": _assistant(result.content), "finish_reason": reason}
     usage = {

@@ -1,16 +1,15 @@
-"""Listens to AutoGen and tells core who is acting.
+"""Wrappers of AutoGen's methods, from which lightspan knows the acting agent.
 
-AutoGen has no place where a listener hears of every agent *before* it asks its model: its
-telemetry is silent where OpenTelemetry is switched off, opens no span for direct calls of
-`on_messages`, and its log names the caller of an `AgentTool` instead of the agent inside. So the
-methods through which teams, agents and tools are invoked are wrapped, in the classes that define
-them and in those that are defined later.
+AutoGen has no hook that runs for every agent *before* its model call: its telemetry emits nothing
+where OpenTelemetry is switched off and opens no span for direct calls of `on_messages`, and its log
+names the caller of an `AgentTool` instead of the agent inside. So the methods that invoke teams,
+agents and tools are wrapped, in the classes that define them and in those that are defined later.
 
-A team's agents run in tasks of its runtime, which may have been started anywhere: what is acting is
-looked up by the team's id whenever a message is handled. Agents of autogen-core itself, without a
-team, act where the message was sent (`_messages`).
+A team's agents run in tasks of its runtime, which may have been started anywhere: the acting agent
+is looked up by the team's id whenever a message is handled. Agents of autogen-core itself, without
+a team, act where the message was sent (`_messages`).
 
-Errors of ours never reach the app: they mark the attempt as damaged.
+Errors of the adapter never reach the app: they are recorded as capture errors of the attempt.
 """
 
 from __future__ import annotations
@@ -39,40 +38,32 @@ from lightspan.instrumentation import (
     SpanEnd,
     SpanKind,
     SpanStatus,
-    add_call_listener,
-    add_capture_error,
+    current_agent,
     current_context,
-    disable_adapter,
-    enable_adapter,
     patch_subclasses,
-    remove_call_listener,
-    reset_agent,
-    resolve_agent,
     semconv,
     set_agent,
     start_attempt,
     truncated_json,
 )
 from lightspan_autogen import _bypass, _messages
-from lightspan_autogen._identity import Opened, Role, enter, span_of
-
-_SCOPES: Final = ("autogen-core", "openinference.instrumentation.autogen_agentchat")
-"""OpenTelemetry's instrumentation scopes whose spans describe the same agents."""
+from lightspan_autogen._bypass import adapter
+from lightspan_autogen._identity import Invocation, Role, enter, span_of
 
 
 @dataclass(slots=True)
 class _State:
-    """Of this process."""
+    """The state of this process."""
 
-    open: dict[str, Opened] = field(default_factory=dict)
-    """Span id → the invocation under way."""
-    roots: dict[str, AttemptHandle] = field(default_factory=dict)
-    """Span id of an invocation under way → the attempt that began with it, in production."""
+    open: dict[str, Invocation] = field(default_factory=dict)
+    """Span id → open invocation."""
+    attempts: dict[str, AttemptHandle] = field(default_factory=dict)
+    """Span id of an open invocation → the attempt that began with it, in production."""
     runs: dict[str, AgentContext] = field(default_factory=dict)
-    """Team id → who is acting for everything that its runtime does."""
+    """Team id → context of everything that its runtime does."""
     patches: list[Patch] = field(default_factory=list)
     is_everywhere: bool = False
-    """Whether all of AutoGen is watched, or the teams of a `LightspanRuntime` alone."""
+    """Whether all of AutoGen is watched, or only the teams of a `LightspanRuntime`."""
     lock: Any = field(default_factory=threading.RLock)
 
 
@@ -116,7 +107,7 @@ def _returned(owner: Any, value: Any) -> SpanEnd:
         return SpanEnd()
     try:
         text = owner.return_value_as_string(value)
-    except Exception:  # the app's own; it will see for itself
+    except Exception:  # an error of the app's tool, which AutoGen will raise too
         text = f"<{type(value).__name__}>"
     return SpanEnd(attributes={semconv.TOOL_CALL_RESULT: truncated_json(text)})
 
@@ -129,9 +120,9 @@ def _tool_result(result: ToolResult) -> SpanEnd:
 
 
 def _raised(error: BaseException, last: Any) -> SpanEnd:
-    if isinstance(error, GeneratorExit):  # left by whoever read it, perhaps after the last item
-        is_over = isinstance(last, Response | TaskResult)
-        return SpanEnd(SpanStatus.OK if is_over else SpanStatus.UNSET)
+    if isinstance(error, GeneratorExit):  # the reader stopped, perhaps after the last item
+        is_complete = isinstance(last, Response | TaskResult)
+        return SpanEnd(SpanStatus.OK if is_complete else SpanStatus.UNSET)
     return SpanEnd.from_error(error)
 
 
@@ -139,76 +130,81 @@ def _raised(error: BaseException, last: Any) -> SpanEnd:
 RoleOf = Callable[[Any, Any, Any], Role]
 
 
-def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Opened | None:
-    """The invocation that begins; None outside a scope, or where it is under way already."""
-    current = current_context()
-    if current is None:
+def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | None:
+    """Return the invocation that begins; None outside attempts, or if it continues another."""
+    around, attempt = current_agent(), None
+    if around is None:
         return None
-    around, root = resolve_agent(current), None
     try:
         innermost = _state.open.get(around.parent_span_id or "")
         if innermost is None:
             if not _is_watched(owner):
                 return None
-        elif innermost.role.owner is owner:  # it goes on: see `enter`
+        elif innermost.role.owner is owner:  # a continuation: see `enter`
             return None
         role = role_of(owner, args, kwargs)
         if innermost is None:
-            around, root = _rooted(around, role, args, kwargs)
-        opened = enter(around, role, innermost)
-        if opened is not None:
-            _note(opened, root)
-        return opened
+            around, attempt = _start_attempt(around, role, args, kwargs)
+        invocation = enter(around, role, innermost)
+        if invocation is not None:
+            _register(invocation, attempt)
+        return invocation
     except Exception as error:
-        add_capture_error(around.scope.recorder, _bypass.NAME, error)
-        if root is not None:
-            root.close()
+        adapter.add_capture_error(around.scope.recorder, error)
+        if attempt is not None:
+            attempt.close()
         return None
 
 
-def _rooted(
+def _start_attempt(
     around: AgentContext, role: Role, args: Any, kwargs: Any
 ) -> tuple[AgentContext, AttemptHandle | None]:
-    """Who is acting; in production, in the conversation's attempt, or in one that begins."""
+    """Return the context; in production, in the conversation's attempt or in a new one."""
     conversation = _messages.conversation_of(around)
     if conversation is not None and around.scope.is_outside:
-        around = conversation.acting
-    around, root = start_attempt(around, role.name, _task_in(args, kwargs))
-    if root is not None and conversation is not None:
-        around = conversation.begin(root)
-    return around, root
+        around = conversation.context
+    around, attempt = start_attempt(around, role.name, _task_in(args, kwargs))
+    if attempt is not None and conversation is not None:
+        around = conversation.begin(attempt)
+    return around, attempt
 
 
 def _task_in(args: Any, kwargs: Any) -> Any:
-    """What a team or an agent is asked; of a tool call or a message, its first argument."""
+    """Return the task of a team or agent; for a tool call or a message, its first argument."""
     return kwargs.get("task", kwargs.get("messages", args[0] if args else None))
 
 
-def _note(opened: Opened, root: AttemptHandle | None) -> None:
-    _state.open[opened.span_id] = opened
-    if root is not None:
-        _state.roots[opened.span_id] = root
-    recorder = opened.inside.scope.recorder
-    recorder.expect(opened.span_id, lambda: _end(opened, lambda: SpanEnd(SpanStatus.UNSET)))
-    if opened.role.is_team:
-        _state.runs.setdefault(_team_id(opened.role.owner), opened.inside)
+def _register(invocation: Invocation, attempt: AttemptHandle | None) -> None:
+    span_id = invocation.span_id
+    _state.open[span_id] = invocation
+    if attempt is not None:
+        _state.attempts[span_id] = attempt
+    recorder = invocation.inside.scope.recorder
+    recorder.register_pending(span_id, lambda: _end(invocation, lambda: SpanEnd(SpanStatus.UNSET)))
+    if invocation.role.is_team:
+        _state.runs.setdefault(_team_id(invocation.role.owner), invocation.inside)
 
 
-def _end(opened: Opened, how: Callable[[], SpanEnd], raised: BaseException | None = None) -> None:
-    """The invocation has ended; what is told twice counts once."""
-    _state.open.pop(opened.span_id, None)
-    root = _state.roots.pop(opened.span_id, None)
-    if opened.role.is_team and _state.runs.get(_team_id(opened.role.owner)) is opened.inside:
-        del _state.runs[_team_id(opened.role.owner)]
-    recorder = opened.inside.scope.recorder
-    if recorder.settle(opened.span_id):
+def _end(
+    invocation: Invocation, describe: Callable[[], SpanEnd], error: BaseException | None = None
+) -> None:
+    """End an invocation; only the first time counts."""
+    role, span_id, recorder = (
+        invocation.role,
+        invocation.span_id,
+        invocation.inside.scope.recorder,
+    )
+    _state.open.pop(span_id, None)
+    attempt = _state.attempts.pop(span_id, None)
+    if role.is_team and _state.runs.get(_team_id(role.owner)) is invocation.inside:
+        del _state.runs[_team_id(role.owner)]
+    if recorder.resolve_pending(span_id):
         try:
-            span = span_of(opened, how())
-            recorder.add(span)
-        except Exception as error:
-            add_capture_error(recorder, _bypass.NAME, error)
-    if root is not None:
-        root.close(raised)
+            recorder.add(span_of(invocation, describe()))
+        except Exception as failure:
+            adapter.add_capture_error(recorder, failure)
+    if attempt is not None:
+        attempt.close(error)
 
 
 def _team_id(team: Any) -> str:
@@ -219,19 +215,19 @@ def _team_id(team: Any) -> str:
 def _coroutine(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Callable[..., Any]:
     @functools.wraps(original)
     async def invoke(self: Any, *args: Any, **kwargs: Any) -> Any:
-        opened, bound = _begin(role_of, self, args, kwargs), _bound(original, self)
-        if opened is None:
+        invocation, bound = _begin(role_of, self, args, kwargs), _bound(original, self)
+        if invocation is None:
             return await bound(*args, **kwargs)
-        token = set_agent(opened.inside)
+        leave = set_agent(invocation.inside)
         try:
             value = await bound(*args, **kwargs)
         except BaseException as error:
             failure = error
-            _end(opened, lambda: _raised(failure, None), failure)
+            _end(invocation, lambda: _raised(failure, None), failure)
             raise
         finally:
-            reset_agent(token)
-        _end(opened, lambda: _returned(self, value))
+            leave()
+        _end(invocation, lambda: _returned(self, value))
         return value
 
     return invoke
@@ -240,12 +236,12 @@ def _coroutine(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Call
 def _stream(
     original: Callable[..., AsyncGenerator[Any, None]], role_of: RoleOf
 ) -> Callable[..., Any]:
-    """Its body runs in its consumer's context: who is acting is put there for each step alone."""
+    """Wrap a stream, and set the agent in each step only: the body runs in the reader's context."""
 
     @functools.wraps(original)
     async def invoke(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        opened = _begin(role_of, self, args, kwargs)
-        inside = None if opened is None else opened.inside
+        invocation = _begin(role_of, self, args, kwargs)
+        inside = None if invocation is None else invocation.inside
         items, last = _bound(original, self)(*args, **kwargs), None
         try:
             while True:
@@ -257,28 +253,28 @@ def _stream(
         except BaseException as error:
             failure, final = error, last
             await _step(inside, items.aclose())
-            if opened is not None:
-                _end(opened, lambda: _raised(failure, final), failure)
+            if invocation is not None:
+                _end(invocation, lambda: _raised(failure, final), failure)
             raise
-        if opened is not None:
-            _end(opened, lambda: _returned(self, last))
+        if invocation is not None:
+            _end(invocation, lambda: _returned(self, last))
 
     return invoke
 
 
 async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
-    """Take it with this acting; None: with whoever acts."""
+    """Await a step with an acting agent; None leaves the agent unchanged."""
     if inside is None:
         return await step
-    token = set_agent(inside)
+    leave = set_agent(inside)
     try:
         return await step
     finally:
-        reset_agent(token)
+        leave()
 
 
 def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[..., Any]:
-    """A message to a team's manager or to one of its agents."""
+    """Wrap the handling of a message by a team's manager or one of its agents."""
 
     @functools.wraps(original)
     async def on_message_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -289,7 +285,7 @@ def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[...
 
 
 def _on_message(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Callable[..., Any]:
-    """A message to an agent of autogen-core."""
+    """Wrap the handling of a message by an agent of autogen-core."""
     invoke = _coroutine(original, role_of)
 
     @functools.wraps(original)
@@ -302,41 +298,41 @@ def _on_message(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Cal
 
 
 def _bound(original: Any, owner: Any) -> Any:
-    """The method as its owner has it: another instrumentation's wrapper tells the two apart."""
+    """Return the method bound to its owner; another instrumentation's wrapper requires that."""
     return original.__get__(owner, type(owner))
 
 
 def _create(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any]:
-    """A model client's call."""
+    """Wrap a model client's call."""
 
     @functools.wraps(original)
     async def create(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound, ask = _bound(original, self), _ask(self, args, kwargs)
-        if ask is None:
+        bound, call = _bound(original, self), _begin_call(self, args, kwargs)
+        if call is None:
             return await bound(*args, **kwargs)
-        if ask.is_uncached:
+        if call.bypasses_cache:
             bound = self.client.create
         try:
-            result = await _step(ask.acting_inside, bound(*args, **kwargs))
+            result = await _step(call.inside, bound(*args, **kwargs))
         except BaseException as error:
-            _bypass.guarded(_bypass.end, ask.acting, ask, None, error)
+            _bypass.guarded(_bypass.end, call.context, call, None, error)
             raise
-        _bypass.guarded(_bypass.end, ask.acting, ask, result, None)
+        _bypass.guarded(_bypass.end, call.context, call, result, None)
         return result
 
     return create
 
 
 def _create_stream(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any]:
-    """A model client's streamed call; its last item is the result."""
+    """Wrap a model client's streamed call, whose last item is the result."""
 
     @functools.wraps(original)
     async def create_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        bound, ask, last = _bound(original, self), _ask(self, args, kwargs), None
-        if ask is not None and ask.is_uncached:
+        bound, call, last = _bound(original, self), _begin_call(self, args, kwargs), None
+        if call is not None and call.bypasses_cache:
             bound = self.client.create_stream
         items = bound(*args, **kwargs)
-        inside = None if ask is None else ask.acting_inside
+        inside = None if call is None else call.inside
         try:
             while True:
                 try:
@@ -346,26 +342,28 @@ def _create_stream(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any
                 yield last
         except BaseException as error:
             await items.aclose()
-            if ask is not None:
-                _bypass.guarded(_bypass.end, ask.acting, ask, None, error)
+            if call is not None:
+                _bypass.guarded(_bypass.end, call.context, call, None, error)
             raise
-        if ask is not None:
-            _bypass.guarded(_bypass.end, ask.acting, ask, last, None)
+        if call is not None:
+            _bypass.guarded(_bypass.end, call.context, call, last, None)
 
     return create_stream
 
 
-def _ask(client: Any, args: Any, kwargs: Any) -> _bypass.Ask | None:
+def _begin_call(client: Any, args: Any, kwargs: Any) -> _bypass.ModelCall | None:
     current = current_context()
     if current is None or not (_state.is_everywhere or current.parent_span_id in _state.open):
         return None
-    ask: _bypass.Ask | None = _bypass.guarded(_bypass.begin, current, current, client, args, kwargs)
-    return ask
+    call: _bypass.ModelCall | None = _bypass.guarded(
+        _bypass.begin, current, current, client, args, kwargs
+    )
+    return call
 
 
 # --- installing -----------------------------------------------------------------------------
 class _Wrapping(NamedTuple):
-    """The methods of a class, and of all below it, that are wrapped."""
+    """The methods of a class and its subclasses that are wrapped."""
 
     base: type
     names: Collection[str]
@@ -384,10 +382,10 @@ _WRAPPINGS: Final = (
 
 
 class LightspanRuntime(SingleThreadedAgentRuntime):
-    """AutoGen's runtime, which tells lightspan who is acting in its teams, and in no others.
+    """An AutoGen runtime that records its teams, and no others.
 
-    For agents registered with it and teams made with `runtime=LightspanRuntime()`; started and
-    stopped as any other. With `instrument()` it is not needed, and changes nothing.
+    It is for agents registered with it and teams made with `runtime=LightspanRuntime()`; start and
+    stop it as any other. With `instrument()` it is not needed, and changes nothing.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -396,9 +394,9 @@ class LightspanRuntime(SingleThreadedAgentRuntime):
 
 
 def instrument() -> Instrumentation:
-    """Tell lightspan of every team, agent and tool of AutoGen in this process.
+    """Record every team, agent and tool of AutoGen in this process.
 
-    It may be called before or after teams and clients are built; twice is once. As a context
+    It may be called before or after teams and clients are built, and repeatedly. As a context
     manager (`with instrument():`) it is undone at the end of the block.
     """
     with _state.lock:
@@ -406,29 +404,28 @@ def instrument() -> Instrumentation:
             return Instrumentation(None)
         _install()
         _state.is_everywhere = True
-        enable_adapter(__name__, _SCOPES)
+        adapter.enable()
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
-    """Undo `instrument`, and silence every `LightspanRuntime`; AutoGen is left as it was."""
+    """Undo `instrument`, stop every `LightspanRuntime` from recording, and restore AutoGen."""
     with _state.lock:
         _state.is_everywhere = False
-        remove_call_listener(_bypass.note_call)
         while _state.patches:
             _state.patches.pop().undo()
-    disable_adapter(__name__)
+    adapter.disable()
 
 
 class Instrumentor(AdapterInstrumentor):
-    """What `opentelemetry-instrument python app.py` loads."""
+    """The instrumentor that `opentelemetry-instrument python app.py` loads."""
 
     on = staticmethod(instrument)
     off = staticmethod(uninstrument)
 
 
 def _is_watched(owner: Any) -> bool:
-    """Whether an invocation that is not inside another counts."""
+    """Return whether an invocation that is not inside another one is recorded."""
     return _state.is_everywhere or isinstance(getattr(owner, "_runtime", None), LightspanRuntime)
 
 
@@ -445,22 +442,22 @@ def _install() -> None:
         for wrapping in _WRAPPINGS:
             patch = patch_subclasses(wrapping.base, partial(_wrap_class, wrapping))
             _state.patches.append(patch)
-        add_call_listener(_bypass.note_call)
+        adapter.listen()
 
 
-def _wrap_class(wrapping: _Wrapping, known: type) -> None:
-    if issubclass(known, StaticWorkbench):  # its tools are told of themselves
+def _wrap_class(wrapping: _Wrapping, cls: type) -> None:
+    if issubclass(cls, StaticWorkbench):  # its tools are wrapped themselves
         return
     for name in wrapping.names:
-        function = vars(known).get(name)
+        function = vars(cls).get(name)
         if not isinstance(function, FunctionType) or hasattr(function, "__isabstractmethod__"):
             continue
         is_coroutine = inspect.iscoroutinefunction(function)
-        # one that is no generator itself may return one, as that of AutoGen's cache does
+        # A plain function may return a generator, as in AutoGen's cache.
         is_stream = not is_coroutine and name.endswith("_stream")
         if is_stream or is_coroutine:
             make = wrapping.stream if is_stream else wrapping.coroutine
-            _wrap(known, name, make, wrapping.role_of)
+            _wrap(cls, name, make, wrapping.role_of)
 
 
 def _wrap(owner: type, name: str, make: Callable[..., Any], *role_of: RoleOf) -> None:

@@ -1,12 +1,12 @@
-"""From AutoGen's invocations to agent paths and spans: pure, without AutoGen.
+"""Agent paths and spans from AutoGen's invocations; pure, without AutoGen.
 
 A team, an agent and a tool call each open a span; teams and agents also add one frame to the path:
 
     path = path around + team name + (name of a nested team …) + agent name
 
-Nobody opens anything twice: an agent's `run` goes through its `on_messages`, which goes through its
+An invocation is opened once: an agent's `run` calls its `on_messages`, which calls its
 `on_messages_stream`, and all three are one invocation. An agent that an agent of the same name
-wraps (a `MessageFilterAgent`) is that agent. What happens inside a tool is a new invocation.
+wraps (a `MessageFilterAgent`) is that agent. Anything inside a tool is a new invocation.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from lightspan.instrumentation import (
 
 
 class Role(NamedTuple):
-    """Who or what is invoked."""
+    """The team, agent or tool that is invoked."""
 
     name: str
     owner: Any
-    """The team's or agent's object; a tool call's id."""
+    """Object of the team or agent; id of a tool call."""
     kind: SpanKind = SpanKind.AGENT
     is_team: bool = False
     arguments: str = ""
-    """Of a tool call, JSON."""
+    """Arguments of a tool call, as JSON."""
 
 
 @dataclass(slots=True, eq=False)
-class Opened:
-    """An invocation under way."""
+class Invocation:
+    """An open invocation."""
 
     role: Role
     around: AgentContext
@@ -51,21 +51,23 @@ class Opened:
         return self.inside.parent_span_id or ""
 
 
-def enter(around: AgentContext, role: Role, innermost: Opened | None) -> Opened | None:
-    """The invocation that begins; None if it goes on with the innermost one.
+def enter(around: AgentContext, role: Role, innermost: Invocation | None) -> Invocation | None:
+    """Return the invocation that begins; None if it continues the innermost one.
 
     Args:
-        around: who is acting so far.
-        role: who is invoked.
-        innermost: the invocation whose span is the innermost open one, if it is one of ours.
+        around: context of the acting agent.
+        role: the team, agent or tool that is invoked.
+        innermost: invocation of the innermost open span, if that is AutoGen's.
     """
-    if innermost is not None and _goes_on(innermost.role, role):
+    if innermost is not None and _is_continuation(innermost.role, role):
         return None
     is_agent = role.kind is SpanKind.AGENT
-    return Opened(role, around, around.enter_agent(role.name) if is_agent else around.enter_tool())
+    return Invocation(
+        role, around, around.enter_agent(role.name) if is_agent else around.enter_tool()
+    )
 
 
-def _goes_on(innermost: Role, role: Role) -> bool:
+def _is_continuation(innermost: Role, role: Role) -> bool:
     if role.kind is not innermost.kind or role.is_team is not innermost.is_team:
         return False
     if role.kind is SpanKind.TOOL:
@@ -73,16 +75,16 @@ def _goes_on(innermost: Role, role: Role) -> bool:
     return role.owner is innermost.owner or (role.name == innermost.name and not role.is_team)
 
 
-def span_of(opened: Opened, end: SpanEnd) -> Span:
-    """The span of an invocation that has ended now."""
-    role = opened.role
+def span_of(invocation: Invocation, end: SpanEnd) -> Span:
+    """Return the span of an invocation that has ended now."""
+    role = invocation.role
     return end_span(
-        opened.around,
+        invocation.around,
         role.kind,
         role.name,
         end,
-        span_id=opened.span_id,
-        start_ns=opened.start_ns,
+        span_id=invocation.span_id,
+        start_ns=invocation.start_ns,
         attributes=None if role.kind is SpanKind.AGENT else _tool(role),
     )
 

@@ -1,15 +1,16 @@
-"""Messages between agents of autogen-core: whoever sends one goes on acting where it is handled.
+"""Messages between agents of autogen-core, which are handled in the context of their sender.
 
-A runtime handles messages in tasks of its own, which may have been started in another attempt or
-before any. So each message says who sent it, and its handling begins there: what was *sent*, whose
-answer is waited for, inside the sender; what was *published*, for whoever hears it, where the
-conversation began, beside the sender. A path would grow without end otherwise, where agents publish
+A runtime handles messages in its own tasks, which may have been started in another attempt or
+before any. So each message stores its sender's context, in which it is handled: a message that was
+*sent* and whose answer is awaited inside the sender, and a message that was *published* where the
+conversation began, next to the sender. Otherwise a path would grow without end where agents publish
 for one another.
 """
 
 from __future__ import annotations
 
 import functools
+import secrets
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -21,129 +22,121 @@ from autogen_core._single_threaded_agent_runtime import (
 )
 from autogen_core.tool_agent import ToolAgent
 
-from lightspan.instrumentation import (
-    AgentContext,
-    AttemptHandle,
-    current_agent,
-    new_span_id,
-    reset_agent,
-    set_agent,
-)
+from lightspan.instrumentation import AgentContext, AttemptHandle, current_agent, set_agent
 from lightspan_autogen._bypass import guarded
 
 ENVELOPES: Final = (SendMessageEnvelope, PublishMessageEnvelope)
-"""What a runtime keeps a message in."""
+"""Classes in which a runtime stores a message."""
 PROCESSING: Final = ("_process_send", "_process_publish")
-"""The runtime's methods that handle one."""
+"""Methods of the runtime that handle a message."""
 
 NO_AGENTS: Final = (SequentialRoutedAgent, ToolAgent)
-"""What handles messages for a team, and what calls tools for whoever asks."""
+"""Classes that handle messages for a team, or that run tools."""
 
 _NOTE: Final = "lightspan_autogen.conversation"
-_POSTED: Final = "_lightspan_posted"
+_MESSAGE: Final = "_lightspan_message"
 
 
 class Conversation:
-    """Messages that follow from one another, and where the first was sent from."""
+    """Messages that follow from one another, and the context of the first."""
 
-    def __init__(self, began: AgentContext) -> None:
-        self.acting = began.noting(_NOTE, self)
-        """In production, outside every attempt: in the one that its first agent began."""
-        self._waiting: set[str] = set()
-        """The messages that are not handled yet, while there is no attempt to tell."""
-        self._is_counted = not began.scope.is_rollout
-        """Whether its messages keep an attempt open: a rollout's ends with its app."""
+    def __init__(self, start: AgentContext) -> None:
+        self.context = start.with_note(_NOTE, self)
+        """Context of its messages: where it started, or in the attempt of its first agent."""
+        self._unhandled: set[str] = set()
+        """Ids of the messages that are not handled yet."""
+        self._is_tracked = not start.scope.is_rollout
+        """Whether its messages keep an attempt open; a rollout's attempt ends with its app."""
 
-    def begin(self, root: AttemptHandle) -> AgentContext:
-        """An attempt has begun with it, which stays open until its messages are handled."""
-        self.acting = root.acting.noting(_NOTE, self)
-        for message in self._waiting:
-            self._expect(message)
-        return self.acting
+    def begin(self, attempt: AttemptHandle) -> AgentContext:
+        """Move into an attempt, which stays open until all messages are handled."""
+        self.context = attempt.context.with_note(_NOTE, self)
+        for message in self._unhandled:
+            self._register(message)
+        return self.context
 
-    def wait_for(self, message: str) -> None:
-        if self._is_counted:
-            self._waiting.add(message)
-            self._expect(message)
+    def add(self, message: str) -> None:
+        """Add a message that was sent."""
+        if self._is_tracked:
+            self._unhandled.add(message)
+            self._register(message)
 
-    def handled(self, message: str) -> None:
-        if self._is_counted:
-            self._waiting.discard(message)
-            self.acting.scope.recorder.settle(message)
+    def remove(self, message: str) -> None:
+        """Remove a message that was handled or dropped. Idempotent."""
+        if self._is_tracked:
+            self._unhandled.discard(message)
+            self.context.scope.recorder.resolve_pending(message)
 
-    def _expect(self, message: str) -> None:
-        self.acting.scope.recorder.expect(message, _nothing)
-
-
-def _nothing() -> None:
-    """A message that is never handled leaves nothing to record."""
+    def _register(self, message: str) -> None:
+        self.context.scope.recorder.register_pending(message, lambda: None)
 
 
-def conversation_of(acting: AgentContext) -> Conversation | None:
-    """The conversation that somebody acts in, if it is one."""
-    found: Conversation | None = acting.notes.get(_NOTE)
-    return found
+def conversation_of(context: AgentContext) -> Conversation | None:
+    """Return the conversation of a context; None outside conversations."""
+    conversation: Conversation | None = context.notes.get(_NOTE)
+    return conversation
 
 
-class Posted:
-    """A message on its way, kept by its envelope alone: a runtime may drop that."""
+class Message:
+    """A message that was sent, referenced by its envelope only, which a runtime may drop."""
 
     __slots__ = ("_conversation", "_id", "_sender")
 
     def __init__(self, sender: AgentContext, *, is_published: bool) -> None:
-        self._id = new_span_id()
+        self._id = secrets.token_hex(8)
         self._conversation = conversation_of(sender) or Conversation(sender)
-        self._sender = None if is_published else sender.noting(_NOTE, self._conversation)
-        self._conversation.wait_for(self._id)
+        self._sender = None if is_published else sender.with_note(_NOTE, self._conversation)
+        self._conversation.add(self._id)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.handled()
 
     @property
-    def acting(self) -> AgentContext:
-        """Who acts for whoever handles it."""
+    def context(self) -> AgentContext:
+        """Context in which the message is handled."""
         if self._sender is None or self._sender.scope.is_outside:
-            return self._conversation.acting
+            return self._conversation.context
         return self._sender
 
     def handled(self) -> None:
-        """It was, or never will be; told twice counts once."""
-        self._conversation.handled(self._id)
+        """Remove the message from its conversation. Idempotent."""
+        self._conversation.remove(self._id)
 
 
 def envelope_init(original: Callable[..., None]) -> Callable[..., None]:
-    """An envelope's: made in the context of whoever sends the message."""
+    """Wrap `__init__` of an envelope, which runs in the context of the sender."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         sender = current_agent()
-        setattr(self, _POSTED, None if sender is None else guarded(_posted, sender, sender, self))
+        message = None if sender is None else guarded(_message_in, sender, sender, self)
+        setattr(self, _MESSAGE, message)
 
     return init
 
 
-def _posted(sender: AgentContext, envelope: Any) -> Posted:
-    return Posted(sender, is_published=isinstance(envelope, PublishMessageEnvelope))
+def _message_in(sender: AgentContext, envelope: Any) -> Message:
+    return Message(sender, is_published=isinstance(envelope, PublishMessageEnvelope))
 
 
 def processing(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """The runtime's handling of an envelope, in a task of the runtime's."""
+    """Wrap the runtime's handling of an envelope, which runs in a task of the runtime."""
 
     @functools.wraps(original)
     async def process(self: Any, envelope: Any) -> None:
         bound = original.__get__(self, type(self))
-        if not hasattr(envelope, _POSTED):  # from before `instrument()`
+        if not hasattr(envelope, _MESSAGE):  # created before `instrument()`
             await bound(envelope)
             return
-        posted: Posted | None = getattr(envelope, _POSTED)
-        token = set_agent(None if posted is None else posted.acting)
+        message: Message | None = getattr(envelope, _MESSAGE)
+        leave = set_agent(None if message is None else message.context)
         try:
             await bound(envelope)
         finally:
-            reset_agent(token)
-            if posted is not None:
-                posted.handled()
+            leave()
+            if message is not None:
+                message.handled()
 
     return process

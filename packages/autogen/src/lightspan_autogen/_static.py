@@ -1,8 +1,8 @@
-"""What can be optimised in a team or an agent, without running it.
+"""The agents of a team or agent that can be optimised, without running it.
 
-Paths are those of `_identity`: a team, its agents, the teams and agents inside these and inside
-their tools. The list is *complete* if nothing was found that could bring another agent at run
-time: only classes of AutoGen's own, and tools that are functions which refer to none.
+The paths are those of `_identity`: a team, its agents, and the teams and agents inside these and
+inside their tools. The list is *complete* if nothing could add another agent at run time: all
+classes are AutoGen's, and the tools are functions that refer to no others.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from autogen_agentchat.base import ChatAgent, Team
 from autogen_core import SingleThreadedAgentRuntime
 from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-from lightspan.instrumentation import (
-    AgentPaths,
-    AgentSearch,
-    Location,
-)
+from lightspan.instrumentation import AgentPaths, AgentSearch, Location
 from lightspan_autogen._messages import NO_AGENTS
 
-_OWN: Final = ("autogen_agentchat", "autogen_core", "autogen_ext")
-_CALLED: Final = (
+_AUTOGEN: Final = ("autogen_agentchat", "autogen_core", "autogen_ext")
+_PARTS: Final = (
     "_participants",
     "_team",
     "_wrapped_agent",
@@ -32,17 +28,17 @@ _CALLED: Final = (
     "_tools",
     "_workbench",
 )
-"""Where AutoGen's classes keep what they invoke."""
-_DEEPEST: Final = 50
-"""Names in a path: an agent that can reach itself would have paths without end."""
+"""Attributes in which AutoGen's classes store the objects that they invoke."""
+_MAX_DEPTH: Final = 50
+"""Maximum number of names in a path; an agent that can reach itself has endless paths."""
 
 
 def agents(app: Any) -> AgentPaths:
-    """The paths of the agents in a team (or agent) that ask a model.
+    """Return the paths of the agents in a team (or agent) that call a model.
 
-    A team is among them if its manager asks one (`SelectorGroupChat`, `MagenticOneGroupChat`); an
-    agent that a person plays (`UserProxyAgent`) is not. Of a runtime, all that are registered with
-    it are.
+    A team is one of them if its manager calls a model (`SelectorGroupChat`,
+    `MagenticOneGroupChat`); an agent that a person plays (`UserProxyAgent`) is not. For a runtime,
+    all agents that are registered with it are returned.
 
     Args:
         app: a team, an agent, a runtime, or a list of them.
@@ -53,14 +49,14 @@ def agents(app: Any) -> AgentPaths:
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     holder: str | None = field(default=None, compare=False)
-    """The name of the agent that holds what is there, if an agent does."""
+    """Name of the agent that holds the object, if an agent does."""
 
 
 class _Search(AgentSearch[_Location]):
-    installed = _OWN
+    installed = _AUTOGEN
 
     def visit(self, thing: Any, where: _Location) -> None:
-        if len(where.names) > _DEEPEST:
+        if len(where.names) > _MAX_DEPTH:
             return
         if isinstance(thing, list | tuple):
             self.look_at_all(thing, where)
@@ -78,22 +74,21 @@ class _Search(AgentSearch[_Location]):
             self._tool(thing, where)
 
     def _runtime(self, runtime: Any, where: _Location) -> None:
-        """Who is registered; which of them ask a model, or one another, is not seen."""
+        """Add the registered agents; their models and messages are unknown, so the list is
+        incomplete."""
         self.complete = False
         for name, factory in runtime._agent_factories.items():
-            made = [one for at, one in runtime._instantiated_agents.items() if at.type == name]
-            kinds = [
-                one
-                for one in (*AgentSearch.closure(factory), *map(type, made))
-                if isinstance(one, type)
+            instances = [
+                agent for key, agent in runtime._instantiated_agents.items() if key.type == name
             ]
-            if any(issubclass(kind, NO_AGENTS) for kind in kinds):
+            candidates = (*AgentSearch.closure(factory), *map(type, instances))
+            if any(isinstance(cls, type) and issubclass(cls, NO_AGENTS) for cls in candidates):
                 continue
             inside = where.within(name)
             self.add(inside)
-            for held in (one for agent in made for one in vars(agent).values()):
-                if isinstance(held, ChatAgent | Team):
-                    self.look(held, replace(inside, holder=name))
+            for value in (value for agent in instances for value in vars(agent).values()):
+                if isinstance(value, ChatAgent | Team):
+                    self.look(value, replace(inside, holder=name))
 
     def _team(self, team: Any, where: _Location) -> None:
         if hasattr(team, "_model_client"):
@@ -101,33 +96,34 @@ class _Search(AgentSearch[_Location]):
         self._inside(team, where, None)
 
     def _agent(self, agent: Any, where: _Location) -> None:
-        asks = getattr(agent, "_model_client", None) is not None or hasattr(agent, "_client")
-        if asks or (not _is_own(agent) and not isinstance(agent, UserProxyAgent)):
+        has_client = getattr(agent, "_model_client", None) is not None or hasattr(agent, "_client")
+        if has_client or not (_is_autogens(agent) or isinstance(agent, UserProxyAgent)):
             self.add(where)
         self._inside(agent, where, agent.name)
 
     def _inside(self, thing: Any, where: _Location, holder: str | None) -> None:
-        if not _is_own(thing):
+        if not _is_autogens(thing):
             self.complete = False
-        for attribute in _CALLED:
-            held = getattr(thing, attribute, None)
-            for one in held if isinstance(held, list | tuple) else [held]:
-                if one is not None:
-                    self.look(one, replace(where, holder=holder))
+        for attribute in _PARTS:
+            value = getattr(thing, attribute, None)
+            for part in value if isinstance(value, list | tuple) else [value]:
+                if part is not None:
+                    self.look(part, replace(where, holder=holder))
 
     def _tool(self, function: Any, where: _Location) -> None:
-        """A tool of the user's: agents that it refers to can be seen, those it builds cannot."""
+        """Visit a user's tool: agents that it refers to are found, those that it creates are
+        not."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
             return
-        for held in self.references(function):
-            if isinstance(held, ChatAgent | Team | BaseTool | SingleThreadedAgentRuntime):
-                self.look(held, replace(where, holder=None))
-            elif AgentSearch.package(held) in _OWN:
+        for value in self.references(function):
+            if isinstance(value, ChatAgent | Team | BaseTool | SingleThreadedAgentRuntime):
+                self.look(value, replace(where, holder=None))
+            elif AgentSearch.package(value) in _AUTOGEN:
                 self.complete = False
 
 
-def _is_own(thing: Any) -> bool:
-    """Whether the class is AutoGen's: what a user's class does cannot be seen."""
-    return AgentSearch.package(type(thing)) in _OWN
+def _is_autogens(thing: Any) -> bool:
+    """Return whether an object's class is AutoGen's; the behaviour of a user's class is unknown."""
+    return AgentSearch.package(type(thing)) in _AUTOGEN

@@ -1,4 +1,4 @@
-"""Which version of its framework this adapter needs."""
+"""The framework version that this adapter needs."""
 
 from __future__ import annotations
 

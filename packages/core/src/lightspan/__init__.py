@@ -1,7 +1,7 @@
-"""lightspan: make the AI agents you already have learn from what they do.
+"""lightspan: train the AI agents you already have with reinforcement learning.
 
-Importing this package loads neither torch nor a web server nor an agent framework; what needs them
-is imported when it is first used.
+Importing this package loads neither torch nor a web server nor an agent framework; names that need
+them are imported at their first use.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ _PLUGINS = {
     "VLLM": "vllm",
     "Verl": "verl",
 }
-"""Names of plugins (entry points of `lightspan.api`) → the extra that installs them."""
+"""Names of plugins (entry points of `lightspan.api`) → extra that installs them."""
 
 
 def __getattr__(name: str) -> Any:
@@ -178,7 +178,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _find(name: str) -> Any:
-    """Import the core's name, or the plugin's that an entry point of `lightspan.api` provides."""
+    """Import a name of the core, or a plugin's from an entry point of `lightspan.api`."""
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     from lightspan.plugins import installed_plugins

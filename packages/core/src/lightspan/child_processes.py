@@ -1,7 +1,7 @@
-"""Find and end the processes that a process has started and would leave behind.
+"""Search and termination of the child processes that a process would leave running.
 
-Those that have a session of their own are left out: a `Command`'s programs have a watchdog, and
-what an app detaches is to live on. Where there is no `/proc` nothing is found.
+Processes with another session are left out: a `Command`'s programs have a watchdog, and processes
+that an app detaches are to continue. Without `/proc` nothing is found.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ class _Process(NamedTuple):
     parent: int
     session: int
     started: str
-    """With the pid, it tells a process from any other."""
+    """Start time, which with the pid identifies a process."""
 
 
 def left_by(pid: int) -> list[_Process]:
-    """Return every process below this one, in its session."""
-    processes = [found for path in _PROC.glob("[0-9]*") if (found := _read(path)) is not None]
-    session = next((each.session for each in processes if each.pid == pid), None)
-    below, inside = {pid}, list[_Process]()
-    while more := [p for p in processes if p.parent in below and p.pid not in below]:
-        below.update(each.pid for each in more)
-        inside += more
-    return [each for each in inside if each.session == session]
+    """Return all descendants of a process in its session."""
+    processes = [process for path in _PROC.glob("[0-9]*") if (process := _read(path)) is not None]
+    session = next((process.session for process in processes if process.pid == pid), None)
+    pids, descendants = {pid}, list[_Process]()
+    while children := [p for p in processes if p.parent in pids and p.pid not in pids]:
+        pids.update(process.pid for process in children)
+        descendants += children
+    return [process for process in descendants if process.session == session]
 
 
 def kill(processes: Iterable[_Process]) -> None:
-    """End those that are still there."""
-    for each in processes:
-        now = _read(_PROC / str(each.pid))
-        if now is not None and now.started == each.started:
+    """Kill the processes that still run."""
+    for process in processes:
+        current = _read(_PROC / str(process.pid))
+        if current is not None and current.started == process.started:
             with contextlib.suppress(OSError):
-                os.kill(each.pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def _read(path: Path) -> _Process | None:
-    """None: it has ended, or is not ours to look at."""
+    """Return a process; None if it has ended or cannot be read."""
     try:
         fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,19 +1,19 @@
-"""The errors that lightspan raises. A class's docstring is its default message.
+"""Errors raised by lightspan. A class's docstring is its default message.
 
 LightspanError
 ├── ConfigError              an option that cannot be honoured, or contradicts another
 │   ├── UnknownAgentError    `optimize=` or `frozen=` names an agent that does not exist
-│   └── UnsupportedError     a backend does not support what was asked of it
+│   └── UnsupportedError     a backend does not support an option
 ├── BudgetError              a run has made more calls to endpoints than it may
 ├── DataError                malformed tasks or records
 ├── RewardError              a reward of a type that is not a reward
 ├── AppError                 the app cannot be imported or called
 ├── ModelError               a model or tokenizer cannot be loaded or used
 ├── CheckpointError          a checkpoint cannot be read or written
-├── OutOfMemoryError         the machine or its GPU has too little memory; says what to lower
+├── OutOfMemoryError         too little memory; the message names an option to lower
 ├── StoreError
 │   ├── StoreClosedError
-│   ├── StoreUnreachableError  a server that does not answer; it may later
+│   ├── StoreUnreachableError  a server that does not answer now
 │   ├── StoreFormatError     a foreign, newer or damaged store file
 │   ├── NotFoundError        an id that the store does not know
 │   ├── ConflictError        one id, two contents
@@ -25,8 +25,7 @@ LightspanError
     ├── EngineMemoryError    the engine ran out of memory; an OutOfMemoryError too
     └── EngineClosedError
 
-Narrower ones stand beside what raises them: `engines.protocol.PromptRefused` and `EndpointRefused`,
-`runners.command.reward.ProgramError`.
+Narrower errors are defined where they are raised, such as `runners.command.reward.ProgramError`.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class OutOfMemoryError(LightspanError, MemoryError):
 
 
 class RankError(LightspanError):
-    """A process of the learner's has ended, or does not answer."""
+    """A process of the learner has ended, or does not answer."""
 
 
 class StoreError(LightspanError):
@@ -95,7 +94,7 @@ class StoreClosedError(StoreError):
 
 
 class StoreUnreachableError(StoreError):
-    """The store's server does not answer. It may later."""
+    """The store's server does not answer; try again later."""
 
 
 class StoreFormatError(StoreError):
@@ -152,19 +151,19 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "verl": ("gateway", "tools", "torch", "verl"),
     "vllm": ("gateway", "tools", "torch", "vllm"),
 }
-"""Extra of `lightspan` → folders of `packages/` that it needs beside the core."""
+"""Extra of `lightspan` → folders of `packages/` that it needs in addition to the core."""
 
 
 def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> str:
     """Return the command that installs lightspan, for an error message.
 
-    It is on no package index yet, and the name there is anybody's: only a checkout has it. pip
-    takes what an extra needs from the folders that the same command names.
+    lightspan is on no package index yet, and another project may register the name: the command
+    installs from a checkout, with every folder that an extra needs.
 
     Args:
-        extra: such as `train`.
-        python: the interpreter of the environment; empty for the `pip` of the one that is active.
-        version: of the checkout; empty if any will do.
+        extra: extra of `lightspan`, such as `train`.
+        python: interpreter of the environment; empty for the `pip` of the active one.
+        version: version of the checkout; empty for any.
     """
     pip = f"{python} -m pip" if python else "pip"
     core = f"'./packages/core[{extra}]'" if extra else "./packages/core"

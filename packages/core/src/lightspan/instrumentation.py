@@ -1,23 +1,21 @@
-"""What an adapter of an agent framework uses; docs/adapters.md says how to write one.
+"""The API for adapters of agent frameworks; docs/adapters.md explains how to write one.
 
-An adapter keeps the acting agent right while the framework's code runs, and records AGENT and TOOL
-spans. It imports nothing else of lightspan but the names of `lightspan` itself and
-`lightspan.errors`.
+An adapter sets the acting agent while the framework's code runs, and records AGENT and TOOL spans.
+It imports nothing else of lightspan but the names of `lightspan` itself and `lightspan.errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from lightspan.capture import adapter, context
 from lightspan.capture.adapter import (
     AdapterInstrumentor,
+    FrameworkCall,
     Instrumentation,
     SpanEnd,
-    add_capture_error,
-    claim_scope,
     end_span,
     patch_subclasses,
-    release_scope,
     require_framework,
     truncated_json,
 )
@@ -27,89 +25,119 @@ from lightspan.capture.context import (
     AttemptContext,
     AttemptHandle,
     CallEnd,
-    Frame,
-    add_call_listener,
+    Place,
     current_agent,
     current_context,
-    notify_call_start,
-    register_resolver,
-    remove_call_listener,
-    reset_agent,
-    resolve_agent,
     set_agent,
     start_attempt,
-    unregister_resolver,
 )
-from lightspan.capture.emit import agent_span, tool_span
-from lightspan.capture.other_clients import NestedCalls, record_call
+from lightspan.capture.context_types import Resolver
+from lightspan.capture.other_clients import record_call
 from lightspan.capture.patch import Patch
-from lightspan.capture.recorder import NullRecorder, Recorder
+from lightspan.capture.recorder import Recorder
 from lightspan.production import record
 from lightspan.schema import semconv
 from lightspan.schema.genai_attributes import StreamedAnswer
 from lightspan.schema.routing import AgentPaths
-from lightspan.schema.spans import Span, SpanKind, SpanStatus, new_span_id
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
 
 
-def enable_adapter(adapter: str, scopes: Iterable[str] = ()) -> None:
-    """Record in production while the adapter is on, if the environment asks for it.
+class Adapter:
+    """An adapter's registration in lightspan.
 
     Args:
-        adapter: name of the adapter's module.
+        name: name of the adapter's module.
         scopes: OpenTelemetry's instrumentation scopes whose spans describe the same agents; they
-            are ignored.
+            are ignored while the adapter is enabled.
+        resolver: returns the context of the acting agent, given that of the pushed frames; for a
+            framework whose callbacks cannot push frames.
+        open_calls: returns the framework's model calls that are open in a context.
     """
-    claim_scope(adapter, scopes)
-    record.hold(adapter)
 
+    def __init__(
+        self,
+        name: str,
+        scopes: Iterable[str] = (),
+        *,
+        resolver: Resolver | None = None,
+        open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None,
+    ) -> None:
+        self.name = name
+        self._scopes = scopes
+        self._resolver = resolver
+        self._open_calls = open_calls
 
-def disable_adapter(adapter: str) -> None:
-    """Undo `enable_adapter`."""
-    release_scope(adapter)
-    record.release(adapter)
+    def call_listener(self, context: AgentContext) -> CallEnd | None:
+        """Record that a model call begins inside the framework's open calls."""
+        calls = () if self._open_calls is None else self._open_calls(context)
+        return adapter.start_inner_calls(calls)
+
+    def listen(self) -> None:
+        """Register the resolver and the listener for model calls. Idempotent."""
+        if self._resolver is not None:
+            context.register_resolver(self._resolver)
+        if self._open_calls is not None:
+            context.add_call_listener(self.call_listener)
+
+    def enable(self) -> None:
+        """Listen, and record in production if the environment is set up for it."""
+        self.listen()
+        adapter.claim_scope(self.name, self._scopes)
+        record.hold(self.name)
+
+    def disable(self) -> None:
+        """Undo `listen` and `enable`."""
+        if self._resolver is not None:
+            context.unregister_resolver(self._resolver)
+        context.remove_call_listener(self.call_listener)
+        adapter.release_scope(self.name)
+        record.release(self.name)
+
+    def start_call(
+        self, context: AgentContext, around: Iterable[FrameworkCall] | None = None
+    ) -> FrameworkCall:
+        """Announce a model call of the framework, and return it.
+
+        Args:
+            context: context of the calling agent.
+            around: framework calls that this one is inside; None for those of `open_calls`.
+        """
+        if around is None:
+            return FrameworkCall(context)
+        return FrameworkCall(context, around, besides=self.call_listener)
+
+    def add_capture_error(self, recorder: Recorder, error: Exception) -> None:
+        """Record an error of the adapter: the attempt is not trained, and the app gets no error."""
+        adapter.add_capture_error(recorder, self.name, error)
 
 
 __all__ = [
+    "Adapter",
     "AdapterInstrumentor",
     "AgentContext",
     "AgentPaths",
     "AgentSearch",
     "AttemptContext",
     "AttemptHandle",
-    "CallEnd",
-    "Frame",
+    "FrameworkCall",
     "Instrumentation",
     "Location",
-    "NestedCalls",
-    "NullRecorder",
     "Patch",
+    "Place",
     "Recorder",
     "Span",
     "SpanEnd",
     "SpanKind",
     "SpanStatus",
     "StreamedAnswer",
-    "add_call_listener",
-    "add_capture_error",
-    "agent_span",
     "current_agent",
     "current_context",
-    "disable_adapter",
-    "enable_adapter",
     "end_span",
-    "new_span_id",
-    "notify_call_start",
     "patch_subclasses",
     "record_call",
-    "register_resolver",
-    "remove_call_listener",
     "require_framework",
-    "reset_agent",
-    "resolve_agent",
     "semconv",
     "set_agent",
     "start_attempt",
-    "tool_span",
     "truncated_json",
-    "unregister_resolver",
 ]

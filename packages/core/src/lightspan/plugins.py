@@ -1,4 +1,4 @@
-"""Find plugins by entry point.
+"""Plugins, found by entry point.
 
 A distribution adds a plugin by an entry point of the group `lightspan.<kind>`; the core names no
 implementation. Kinds:
@@ -14,12 +14,12 @@ implementation. Kinds:
     readers    runner id → a callable (rollout, attempt, spans) → (rollout, spans) that reads an
                attempt whose spans were received from elsewhere
     frameworks top-level module of a framework → the adapter's module, which has `instrument`,
-               `uninstrument` and `agents` (docs/adapters.md); adapters of other frameworks know
-               by it that the module's agents have names
+               `uninstrument` and `agents` (docs/adapters.md); for other adapters, the module's
+               agents have names
     store_routes
                name → a callable that takes a store and returns an object with `PATH` and
                `answer(request, role)`: a path that `lightspan serve --store` answers
-    api        name → an object that `lightspan.<name>` is
+    api        name → the object `lightspan.<name>`
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from typing import Any, Final
 
 from lightspan.errors import ConfigError, how_to_install
 
-PLUGIN_API: Final = 1
-"""Version of the internals that plugins of this repository use."""
 _EXTRAS: Final[dict[tuple[str, str], str]] = {
     ("engines", "transformers"): "train",
     ("learners", "torch"): "train",
@@ -46,12 +44,12 @@ _EXTRAS: Final[dict[tuple[str, str], str]] = {
     ("stores", "https"): "http",
     ("runners", "ray"): "ray",
 }
-"""Kind and name of our own plugins → the extra of `lightspan` that installs them."""
+"""Kind and name of lightspan's own plugins → extra of `lightspan` that installs them."""
 
 
 @functools.cache
 def installed_plugins(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind by name, sorted; the first one of a name counts."""
+    """Return the entry points of a kind by name, sorted; of several with one name the first."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=f"lightspan.{kind}"):
         points.setdefault(point.name, point)
@@ -62,30 +60,30 @@ def load_plugin(kind: str, name: str) -> Any:
     """Load a plugin.
 
     Raises:
-        ConfigError: no distribution that is installed has one of this name, or it needs a module
-            that is not installed.
+        ConfigError: no installed distribution has a plugin of this name, or it needs a module that
+            is not installed.
     """
     point = installed_plugins(kind).get(name)
     extra = _EXTRAS.get((kind, name))
     if point is None:
-        remedy = f": {how_to_install(extra)}" if extra else ""
+        hint = f": {how_to_install(extra)}" if extra else ""
         names = ", ".join(installed_plugins(kind)) or "none"
         raise ConfigError(
-            f"no plugin of the kind {kind!r} is called {name!r}; installed: {names}{remedy}"
+            f"no plugin of the kind {kind!r} is called {name!r}; installed: {names}{hint}"
         )
     try:
         return point.load()
     except ModuleNotFoundError as error:
-        remedy = how_to_install(extra) if extra else f"install {error.name}"
-        raise ConfigError(f"{kind} {name!r} needs {error.name!r}: {remedy}") from error
+        hint = how_to_install(extra) if extra else f"install {error.name}"
+        raise ConfigError(f"{kind} {name!r} needs {error.name!r}: {hint}") from error
 
 
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's `__getattr__`, so that importing it does not import its modules.
+    """Return a package's `__getattr__` that imports its modules on demand.
 
     Args:
-        package: its `__name__`.
-        modules: public name → the module that has it.
+        package: `__name__` of the package.
+        modules: public name → its module.
     """
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Progress for a person who watches: bars on a terminal, plain lines elsewhere."""
+"""Progress output: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,59 +9,58 @@ import time
 from typing import Any, Final, Protocol, TextIO
 
 PLAIN_INTERVAL_S: Final = 10.0
+"""Seconds between two lines of progress."""
 
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but newline and tab, and those that turn the direction of writing."""
+"""Control characters except newline and tab, and those that change the writing direction."""
 
 
 def escape_control(text: str) -> str:
-    """The text as a terminal may get it: what would command the terminal is written out (`\\x1b`).
+    """Return a text with the control characters escaped that could command a terminal (`\\x1b`).
 
-    Names, answers and errors come from apps and models. Every line that is printed passes here.
+    Names, answers and errors come from apps and models, so every printed line passes through here.
     """
-    return _CONTROL.sub(_written_out, text.replace("\r\n", "\n"))
+    return _CONTROL.sub(
+        lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n")
+    )
 
 
-def _written_out(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
-
-
-def plural(count: int, what: str) -> str:
-    """A count with its noun, such as `1 row` or `2 rows`."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, such as `1 row` or `2 rows`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print a text for a person, as `escape_control` makes it; None: to the standard output."""
+    """Print a text for a person, with escaped control characters; None for the standard output."""
     print(escape_control(text), file=stream or sys.stdout, flush=True)
 
 
 class Reporter(Protocol):
-    """Where progress goes."""
+    """A destination of progress."""
 
     def start(self, title: str, total: int) -> None:
-        """A piece of work of `total` units begins; the one before it, if any, is over."""
+        """Begin a piece of work of `total` units, and end the one before."""
         ...
 
     def advance(self, count: int = 1, **values: float | str) -> None:
-        """Units done, with values worth seeing."""
+        """Report units done, with values to show."""
         ...
 
     def finish(self, summary: str = "") -> None:
-        """The piece of work is over."""
+        """End the piece of work."""
         ...
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         ...
 
 
 class PlainReporter:
-    """Plain lines: one when something ends, and at most one every `interval_s` while it goes on.
+    """A reporter of plain lines: one at the end, and at most one per `interval_s` before.
 
     Args:
-        stream: where lines go; None for the standard output, whatever that is when a line is said.
-        interval_s: between two lines of progress.
+        stream: destination of the lines; None for the standard output at the time of a line.
+        interval_s: seconds between two lines of progress.
     """
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = PLAIN_INTERVAL_S) -> None:
@@ -79,8 +78,10 @@ class PlainReporter:
         now = time.monotonic()
         if self._title and now - self._shown >= self._interval_s:
             self._shown = now
-            parts = [f"{self._title} {self._done}/{self._total}", describe(values), self._left()]
-            self.line("  ".join(part for part in parts if part))
+            done, remaining = f"{self._done}/{self._total}", self._remaining()
+            self.line(
+                "  ".join(filter(None, [f"{self._title} {done}", describe(values), remaining]))
+            )
 
     def finish(self, summary: str = "") -> None:
         if summary:
@@ -90,7 +91,7 @@ class PlainReporter:
     def line(self, text: str) -> None:
         print_line(text.rstrip(), self._stream)
 
-    def _left(self) -> str:
+    def _remaining(self) -> str:
         if not self._done:
             return ""
         elapsed = time.monotonic() - self._started
@@ -98,7 +99,7 @@ class PlainReporter:
 
 
 class TerminalReporter:
-    """Progress bars by rich.
+    """A reporter with progress bars of rich.
 
     Args:
         console: None for the standard output.
@@ -152,7 +153,7 @@ class TerminalReporter:
 
 
 class SilentReporter:
-    """A reporter that says nothing."""
+    """A reporter that prints nothing."""
 
     def start(self, title: str, total: int) -> None: ...
 
@@ -164,12 +165,12 @@ class SilentReporter:
 
 
 def default_reporter() -> Reporter:
-    """Bars on a terminal, plain lines elsewhere."""
+    """Return a reporter with bars on a terminal, and with plain lines elsewhere."""
     return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
 
 
 def describe(values: dict[str, float | str]) -> str:
-    """`reward 0.61  tokens/s 1810`."""
+    """Return values as text, such as `reward 0.61  tokens/s 1810`."""
     return "  ".join(f"{_name(key)} {_value(value)}" for key, value in values.items())
 
 
@@ -185,7 +186,7 @@ def _value(value: float | str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 05 min`."""
+    """Return a duration as text, such as `45 s`, `12 min` or `3 h 05 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""Folders that are gone with the process that made them, however that ends."""
+"""Temporary folders that are removed even if their process is killed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ _LOCK: Final = "lock"
 
 
 class OwnedTempDir:
-    """A new folder that nobody else reads. `close` removes it; one whose process was killed is
-    removed by the next process that makes one of its prefix beside it.
+    """A new private folder, which `close` removes.
+
+    The folder of a killed process is removed by the next process that creates one with the same
+    prefix and parent.
 
     Args:
-        prefix: of its name.
-        parent: where it is to be.
+        prefix: prefix of the folder's name.
+        parent: folder that contains it.
 
     Raises:
-        OSError: it cannot be made there.
+        OSError: the folder cannot be created.
     """
 
     def __init__(self, prefix: str, parent: str | Path) -> None:
         _sweep(parent, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        self._lock = _locked(self.path)
+        self._lock = _create_lock(self.path)
 
     def close(self) -> None:
-        """Remove it. Idempotent."""
+        """Remove the folder. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -39,20 +41,20 @@ class OwnedTempDir:
 
 
 def _sweep(parent: str | Path, prefix: str) -> None:
-    """Remove what processes that were killed left behind: folders of this prefix that are free."""
+    """Remove the folders of this prefix whose process has ended."""
     for folder in Path(parent).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            if folder.lstat().st_uid != os.getuid():  # to open what is in it could wait for ever
+            if folder.lstat().st_uid != os.getuid():  # opening another user's file could block
                 continue
             with open(folder / _LOCK) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the owner runs
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _locked(folder: Path) -> int:
-    """The descriptor of a lock file, which is locked before it can be seen."""
-    unseen = folder / f"{_LOCK}-"
-    lock = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _create_lock(folder: Path) -> int:
+    """Create a lock file, locked before it is visible, and return its descriptor."""
+    unlocked = folder / f"{_LOCK}-"
+    lock = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    unseen.rename(folder / _LOCK)
+    unlocked.rename(folder / _LOCK)
     return lock

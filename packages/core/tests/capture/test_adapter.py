@@ -61,7 +61,8 @@ def test_a_framework_that_is_too_old(
     ):
         raise AssertionError
     assert str(caught.value) == (
-        f"crew {found} is older than {floor}, which this needs: pip install 'crew>={floor}'"
+        f"crew {found} is too old: lightspan-crew needs {floor} or newer: "
+        f"pip install 'crew>={floor}'"
     )
 
 
@@ -73,7 +74,8 @@ def test_a_framework_that_is_too_new(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         raise ImportError("no module crew.bus")
     assert str(caught.value) == (
-        "this lightspan-crew does not know crew 9.0 (no module crew.bus): upgrade lightspan-crew, "
+        "this lightspan-crew does not support crew 9.0 (no module crew.bus): "
+        "upgrade lightspan-crew, "
         "or install an older crew"
     )
 

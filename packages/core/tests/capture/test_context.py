@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -23,10 +24,8 @@ from lightspan.capture.context import (
     disconnect,
     make_span,
     notify_call_start,
-    push,
     register_resolver,
     remove_call_listener,
-    reset_agent,
     resolve_agent,
     set_agent,
     unregister_resolver,
@@ -45,10 +44,20 @@ def clean() -> Iterator[None]:
     sdk_instrumentation.uninstall()
 
 
+@contextmanager
+def push(frame: Frame) -> Iterator[AgentContext]:
+    current = current_context()
+    assert current is not None
+    inside = current.within(frame.span_id, (*current.frames, frame))
+    leave = set_agent(inside)
+    try:
+        yield inside
+    finally:
+        leave()
+
+
 def test_outside() -> None:
     assert (current_context(), current_agent()) == (None, None)
-    with push(Frame("writer", "1")) as current:
-        assert current is None
 
 
 def test_frames() -> None:
@@ -66,12 +75,12 @@ def test_frames() -> None:
 def test_what_an_adapter_notes_comes_and_goes_with_the_frames() -> None:
     with open_scope(SCOPE), push(Frame("team", "1")) as team:
         assert team is not None
-        token = set_agent(team.noting("crew", "a trail").noting("graph", 7))
+        leave = set_agent(team.with_note("crew", "a trail").with_note("graph", 7))
         with agent("writer"):
             current = current_agent()
             assert current is not None
             assert current.notes == {"crew": "a trail", "graph": 7}
-        reset_agent(token)
+        leave()
         assert current_agent() is team
         assert team.notes == {}
 
@@ -169,14 +178,14 @@ async def test_tasks_do_not_mix() -> None:
 
 
 async def test_resetting_from_another_context_is_harmless() -> None:
-    token = set_agent(AgentContext(SCOPE))
+    leave = set_agent(AgentContext(SCOPE))
 
     async def elsewhere() -> None:
-        reset_agent(token)
+        leave()
 
     await asyncio.create_task(elsewhere())
     assert current_context() == AgentContext(SCOPE)
-    reset_agent(token)
+    leave()
     assert current_context() is None
 
 
@@ -196,8 +205,8 @@ def test_the_recorder_counts_what_does_not_fit() -> None:
 def test_the_recorder_knows_what_is_under_way() -> None:
     recorder, given_up = Recorder(), []
     for key in ("a", "b"):
-        recorder.expect(key, lambda key=key: given_up.append(key))  # type: ignore[misc]
-    assert recorder.settle("a")
-    assert not recorder.settle("a")
-    recorder.give_up()
+        recorder.register_pending(key, lambda key=key: given_up.append(key))  # type: ignore[misc]
+    assert recorder.resolve_pending("a")
+    assert not recorder.resolve_pending("a")
+    recorder.cancel_pending()
     assert given_up == ["b"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.capture.import_hooks import Awaited
+from lightspan.capture.import_hooks import ImportHook
 
 NAME = "imported_once_awaited"
 
@@ -37,9 +37,9 @@ def seen() -> list[Any]:
     return []
 
 
-def awaited(seen: list[Any]) -> Awaited:
+def awaited(seen: list[Any]) -> ImportHook:
     """Notes what the module says when it has been executed."""
-    return Awaited(NAME, lambda: seen.append(importlib.import_module(NAME).VALUE))
+    return ImportHook(NAME, lambda: seen.append(importlib.import_module(NAME).VALUE))
 
 
 def test_it_is_done_once_the_module_is_executed(seen: list[Any]) -> None:

@@ -154,11 +154,11 @@ def test_another_agents_abandoned_stream_is_cancelled(
         if closed:
             stream.close()
         else:  # the runner does this at the end of the attempt
-            scope.recorder.give_up()
+            scope.recorder.cancel_pending()
         [span] = llm_spans(scope)
         assert span.attributes[c.CALL_OUTCOME] == "cancelled"
         stream.close()
-        scope.recorder.give_up()
+        scope.recorder.cancel_pending()
         assert llm_spans(scope) == []
 
 
@@ -173,7 +173,7 @@ async def test_another_agents_abandoned_async_stream_is_cancelled(
             if closed:
                 await stream.close()
             else:
-                scope.recorder.give_up()
+                scope.recorder.cancel_pending()
             [span] = llm_spans(scope)
             assert span.attributes[c.CALL_OUTCOME] == "cancelled"
             await stream.close()

@@ -47,7 +47,7 @@ def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
     finally:
         unregister_resolver(resolver)
     assert set(scope.recorder.capture_errors()) == {
-        "who is acting could not be resolved: ValueError('no idea')"
+        "the acting agent could not be resolved: ValueError('no idea')"
     }
 
 
@@ -64,7 +64,7 @@ def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
     finally:
         remove_call_listener(listener)
     assert set(scope.recorder.capture_errors()) == {
-        "a model call could not be told of: ValueError('not for writer')"
+        "a listener failed at the start of a model call: ValueError('not for writer')"
     }
 
 
@@ -102,7 +102,7 @@ def test_a_recorder_that_fails_damages_the_attempt_and_not_the_app(
     ]
 
 
-@pytest.mark.parametrize("broken", ["sync_client", "_kept_headers"])
+@pytest.mark.parametrize("broken", ["sync_client", "_forwarded_headers"])
 def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
     gateway: ScriptedServer,
     elsewhere: ScriptedServer,
@@ -142,7 +142,7 @@ def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
         stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         next(iter(stream))
         monkeypatch.setattr(sdk_instrumentation, "request_attributes", None)
-        scope.recorder.give_up()
+        scope.recorder.cancel_pending()
         [damage] = scope.recorder.capture_errors()
         assert "a model call could not be recorded: TypeError" in damage
 

@@ -262,7 +262,7 @@ def test_a_stream_that_the_app_leaves(gateway: ScriptedServer, api: str, way: st
     ):
         LEAVES[way](api_of(client, api), ASKED[api])
         [span] = llm_spans(scope)
-        scope.recorder.give_up()
+        scope.recorder.cancel_pending()
         assert llm_spans(scope) == []
     assert scope.recorder.capture_errors() == []
     assert said_of(span) == saying(api, "one two", "cancelled")
@@ -364,7 +364,7 @@ def test_a_stream_that_is_left_open(gateway: ScriptedServer, way: str) -> None:
                 raw = client.chat.completions.with_raw_response.create(**asked)
                 stream = raw.http_response.iter_lines()
                 _take_two(stream, word_of_line)
-            scope.recorder.give_up()
+            scope.recorder.cancel_pending()
             [span] = llm_spans(scope)
         del stream
         gc.collect()

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from lightspan.capture.static_analysis import (
-    enclosed,
-    is_users,
+    closure_values,
+    is_user_code,
     module_of,
     names_in,
-    referred,
-    root_of,
+    package_of,
+    references,
 )
 
 AGENT = object()
@@ -49,7 +49,7 @@ def test_what_a_function_refers_to() -> None:
         return first, second, AGENT, closed
 
     closed = object()
-    found = list(referred(works, set(names_in(works.__code__))))
+    found = list(references(works, set(names_in(works.__code__))))
     for thing in (OTHER, held, AGENT, closed):
         assert any(one is thing for one in found)
 
@@ -58,7 +58,7 @@ def test_a_global_that_is_not_mentioned_is_not_referred_to() -> None:
     def works() -> Any:
         return AGENT
 
-    assert not any(one is OTHER for one in referred(works, set(names_in(works.__code__))))
+    assert not any(one is OTHER for one in references(works, set(names_in(works.__code__))))
 
 
 def test_what_a_users_module_holds_is_found_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,24 +71,24 @@ def test_what_a_users_module_holds_is_found_through_it(monkeypatch: pytest.Monke
         return my_agents.writer  # type: ignore[name-defined]  # noqa: F821
 
     names = set(names_in(works.__code__))
-    assert any(one is AGENT for one in referred(works, names))
-    assert not any(one is AGENT for one in referred(works, names, installed=["my_agents"]))
+    assert any(one is AGENT for one in references(works, names))
+    assert not any(one is AGENT for one in references(works, names, installed=["my_agents"]))
 
 
 def test_a_cell_that_is_not_filled_yet_holds_nothing() -> None:
     def works() -> Any:
         return later
 
-    assert list(enclosed(works)) == []
+    assert list(closure_values(works)) == []
     later = AGENT
-    assert list(enclosed(works)) == [AGENT]
+    assert list(closure_values(works)) == [AGENT]
 
 
 def test_modules_of_things() -> None:
     here = __name__
     assert module_of(uses_globals) == module_of(Thing) == module_of(Thing()) == here
-    assert root_of(installed_json.decoder) == "json"
-    assert root_of(functools.partial(print)) == "functools"
+    assert package_of(installed_json.decoder) == "json"
+    assert package_of(functools.partial(print)) == "functools"
     assert module_of(type("Nowhere", (), {"__module__": None})()) == ""
 
 
@@ -97,10 +97,10 @@ class Thing:
 
 
 def test_what_is_installed_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_users(uses_globals)
-    assert not is_users(uses_globals, installed=[__name__.partition(".")[0]])
-    assert not is_users(installed_json)
-    assert not is_users(pytest)
+    assert is_user_code(uses_globals)
+    assert not is_user_code(uses_globals, installed=[__name__.partition(".")[0]])
+    assert not is_user_code(installed_json)
+    assert not is_user_code(pytest)
     main = ModuleType("__main__")  # a script or a notebook
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert is_users(main)
+    assert is_user_code(main)

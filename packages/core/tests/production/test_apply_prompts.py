@@ -209,10 +209,10 @@ def test_another_text_is_left_alone_and_said_once(
     assert [r.messages[0]["content"] for r in server.requests[-4:]] == ["You write."] * 3 + [NEW]
     said = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
     assert said == [
-        "lightspan.apply_prompts: the text that was learned for 'router' is not applied, and the "
-        "app's own is sent: the text is not one that was found before (said once)",
-        "lightspan.apply_prompts: the text that was learned for 'mails' is not applied, and the "
-        "app's own is sent: the app gives another text than in the first evaluation (said once)",
+        "lightspan.apply_prompts: the learned text for 'router' is not applied, and the app's own "
+        "is sent: the text is not one that was found before (logged once)",
+        "lightspan.apply_prompts: the learned text for 'mails' is not applied, and the app's own "
+        "is sent: the app gives another text than in the first evaluation (logged once)",
     ]
 
 
@@ -226,7 +226,7 @@ def test_an_agent_that_is_not_there(
         ask(client)
     [entry] = caplog.records
     assert entry.getMessage().startswith(
-        "lightspan.apply_prompts: of 'router' no model call was seen, so "
+        "lightspan.apply_prompts: no model call of 'router' was seen, so "
     )
 
 
@@ -257,10 +257,10 @@ def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     damaged.write_text('{"router": {"before": 1}}')
     none.write_text("{}")
     for path, message in (
-        (empty, r"empty has learned no prompts, or is not complete: name the folder of a run"),
-        (tmp_path / "away", r"away is not there: name the folder of a run"),
+        (empty, r"empty has learned no prompts, or is incomplete: name the folder of a run"),
+        (tmp_path / "away", r"away does not exist: name the folder of a run"),
         (damaged, r"damaged\.json cannot be read: Expected"),
-        (none, r"none\.json has no prompt in it"),
+        (none, r"none\.json contains no prompt"),
         (
             edited,
             r"of 'router' before and after differ in their placeholders: \{date_1\}, \{x\} is",
@@ -274,7 +274,7 @@ def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert context.current_context() is None
     monkeypatch.setattr(sdks, "SDKS", ())
     RunFolder(run).write_prompts(LEARNED)
-    with pytest.raises(ConfigError, match="'router' cannot be applied: there is no client"):
+    with pytest.raises(ConfigError, match="'router' cannot be applied: no client"):
         apply_prompts(run)
 
 
@@ -308,7 +308,7 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     assert "lightspan: no learned prompt is applied: " in caplog.text
     release("one")
     assert context.current_context() is None
-    assert not module._held
+    assert not module._applied
 
 
 def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
@@ -330,7 +330,7 @@ def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
         check=True,
     )
     assert done.stdout == "[]\n"
-    assert "lightspan.apply_prompts: of 'router' no model call was seen" in done.stderr
+    assert "lightspan.apply_prompts: no model call of 'router' was seen" in done.stderr
 
 
 def test_a_langgraph_app_that_nobody_edits(run: Path) -> None:

@@ -250,9 +250,9 @@ def test_what_was_none_is_not_kept_unless_something_comes_late(url: str) -> None
             full.close_unless_empty()
         empty.close_unless_empty()
         late.close_unless_empty()
-        token = context.set_agent(late.acting)
+        leave = context.set_agent(late.context)
         lightspan.emit_message("late")
-        context.reset_agent(token)
+        leave()
     assert [one.tree() for one in read_recorded(url)] == [
         "lightspan.message",
         "invoke_workflow full\n  lightspan.message",

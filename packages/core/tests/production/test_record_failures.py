@@ -33,7 +33,7 @@ def test_a_store_out_of_reach(
         assert made.flush(20)
         assert made.lost == 0
     assert len(read_recorded(f"sqlite:{folder / 'production.db'}")) == 3
-    warnings = [one for one in caplog.records if "the app goes on" in one.message]
+    warnings = [one for one in caplog.records if "the app is not affected" in one.message]
     assert len(warnings) == 1
 
 

@@ -93,13 +93,13 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     ("options", "message"),
     [
         ({"store": "nonsense:"}, "is not known"),
-        ({"store": "memory:"}, "lives in one process"),
+        ({"store": "memory:"}, "exists in this process only"),
         ({"sample": 2}, "sample=2"),
         ({"sample": float("nan")}, "sample=nan"),
         ({"redact": "module"}, "module:function"),
         ({"redact": "os:no_such"}, "cannot be imported"),
-        ({"redact": "os:sep"}, "is no function"),
-        ({"redact": 3}, "is no function"),
+        ({"redact": "os:sep"}, "is not a function"),
+        ({"redact": 3}, "is not a function"),
     ],
 )
 def test_wrong_arguments_raise(url: str, options: dict[str, Any], message: str) -> None:

@@ -2,13 +2,11 @@
 
 import lightspan_crewai
 
-lightspan_crewai.instrument()             # or LightspanListener(), as CrewAI's own listeners
-lightspan_crewai.agents(crew)             # what `optimize=` may name
+lightspan_crewai.instrument()             # or LightspanListener(), made before the crew starts
+lightspan_crewai.agents(crew)             # the names for `optimize=`
 """
 
-from lightspan.instrumentation import (
-    require_framework,
-)
+from lightspan.instrumentation import require_framework
 from lightspan_crewai._versions import FLOOR, FRAMEWORK
 
 with require_framework("lightspan-crewai", FRAMEWORK, FLOOR):

@@ -1,15 +1,15 @@
-"""Listens to CrewAI and tells core who is acting.
+"""Observation of CrewAI's events, from which lightspan knows the acting agent.
 
-CrewAI's event bus hands its events to handlers in a thread pool, a millisecond late: too late to
-label a request. So `emit` itself is watched, which runs in the context in which the thing happens.
-There the frame of a crew, flow, task or agent is pushed when it begins and taken off when it ends;
-CrewAI copies contexts to all threads and tasks that it starts.
+CrewAI's event bus calls its handlers in a thread pool, a millisecond late: too late to label a
+request. So `emit` itself is wrapped, which runs in the context of the event. There the frame of a
+crew, flow, task or agent is pushed when it begins and popped when it ends; CrewAI copies contexts
+to all threads and tasks that it starts.
 
-A coroutine that is cancelled emits no end. The asynchronous `kickoff`s are watched for that. And a
-crew emits its beginning after the callbacks before it and its end before the callbacks after it: so
-its `kickoff`s say themselves when it begins and ends.
+A coroutine that is cancelled emits no end, so the asynchronous `kickoff`s are wrapped. A crew emits
+its start after the callbacks before it, and its end before the callbacks after it, so a crew's
+`kickoff`s begin and end its entry.
 
-Errors never reach the app: they mark the attempt as damaged.
+Errors of the adapter never reach the app: they are recorded as capture errors of the attempt.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import inspect
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, cast
 
 from crewai import Agent, Crew
@@ -30,24 +29,19 @@ from crewai.flow.flow import Flow
 from crewai.llms.base_llm import BaseLLM
 
 from lightspan.instrumentation import (
+    Adapter,
     AdapterInstrumentor,
     AgentContext,
     AttemptContext,
     AttemptHandle,
-    CallEnd,
+    FrameworkCall,
     Instrumentation,
-    NestedCalls,
     Patch,
+    Place,
     SpanEnd,
     SpanStatus,
-    add_call_listener,
-    add_capture_error,
     current_context,
-    disable_adapter,
-    enable_adapter,
-    notify_call_start,
     record_call,
-    remove_call_listener,
     semconv,
     set_agent,
     start_attempt,
@@ -58,54 +52,66 @@ from lightspan_crewai._identity import (
     Entry,
     Kind,
     Name,
-    Place,
     Start,
     Trail,
+    abandoned_end,
     begin,
     clean,
     end,
-    given_up,
     span_of,
 )
 
+_NAME: Final = "lightspan_crewai"
+
 
 class _Open(NamedTuple):
-    """What has begun in this context and not ended, with who acted before each."""
+    """The trail of a context."""
 
     trail: Trail = ()
     before: tuple[AgentContext, ...] = ()
+    """Context before each entry of the trail."""
 
 
 _NOTHING: Final = _Open()
 
 
-_SCOPES: Final = (
-    *("crewai", "crewai.telemetry"),
-    *("openinference.instrumentation.crewai", "opentelemetry.instrumentation.crewai"),
-)
-"""OpenTelemetry's instrumentation scopes whose spans describe the same agents."""
-
-
 @dataclass(slots=True)
 class _State:
-    """Of this process."""
+    """The state of this process."""
 
     watches: list[Patch] = field(default_factory=list)
-    """What is wrapped of CrewAI's, and of the clients that users wrote."""
+    """Patches of CrewAI and of the users' model clients."""
     clients: weakref.WeakSet[type] = field(default_factory=weakref.WeakSet)
-    """Subclasses of BaseLLM that are watched, or CrewAI's own."""
-    roots: dict[int, AttemptHandle] = field(default_factory=dict)
-    """Identity of a scope → the attempt that began with a trail's outermost, in production."""
+    """Subclasses of BaseLLM that are patched or CrewAI's own."""
+    attempts: dict[int, AttemptHandle] = field(default_factory=dict)
+    """`id` of an attempt's context → the attempt that began with a trail, in production."""
     lock: Any = field(default_factory=threading.RLock)
 
 
 _state: Final = _State()
-_NAME: Final = "lightspan_crewai"
+
+
+def _open_calls(context: AgentContext) -> list[FrameworkCall]:
+    """Return the model calls that are innermost in a context's trail."""
+    calls = itertools.takewhile(
+        lambda entry: entry.start.kind is Kind.CALL, reversed(_opened(context).trail)
+    )
+    return [entry.call for entry in calls if entry.call is not None]
+
+
+_adapter: Final = Adapter(
+    _NAME,
+    (
+        *("crewai", "crewai.telemetry"),
+        *("openinference.instrumentation.crewai", "opentelemetry.instrumentation.crewai"),
+    ),
+    open_calls=_open_calls,
+)
 
 
 # --- events ---------------------------------------------------------------------------------
 def observe(source: Any, event: Any) -> None:
-    """Take note of an event of CrewAI's, in the context in which it is emitted."""
+    """Record an event of CrewAI, in the context in which it is emitted."""
     current = current_context()
     if current is None:
         return
@@ -113,87 +119,85 @@ def observe(source: Any, event: Any) -> None:
     if read is None:
         return
     try:
-        told = read(source, event)
+        change = read(source, event)
     except Exception as error:
-        add_capture_error(current.scope.recorder, _NAME, error)
+        _adapter.add_capture_error(current.scope.recorder, error)
         return
-    if told is not None:
-        _note(current, told)
+    if change is not None:
+        _record_change(current, change)
 
 
-def note(event: Start | End | None) -> None:
-    """Take note that something begins or ends in this context."""
+def record_change(change: Start | End) -> None:
+    """Record that something begins or ends in the current context."""
     current = current_context()
-    if current is not None and event is not None:
-        _note(current, event)
+    if current is not None:
+        _record_change(current, change)
 
 
-def _note(current: AgentContext, event: Start | End) -> None:
-    root = None
+def _record_change(current: AgentContext, change: Start | End) -> None:
+    attempt = None
     try:
-        if isinstance(event, Start):
-            add_call_listener(note_call)
-            name = event.name.filled if event.name is not None else str(event.kind)
-            around, root = start_attempt(current, name, event.given)
-            told = []
-            if event.kind is Kind.CALL:
-                told.append(notify_call_start(around, besides=note_call))
-            if root is not None:
-                _state.roots[id(root.acting.scope)] = root
-                current = root.acting
-            _begin(around, event, current, told)
+        if isinstance(change, Start):
+            _adapter.listen()
+            name = change.name.filled if change.name is not None else str(change.kind)
+            around, attempt = start_attempt(current, name, change.input)
+            if attempt is not None:
+                _state.attempts[id(attempt.context.scope)] = attempt
+                current = attempt.context
+            _begin(around, change, current)
         else:
-            _end(current, event)
+            _end(current, change)
     except Exception as error:
-        add_capture_error(current.scope.recorder, _NAME, error)
-        if root is not None:  # its end would not be told
-            _state.roots.pop(id(root.acting.scope), None)
-            root.close()
+        _adapter.add_capture_error(current.scope.recorder, error)
+        if attempt is not None:  # its end would not be recorded
+            _state.attempts.pop(id(attempt.context.scope), None)
+            attempt.close()
 
 
-def _left(current: AttemptContext, error: BaseException | str | None) -> None:
-    """The outermost of an attempt's trail has ended."""
-    root = _state.roots.pop(id(current), None)
-    if root is not None:
-        set_agent(None)
-        root.close(error)
+def _begin(around: AgentContext, start: Start, pushed: AgentContext) -> None:
+    """Begin an entry.
 
-
-def _begin(
-    around: AgentContext, start: Start, pushed: AgentContext, told: Sequence[CallEnd]
-) -> None:
-    """Something begins, with this acting around it; as pushed, for when it has ended."""
-    opened: _Open = around.notes.get(_NAME, _NOTHING)
+    Args:
+        around: context of the acting agent.
+        start: start of the entry.
+        pushed: context to restore when the entry ends.
+    """
+    opened = _opened(around)
     choose = around.scope.routing.choose_name
-    trail, abandoned = begin(opened.trail, start, Place.of(around), choose, told)
+    start_call = functools.partial(_adapter.start_call, around)
+    trail, abandoned = begin(opened.trail, start, Place.of(around), choose, start_call)
     for entry in abandoned:
-        _record(around.scope, entry, given_up(entry))
+        _record(around.scope, entry, abandoned_end(entry))
     before = opened.before[: len(trail) - 1]
     base = opened.before[len(trail) - 1] if abandoned else pushed
     inside, notes = trail[-1].inside, {**around.notes, _NAME: _Open(trail, (*before, base))}
     set_agent(AgentContext(around.scope, inside.frames, inside.span_id, notes))
-    _expect(around.scope, trail[-1])
+    _register_pending(around.scope, trail[-1])
 
 
 def _end(current: AgentContext, event: End) -> None:
-    opened: _Open = current.notes.get(_NAME, _NOTHING)
+    opened = _opened(current)
     trail, entry, abandoned = end(opened.trail, event)
     if entry is None:
         return
     for inner in abandoned:
-        _record(current.scope, inner, given_up(inner))
+        _record(current.scope, inner, abandoned_end(inner))
     _record(current.scope, entry, event)
     error = event.message if event.status is SpanStatus.ERROR else None
-    _go_back(current, opened, len(trail), error)
+    _restore(current, opened, len(trail), error)
 
 
-def _go_back(
+def _restore(
     current: AgentContext, opened: _Open, depth: int, error: BaseException | str | None
 ) -> None:
-    """This context is where it was when its trail was of this depth."""
+    """Restore the context of a trail of this depth; at depth 0 close the trail's attempt."""
     set_agent(opened.before[depth])
-    if not depth:
-        _left(current.scope, error)
+    if depth:
+        return
+    attempt = _state.attempts.pop(id(current.scope), None)
+    if attempt is not None:
+        set_agent(None)
+        attempt.close(error)
 
 
 def _opened(current: AgentContext) -> _Open:
@@ -201,23 +205,24 @@ def _opened(current: AgentContext) -> _Open:
     return opened
 
 
-def _expect(current: AttemptContext, entry: Entry) -> None:
-    """What never ends, such as a task that was cancelled, is recorded when the attempt ends."""
-    if entry.records:
-        current.recorder.expect(_token(entry), lambda: _record(current, entry, given_up(entry)))
+def _register_pending(scope: AttemptContext, entry: Entry) -> None:
+    """Register an entry that may never end, such as a cancelled task, to record it anyway."""
+    if entry.has_span:
+        scope.recorder.register_pending(
+            _pending_key(entry), lambda: _record(scope, entry, abandoned_end(entry))
+        )
 
 
-def _record(current: AttemptContext, entry: Entry, event: End) -> None:
-    entry.tell(event)
-    if entry.records:
-        if not current.recorder.settle(_token(entry)):
+def _record(scope: AttemptContext, entry: Entry, event: End) -> None:
+    needs_record = entry.end_call(event)
+    if entry.has_span:
+        if not scope.recorder.resolve_pending(_pending_key(entry)):
             return
     elif entry.start.kind is not Kind.CALL:
-        return  # most of what begins: no span is due
-    if entry.needs_record(event):
-        inside = entry.inside
+        return  # most entries have no span
+    if needs_record:
         record_call(
-            AgentContext(current, inside.frames, inside.span_id),
+            entry.inside.within(scope),
             entry.start.attributes,
             event.attributes,
             SpanEnd(event.status, event.message, event.attributes),
@@ -225,27 +230,27 @@ def _record(current: AttemptContext, entry: Entry, event: End) -> None:
             client=entry.start.client,
             native='crewai.LLM(model="openai/…")',
         )
-    if entry.records:
-        current.recorder.add(span_of(entry, event, current))
+    if entry.has_span:
+        scope.recorder.add(span_of(entry, event, scope))
 
 
-def _token(entry: Entry) -> str:
+def _pending_key(entry: Entry) -> str:
     return f"lightspan_crewai {entry.inside.span_id}"
 
 
-# --- what events say ------------------------------------------------------------------------
+# --- readers of events ----------------------------------------------------------------------
 def _crew_started(source: Any, event: Any) -> Start | None:
     current = current_context()
     trail = () if current is None else _opened(current).trail
     if any(entry.start.key == _kickoff_key(source) for entry in trail):
-        return None  # its kickoff said so
+        return None  # its kickoff began the entry
     return _crew(source, id(source), getattr(event, "inputs", None))
 
 
-def _crew(crew: Any, key: Hashable, given: Any) -> Start:
+def _crew(crew: Any, key: Hashable, input: Any) -> Start:
     _watch_clients()
     name = crew_name(crew)
-    return Start(Kind.CREW, key, None if name is None else _plain(name), given=given)
+    return Start(Kind.CREW, key, None if name is None else _plain(name), input=input)
 
 
 def _kickoff_key(crew: Any) -> Hashable:
@@ -256,8 +261,8 @@ def _flow_started(source: Any, event: Any) -> Start | None:
     if _is_internal(source):
         return None
     _watch_clients()
-    given = getattr(event, "inputs", None)
-    return Start(Kind.FLOW, id(source), _plain(event.flow_name), given=given)
+    inputs = getattr(event, "inputs", None)
+    return Start(Kind.FLOW, id(source), _plain(event.flow_name), input=inputs)
 
 
 def _method_started(source: Any, event: Any) -> Start | None:
@@ -276,14 +281,14 @@ def _agent_started(source: Any, event: Any) -> Start:
 
 def _lone_agent_started(source: Any, event: Any) -> Start:
     _watch_clients()
-    name, given = role_of(source, event.agent_info), getattr(event, "messages", None)
-    return Start(Kind.AGENT, _agent_key(source, event), name, given=given)
+    name, messages = role_of(source, event.agent_info), getattr(event, "messages", None)
+    return Start(Kind.AGENT, _agent_key(source, event), name, input=messages)
 
 
 def _tool_started(source: Any, event: Any) -> Start:
     attributes = {
         semconv.TOOL_NAME: event.tool_name,
-        semconv.TOOL_CALL_ARGUMENTS: _arguments(event.tool_args),
+        semconv.TOOL_CALL_ARGUMENTS: truncated_json(event.tool_args),
     }
     return Start(Kind.TOOL, _tool_key(event), attributes=attributes)
 
@@ -315,7 +320,7 @@ def _paused(kind: Kind, key: Callable[[Any, Any], Hashable]) -> Callable[[Any, A
 
 def _tool_finished(source: Any, event: Any) -> End:
     result: dict[str, Any] = {semconv.TOOL_CALL_RESULT: truncated_json(event.output)}
-    failure = getattr(event, "failure", None)  # it ran, and says that it did not succeed
+    failure = getattr(event, "failure", None)  # the tool ran and reported a failure
     if failure is None:
         return End(Kind.TOOL, _tool_key(event), attributes=result)
     result[semconv.ERROR_TYPE] = "ToolFailure"
@@ -331,10 +336,9 @@ def _call_completed(source: Any, event: Any) -> End:
     return End(Kind.CALL, event.call_id, attributes=answer)
 
 
-def _answer(said: Any, finish_reason: str | None = None) -> dict[str, Any]:
-    """What a model said, as an OpenAI client would hand it out."""
-    content = said if isinstance(said, str) else truncated_json(said, None)
-    message = {"role": "assistant", "content": content}
+def _answer(response: Any, finish_reason: str | None = None) -> dict[str, Any]:
+    """Return a model's response as an OpenAI chat completion."""
+    message = {"role": "assistant", "content": truncated_json(response, None)}
     return {"choices": [{"message": message, "finish_reason": finish_reason or "stop"}]}
 
 
@@ -352,7 +356,7 @@ def _agent_key(source: Any, event: Any) -> Hashable:
 
 
 def _tool_key(event: Any) -> Hashable:
-    """The same for `Search the web` and `search_the_web`: both are in use."""
+    """Return the same key for `Search the web` and `search_the_web`: CrewAI uses both."""
     return "".join(c for c in str(event.tool_name).lower() if c.isalnum())
 
 
@@ -391,7 +395,7 @@ _READERS: Final[Mapping[str, Callable[[Any, Any], Start | End | None]]] = {
 
 
 def crew_name(crew: Any) -> str | None:
-    """The name that a crew's author gave it, None if it has CrewAI's own."""
+    """Return the name that a crew's author gave it; None for CrewAI's default."""
     name = clean(getattr(crew, "name", None))
     return name if name not in ("", "crew") else None
 
@@ -400,18 +404,18 @@ def _plain(name: Any) -> Name:
     return Name(clean(name), clean(name))
 
 
-def role_of(agent: Any, told: Mapping[str, Any] | None = None) -> Name | None:
-    """The role of an agent, as it was written and as it is filled in."""
-    filled = clean(getattr(agent, "role", None) or (told or {}).get("role"))
+def role_of(agent: Any, info: Mapping[str, Any] | None = None) -> Name | None:
+    """Return the role of an agent, as a template and filled in; None if it has none."""
+    filled = clean(getattr(agent, "role", None) or (info or {}).get("role"))
     template = clean(_original_role(agent)) or filled
     return Name(template, filled, str(getattr(agent, "id", id(agent)))) if filled else None
 
 
 def _original_role(agent: Any) -> Any:
-    """The role as it was written, None if nothing was filled in.
+    """Return the role as a template; None if nothing was filled in.
 
-    Asked for by its name, a private attribute that was set costs more than all else that is asked
-    of an agent: pydantic first raises and catches an error in search of a descriptor.
+    It is read from pydantic's private attributes, because `getattr` for a private attribute is
+    slow: pydantic first raises and catches an error in search of a descriptor.
     """
     private = getattr(agent, "__pydantic_private__", None)
     if isinstance(private, dict):
@@ -423,7 +427,7 @@ _INTERNAL: Final = ("crewai.agents.", "crewai.experimental.", "crewai.memory.")
 
 
 def _is_internal(flow: Any) -> bool:
-    """CrewAI's agents and memory are flows themselves, which are no business of the user's."""
+    """Return whether a flow is one of CrewAI's own agents or memory, which are flows too."""
     is_internal = getattr(flow, "is_crewai_internal", False)
     return bool(is_internal) or type(flow).__module__.startswith(_INTERNAL)
 
@@ -441,20 +445,7 @@ def _error(event: Any, error: Any) -> SpanEnd:
     return SpanEnd(SpanStatus.ERROR, message, attributes)
 
 
-def _arguments(arguments: Any) -> str:
-    return truncated_json(arguments)
-
-
-# --- calls that somebody records --------------------------------------------------------------
-def note_call(acting: AgentContext) -> CallEnd | None:
-    """Somebody records the call that is under way in this context (`add_call_listener`)."""
-    open_calls = itertools.takewhile(
-        lambda entry: entry.start.kind is Kind.CALL, reversed(_opened(acting).trail)
-    )
-    return NestedCalls.start_in(entry.calls for entry in open_calls)
-
-
-# --- what is watched ------------------------------------------------------------------------
+# --- wrappers of CrewAI's methods -------------------------------------------------------------
 def _watch(owner: type, name: str, make: Callable[[Any, Patch], Any]) -> Patch:
     return Patch(owner, name, functools.partial(make, getattr(owner, name)))
 
@@ -506,66 +497,61 @@ def _crew_kicking_off_async(original: Any, watch: Patch) -> Any:
 
 
 class _Kickoff:
-    """A crew from before its first callback until after its last."""
+    """A block around a crew's kickoff, from before its first callback until after its last."""
 
     def __init__(
         self, crew: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
     ) -> None:
         checkpoint = args[2] if len(args) > 2 else kwargs.get("from_checkpoint")
         is_restored = getattr(checkpoint, "restore_from", None) is not None
-        is_told_of = crew.stream or is_restored  # by another kickoff, which does the work
-        self._current = None if is_told_of or not watch.on else current_context()
+        is_delegated = crew.stream or is_restored  # to another kickoff, which is recorded
+        self._current = None if is_delegated or not watch.on else current_context()
         self._crew = crew
-        self._given = args[0] if args else kwargs.get("inputs")
+        self._inputs = args[0] if args else kwargs.get("inputs")
 
     def __enter__(self) -> None:
         if self._current is not None:
-            note(_crew(self._crew, _kickoff_key(self._crew), self._given))
+            record_change(_crew(self._crew, _kickoff_key(self._crew), self._inputs))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._current is None:
             return
         key = _kickoff_key(self._crew)
         if error is None:
-            note(End(Kind.CREW, key))
+            record_change(End(Kind.CREW, key))
         elif isinstance(error, Exception):
-            note(End(Kind.CREW, key, *SpanEnd.from_error(error)))
+            record_change(End(Kind.CREW, key, *SpanEnd.from_error(error)))
         else:
             depth = len(_opened(self._current).trail)
             _unwind(current_context() or self._current, depth, error)
 
 
 def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
-    """A coroutine was left: whatever began in it and has not ended was abandoned."""
+    """End a coroutine that was abandoned, with everything that began in it and has not ended."""
     try:
         opened = _opened(current)
         if len(opened.trail) <= depth:
             return
         for entry in reversed(opened.trail[depth:]):
-            _record(current.scope, entry, given_up(entry))
-        _go_back(current, opened, depth, error)
-    except Exception as error:
-        add_capture_error(current.scope.recorder, _NAME, error)
+            _record(current.scope, entry, abandoned_end(entry))
+        _restore(current, opened, depth, error)
+    except Exception as failure:
+        _adapter.add_capture_error(current.scope.recorder, failure)
 
 
-# --- clients of the user's own --------------------------------------------------------------
+# --- the users' model clients ---------------------------------------------------------------
 def _watch_clients() -> None:
-    """Watch the model clients that users wrote: they need not emit any event."""
-    for kind in _subclasses(BaseLLM):
-        if kind in _state.clients:
+    """Patch the users' model clients, which need not emit any event."""
+    for cls in _subclasses(BaseLLM):
+        if cls in _state.clients:
             continue
         with _state.lock:
-            if kind in _state.clients or not _state.watches:
+            if cls in _state.clients or not _state.watches:
                 continue
-            _state.clients.add(kind)
-            if not kind.__module__.startswith("crewai."):
-                own = [name for name in ("call", "acall") if name in vars(kind)]
-                _state.watches += [_watch(kind, name, _calling) for name in own]
+            _state.clients.add(cls)
+            if not cls.__module__.startswith("crewai."):
+                own = [name for name in ("call", "acall") if name in vars(cls)]
+                _state.watches += [_watch(cls, name, _calling) for name in own]
 
 
 def _subclasses(base: type) -> Iterator[type]:
@@ -594,7 +580,7 @@ def _calling(original: Any, watch: Patch) -> Any:
 
 
 class _ModelCall:
-    """One call of a client of the user's own."""
+    """One call of a user's model client."""
 
     def __init__(
         self, client: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
@@ -612,7 +598,7 @@ class _ModelCall:
         self._answer: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        self._told(self._start)
+        self._record(self._start)
         return self
 
     def answered(self, answer: Any) -> Any:
@@ -620,40 +606,35 @@ class _ModelCall:
             self._answer = _answer(answer)
         return answer
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self._told(End(Kind.CALL, self._key, attributes=self._answer))
+            self._record(End(Kind.CALL, self._key, attributes=self._answer))
         elif isinstance(error, Exception):
-            self._told(End(Kind.CALL, self._key, *SpanEnd.from_error(error)))
+            self._record(End(Kind.CALL, self._key, *SpanEnd.from_error(error)))
         else:
-            self._told(End(Kind.CALL, self._key, SpanStatus.UNSET))
+            self._record(End(Kind.CALL, self._key, SpanStatus.UNSET))
 
-    def _told(self, event: Start | End) -> None:
+    def _record(self, change: Start | End) -> None:
         if self._current is not None:
-            note(event)
+            record_change(change)
 
 
 # --- installing -----------------------------------------------------------------------------
 class LightspanListener(BaseEventListener):
-    """Tells lightspan which agent is acting: `LightspanListener()` is `instrument()`.
+    """A CrewAI event listener that records agents: `LightspanListener()` calls `instrument()`.
 
-    It is made as CrewAI's own listeners are, anywhere before the crew starts.
+    Like CrewAI's own listeners, it is created anywhere before the crew starts.
     """
 
     def setup_listeners(self, crewai_event_bus: Any) -> None:
-        """Called by CrewAI."""
+        """Install the adapter; called by CrewAI."""
         instrument()
 
 
 def instrument() -> Instrumentation:
-    """Listen to every crew, flow and agent of this process.
+    """Record every crew, flow and agent of this process.
 
-    It may be called before or after crews and models are built; twice is once. As a context
+    It may be called before or after crews and models are built, and repeatedly. As a context
     manager (`with instrument():`) it is undone at the end of the block.
     """
     with _state.lock:
@@ -664,24 +645,22 @@ def instrument() -> Instrumentation:
         _state.watches.append(_watch(Crew, "akickoff", _crew_kicking_off_async))
         for owner in (Agent, Flow):
             _state.watches.append(_watch(owner, "kickoff_async", _kicking_off))
-        add_call_listener(note_call)
-        enable_adapter(__name__, _SCOPES)
+        _adapter.enable()
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
-    """Undo `instrument`; CrewAI is left as it was."""
+    """Undo `instrument` and restore CrewAI."""
     with _state.lock:
         for watch in reversed(_state.watches):
             watch.undo()
         _state.watches.clear()
         _state.clients.clear()
-        remove_call_listener(note_call)
-    disable_adapter(__name__)
+    _adapter.disable()
 
 
 class Instrumentor(AdapterInstrumentor):
-    """What `opentelemetry-instrument python app.py` loads."""
+    """The instrumentor that `opentelemetry-instrument python app.py` loads."""
 
     on = staticmethod(instrument)
     off = staticmethod(uninstrument)

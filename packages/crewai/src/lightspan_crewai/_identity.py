@@ -1,51 +1,48 @@
-"""From CrewAI's events to agent paths and spans: pure, without CrewAI.
+"""Agent paths and spans from CrewAI's events; pure, without CrewAI.
 
-CrewAI emits an event whenever something begins or ends, in the context in which it happens. What
-has begun and not yet ended in a context is its *trail*, outermost first. Each of these adds one
-frame to the path:
+CrewAI emits an event whenever something begins or ends, in the context in which it happens. The
+entries that have begun and not ended in a context are its *trail*, the outermost first. Each of
+these adds one frame to the path:
 
-- a crew that has a name of its own, a flow, a method of a flow;
+- a crew with a name, a flow, a method of a flow;
 - a task, which is one turn of its agent: the frame is the agent's role;
-- an agent that runs alone (`Agent.kickoff`) or is asked by a tool (delegation), and an agent for
-  which a model is asked outside its turn, such as a plan before a delegated task.
+- an agent that runs alone (`Agent.kickoff`) or is called by a tool (delegation), and an agent for
+  which a model is called outside its turn, such as a plan before a delegated task.
 
 The executions of a task's agent inside the task (a retry, another try after a guardrail) add none.
 
-CrewAI's own stack pops whatever is on top: an event that comes twice (a failed model call does)
-takes away a task or a crew. So an end is matched with what it ends, by kind and key; what lies
-above it was abandoned, and what matches nothing is no news.
+CrewAI's own stack pops its top entry at any end: an event that comes twice, as for a failed model
+call, removes a task or a crew. So an end is matched with its entry by kind and key; the entries
+above it were abandoned, and an end without an entry is ignored.
 
-A role may be a template. Its name is the template, the same for all inputs, unless a rule of the
-attempt's routing matches the filled role only: so `optimize=` may say either.
+A role may be a template. The agent's name is the template, the same for all inputs, unless a rule
+of the attempt's routing matches only the filled role. So `optimize=` accepts both.
 """
 
 from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from lightspan.instrumentation import (
-    AgentContext,
     AttemptContext,
-    CallEnd,
-    Frame,
-    NestedCalls,
+    FrameworkCall,
+    Place,
     Span,
     SpanEnd,
     SpanKind,
     SpanStatus,
     end_span,
-    new_span_id,
     semconv,
 )
 
 
 class Kind(StrEnum):
-    """What begins and ends."""
+    """The kind of an entry."""
 
     CREW = "crew"
     FLOW = "flow"
@@ -57,95 +54,78 @@ class Kind(StrEnum):
 
 
 _TURNS: Final = (Kind.TASK, Kind.AGENT)
-_RESTARTABLE: Final = (Kind.TASK, Kind.AGENT)
-"""One that begins again has ended: nothing of these is ever inside itself."""
+"""Turns of an agent. None is ever inside itself, so one that begins again has ended."""
 
 
 class Name(NamedTuple):
-    """What something is called; only roles of agents have two forms."""
+    """The name of an entry; only roles of agents have two forms."""
 
     template: str
     filled: str
     agent_id: str | None = None
-    """Of a role."""
+    """Id of the agent, for a role."""
 
 
 class Start(NamedTuple):
-    """Something begins."""
+    """The start of an entry."""
 
     kind: Kind
     key: Hashable
-    """Ends carry the same."""
+    """Key of the matching `End`."""
     name: Name | None = None
-    """None: it adds no frame (a tool never does)."""
+    """None if the entry adds no frame, as for a tool."""
     attributes: Mapping[str, Any] = {}
-    """A tool's arguments; the request of a model call, as an OpenAI client would send it."""
-    given: Any = None
-    """The input of a crew, a flow or a lone agent."""
+    """Arguments of a tool; OpenAI request of a model call."""
+    input: Any = None
+    """Input of a crew, a flow or a lone agent."""
     client: Any = None
-    """Of a model call."""
+    """Client of a model call."""
 
 
 class End(NamedTuple):
-    """Something ends."""
+    """The end of an entry."""
 
     kind: Kind
     key: Hashable
     status: SpanStatus = SpanStatus.OK
-    """UNSET for what was abandoned or paused."""
+    """Status; UNSET if the entry was abandoned or paused."""
     message: str = ""
     attributes: Mapping[str, Any] = {}
-    """Of the error; a tool's result; the answer of a model call, as an OpenAI client gets it."""
-
-
-class Place(NamedTuple):
-    """A context without its attempt."""
-
-    frames: tuple[Frame, ...] = ()
-    span_id: str | None = None
-
-    @classmethod
-    def of(cls, context: AgentContext) -> Place:
-        """Return the place of a context."""
-        return cls(context.frames, context.parent_span_id)
+    """Attributes of the error; a tool's result; OpenAI completion of a model call."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """What has begun."""
+    """A crew, flow, task, agent, tool or model call that has begun."""
 
     start: Start
     around: Place
     inside: Place
-    """What is around whatever happens in it."""
+    """Place of everything that happens in the entry."""
     start_ns: int = field(default_factory=time.time_ns)
-    calls: NestedCalls = field(default_factory=NestedCalls)
-    """Of a model call: those of clients that lightspan watches."""
-    told: Sequence[CallEnd] = ()
-    """Of a model call: who hears of its end."""
+    call: FrameworkCall | None = None
+    """The announced call, for a model call."""
 
     @property
     def name(self) -> str:
-        """Of the agent that it is the turn of."""
+        """Name of the acting agent."""
         return self.inside.frames[-1].name
 
     @property
-    def records(self) -> bool:
-        """Whether a span is due at its end, whatever the end is."""
+    def has_span(self) -> bool:
+        """Whether a span is recorded at the entry's end."""
         return self.inside.span_id != self.around.span_id
 
-    def tell(self, event: End) -> None:
-        """It ends, perhaps once more."""
-        for told in self.told:
-            told(event.status is SpanStatus.OK)
-
-    def needs_record(self, event: End) -> bool:
-        """Return whether it is a model call that nobody else records."""
-        is_call = self.start.kind is Kind.CALL
-        return is_call and self.calls.needs_record(is_ok=event.status is SpanStatus.OK)
+    def end_call(self, event: End) -> bool:
+        """End a model call, perhaps again; return whether the adapter has to record it."""
+        if self.call is None:
+            return False
+        is_ok = event.status is SpanStatus.OK
+        self.call.end(is_answered=is_ok)
+        return self.call.needs_record(is_ok=is_ok)
 
     def is_of(self, event: Start | End) -> bool:
-        """Whether the event is about this."""
+        """Return whether an event is about this entry."""
         return self.start.kind is event.kind and self.start.key == event.key
 
 
@@ -154,7 +134,7 @@ Trail = tuple[Entry, ...]
 
 # --- names ----------------------------------------------------------------------------------
 def clean(name: Any) -> str:
-    """The text of a name; roles from YAML files end in a line feed."""
+    """Return a name as one line; roles from YAML files end with a line feed."""
     return " ".join(str(name or "").split())
 
 
@@ -162,44 +142,41 @@ def clean(name: Any) -> str:
 def begin(
     trail: Trail,
     start: Start,
-    given: Place,
+    place: Place,
     choose: Callable[[Sequence[str]], str] = operator.itemgetter(0),
-    told: Sequence[CallEnd] = (),
+    start_call: Callable[[Iterable[FrameworkCall]], FrameworkCall] | None = None,
 ) -> tuple[Trail, list[Entry]]:
-    """Note that something begins.
-
-    A name that is empty adds no frame.
+    """Add an entry that begins. An empty name adds no frame.
 
     Args:
-        trail: what has begun before in this context.
-        given: where it begins, by everything that is known of this context.
-        choose: picks one of the forms of a name, by the attempt's routing.
-        told: who hears of its end.
+        trail: open entries of this context.
+        start: start of the entry.
+        place: place at which it begins, by frames and resolvers.
+        choose: chooses one of the forms of a name, by the attempt's routing.
+        start_call: announces a model call, given the framework calls around it.
 
     Returns:
-        The new trail, whose last entry is the new one; and what turns out to have been abandoned,
-        innermost first.
+        The new trail, whose last entry is the new one, and the entries that turn out to be
+        abandoned, the innermost first.
     """
     trail, abandoned = _restarted(trail, start)
-    around = abandoned[-1].around if abandoned else given
-    inside = around
+    around = abandoned[-1].around if abandoned else place
+    inside, call = around, None
     if start.kind is Kind.TOOL:
-        inside = Place(around.frames, new_span_id())
+        inside = around.enter_tool()
     elif start.name is not None and start.name.filled and not _is_acting(trail, start):
-        frame = Frame(choose(start.name[:2]), new_span_id())
-        inside = Place((*around.frames, frame), frame.span_id)
-    if start.kind is Kind.CALL:
-        outer = [entry for entry in trail if entry.start.kind is Kind.CALL]
-        told = (*told, *(entry.calls.start() for entry in outer))
-    return (*trail, Entry(start, around, inside, told=told)), abandoned
+        inside = around.enter_agent(choose(start.name[:2]))
+    if start.kind is Kind.CALL and start_call is not None:
+        call = start_call([entry.call for entry in trail if entry.call is not None])
+    return (*trail, Entry(start, around, inside, call=call)), abandoned
 
 
 def end(trail: Trail, event: End) -> tuple[Trail, Entry | None, list[Entry]]:
-    """Note that something ends.
+    """Remove an entry that ends.
 
     Returns:
-        The trail without it; the entry, None if it is not known or has ended; and what had begun
-        inside it and was abandoned, innermost first.
+        The trail without the entry; the entry, None if it is unknown or has ended; and the entries
+        inside it, which were abandoned, the innermost first.
     """
     for index in range(len(trail) - 1, -1, -1):
         if trail[index].is_of(event):
@@ -208,7 +185,7 @@ def end(trail: Trail, event: End) -> tuple[Trail, Entry | None, list[Entry]]:
 
 
 def _restarted(trail: Trail, start: Start) -> tuple[Trail, list[Entry]]:
-    if start.kind in _RESTARTABLE:
+    if start.kind in _TURNS:
         for index, entry in enumerate(trail):
             if entry.is_of(start):
                 return trail[:index], list(reversed(trail[index:]))
@@ -216,14 +193,14 @@ def _restarted(trail: Trail, start: Start) -> tuple[Trail, list[Entry]]:
 
 
 def _is_acting(trail: Trail, start: Start) -> bool:
-    """Whether the agent that something names is at its turn already."""
+    """Return whether the agent that an event names has its turn already."""
     if start.kind not in (Kind.AGENT, Kind.CALL) or start.name is None or not trail:
         return False
     innermost = trail[-1].start.kind
     if start.kind is Kind.CALL and innermost in _TURNS:
-        return True  # its event may name the task's agent where the manager acts
-    named = [entry.start.name for entry in trail if entry.start.name is not None]
-    agents = [name.agent_id for name in named if name.agent_id is not None]
+        return True  # the event may name the task's agent although the manager acts
+    names = [entry.start.name for entry in trail if entry.start.name is not None]
+    agents = [name.agent_id for name in names if name.agent_id is not None]
     if not agents or agents[-1] != start.name.agent_id:
         return False
     return start.kind is Kind.CALL or innermost in (*_TURNS, Kind.CALL)
@@ -232,11 +209,11 @@ def _is_acting(trail: Trail, start: Start) -> bool:
 # --- spans ----------------------------------------------------------------------------------
 def span_of(entry: Entry, event: End, attempt: AttemptContext) -> Span:
     """Return the span of an agent or a tool that ended."""
-    around, is_tool = entry.around, entry.start.kind is Kind.TOOL
+    is_tool = entry.start.kind is Kind.TOOL
     attributes = dict(entry.start.attributes) if is_tool else {}
     name = str(attributes.get(semconv.TOOL_NAME) or "") if is_tool else entry.name
     return end_span(
-        AgentContext(attempt, around.frames, around.span_id),
+        entry.around.within(attempt),
         SpanKind.TOOL if is_tool else SpanKind.AGENT,
         name,
         SpanEnd(event.status, event.message, event.attributes),
@@ -246,6 +223,6 @@ def span_of(entry: Entry, event: End, attempt: AttemptContext) -> Span:
     )
 
 
-def given_up(entry: Entry) -> End:
-    """The end of what was abandoned."""
+def abandoned_end(entry: Entry) -> End:
+    """Return the end of an abandoned entry."""
     return End(entry.start.kind, entry.start.key, SpanStatus.UNSET)

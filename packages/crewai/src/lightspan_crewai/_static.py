@@ -1,8 +1,8 @@
-"""What can be optimised in a crew, flow or agent, without running it.
+"""The agents of a crew, flow or agent that can be optimised, without running it.
 
-The names are those of `_identity`, with roles as they were written. The list is *complete* if
-nothing was found that could bring another agent at run time: no function of the app makes agents,
-and no other framework is called.
+The names are those of `_identity`, with roles as templates. The list is *complete* if nothing could
+add another agent at run time: no function of the app creates agents, and no other framework is
+called.
 """
 
 from __future__ import annotations
@@ -18,29 +18,25 @@ from crewai.flow.flow import Flow
 from crewai.lite_agent import LiteAgent
 from crewai.llms.base_llm import BaseLLM
 
-from lightspan.instrumentation import (
-    AgentPaths,
-    AgentSearch,
-    Location,
-)
+from lightspan.instrumentation import AgentPaths, AgentSearch, Location
 from lightspan_crewai._hook import crew_name, role_of
 from lightspan_crewai._identity import clean
 
 MANAGER: Final = "Crew Manager"
-"""The role of the manager that CrewAI makes for a hierarchical crew without one."""
+"""Role of the manager that CrewAI creates for a hierarchical crew without one."""
 PLANNER: Final = "Task Execution Planner"
-"""The role of the agent that plans for a crew with `planning=True`."""
+"""Role of the agent that plans for a crew with `planning=True`."""
 GUARDRAIL: Final = "Guardrail Agent"
-"""The role of the agent that checks a guardrail given as text."""
+"""Role of the agent that checks a guardrail given as text."""
 
 _CLIENTS: Final = frozenset(
     {"LLM", "OpenAI", "AsyncOpenAI", "completion", "acompletion", "create_llm"}
 )
-"""Names which in a function's code mean that it may ask a model itself."""
+"""Names in a function's code that mean that it may call a model itself."""
 
 
 def agents(app: Any) -> AgentPaths:
-    """The agent paths in a crew, a flow, an agent or a task.
+    """Return the agent paths in a crew, a flow, an agent or a task.
 
     Args:
         app: a `Crew`, a `Flow` or its class, an `Agent`, a `Task`, a model or a function.
@@ -98,7 +94,7 @@ class _Search(AgentSearch[Location]):
             self._agent(agent, leader)
 
     def _delegated(self, crew: Any, at: Location) -> None:
-        """Agents that may delegate ask their co-workers by a tool."""
+        """Add the co-workers that an agent with delegation can call by a tool."""
         for task in crew.tasks:
             agent = task.agent
             if agent is not None and getattr(agent, "allow_delegation", False):
@@ -112,26 +108,24 @@ class _Search(AgentSearch[Location]):
             inside = at.within(_name(agent))
             self._agent(agent, at)
         self.look_at_all(task.tools or (), inside)
-        guardrails = [task.guardrail, *_several(getattr(task, "guardrails", None))]
-        for guardrail in guardrails:
-            if isinstance(guardrail, str):
-                self.add(inside.within(GUARDRAIL))
-            else:
-                self.look(guardrail, inside)
+        for guardrail in (task.guardrail, *_as_list(getattr(task, "guardrails", None))):
+            self._guardrail(guardrail, inside)
         self.look(task.callback, inside)
+
+    def _guardrail(self, guardrail: Any, at: Location) -> None:
+        if isinstance(guardrail, str):
+            self.add(at.within(GUARDRAIL))
+        else:
+            self.look(guardrail, at)
 
     def _agent(self, agent: Any, at: Location) -> None:
         inside = at.within(_name(agent))
         self.add(inside)
         if not isinstance(agent, Agent | LiteAgent):
-            self.complete = False  # an adapter to another framework, or an agent of the user's own
+            self.complete = False  # an adapter to another framework, or the user's own class
         self.look_at_all(agent.tools or (), inside)
-        for name in ("step_callback", "guardrail"):
-            value = getattr(agent, name, None)
-            if isinstance(value, str):
-                self.add(inside.within(GUARDRAIL))
-            else:
-                self.look(value, inside)
+        self.look(getattr(agent, "step_callback", None), inside)
+        self._guardrail(getattr(agent, "guardrail", None), inside)
 
     def _flow(self, flow: Any, at: Location) -> None:
         kind = flow if isinstance(flow, type) else type(flow)
@@ -146,7 +140,7 @@ class _Search(AgentSearch[Location]):
 
 
 def _is_tool(thing: Any) -> bool:
-    """Whether it is a tool made of a function."""
+    """Return whether an object is a tool made from a function."""
     return callable(getattr(thing, "func", None)) and not isinstance(thing, functools.partial)
 
 
@@ -155,14 +149,14 @@ def _name(agent: Any) -> str:
     return "" if name is None else name.template
 
 
-def _several(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _methods(kind: type) -> Iterator[str]:
-    """The methods that a flow runs: those that `@start`, `@listen` and `@router` marked."""
+    """Yield the methods that a flow runs: those that `@start`, `@listen` and `@router` marked."""
     for owner in reversed(kind.__mro__):
         if not owner.__module__.startswith("crewai."):
             for name, value in vars(owner).items():
@@ -172,7 +166,7 @@ def _methods(kind: type) -> Iterator[str]:
 
 
 def _unwrapped(method: Any) -> Any:
-    """The user's function in what CrewAI's decorators made of it."""
+    """Return the user's function in the result of CrewAI's decorators."""
     for name in ("_meth", "__wrapped__"):
         inner = getattr(method, name, None)
         if inner is not None:

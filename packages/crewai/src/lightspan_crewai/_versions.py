@@ -1,4 +1,4 @@
-"""Which version of its framework this adapter needs."""
+"""The framework version that this adapter needs."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from typing import Final
 
 FRAMEWORK: Final = "crewai"
 FLOOR: Final = "1.11.0"
-"""The first version whose threads keep the context: asynchronous tasks, tools, time limits."""
+"""First version whose threads copy the context: asynchronous tasks, tools, time limits."""

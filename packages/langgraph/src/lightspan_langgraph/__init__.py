@@ -3,12 +3,10 @@
 import lightspan_langgraph
 
 lightspan_langgraph.instrument()          # or {"callbacks": [LightspanCallback()]} in one call
-lightspan_langgraph.agents(graph)         # what `optimize=` may name
+lightspan_langgraph.agents(graph)         # the names for `optimize=`
 """
 
-from lightspan.instrumentation import (
-    require_framework,
-)
+from lightspan.instrumentation import require_framework
 from lightspan_langgraph._versions import FLOOR, FRAMEWORK
 
 with require_framework("lightspan-langgraph", FRAMEWORK, FLOOR):

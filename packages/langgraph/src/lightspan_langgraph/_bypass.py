@@ -1,15 +1,15 @@
-"""Model clients that do not use the OpenAI SDK: their calls are recorded, without tokens.
+"""Model calls in LangChain whose client does not use the OpenAI SDK: recorded without tokens.
 
-See `capture.bypass`. LangChain tells of every model that begins to answer. If the wire shim
-asks who is acting before it ends, core knows of the call; if nobody does, it bypassed the SDK, or
-LangChain's cache answered.
+See `lightspan.capture.other_clients`. LangChain calls back when a model starts. If the SDK
+instrumentation records a call before the model ends, that call is the model's; otherwise the client
+bypassed the SDK, or LangChain's cache answered.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
@@ -19,11 +19,7 @@ from uuid import UUID
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
-from lightspan.instrumentation import (
-    CallEnd,
-    NestedCalls,
-    truncated_json,
-)
+from lightspan.instrumentation import FrameworkCall, truncated_json
 
 
 @dataclass(slots=True, eq=False)
@@ -31,49 +27,46 @@ class Run:
     """A model run."""
 
     prompt: Any
-    """A list of messages, or a text."""
-    told: CallEnd
-    """See `notify_call_start`."""
+    """List of messages, or a text."""
+    call: FrameworkCall
     around: Sequence[Run]
-    """The model runs that it is in: one, or those of which it is one."""
-    ends: Sequence[CallEnd]
-    """Those that tell them."""
-    inside: NestedCalls = field(default_factory=NestedCalls)
-    """That somebody records: the wire shim, or a client inside."""
+    """Model runs around it; several if it is inside one of them, but unknown which."""
     is_open: bool = True
 
-    def ended(self, *, is_answered: bool) -> None:
-        """It has ended, and whoever is around it hears of that."""
+    def end(self, *, is_answered: bool) -> None:
+        """End the run."""
         self.is_open = False
-        for told in (self.told, *self.ends):
-            told(is_answered)
+        self.call.end(is_answered=is_answered)
 
 
 @dataclass(slots=True, eq=False)
-class Asking:
-    """The model runs of one call of a model: one, or with several prompts (`generate`) each."""
+class ModelCall:
+    """One call of a model: one run, or a run for each of several prompts (`generate`)."""
 
     size: int
+    """Number of prompts."""
     runs: dict[UUID, Run] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     model: Any = None
-    """What is asked; None where it is not known."""
+    """The model; None if it is unknown."""
     around: Sequence[Run] = ()
-    """The model runs that they are in."""
+    """Model runs around the call."""
     start_ns: int = field(default_factory=time.time_ns)
 
     @property
-    def last(self) -> UUID | None:
-        """The run that began last."""
+    def last_run(self) -> UUID | None:
+        """Id of the run that began last."""
         return next(reversed(self.runs), None)
 
 
-asking: Final[ContextVar[Asking | None]] = ContextVar("lightspan_langgraph_asking", default=None)
-"""What last began to ask a model in this context and has not answered yet.
+current_call: Final[ContextVar[ModelCall | None]] = ContextVar(
+    "lightspan_langgraph_asking", default=None
+)
+"""The last model call that began in this context and has not answered yet.
 
-It is no note of `AgentContext`: a model run may end in another context than it began in, where a
-note could not be taken back, and the frames pushed with it would stay.
+It is not a note of `AgentContext`: a model run may end in another context than it began in, where a
+note could not be removed, and the frames pushed with it would stay.
 """
 
 
@@ -82,62 +75,65 @@ def begin(
     prompt: Any,
     name: str,
     event: Mapping[str, Any],
-    told: CallEnd,
-    known: Mapping[UUID, Asking],
-) -> Asking:
-    """A model run begins; it may be one of several that LangChain tells of one after the other.
+    start_call: Callable[[Iterable[FrameworkCall]], FrameworkCall],
+    open_calls: Mapping[UUID, ModelCall],
+) -> ModelCall:
+    """Return the model call of a run that begins; LangChain reports several prompts one by one.
 
     Args:
-        run_id: its id.
+        run_id: id of the run.
         prompt: its messages, or its text.
-        name: of the model's class.
-        event: what else LangChain tells.
-        told: see `notify_call_start`.
-        known: the model runs that are open.
+        name: name of the model's class.
+        event: other arguments of LangChain's callback.
+        start_call: announces the run, given the framework calls around it.
+        open_calls: open model runs and their calls.
     """
-    size, current = int(event.get("batch_size") or 1), asking.get()
+    size, current = int(event.get("batch_size") or 1), current_call.get()
     if current is None or len(current.runs) >= size or current.size != size:
         params, model = event.get("invocation_params") or {}, _running_model()
-        current = Asking(size, params=params, name=name, model=model, around=innermost(known))
-        asking.set(current)
-    ends = [run.inside.start() for run in current.around]
-    current.runs[run_id] = Run(prompt, told, current.around, ends)
+        around = innermost(open_calls)
+        current = ModelCall(size, params=params, name=name, model=model, around=around)
+        current_call.set(current)
+    call = start_call(run.call for run in current.around)
+    current.runs[run_id] = Run(prompt, call, current.around)
     return current
 
 
-def innermost(known: Mapping[UUID, Asking]) -> Sequence[Run]:
-    """The model run that asks in this context; several if it may be each of them.
+def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
+    """Return the model run that is innermost here; several if it may be each of them.
 
     Args:
-        known: the open model runs.
+        open_calls: open model runs and their calls.
     """
-    if not known:
+    if not open_calls:
         return ()
-    current = asking.get()
+    current = current_call.get()
     runs: Sequence[Run] = () if current is None else [*current.runs.values()]
     while runs and not any(run.is_open for run in runs):
         runs = runs[0].around
     if len(runs) == 1:
         return runs
-    found = _on_stack(known)
-    return runs if found is None else [found]
+    run = _run_on_stack(open_calls)
+    return runs if run is None else [run]
 
 
-def _on_stack(known: Mapping[UUID, Asking]) -> Run | None:
-    """The model run whose method is running: of several prompts, or of one that has begun to
-    stream, the context does not say it."""
+def _run_on_stack(open_calls: Mapping[UUID, ModelCall]) -> Run | None:
+    """Return the model run whose method is on the stack.
+
+    The context does not identify one of several prompts, nor a run that has begun to stream.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         if _MANAGER in frame.f_code.co_varnames:
             run_id: Any = getattr(frame.f_locals.get(_MANAGER), "run_id", None)
-            if run_id in known:
-                return known[run_id].runs[run_id]
+            if run_id in open_calls:
+                return open_calls[run_id].runs[run_id]
     return None
 
 
 def _running_model() -> Any:
-    """Return the innermost model whose method is running; LangChain does not name it."""
+    """Return the innermost model whose method is on the stack; LangChain does not report it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_varnames[:1] == ("self",):
@@ -149,50 +145,50 @@ def _running_model() -> Any:
 
 
 _MANAGER: Final = "run_manager"
-"""What every method of a model calls what LangChain gives it of the run."""
+"""Parameter of every model's method with LangChain's manager of the run."""
 
 
-def request(ask: Asking, run_id: UUID) -> dict[str, Any]:
-    """The call as a chat request."""
-    params = ask.params
-    model = params.get("model") or params.get("model_name") or ask.name
-    known: dict[str, Any] = {"model": str(model), "messages": _messages(ask.runs[run_id].prompt)}
+def request(call: ModelCall, run_id: UUID) -> dict[str, Any]:
+    """Return a run as an OpenAI chat request."""
+    params = call.params
+    model = params.get("model") or params.get("model_name") or call.name
+    body: dict[str, Any] = {"model": str(model), "messages": _messages(call.runs[run_id].prompt)}
     for key in ("temperature", "top_p", "max_tokens", "seed", "n", "tools"):
         if params.get(key) is not None:
-            known[key] = params[key]
-    return known
+            body[key] = params[key]
+    return body
 
 
-def answer(response: Any) -> dict[str, Any]:
-    """The result of LangChain's as a chat completion; empty if there is none."""
-    generations = getattr(response, "generations", None) or [[]]
+def answer(result: Any) -> dict[str, Any]:
+    """Return LangChain's result as an OpenAI chat completion; empty if there is none."""
+    generations = getattr(result, "generations", None) or [[]]
     choices = [
-        {"index": index, "message": said, "finish_reason": reason or "stop"}
-        for index, (said, reason) in enumerate(map(_said, generations[0]))
+        {"index": index, "message": message, "finish_reason": reason or "stop"}
+        for index, (message, reason) in enumerate(map(_message_and_reason, generations[0]))
     ]
     return {"choices": choices, "usage": _usage(generations[0])} if choices else {}
 
 
-def is_cached(response: Any) -> bool:
-    """Whether LangChain's own cache answered: then no client was used."""
-    generations = getattr(response, "generations", None) or [[]]
-    return any(_usage_of(one).get("total_cost") == 0 for one in generations[0])
+def is_cached(result: Any) -> bool:
+    """Return whether LangChain's cache answered, so that no client was used."""
+    generations = getattr(result, "generations", None) or [[]]
+    return any(_usage_of(generation).get("total_cost") == 0 for generation in generations[0])
 
 
-def _said(generation: Any) -> tuple[dict[str, Any], str | None]:
+def _message_and_reason(generation: Any) -> tuple[dict[str, Any], str | None]:
     message = getattr(generation, "message", None)
     if message is None:
         return {"role": "assistant", "content": generation.text}, None
-    (plain,) = _messages([message])
+    (converted,) = _messages([message])
     metadata = getattr(message, "response_metadata", None) or {}
-    return plain, metadata.get("finish_reason") or metadata.get("stop_reason")
+    return converted, metadata.get("finish_reason") or metadata.get("stop_reason")
 
 
 def _usage(generations: Sequence[Any]) -> dict[str, Any]:
-    told = _usage_of(generations[0]) if generations else {}
+    usage = _usage_of(generations[0]) if generations else {}
     return {
-        "prompt_tokens": told.get("input_tokens"),
-        "completion_tokens": told.get("output_tokens"),
+        "prompt_tokens": usage.get("input_tokens"),
+        "completion_tokens": usage.get("output_tokens"),
     }
 
 
@@ -203,13 +199,13 @@ def _usage_of(generation: Any) -> Mapping[str, Any]:
 def _messages(prompt: Any) -> list[dict[str, Any]]:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    return list(_plain(prompt))
+    return list(_converted(prompt))
 
 
-def _plain(messages: Sequence[BaseMessage]) -> Iterator[dict[str, Any]]:
+def _converted(messages: Sequence[BaseMessage]) -> Iterator[dict[str, Any]]:
     for message in messages:
         try:
             converted: Any = convert_to_openai_messages(message)
-        except Exception:  # a role or a content of the user's own
+        except Exception:  # the user's own role or content
             converted = {"role": message.type, "content": truncated_json(message.content, None)}
         yield from converted if isinstance(converted, list) else [converted]

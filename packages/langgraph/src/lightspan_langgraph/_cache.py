@@ -1,7 +1,7 @@
-"""LangChain's cache: it finds nothing, and keeps nothing, where a call's answer is to be a sample.
+"""Wrappers that switch LangChain's cache off where the answer has to be a sample of the policy.
 
-`set_llm_cache` and `cache=` hold an object of any class below `BaseCache`; its methods are wrapped
-in the classes that define them, so that the app's settings stay what they are.
+`set_llm_cache` and `cache=` accept any subclass of `BaseCache`. Its methods are wrapped in the
+classes that define them, so that the app's settings do not change.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from typing import Any, Final
 
 from langchain_core.caches import BaseCache
 
-from lightspan.instrumentation import (
-    Patch,
-    patch_subclasses,
-)
+from lightspan.instrumentation import Patch, patch_subclasses
 
 IsOff = Callable[[], bool]
 
@@ -25,33 +22,33 @@ METHODS: Final = ("lookup", "update", "alookup", "aupdate")
 
 
 def switch(is_off: IsOff) -> list[Patch]:
-    """Have every cache answer and keep nothing while `is_off()`; undone with the patches."""
+    """Wrap every cache, so that it returns and stores nothing while `is_off()`."""
     patches: list[Patch] = []
 
-    def wrap(known: type) -> None:
+    def wrap(cache: type) -> None:
         for name in METHODS:
-            original = vars(known).get(name)
+            original = vars(cache).get(name)
             if isinstance(original, FunctionType) and not hasattr(original, "__isabstractmethod__"):
-                make = _asynchronous if name.startswith("a") else _synchronous
-                patches.append(Patch(known, name, partial(make, original, is_off)))
+                make = _wrap_async if name.startswith("a") else _wrap_sync
+                patches.append(Patch(cache, name, partial(make, original, is_off)))
 
     patches.append(patch_subclasses(BaseCache, wrap))
     return patches
 
 
-def _synchronous(original: Callable[..., Any], is_off: IsOff, patch: Patch) -> Callable[..., Any]:
+def _wrap_sync(original: Callable[..., Any], is_off: IsOff, patch: Patch) -> Callable[..., Any]:
     @functools.wraps(original)
-    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return None if patch.on and is_off() else original(self, *args, **kwargs)
 
-    return ask
+    return method
 
 
-def _asynchronous(
+def _wrap_async(
     original: Callable[..., Awaitable[Any]], is_off: IsOff, patch: Patch
 ) -> Callable[..., Any]:
     @functools.wraps(original)
-    async def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return None if patch.on and is_off() else await original(self, *args, **kwargs)
 
-    return ask
+    return method

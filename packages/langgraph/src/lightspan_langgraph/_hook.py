@@ -1,11 +1,11 @@
-"""Listens to LangChain and tells core who is acting.
+"""Callbacks from LangChain, from which lightspan knows the acting agent.
 
-LangChain calls the handler whenever a run begins or ends. From that `RunTree` knows every run's
-place; when the wire shim (or a person's `with lightspan.agent(…)`) asks who is acting, the resolver
-finds the innermost run of the calling context and answers with its place. The handler pushes
-nothing: asynchronous callbacks may run in a task of their own, where a push would be lost.
+LangChain calls the handler whenever a run begins or ends, and `RunTree` stores every run's place.
+When the acting agent is needed, by the SDK instrumentation or `with lightspan.agent(…)`, the
+resolver returns the place of the innermost run of the calling context. The handler pushes nothing:
+asynchronous callbacks may run in their own task, where a push would be lost.
 
-Errors never reach the app: they mark the attempt as damaged.
+Errors never reach the app: they are recorded as capture errors of the attempt.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -25,77 +26,61 @@ from langchain_core.tracers import context as langchain_context
 from langgraph.errors import GraphBubbleUp
 
 from lightspan.instrumentation import (
+    Adapter,
     AdapterInstrumentor,
     AgentContext,
     AttemptContext,
     AttemptHandle,
-    CallEnd,
+    FrameworkCall,
     Instrumentation,
-    NestedCalls,
-    NullRecorder,
     Patch,
+    Place,
     Recorder,
     SpanEnd,
     SpanStatus,
-    add_call_listener,
-    add_capture_error,
+    current_agent,
     current_context,
-    disable_adapter,
-    enable_adapter,
-    notify_call_start,
     record_call,
-    register_resolver,
-    remove_call_listener,
-    resolve_agent,
     semconv,
     start_attempt,
     truncated_json,
-    unregister_resolver,
 )
 from lightspan_langgraph import _bypass, _cache
-from lightspan_langgraph._identity import End, Place, RunKind, RunTree, Start
+from lightspan_langgraph._identity import End, RunKind, RunTree, Start
 from lightspan_langgraph._prebuilt import is_running_prebuilt
 
-_NAME: Final = "lightspan_langgraph"
 _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
-"""Interrupted, abandoned."""
-
-
-_SCOPES: Final = (
-    "openinference.instrumentation.langchain",
-    "opentelemetry.instrumentation.langchain",
-)
-"""OpenTelemetry's instrumentation scopes whose spans describe the same agents."""
+"""Exceptions that interrupt or abandon a run, which is not an error."""
 
 
 class _AttemptRuns:
-    """The runs of one attempt and where its spans go; it does not keep the recorder alive."""
+    """The runs of one attempt, without a strong reference to its recorder."""
 
     def __init__(self, current: AttemptContext) -> None:
-        self.tree = RunTree(replace(current, recorder=NullRecorder()))
+        self.tree = RunTree(replace(current, recorder=Recorder()))
         self.recorder = weakref.ref(current.recorder)
-        self.asks: dict[UUID, _bypass.Asking] = {}
-        """Open model run → the call that it is of."""
-        self.root: Callable[[], AttemptHandle | None] = lambda: None
-        """In production: what the runs are in, while it is open."""
+        self.calls: dict[UUID, _bypass.ModelCall] = {}
+        """Open model run → its model call."""
+        self.handle: Callable[[], AttemptHandle | None] = lambda: None
+        """Returns the attempt in production, while it is open."""
 
 
 @dataclass(slots=True)
 class _State:
-    """Of this process."""
+    """The state of this process."""
 
     attempts: weakref.WeakKeyDictionary[Recorder, _AttemptRuns] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """An attempt's runs are forgotten as soon as nobody holds its recorder."""
+    """Recorder → runs of its attempt, which are forgotten with the recorder."""
     owners: weakref.WeakValueDictionary[UUID, _AttemptRuns] = field(
         default_factory=weakref.WeakValueDictionary
     )
-    """The attempt of each open run: a run may end in another context than it began in."""
-    roots: dict[UUID, AttemptHandle] = field(default_factory=dict)
+    """Open run → its attempt: a run may end in another context than it began in."""
+    handles: dict[UUID, AttemptHandle] = field(default_factory=dict)
     """Open run → the attempt that began with it, in production."""
     patches: list[Patch] = field(default_factory=list)
-    """Of LangChain's caches."""
+    """Patches of LangChain's caches."""
     lock: Any = field(default_factory=threading.RLock)
 
 
@@ -104,9 +89,9 @@ _state: Final = _State()
 
 # --- the handler ----------------------------------------------------------------------------
 class LightspanCallback(BaseCallbackHandler):
-    """Tells lightspan which agent is acting; add it to `config={"callbacks": [...]}`.
+    """A callback handler that records agents; add it to `config={"callbacks": [...]}`.
 
-    With `instrument()` it is added to every run by itself; giving both records nothing twice.
+    `instrument()` adds it to every run. With both, nothing is recorded twice.
     """
 
     run_inline = True
@@ -135,8 +120,8 @@ class LightspanCallback(BaseCallbackHandler):
             _start(current, RunKind.MODEL, serialized, event, prompts[0] if prompts else "")
 
     def on_llm_new_token(self, token: Any, **event: Any) -> None:
-        if _bypass.asking.get() is not None:
-            _bypass.asking.set(None)  # the request is out: what is called now is not the model's
+        if _bypass.current_call.get() is not None:
+            _bypass.current_call.set(None)  # later calls are not the model's request
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **event: Any) -> None:
         _end(run_id, _succeeded, None)
@@ -148,7 +133,7 @@ class LightspanCallback(BaseCallbackHandler):
         _end(run_id, _succeeded, response)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **event: Any) -> None:
-        _end(run_id, _tool_returned, output)
+        _end(run_id, _tool_ended, output)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **event: Any) -> None:
         _end(run_id, _failed, error)
@@ -162,105 +147,103 @@ def _start(
     kind: RunKind,
     serialized: Any,
     event: Mapping[str, Any],
-    given: Any = "",
+    input: Any = "",
 ) -> None:
     try:
         name = _name(serialized, event)
-        current = _attempted(current, kind, name, event, given)
-        _note_start(current, kind, name, event, given)
+        current = _in_attempt(current, kind, name, event, input)
+        _record_start(current, kind, name, event, input)
     except Exception as error:
-        add_capture_error(current.scope.recorder, _NAME, error)
-        root = _state.roots.pop(event["run_id"], None)  # nobody would tell of its end
-        if root is not None:
-            root.close()
+        _adapter.add_capture_error(current.scope.recorder, error)
+        handle = _state.handles.pop(event["run_id"], None)  # its end would not be recorded
+        if handle is not None:
+            handle.close()
 
 
-def _attempted(
-    current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
+def _in_attempt(
+    current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], input: Any
 ) -> AgentContext:
-    """Who is acting; in production, in the attempt of the runs around, or in one of its own."""
+    """Return the context; in production, in the attempt of the runs around or in a new one."""
     if current.scope.is_outside:
-        around = _root_of(event.get("parent_run_id") or _current_run())
-        current = current if around is None else around.acting
+        around = _handle_of(event.get("parent_run_id") or _current_run())
+        current = current if around is None else around.context
     label = None if kind is RunKind.MODEL else name
-    current, root = start_attempt(current, label, given, before=resolve)
-    if root is not None:
-        _state.roots[event["run_id"]] = root
-        _attempt(root.acting.scope).root = weakref.ref(root)
+    current, handle = start_attempt(current, label, input, before=resolve)
+    if handle is not None:
+        _state.handles[event["run_id"]] = handle
+        _attempt(handle.context.scope).handle = weakref.ref(handle)
     return current
 
 
-def _root_of(run_id: UUID | None) -> AttemptHandle | None:
-    """In production: the open attempt of a run."""
+def _handle_of(run_id: UUID | None) -> AttemptHandle | None:
+    """Return the open attempt of a run, in production."""
     attempt = None if run_id is None else _state.owners.get(run_id)
-    return None if attempt is None else attempt.root()
+    return None if attempt is None else attempt.handle()
 
 
-def _note_start(
-    current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
+def _record_start(
+    current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], input: Any
 ) -> None:
     run_id, attempt = event["run_id"], _attempt(current.scope)
     attempt.tree.start(
         Start(
             run_id=run_id,
-            parent_id=event.get("parent_run_id") or _current_run(),  # `generate` does not inherit
+            parent_id=event.get("parent_run_id") or _current_run(),  # `generate` passes no parent
             kind=kind,
             name=name,
             pushed=Place.of(current),
             metadata=event.get("metadata") or {},
-            attributes=_tool_called(event, given) if kind is RunKind.TOOL else {},
+            attributes=_tool_arguments(event, input) if kind is RunKind.TOOL else {},
             runs_prebuilt=is_running_prebuilt(name) if kind is RunKind.CHAIN else None,
         )
     )
     _state.owners[run_id] = attempt
     if kind is RunKind.MODEL:
-        told = notify_call_start(current, besides=_note_call)
-        attempt.asks[run_id] = _bypass.begin(run_id, given, name, event, told, attempt.asks)
+        start_call = partial(_adapter.start_call, current)
+        attempt.calls[run_id] = _bypass.begin(run_id, input, name, event, start_call, attempt.calls)
 
 
-def _end(run_id: UUID, describe: Callable[[UUID, Any], End], what: Any) -> None:
-    root, attempt = _state.roots.pop(run_id, None), _state.owners.pop(run_id, None)
+def _end(run_id: UUID, describe: Callable[[UUID, Any], End], result: Any) -> None:
+    handle, attempt = _state.handles.pop(run_id, None), _state.owners.pop(run_id, None)
     recorder = attempt.recorder() if attempt is not None else None
     if attempt is not None and recorder is not None:
-        _note_end(attempt, recorder, run_id, describe, what)
-    if root is not None:
-        is_error = isinstance(what, BaseException) and not isinstance(what, _NO_ERRORS)
-        root.close(what if is_error else None)
+        _record_end(attempt, recorder, run_id, describe, result)
+    if handle is not None:
+        is_error = isinstance(result, BaseException) and not isinstance(result, _NO_ERRORS)
+        handle.close(result if is_error else None)
 
 
-def _note_end(
+def _record_end(
     attempt: _AttemptRuns,
     recorder: Recorder,
     run_id: UUID,
     describe: Callable[[UUID, Any], End],
-    what: Any,
+    result: Any,
 ) -> None:
     try:
-        end, ask = describe(run_id, what), attempt.asks.pop(run_id, None)
-        if ask is not None:
-            run, is_ok = ask.runs[run_id], end.status is SpanStatus.OK
-            run.ended(is_answered=is_ok or isinstance(what, GeneratorExit))
-            if run.inside.needs_record(is_ok=is_ok):
-                _record_bypassing(attempt, recorder, ask, end, what)
+        end, call = describe(run_id, result), attempt.calls.pop(run_id, None)
+        if call is not None:
+            run, is_ok = call.runs[run_id], end.status is SpanStatus.OK
+            run.end(is_answered=is_ok or isinstance(result, GeneratorExit))
+            if run.call.needs_record(is_ok=is_ok):
+                _record_bypassing(attempt, recorder, call, end, result)
         for span in attempt.tree.end(end):
             recorder.add(span)
     except Exception as error:
-        add_capture_error(recorder, _NAME, error)
+        _adapter.add_capture_error(recorder, error)
 
 
 def _record_bypassing(
-    attempt: _AttemptRuns, recorder: Recorder, ask: _bypass.Asking, end: End, said: Any
+    attempt: _AttemptRuns, recorder: Recorder, call: _bypass.ModelCall, end: End, result: Any
 ) -> None:
-    """Add the call of a model client that did not use the OpenAI SDK."""
-    place = attempt.tree.inside(end.run_id)
-    scope = replace(attempt.tree.attempt, recorder=recorder)
+    """Record the call of a model client that did not use the OpenAI SDK."""
     record_call(
-        AgentContext(scope, place.frames, place.span_id),
-        _bypass.request(ask, end.run_id),
-        _bypass.answer(said),
+        attempt.tree.inside(end.run_id).within(replace(attempt.tree.attempt, recorder=recorder)),
+        _bypass.request(call, end.run_id),
+        _bypass.answer(result),
         SpanEnd(end.status, end.message, end.attributes),
-        start_ns=ask.start_ns,
-        client=None if _bypass.is_cached(said) else ask.model,
+        start_ns=call.start_ns,
+        client=None if _bypass.is_cached(result) else call.model,
         native="langchain_openai.ChatOpenAI",
     )
 
@@ -275,8 +258,8 @@ def _failed(run_id: UUID, error: BaseException) -> End:
     return End(run_id, *SpanEnd.from_error(error))
 
 
-def _tool_returned(run_id: UUID, output: Any) -> End:
-    attributes = {semconv.TOOL_CALL_RESULT: _shown(output)}
+def _tool_ended(run_id: UUID, output: Any) -> End:
+    attributes = {semconv.TOOL_CALL_RESULT: _text_of(output)}
     if not isinstance(output, ToolMessage):
         return End(run_id, attributes=attributes)
     attributes[semconv.TOOL_CALL_ID] = output.tool_call_id
@@ -286,10 +269,10 @@ def _tool_returned(run_id: UUID, output: Any) -> End:
     return End(run_id, SpanStatus.ERROR, attributes=attributes)
 
 
-def _tool_called(event: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _tool_arguments(event: Mapping[str, Any], text: str) -> dict[str, Any]:
     inputs = event.get("inputs")
     return {
-        semconv.TOOL_CALL_ARGUMENTS: _shown(text if inputs is None else inputs),
+        semconv.TOOL_CALL_ARGUMENTS: _text_of(text if inputs is None else inputs),
         semconv.TOOL_CALL_ID: event.get("tool_call_id"),
     }
 
@@ -301,7 +284,7 @@ def _name(serialized: Any, event: Mapping[str, Any]) -> str:
     return str(name or "")
 
 
-def _shown(value: Any) -> str:
+def _text_of(value: Any) -> str:
     return truncated_json(value.content if isinstance(value, ToolMessage) else value)
 
 
@@ -309,61 +292,72 @@ def _attempt(current: AttemptContext) -> _AttemptRuns:
     attempt = _state.attempts.get(current.recorder)
     if attempt is not None:
         return attempt
-    _watch()
+    _listen()
     with _state.lock:
         return _state.attempts.setdefault(current.recorder, _AttemptRuns(current))
 
 
 # --- who is acting --------------------------------------------------------------------------
-def resolve(acting: AgentContext) -> AgentContext | None:
-    """Who really acts, by LangChain's runs; None where no run is known (`register_resolver`)."""
-    root = _root_around() if acting.scope.is_outside else None
-    if root is not None:
-        inside = replace(root.acting, notes=acting.notes)  # which other adapters' resolvers read
+def resolve(pushed: AgentContext) -> AgentContext | None:
+    """Return the context of the acting agent by LangChain's runs; None where no run is known.
+
+    Args:
+        pushed: context of the pushed frames.
+    """
+    handle = _handle_around() if pushed.scope.is_outside else None
+    if handle is not None:
+        inside = replace(handle.context, notes=pushed.notes)  # for the resolvers of other adapters
         return resolve(inside) or inside
-    attempt = _state.attempts.get(acting.scope.recorder)
+    attempt = _state.attempts.get(pushed.scope.recorder)
     if attempt is None:
         return None
     try:
-        ask = _bypass.asking.get()
-        model = None if ask is None else ask.last
-        place = attempt.tree.place(Place.of(acting), _current_run(), model)
+        place = attempt.tree.place(Place.of(pushed), _current_run(), _current_model_run())
     except Exception as error:
-        add_capture_error(acting.scope.recorder, _NAME, error)
+        _adapter.add_capture_error(pushed.scope.recorder, error)
         return None
     if place is None:
         return None
-    return acting.within(place.span_id, place.frames)
+    return pushed.within(place.span_id, place.frames)
 
 
-def _root_around() -> AttemptHandle | None:
-    """In production: the attempt of the calling context's run, which pushed nothing."""
-    ask = _bypass.asking.get()
-    return _root_of(None if ask is None else ask.last) or _root_of(_current_run())
+def _handle_around() -> AttemptHandle | None:
+    """Return the attempt of the current context's run in production."""
+    return _handle_of(_current_model_run()) or _handle_of(_current_run())
+
+
+def _current_model_run() -> UUID | None:
+    call = _bypass.current_call.get()
+    return None if call is None else call.last_run
 
 
 def _current_run() -> UUID | None:
-    """The chain or tool run of the calling context."""
+    """Return the chain or tool run of the current context."""
     config = var_child_runnable_config.get()
     return getattr((config or {}).get("callbacks"), "parent_run_id", None)
 
 
-def _note_call(acting: AgentContext) -> CallEnd | None:
-    """Somebody records a model call: the one that LangChain told of (`add_call_listener`)."""
-    attempt = _state.attempts.get(acting.scope.recorder)
-    runs = () if attempt is None else _bypass.innermost(attempt.asks)
-    return NestedCalls.start_in(run.inside for run in runs)
+def _open_calls(context: AgentContext) -> list[FrameworkCall]:
+    """Return LangChain's innermost model runs in the current context."""
+    attempt = _state.attempts.get(context.scope.recorder)
+    return [] if attempt is None else [run.call for run in _bypass.innermost(attempt.calls)]
 
 
 # --- installing -----------------------------------------------------------------------------
 _callback: Final = LightspanCallback()
+_adapter: Final = Adapter(
+    "lightspan_langgraph",
+    ("openinference.instrumentation.langchain", "opentelemetry.instrumentation.langchain"),
+    resolver=resolve,
+    open_calls=_open_calls,
+)
 
 
-class _InScopes:
-    """The handler inside a scope, nothing outside: what LangChain reads where a run is configured.
+class _InAttempts:
+    """A stand-in for a ContextVar, with the handler inside an attempt and None outside.
 
-    It asks as it would a ContextVar. With a handler that is there but silent, LangChain would tell
-    it of every run of an app that nobody records.
+    LangChain reads it where a run is configured. A handler that were always there would be called
+    for every run of an app that is not recorded.
     """
 
     @staticmethod
@@ -371,49 +365,46 @@ class _InScopes:
         return None if current_context() is None else _callback
 
 
-_everywhere: Final = cast("ContextVar[Any | None]", _InScopes())
+_hook: Final = cast("ContextVar[Any | None]", _InAttempts())
 
 
 def instrument() -> Instrumentation:
     """Add `LightspanCallback` to every LangChain and LangGraph run of this process.
 
-    It may be called before or after graphs and models are built; twice is once. As a context
+    It may be called before or after graphs and models are built, and repeatedly. As a context
     manager (`with instrument():`) it is undone at the end of the block.
     """
     with _state.lock:
         if _is_installed():
             return Instrumentation(None)
         langchain_context.register_configure_hook(
-            _everywhere, inheritable=True, handle_class=LightspanCallback
+            _hook, inheritable=True, handle_class=LightspanCallback
         )
-        _watch()
-        enable_adapter(__name__, _SCOPES)
+        _listen()
+        _adapter.enable()
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
-    """Undo `instrument`; LangChain is left as it was."""
+    """Undo `instrument` and restore LangChain."""
     with _state.lock:
         hooks = langchain_context._configure_hooks
-        hooks[:] = [hook for hook in hooks if hook[0] is not _everywhere]
-        unregister_resolver(resolve)
-        remove_call_listener(_note_call)
+        hooks[:] = [hook for hook in hooks if hook[0] is not _hook]
         while _state.patches:
             _state.patches.pop().undo()
-    disable_adapter(__name__)
+    _adapter.disable()
 
 
 class Instrumentor(AdapterInstrumentor):
-    """What `opentelemetry-instrument python app.py` loads."""
+    """The instrumentor that `opentelemetry-instrument python app.py` loads."""
 
     on = staticmethod(instrument)
     off = staticmethod(uninstrument)
 
 
-def _watch() -> None:
-    """What a callback alone needs too: to be asked who acts, and no cache where none may answer."""
-    register_resolver(resolve)
-    add_call_listener(_note_call)
+def _listen() -> None:
+    """Listen and patch the caches, which a callback without `instrument` needs too."""
+    _adapter.listen()
     if not _state.patches:
         with _state.lock:
             _state.patches = _state.patches or _cache.switch(_is_cache_off)
@@ -424,11 +415,12 @@ def _is_cache_off() -> bool:
     if current is None or current.scope.gateway_url is None:
         return False
     try:
-        return resolve_agent(current).is_routed
+        agent = current_agent()
+        return agent is not None and agent.is_routed
     except Exception as error:
-        add_capture_error(current.scope.recorder, _NAME, error)
+        _adapter.add_capture_error(current.scope.recorder, error)
         return False
 
 
 def _is_installed() -> bool:
-    return any(hook[0] is _everywhere for hook in langchain_context._configure_hooks)
+    return any(hook[0] is _hook for hook in langchain_context._configure_hooks)

@@ -1,22 +1,22 @@
-"""From LangChain's run events to agent paths and spans: pure, without LangChain.
+"""Agent paths and spans from LangChain's run events; pure, without LangChain.
 
-LangChain tells of *runs*: a graph, each of its nodes, each chain, tool and model inside, each with
+LangChain reports *runs*: a graph, each of its nodes, each chain, tool and model inside, each with
 the id of its parent. A run that is an agent's *boundary* adds one frame to the path:
 
     path(run) = path(parent run) + frames pushed since the parent began + own frame, if a boundary
 
-so that `with lightspan.agent("x")` inside a node, and graphs inside other frameworks, come out in
-the order in which they were entered. A boundary is, the first that applies naming it:
+Thus `with lightspan.agent("x")` inside a node, and graphs inside other frameworks, appear in the
+order in which they were entered. A boundary is one of these; the first that applies names it:
 
-1. a run whose metadata says `lightspan_agent`, where its parent's does not say the same;
+1. a run whose metadata has a `lightspan_agent` that differs from its parent's;
 2. the run of a graph made by `create_agent(name=…)` or `create_react_agent(name=…)`. Everything
-   inside inherits `lc_agent_name`, so the run counts where the name first appears. A graph that
-   keeps quiet (`create_react_agent`, an agent that calls itself, in an older langgraph any nested
-   agent) is known by its first node, a prebuilt one; then the graph's name is the agent's;
+inside inherits `lc_agent_name`, so the boundary is where the name first appears. A graph without
+that name (`create_react_agent`, an agent that calls itself, in an older langgraph any nested agent)
+is recognised by its first node, a prebuilt one; then the graph's name is the agent's;
 3. the run of a graph node (the first run of a new `langgraph_checkpoint_ns`), unless it is one of
-   the nodes that prebuilt agents consist of (`_prebuilt`).
+the nodes of prebuilt agents (`_prebuilt`).
 
-A node that holds just an agent of the same name is that agent: one frame, not two.
+A node that holds only an agent of the same name is that agent: one frame, not two.
 """
 
 from __future__ import annotations
@@ -31,26 +31,24 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from lightspan.instrumentation import (
-    AgentContext,
     AttemptContext,
-    Frame,
+    Place,
     Span,
     SpanEnd,
     SpanKind,
     SpanStatus,
     end_span,
-    new_span_id,
 )
 
 EXPLICIT_KEY: Final = "lightspan_agent"
-"""The metadata key with which a user names an agent."""
+"""Metadata key with which a user names an agent."""
 
 _AGENT_KEY: Final = "lc_agent_name"
 _NODE_KEY: Final = "langgraph_node"
 _NAMESPACE_KEY: Final = "langgraph_checkpoint_ns"
 _MADE_BY_KEY: Final = "ls_integration"
 _CREATE_AGENT: Final = "langchain_create_agent"
-"""Newer versions of langchain write it; such agents also say their name, if they have one."""
+"""Value of `ls_integration` in newer versions of langchain, whose agents also report their name."""
 _UNNAMED_GRAPH: Final = "LangGraph"
 
 _REACT_NODES: Final = frozenset(
@@ -60,21 +58,21 @@ _PREBUILT_NODES: Final = _REACT_NODES | {"model"}
 _PREBUILT_SUFFIXES: Final = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
 MAX_CLOSED: Final = 256
-"""Ended runs that are remembered, for work that a node left behind in the background."""
+"""Maximum number of ended runs that are remembered, for background work of a node."""
 
 
 def is_prebuilt_node(name: str) -> bool:
-    """Whether a node of this name is part of a prebuilt agent (or LangGraph's own), by the name."""
+    """Return whether a node's name is that of a prebuilt agent's node or of LangGraph's own."""
     return name in _PREBUILT_NODES or name.endswith(_PREBUILT_SUFFIXES) or name.startswith("__")
 
 
 def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str | None:
-    """The name of the agent that a graph is, None if it has no name.
+    """Return the name of the agent that a graph is; None if it has no name.
 
     Args:
-        name: the graph's name.
-        node: its first node, a prebuilt one.
-        metadata: of the graph's run, inherited keys included.
+        name: name of the graph.
+        node: name of its first node, a prebuilt one.
+        metadata: metadata of the graph's run, including inherited keys.
     """
     if name == _UNNAMED_GRAPH:
         return None
@@ -82,19 +80,9 @@ def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str |
     return name if not says_its_name or name == metadata.get(_AGENT_KEY) else None
 
 
-class Place(NamedTuple):
-    """A context without its attempt, which a run must not keep alive."""
-
-    frames: tuple[Frame, ...] = ()
-    span_id: str | None = None
-
-    @classmethod
-    def of(cls, context: AgentContext) -> Place:
-        """Return the place of a context."""
-        return cls(context.frames, context.parent_span_id)
-
-
 class RunKind(StrEnum):
+    """The kind of a run."""
+
     CHAIN = "chain"
     MODEL = "model"
     TOOL = "tool"
@@ -102,38 +90,38 @@ class RunKind(StrEnum):
 
 
 class Start(NamedTuple):
-    """A run begins."""
+    """The start of a run."""
 
     run_id: UUID
     parent_id: UUID | None
     kind: RunKind
     name: str
     pushed: Place
-    """What was pushed in this context at that moment."""
+    """Place of the pushed frames at that moment."""
     metadata: Mapping[str, Any] = {}
     attributes: Mapping[str, Any] = {}
-    """What a tool run puts on its span."""
+    """Span attributes of a tool run."""
     runs_prebuilt: bool | None = None
-    """Of a node: whether what it runs is a prebuilt agent's; None where the name says it."""
+    """For a node, whether it runs a part of a prebuilt agent; None if its name decides."""
 
     @property
     def is_prebuilt(self) -> bool:
-        """Of a node: whether it is part of a prebuilt agent."""
+        """Whether the node is part of a prebuilt agent."""
         return is_prebuilt_node(self.name) if self.runs_prebuilt is None else self.runs_prebuilt
 
 
 class End(NamedTuple):
-    """A run ends."""
+    """The end of a run."""
 
     run_id: UUID
     status: SpanStatus = SpanStatus.OK
-    """UNSET for a run that was interrupted or abandoned: neither is an error."""
+    """Status; UNSET for a run that was interrupted or abandoned, which is not an error."""
     message: str = ""
     attributes: Mapping[str, Any] = {}
 
 
 class _OpenSpan(NamedTuple):
-    """A span that will be emitted when its run ends."""
+    """A span that is created when its run ends."""
 
     kind: SpanKind
     name: str
@@ -143,39 +131,45 @@ class _OpenSpan(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
+    """An open or remembered run."""
+
     order: int
     start: Start
     inside: Place
-    """What is around whatever happens in it."""
+    """Place of everything that happens in the run."""
     namespace: str | None
     agent_name: str | None
     explicit: str | None
-    node_frame: Frame | None
-    """The frame of the graph node that the run is in, while no other agent is in between."""
+    node_span_id: str | None
+    """Span id of the graph node around the run, if no other agent is in between."""
     is_node: bool
-    settled: bool = False
-    """It is known whether this run is that of a graph that is an agent."""
+    is_settled: bool = False
+    """Whether it is known if this run's graph is an agent."""
     start_ns: int = field(default_factory=time.time_ns)
     open_spans: list[_OpenSpan] = field(default_factory=list)
 
 
 class RunTree:
-    """The runs of one attempt. Thread-safe."""
+    """The runs of one attempt. Thread-safe.
+
+    Args:
+        attempt: context of the attempt, with another recorder, since the attempt's own must not be
+            kept alive.
+    """
 
     def __init__(self, attempt: AttemptContext) -> None:
         self.attempt = attempt
-        """Without its recorder, which lives as long as the attempt."""
         self._open: dict[UUID, _Run] = {}
         self._closed: dict[UUID, _Run] = {}
         self._orders = itertools.count()
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        """The number of open runs."""
+        """Return the number of open runs."""
         return len(self._open)
 
     def start(self, event: Start) -> None:
-        """Note that a run begins; one that is known already is no news."""
+        """Add a run that begins; a no-op for a known run."""
         with self._lock:
             if event.run_id in self._open:
                 return
@@ -186,7 +180,7 @@ class RunTree:
             self._open[event.run_id] = _enter(next(self._orders), event, parent, is_node=is_node)
 
     def end(self, event: End) -> list[Span]:
-        """Note that a run ends: its spans; none if the run is not known or open."""
+        """Close a run and return its spans; none if the run is unknown or closed."""
         with self._lock:
             run = self._open.pop(event.run_id, None)
             if run is None:
@@ -197,25 +191,25 @@ class RunTree:
             return [self._span(run, event, span) for span in run.open_spans]
 
     def place(self, pushed: Place, chain: UUID | None, model: UUID | None) -> Place | None:
-        """Where a model call made now happens; None if no run is known to be around it.
+        """Return the place of a model call made now; None if no known run is around it.
 
         Args:
-            pushed: what is pushed in the calling context.
+            pushed: place of the frames pushed in the calling context.
             chain: the innermost chain or tool run, by LangChain's own context.
-            model: the model run that last began in this context; it counts while it is open.
+            model: the model run that began last in this context; it counts while it is open.
         """
         with self._lock:
             runs = (self._find(chain), self._open.get(model) if model else None)
-            known = [run for run in runs if run is not None]
-            if not known:
+            candidates = [run for run in runs if run is not None]
+            if not candidates:
                 return None
-            return _place_in(max(known, key=lambda run: run.order), pushed)
+            return _place_in(max(candidates, key=lambda run: run.order), pushed)
 
     def inside(self, run_id: UUID) -> Place:
-        """Where an open run is; nowhere if it is not known."""
+        """Return the place inside an open run; the empty place if the run is unknown."""
         with self._lock:
             run = self._open.get(run_id)
-            return Place((), None) if run is None else run.inside
+            return Place() if run is None else run.inside
 
     def _find(self, run_id: UUID | None) -> _Run | None:
         if run_id is None:
@@ -225,7 +219,7 @@ class RunTree:
     def _span(self, run: _Run, event: End, span: _OpenSpan) -> Span:
         is_tool = span.kind is SpanKind.TOOL
         return end_span(
-            AgentContext(self.attempt, span.around.frames, span.around.span_id),
+            span.around.within(self.attempt),
             span.kind,
             span.name,
             SpanEnd(event.status, event.message, event.attributes),
@@ -236,9 +230,9 @@ class RunTree:
 
 
 def _place_in(run: _Run, pushed: Place) -> Place:
-    """The place of something that happens now in `run`: what was pushed since comes last.
+    """Return the place inside `run`, with the frames that were pushed since it began.
 
-    `pushed` may hold the run's own frames too, as `current_agent()` returns them.
+    `pushed` may contain the run's own frames too, as in the result of `current_agent()`.
     """
     before, inside = run.start.pushed, run.inside
     if pushed == before:
@@ -248,12 +242,12 @@ def _place_in(run: _Run, pushed: Place) -> Place:
         return Place((*inside.frames, *newer), pushed.span_id)
     is_deeper = pushed.frames in (before.frames, inside.frames)
     if is_deeper and pushed.span_id not in (before.span_id, inside.span_id):
-        return Place(inside.frames, pushed.span_id)  # an operation, another framework's tool
+        return Place(inside.frames, pushed.span_id)  # in an operation, or another framework's tool
     return inside
 
 
 def _enter(order: int, event: Start, parent: _Run | None, *, is_node: bool) -> _Run:
-    """The run that begins, with its own frame and spans."""
+    """Return the run that begins, with its own frame and spans."""
     metadata = event.metadata
     run = _Run(
         order=order,
@@ -262,11 +256,11 @@ def _enter(order: int, event: Start, parent: _Run | None, *, is_node: bool) -> _
         namespace=_text(metadata.get(_NAMESPACE_KEY)),
         agent_name=_text(metadata.get(_AGENT_KEY)),
         explicit=_text(metadata.get(EXPLICIT_KEY)),
-        node_frame=parent.node_frame if parent else None,
+        node_span_id=parent.node_span_id if parent else None,
         is_node=is_node,
     )
     if event.kind is RunKind.TOOL:
-        _open_span(run, SpanKind.TOOL, event.name, Place(run.inside.frames, new_span_id()))
+        _open_span(run, SpanKind.TOOL, event.name, run.inside.enter_tool())
     name = _boundary_name(run, parent)
     if name is not None:
         _add_frame(run, name)
@@ -286,7 +280,7 @@ def _boundary_name(run: _Run, parent: _Run | None) -> str | None:
 
 
 def _is_node(event: Start, parent: _Run | None) -> bool:
-    """Whether the run is that of a graph node: the first one in a new namespace."""
+    """Return whether the run is a graph node's: the first one in a new namespace."""
     if event.kind is not RunKind.CHAIN or event.metadata.get(_NODE_KEY) != event.name:
         return False
     namespace = _text(event.metadata.get(_NAMESPACE_KEY))
@@ -294,26 +288,25 @@ def _is_node(event: Start, parent: _Run | None) -> bool:
 
 
 def _settle_graph(graph: _Run, node: Start) -> None:
-    """At a graph's first node: see whether the graph is an agent that has kept quiet so far."""
-    if graph.settled or graph.is_node or node.name.startswith("__"):
+    """At a graph's first node, decide whether the graph is an agent that has not reported its
+    name."""
+    if graph.is_settled or graph.is_node or node.name.startswith("__"):
         return
-    graph.settled = True
+    graph.is_settled = True
     name = graph_agent_name(graph.start.name, node.name, graph.start.metadata)
     if name is not None and node.is_prebuilt:
         _add_frame(graph, name)
 
 
 def _add_frame(run: _Run, name: str) -> None:
-    run.settled = True
-    innermost = run.inside.frames[-1] if run.inside.frames else None
-    is_the_node = innermost is not None and innermost == run.node_frame and innermost.name == name
-    run.node_frame = None
+    run.is_settled = True
+    is_the_node = bool(run.inside.frames) and run.inside.frames[-1] == (name, run.node_span_id)
+    run.node_span_id = None
     if is_the_node and not run.is_node:
-        return  # a node that holds an agent of its name: one agent
-    frame = Frame(name, new_span_id())
-    _open_span(run, SpanKind.AGENT, name, Place((*run.inside.frames, frame), frame.span_id))
+        return  # a node that holds an agent of the same name is that agent
+    _open_span(run, SpanKind.AGENT, name, run.inside.enter_agent(name))
     if run.is_node:
-        run.node_frame = frame
+        run.node_span_id = run.inside.span_id
 
 
 def _open_span(run: _Run, kind: SpanKind, name: str, inside: Place) -> None:

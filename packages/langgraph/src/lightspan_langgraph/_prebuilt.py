@@ -1,7 +1,6 @@
-"""Which graph nodes are part of a prebuilt agent: those that run a function of the maker's.
+"""Detection of graph nodes that are part of a prebuilt agent: they run a function of its maker's.
 
-`agent` and `tools` are also what tutorials call the nodes of a graph of one's own, so that the name
-alone says nothing.
+Tutorials name the nodes of custom graphs `agent` and `tools` too, so the name alone is not enough.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from langgraph.prebuilt import ToolNode
 
 from lightspan_langgraph._identity import is_prebuilt_node
 
-_SHARED: Final = frozenset({"agent", "model", "tools", "generate_structured_response"})
-"""Names of prebuilt nodes whose function is never the user's; of the others it may be."""
+_AMBIGUOUS_NAMES: Final = frozenset({"agent", "model", "tools", "generate_structured_response"})
+"""Names of prebuilt nodes that never run the user's function; nodes with the other names may."""
 _MAKERS: Final = ("langgraph.prebuilt", "langchain.agents")
 
 
 def is_prebuilt(name: str, bound: Any) -> bool:
-    """Whether a node of this name, which runs `bound`, is part of a prebuilt agent."""
-    if name not in _SHARED:
+    """Return whether a node of this name, which runs `bound`, is part of a prebuilt agent."""
+    if name not in _AMBIGUOUS_NAMES:
         return is_prebuilt_node(name)
     function = getattr(bound, "func", None) or getattr(bound, "afunc", None)
     return isinstance(bound, ToolNode) or str(getattr(function, "__module__", "")).startswith(
@@ -30,17 +29,18 @@ def is_prebuilt(name: str, bound: Any) -> bool:
 
 
 def is_running_prebuilt(name: str) -> bool | None:
-    """The same of the node of this name that begins to run; None where its name says it.
+    """Return whether the node that begins to run is part of a prebuilt agent; None if its name
+    decides.
 
-    LangGraph tells a callback the node's name alone. What the node runs is held by whoever tells
-    it, a few calls further out; where that is not found, the name has to do.
+    LangGraph passes only the node's name to a callback. The object that the node runs is held by a
+    caller of the callback; if that is not on the stack, the name decides.
     """
-    if name not in _SHARED:
+    if name not in _AMBIGUOUS_NAMES:
         return None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        teller: Any = frame.f_locals.get("self")
-        if type(teller).__name__ == "RunnableSeq":
-            return is_prebuilt(name, teller.steps[0])
+        owner: Any = frame.f_locals.get("self")
+        if type(owner).__name__ == "RunnableSeq":
+            return is_prebuilt(name, owner.steps[0])
         frame = frame.f_back
     return None

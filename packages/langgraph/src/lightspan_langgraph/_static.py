@@ -1,8 +1,8 @@
-"""What can be optimised in a graph, without running it.
+"""The agents of a graph that can be optimised, without running it.
 
-The names come from the graph itself and from what its functions refer to; the rules are those of
-`_identity`. The list is *complete* if nothing was found that could bring another agent at run time:
-no agent or graph is built inside a function, no metadata names one, no other framework is called.
+The names come from the graph and the objects that its functions refer to, by the rules of
+`_identity`. The list is *complete* if nothing could add another agent at run time: no function
+creates an agent or graph, no metadata names one, and no other framework is called.
 """
 
 from __future__ import annotations
@@ -28,20 +28,16 @@ from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
-from lightspan.instrumentation import (
-    AgentPaths,
-    AgentSearch,
-    Location,
-)
+from lightspan.instrumentation import AgentPaths, AgentSearch, Location
 from lightspan_langgraph._identity import EXPLICIT_KEY, graph_agent_name
 from lightspan_langgraph._prebuilt import is_prebuilt
 
 
 def agents(app: Any) -> AgentPaths:
-    """The agent paths in a compiled graph, an agent or a LangChain runnable.
+    """Return the agent paths in a compiled graph, an agent or a LangChain runnable.
 
     Args:
-        app: what `create_agent` or `StateGraph.compile` returned, or a chain, a model, a function.
+        app: result of `create_agent` or `StateGraph.compile`, or a chain, a model, a function.
     """
     return _Search().search(app, _Location())
 
@@ -49,7 +45,7 @@ def agents(app: Any) -> AgentPaths:
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     in_node: bool = False
-    """The innermost name is a graph node's."""
+    """Whether the innermost name is a graph node's."""
 
 
 class _Search(AgentSearch[_Location]):
@@ -83,12 +79,13 @@ class _Search(AgentSearch[_Location]):
             if name.startswith("__"):
                 continue
             explicit = (node.metadata or {}).get(EXPLICIT_KEY)
-            counts = explicit or not is_prebuilt(name, node.bound)
-            at = replace(inside.within(str(explicit or name)), in_node=True) if counts else inside
-            calls_tools = isinstance(node.bound, ToolNode) and not counts
+            is_agent = explicit or not is_prebuilt(name, node.bound)
+            agent = replace(inside.within(str(explicit or name)), in_node=True)
+            location = agent if is_agent else inside
+            calls_tools = isinstance(node.bound, ToolNode) and not is_agent
             if not calls_tools and not _is_graph(node.bound):
-                self.add(at)
-            self.look(node.bound, at)
+                self.add(location)
+            self.look(node.bound, location)
 
     def _model(self, model: Any, where: _Location) -> None:
         explicit = (getattr(model, "metadata", None) or {}).get(EXPLICIT_KEY)
@@ -110,7 +107,7 @@ class _Search(AgentSearch[_Location]):
 
 
 def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
-    """Where the nodes of a graph are."""
+    """Return the location of a graph's nodes."""
     metadata = (graph.config or {}).get("metadata") or {}
     agent_name = metadata.get("lc_agent_name")
     nodes = [name for name in graph.nodes if not name.startswith("__")]
@@ -124,7 +121,7 @@ def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
 
 
 def _named(where: _Location, name: Any) -> _Location:
-    """Inside an agent that is no node."""
+    """Return the location inside an agent that is not a node."""
     return replace(where.within(str(name)), in_node=False)
 
 
@@ -138,7 +135,7 @@ def _is_langgraph(thing: Any) -> bool:
 
 
 def _functions(thing: Any) -> Iterator[Any]:
-    """The functions (and tools) that a runnable of LangChain's or LangGraph's calls."""
+    """Yield the functions (and tools) that a runnable of LangChain or LangGraph calls."""
     for name in ("func", "afunc", "coroutine", "_run"):
         function = inspect.getattr_static(thing, name, None)
         if isinstance(function, FunctionType | MethodType | functools.partial):

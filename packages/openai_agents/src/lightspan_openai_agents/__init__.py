@@ -3,12 +3,10 @@
 import lightspan_openai_agents
 
 lightspan_openai_agents.instrument()      # or add_trace_processor(LightspanProcessor())
-lightspan_openai_agents.agents(triage)    # what `optimize=` may name
+lightspan_openai_agents.agents(triage)    # the names for `optimize=`
 """
 
-from lightspan.instrumentation import (
-    require_framework,
-)
+from lightspan.instrumentation import require_framework
 from lightspan_openai_agents._versions import FLOOR, FRAMEWORK
 
 with require_framework("lightspan-openai-agents", FRAMEWORK, FLOOR):

@@ -1,13 +1,16 @@
-"""Calls of models that do not use the OpenAI SDK: a `Model` of the user's own, LiteLLM's.
+"""Model calls whose client does not use the OpenAI SDK, such as LiteLLM's or the user's own
+`Model`.
 
-The SDK asks every model by `get_response` or `stream_response`: both are wrapped in every class,
-and say what was asked and answered. A call in which the OpenAI SDK was asked is core's to record.
+The SDK calls every model by `get_response` or `stream_response`: both are wrapped in every class,
+and their arguments and results are recorded. Calls in which the OpenAI SDK was used are recorded by
+the SDK instrumentation instead.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from types import FunctionType
@@ -16,19 +19,16 @@ from typing import Any, Final
 from agents import FunctionTool, Handoff, Model, ModelResponse
 
 from lightspan.instrumentation import (
+    Adapter,
     AgentContext,
     AttemptHandle,
-    CallEnd,
+    FrameworkCall,
     Patch,
     SpanEnd,
     StreamedAnswer,
-    add_capture_error,
     current_context,
-    new_span_id,
-    notify_call_start,
     patch_subclasses,
     record_call,
-    reset_agent,
     set_agent,
     start_attempt,
 )
@@ -37,41 +37,61 @@ from lightspan_openai_agents._identity import (
     Operation,
     OperationKind,
     begin,
+    open_calls,
 )
 
-_ASKED: Final = inspect.signature(Model.get_response)
+_SIGNATURE: Final = inspect.signature(Model.get_response)
 
 
-# --- what models are asked ------------------------------------------------------------------
+call_checks: Final[list[Callable[[AgentContext], None]]] = []
+"""Functions to call at the start of every recorded model call."""
+
+
+def _open_calls(context: AgentContext) -> list[FrameworkCall]:
+    """Return the model calls that are open in a context."""
+    for check in call_checks:
+        check(context)
+    return open_calls(context.notes.get(NAME))
+
+
+adapter: Final = Adapter(
+    NAME,
+    (
+        "openinference.instrumentation.openai_agents",
+        "opentelemetry.instrumentation.openai_agents",
+    ),
+    open_calls=_open_calls,
+)
+
+
+# --- model calls ----------------------------------------------------------------------------
 @dataclass(slots=True, eq=False)
-class _Ask:
-    """One call of a model, under way."""
+class _ModelCall:
+    """One open call of a model."""
 
     model: Model
     operation: Operation
+    call: FrameworkCall
     inside: AgentContext
-    """Who acts in it, as far as it has come."""
-    root: AttemptHandle | None
-    told: CallEnd
-    """See `notify_call_start`."""
+    """Context inside the call after its last step."""
+    attempt: AttemptHandle | None
     args: Any
     options: Mapping[str, Any]
     chunks: StreamedAnswer | None
-    """Of a streamed answer, which is gathered there."""
-    key: str = field(default_factory=new_span_id)
+    """Collector of a streamed answer."""
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def request(self) -> dict[str, Any]:
-        """Return what was asked, as the body of a request for a response."""
-        known = {name: self.options[name] for name in _ASKED.parameters if name in self.options}
-        given = _ASKED.bind_partial(self.model, *self.args, **known).arguments
-        settings = given.get("model_settings")
-        own = getattr(self.model, "model", None)
-        kind = type(self.model).__name__
+        """Return the body of the call as an OpenAI Responses request."""
+        options = {key: self.options[key] for key in _SIGNATURE.parameters if key in self.options}
+        arguments = _SIGNATURE.bind_partial(self.model, *self.args, **options).arguments
+        settings = arguments.get("model_settings")
+        name = getattr(self.model, "model", None)
         return {
-            "model": own if isinstance(own, str) else kind,
-            "instructions": given.get("system_instructions"),
-            "input": given.get("input") or [],
-            "tools": list(_tools(given)),
+            "model": name if isinstance(name, str) else type(self.model).__name__,
+            "instructions": arguments.get("system_instructions"),
+            "input": arguments.get("input") or [],
+            "tools": list(_tools(arguments)),
             "temperature": getattr(settings, "temperature", None),
             "top_p": getattr(settings, "top_p", None),
             "max_output_tokens": getattr(settings, "max_tokens", None),
@@ -79,13 +99,13 @@ class _Ask:
         }
 
 
-def _tools(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for tool in (*(given.get("tools") or ()), *(given.get("handoffs") or ())):
+def _tools(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for tool in (*(arguments.get("tools") or ()), *(arguments.get("handoffs") or ())):
         if isinstance(tool, FunctionTool):
             yield _function(tool.name, tool.description, tool.params_json_schema)
         elif isinstance(tool, Handoff):
             yield _function(tool.tool_name, tool.tool_description, tool.input_json_schema)
-        else:  # hosted, by whoever serves the model
+        else:  # a hosted tool
             yield {"type": tool.name}
 
 
@@ -95,13 +115,12 @@ def _function(name: str, description: str, parameters: Mapping[str, Any]) -> dic
 
 
 def _answer(response: ModelResponse) -> dict[str, Any]:
-    output = [_mapping(item) for item in response.output]
-    used = response.usage
-    counts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
+    usage = response.usage
+    counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
     return {
         "id": response.response_id,
-        "output": output,
-        "usage": counts if used.requests else {},  # else nobody counted
+        "output": [_mapping(item) for item in response.output],
+        "usage": counts if usage.requests else {},  # without a request nothing was counted
     }
 
 
@@ -111,86 +130,91 @@ def _mapping(item: Any) -> dict[str, Any]:
     return item.model_dump(mode="json", exclude_unset=True, warnings=False)  # type: ignore[no-any-return]
 
 
-def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | None:
-    """The call that begins; None where nothing is recorded. Never raises."""
-    current = current_context()
-    if current is None:
+def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _ModelCall | None:
+    """Return the call that begins; None where nothing is recorded. Never raises."""
+    context = current_context()
+    if context is None:
         return None
-    root = None
+    attempt = None
     try:
-        acting, root = start_attempt(current, None)
-        told = notify_call_start(acting)
-        current = acting
-        if not acting.scope.recorder.keeps:
+        context, attempt = start_attempt(context, None)
+        call = adapter.start_call(context)
+        if not context.scope.recorder.keeps:
             return None
-        operation = begin(OperationKind.MODEL, "", acting, acting.notes.get(NAME))
-        inside = operation.inside.noting(NAME, operation)
+        operation = begin(OperationKind.MODEL, "", context, context.notes.get(NAME))
+        operation.call = call
+        inside = operation.inside.with_note(NAME, operation)
         chunks = StreamedAnswer() if streamed else None
-        ask = _Ask(model, operation, inside, root, told, args, options, chunks)
-        acting.scope.recorder.expect(ask.key, partial(_end, ask, None, GeneratorExit()))
-        return ask
+        model_call = _ModelCall(model, operation, call, inside, attempt, args, options, chunks)
+        context.scope.recorder.register_pending(
+            model_call.key, partial(_end, model_call, None, GeneratorExit())
+        )
+        return model_call
     except Exception as error:
-        add_capture_error(current.scope.recorder, NAME, error)
-        if root is not None:
-            root.close()
+        adapter.add_capture_error(context.scope.recorder, error)
+        if attempt is not None:
+            attempt.close()
         return None
 
 
-def _end(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> None:
-    """Record it, once, unless somebody inside knows more of it. Never raises."""
-    recorder = ask.operation.around.scope.recorder
+def _end(
+    model_call: _ModelCall, response: ModelResponse | None, error: BaseException | None
+) -> None:
+    """End the call, and record it once unless a call inside it was recorded. Never raises."""
+    recorder, chunks = model_call.operation.around.scope.recorder, model_call.chunks
     try:
-        if isinstance(error, GeneratorExit) and ask.chunks is not None and ask.chunks.complete:
+        if isinstance(error, GeneratorExit) and chunks is not None and chunks.complete:
             error = None
-        if recorder.settle(ask.key):
-            ask.told(error is None or isinstance(error, GeneratorExit))
-            _record(ask, response, error)
+        if recorder.resolve_pending(model_call.key):
+            is_answered = error is None or isinstance(error, GeneratorExit)
+            model_call.call.end(is_answered=is_answered)
+            _record(model_call, response, error)
     except Exception as failure:
-        add_capture_error(recorder, NAME, failure)
-    if ask.root is not None:
-        ask.root.close(error)
+        adapter.add_capture_error(recorder, failure)
+    if model_call.attempt is not None:
+        model_call.attempt.close(error)
 
 
-def _record(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> None:
-    calls = ask.operation.calls
-    if calls is not None and not calls.needs_record(is_ok=error is None):
+def _record(
+    model_call: _ModelCall, response: ModelResponse | None, error: BaseException | None
+) -> None:
+    if not model_call.call.needs_record(is_ok=error is None):
         return
-    gathered = ask.chunks or StreamedAnswer()
-    answer = gathered.answer() if response is None else _answer(response)
+    chunks = model_call.chunks or StreamedAnswer()
     record_call(
-        ask.operation.around,
-        ask.request(),
-        answer,
+        model_call.operation.around,
+        model_call.request(),
+        chunks.answer() if response is None else _answer(response),
         SpanEnd() if error is None else SpanEnd.from_error(error),
-        start_ns=ask.operation.start_ns,
-        client=ask.model,
+        start_ns=model_call.operation.start_ns,
+        client=model_call.model,
         native="agents.OpenAIChatCompletionsModel",
     )
 
 
-async def _step(ask: _Ask, step: Awaitable[Any]) -> Any:
-    """Take it with the call acting."""
-    token = set_agent(ask.inside)
+async def _step(model_call: _ModelCall, step: Awaitable[Any]) -> Any:
+    """Await a step in the context inside the call."""
+    leave = set_agent(model_call.inside)
     try:
         return await step
     finally:
-        ask.inside = current_context() or ask.inside
-        reset_agent(token)
+        model_call.inside = current_context() or model_call.inside
+        leave()
 
 
 # --- wrapping -------------------------------------------------------------------------------
 def _get_response(original: Any, patch: Patch) -> Any:
     @wraps(original)
     async def get_response(self: Model, *args: Any, **options: Any) -> ModelResponse:
-        ask = _begin(self, args, options, streamed=False) if patch.on else None
-        if ask is None:
+        call = _begin(self, args, options, streamed=False) if patch.on else None
+        if call is None:
             return await original(self, *args, **options)  # type: ignore[no-any-return]
         try:
-            response: ModelResponse = await _step(ask, original(self, *args, **options))
+            response: ModelResponse = await _step(call, original(self, *args, **options))
         except BaseException as error:
-            _end(ask, None, error)
+            _end(call, None, error)
             raise
-        _end(ask, response, None)
+        _end(call, response, None)
         return response
 
     return get_response
@@ -199,9 +223,9 @@ def _get_response(original: Any, patch: Patch) -> Any:
 def _stream_response(original: Any, patch: Patch) -> Any:
     @wraps(original)
     async def stream_response(self: Model, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        ask = _begin(self, args, options, streamed=True) if patch.on else None
+        call = _begin(self, args, options, streamed=True) if patch.on else None
         events = original(self, *args, **options)
-        if ask is None:
+        if call is None:
             async for event in events:
                 yield event
             return
@@ -209,43 +233,43 @@ def _stream_response(original: Any, patch: Patch) -> Any:
         try:
             while True:
                 try:
-                    event = await _step(ask, anext(events))
+                    event = await _step(call, anext(events))
                 except StopAsyncIteration:
                     break
-                _gather(ask, event)
+                _add_chunk(call, event)
                 yield event
         except BaseException as error:
             try:
-                if hasattr(events, "aclose"):  # the spans inside end first
-                    await _step(ask, events.aclose())
+                if hasattr(events, "aclose"):  # first, so that spans inside end first
+                    await _step(call, events.aclose())
             finally:
-                _end(ask, None, error)
+                _end(call, None, error)
             raise
-        _end(ask, None, None)
+        _end(call, None, None)
 
     return stream_response
 
 
-def _gather(ask: _Ask, event: Any) -> None:
+def _add_chunk(call: _ModelCall, event: Any) -> None:
     try:
-        if ask.chunks is not None:
-            ask.chunks.add(event)
+        if call.chunks is not None:
+            call.chunks.add(event)
     except Exception as error:
-        add_capture_error(ask.operation.around.scope.recorder, NAME, error)
+        adapter.add_capture_error(call.operation.around.scope.recorder, error)
 
 
-_MAKE: Final = {"get_response": _get_response, "stream_response": _stream_response}
+_WRAPPERS: Final = {"get_response": _get_response, "stream_response": _stream_response}
 
 
 def wrap() -> list[Patch]:
-    """Wrap every class of models, also those that are defined from now on."""
+    """Wrap every model class, including those that are defined later."""
     patches: list[Patch] = []
     patches.append(patch_subclasses(Model, partial(_wrap_class, patches=patches)))
     return patches
 
 
-def _wrap_class(known: type, patches: list[Patch]) -> None:
-    for name, make in _MAKE.items():
-        function = vars(known).get(name)
+def _wrap_class(cls: type, patches: list[Patch]) -> None:
+    for name, make in _WRAPPERS.items():
+        function = vars(cls).get(name)
         if isinstance(function, FunctionType) and not hasattr(function, "__isabstractmethod__"):
-            patches.append(Patch(known, name, partial(make, function)))
+            patches.append(Patch(cls, name, partial(make, function)))

@@ -1,14 +1,14 @@
-"""Listens to the Agents SDK's tracing and tells core who is acting.
+"""A wrapper of the Agents SDK's tracing, from which lightspan knows the acting agent.
 
 The SDK begins and ends its spans in the context in which the work happens, so an agent's frame is
 pushed when its span begins and popped when it ends; tasks and threads inherit it. Tracing is often
 disabled where the model is not OpenAI's, and an app may replace the processors at any time.
-Therefore `instrument()` puts a provider around the SDK's, by its public `set_trace_provider`:
-inside a rollout it watches every span that the SDK asks for, whatever the wrapped provider makes of
-it. What the app's own processors get does not change, with one exception: inside a rollout, nothing
-goes to the SDK's default processor, which would upload prompts to api.openai.com.
+Therefore `instrument()` wraps the SDK's provider, by its public `set_trace_provider`: inside an
+attempt it watches every span that the SDK creates, whatever the wrapped provider does with it. The
+app's own processors get the same spans as before, with one exception: inside a rollout, the SDK's
+default processor gets nothing, since it would upload prompts to api.openai.com.
 
-Errors never reach the app: they mark the attempt as damaged.
+Errors of the adapter never reach the app: they are recorded as capture errors of the attempt.
 """
 
 from __future__ import annotations
@@ -39,26 +39,20 @@ from lightspan.instrumentation import (
     AdapterInstrumentor,
     AgentContext,
     AttemptHandle,
-    CallEnd,
     Instrumentation,
     Patch,
     Recorder,
     SpanEnd,
     SpanStatus,
-    add_call_listener,
-    add_capture_error,
+    current_agent,
     current_context,
-    disable_adapter,
-    enable_adapter,
-    remove_call_listener,
-    reset_agent,
-    resolve_agent,
     semconv,
     set_agent,
     start_attempt,
     truncated_json,
 )
 from lightspan_openai_agents import _bypass
+from lightspan_openai_agents._bypass import adapter
 from lightspan_openai_agents._identity import (
     GUARDRAIL_TRIGGERED,
     HANDOFF_FROM,
@@ -70,43 +64,34 @@ from lightspan_openai_agents._identity import (
     Origin,
     begin,
     hand_over,
-    note_asked,
     span_of,
 )
-from lightspan_openai_agents._upload import exchange_default, restored, silenced
+from lightspan_openai_agents._upload import exchange_default, with_upload, without_upload
 
 _KINDS: Final = {kind.value: kind for kind in OperationKind}
-"""Of the SDK's spans that are watched."""
+"""Types of the SDK's spans that are watched."""
 
 _watched: Final[ContextVar[_Watched | None]] = ContextVar(
     "lightspan_openai_agents_span", default=None
 )
-"""The span of the SDK's that is current in this context, if it is none that `AgentContext` notes
-an operation of: the operation knows its span, and to set one ContextVar takes half as long as two.
+"""The SDK's current span, unless an operation in `AgentContext.notes` refers to it.
 
-The SDK's own spans have no room for ours, and an app may keep none but `get_current_span()` to end
-one by.
+Setting one ContextVar takes half as long as setting two. The SDK's own spans have no room for the
+wrapper, and an app may keep no other reference than `get_current_span()` to end a span by.
 """
-
-
-_SCOPES: Final = (
-    "openinference.instrumentation.openai_agents",
-    "opentelemetry.instrumentation.openai_agents",
-)
-"""OpenTelemetry's instrumentation scopes whose spans describe the same agents."""
 
 
 @dataclass(slots=True)
 class _State:
-    """Of this process."""
+    """The state of this process."""
 
-    handed: weakref.WeakKeyDictionary[Recorder, dict[str, Origin]] = field(
+    handoffs: weakref.WeakKeyDictionary[Recorder, dict[str, Origin]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """Handoffs of an attempt whose agents are in no run (SDKs without `task` spans)."""
+    """Recorder → handoffs of an attempt whose agents are in no run (SDKs without `task` spans)."""
     provider: _Provider | None = None
     tool_context: Patch | None = None
-    """Of `ToolContext`'s maker."""
+    """Patch of `ToolContext`'s constructor."""
     models: list[Patch] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
 
@@ -116,147 +101,138 @@ _state: Final = _State()
 
 # --- operations -----------------------------------------------------------------------------
 class _Open:
-    """An operation and what undoes it."""
+    """An open operation and the function that undoes its context."""
 
-    __slots__ = ("handled", "operation", "root", "token")
+    __slots__ = ("attempt", "handled", "leave", "operation")
 
     def __init__(self, operation: Operation, *, is_current: bool) -> None:
         self.operation = operation
         self.handled = sys.exception()
-        """What was being handled already when it began: not its error."""
-        self.root: AttemptHandle | None = None
-        """The attempt that began with it, in production."""
-        self.token: Token[Any] | None = None
-        """None where it is not what acts."""
+        """Exception that was being handled at the start, which is not the operation's."""
+        self.attempt: AttemptHandle | None = None
+        """Attempt that began with the operation, in production."""
+        self.leave: Callable[[], None] | None = None
+        """Undoes the operation's agent; None if it was not set."""
         if is_current:
-            self.token = set_agent(operation.inside.noting(NAME, operation))
-
-    def leave(self) -> None:
-        """Nothing acts in it any more."""
-        token, self.token = self.token, None
-        if token is not None:
-            reset_agent(token)
+            self.leave = set_agent(operation.inside.with_note(NAME, operation))
 
 
 def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = None) -> _Open | None:
-    """Note that a span of the SDK's begins; None if it is none of ours. Never raises.
+    """Begin an operation for a span of the SDK; None for a span of another kind. Never raises.
 
     Args:
         data: the SDK's data of the span.
-        is_current: it becomes the current one.
-        watched: what stands for the span.
+        is_current: whether the span becomes the current one.
+        watched: wrapper of the span.
     """
     current = current_context()
     kind = _KINDS.get(data.type)
     if current is None or kind is None:
         return None
-    recorder, root = current.scope.recorder, None
+    recorder, attempt = current.scope.recorder, None
     try:
         name = str(getattr(data, "name", None) or "")
         if is_current:
-            acting, root = start_attempt(current, name or str(data.type))
+            context, attempt = start_attempt(current, name or str(data.type))
         else:
-            acting = resolve_agent(current)
-        recorder = acting.scope.recorder
-        parent = acting.notes.get(NAME)
-        handed = _state.handed.get(recorder) if parent is None else None
-        operation = begin(kind, name, acting, parent, handed)
+            context = current_agent() or current
+        recorder = context.scope.recorder
+        parent = context.notes.get(NAME)
+        handoffs = _state.handoffs.get(recorder) if parent is None else None
+        operation = begin(kind, name, context, parent, handoffs)
         operation.watched = watched
         opened = _Open(operation, is_current=is_current)
-        opened.root = root
+        opened.attempt = attempt
         if operation.inside is not operation.around:
-            recorder.expect(operation.key, partial(_record, operation, SpanEnd(SpanStatus.UNSET)))
+            recorder.register_pending(
+                operation.key, partial(_record, operation, SpanEnd(SpanStatus.UNSET))
+            )
         return opened
     except Exception as error:
-        add_capture_error(recorder, NAME, error)
-        if root is not None:
-            root.close()
+        adapter.add_capture_error(recorder, error)
+        if attempt is not None:
+            attempt.close()
         return None
 
 
 def _end(opened: _Open, data: Any, reported: Any) -> None:
-    """Note that it ends. Never raises.
+    """Record the end of an operation. Never raises.
 
     Args:
-        opened: what began.
+        opened: the operation.
         data: the SDK's data of the span, complete now.
         reported: the SDK's `SpanError`, if there is one.
     """
     operation = opened.operation
     recorder = operation.around.scope.recorder
     try:
-        opened.leave()
+        if opened.leave is not None:
+            opened.leave()
         raised = sys.exception()
         error = None if raised is opened.handled else raised
-        end = _ending(operation, data, reported, error)
+        end = _span_end(operation, data, reported, error)
         if operation.inside is not operation.around:
             _record(operation, end)
         if operation.kind is OperationKind.HANDOFF:
-            handed = _state.handed.setdefault(recorder, {})
-            hand_over(operation, data.from_agent or "", data.to_agent or "", handed)
-        if opened.root is not None:
-            opened.root.close(error or (end.message if end.status is SpanStatus.ERROR else None))
+            handoffs = _state.handoffs.setdefault(recorder, {})
+            hand_over(operation, data.from_agent or "", data.to_agent or "", handoffs)
+        if opened.attempt is not None:
+            message = end.message if end.status is SpanStatus.ERROR else None
+            opened.attempt.close(error or message)
     except Exception as error:
-        add_capture_error(recorder, NAME, error)
+        adapter.add_capture_error(recorder, error)
 
 
 def _record(operation: Operation, end: SpanEnd) -> None:
-    """Add its span, once."""
+    """Add the operation's span, once."""
     recorder = operation.around.scope.recorder
-    span = span_of(operation, end) if recorder.settle(operation.key) else None
+    span = span_of(operation, end) if recorder.resolve_pending(operation.key) else None
     if span is not None:
         recorder.add(span)
 
 
-_ENDED: Final = SpanEnd()
+_SUCCEEDED: Final = SpanEnd()
 
 
-def _ending(operation: Operation, data: Any, reported: Any, error: BaseException | None) -> SpanEnd:
-    describe = None if operation.kind in WITHOUT_SPAN else _DESCRIBED.get(operation.kind)
-    attributes = {} if describe is None else describe(operation, data)
+def _span_end(
+    operation: Operation, data: Any, reported: Any, error: BaseException | None
+) -> SpanEnd:
+    attributes = {} if operation.kind in WITHOUT_SPAN else _end_attributes(operation.kind, data)
     if error is None and reported is None:
-        return SpanEnd(attributes=attributes) if attributes else _ENDED
+        return SpanEnd(attributes=attributes) if attributes else _SUCCEEDED
     if isinstance(error, GeneratorExit):
         return SpanEnd(SpanStatus.UNSET, attributes=attributes)
     if error is not None:
         end = SpanEnd.from_error(error)
         return end._replace(attributes={**attributes, **end.attributes})
     details = reported.get("data") or {}
-    told = [str(reported.get("message") or "error"), str(details.get("error") or "")]
-    failed = {**attributes, semconv.ERROR_TYPE: f"{operation.kind.name.title()}Error"}
-    return SpanEnd(SpanStatus.ERROR, ": ".join(filter(None, told)), failed)
+    messages = [str(reported.get("message") or "error"), str(details.get("error") or "")]
+    attributes = {**attributes, semconv.ERROR_TYPE: f"{operation.kind.name.title()}Error"}
+    return SpanEnd(SpanStatus.ERROR, ": ".join(filter(None, messages)), attributes)
 
 
-def _tool_said(operation: Operation, data: Any) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+def _end_attributes(kind: OperationKind, data: Any) -> dict[str, Any]:
+    """Return the span attributes that are known at the end."""
+    if kind is OperationKind.HANDOFF:
+        return {HANDOFF_FROM: data.from_agent, HANDOFF_TO: data.to_agent}
+    if kind is OperationKind.GUARDRAIL:
+        return {GUARDRAIL_TRIGGERED: bool(data.triggered)}
+    if kind is not OperationKind.TOOL:
+        return {}
+    attributes: dict[str, Any] = {}
     if data.input is not None:
-        said[semconv.TOOL_CALL_ARGUMENTS] = truncated_json(data.input)
+        attributes[semconv.TOOL_CALL_ARGUMENTS] = truncated_json(data.input)
     if data.output is not None:
-        said[semconv.TOOL_CALL_RESULT] = truncated_json(data.output)
-    return said
-
-
-def _handoff_said(operation: Operation, data: Any) -> dict[str, Any]:
-    return {HANDOFF_FROM: data.from_agent, HANDOFF_TO: data.to_agent}
-
-
-def _guardrail_said(operation: Operation, data: Any) -> dict[str, Any]:
-    return {GUARDRAIL_TRIGGERED: bool(data.triggered)}
-
-
-_DESCRIBED: Final[dict[OperationKind, Callable[[Operation, Any], dict[str, Any]]]] = {
-    OperationKind.TOOL: _tool_said,
-    OperationKind.HANDOFF: _handoff_said,
-    OperationKind.GUARDRAIL: _guardrail_said,
-}
+        attributes[semconv.TOOL_CALL_RESULT] = truncated_json(data.output)
+    return attributes
 
 
 # --- the processor --------------------------------------------------------------------------
 class LightspanProcessor(TracingProcessor):
-    """Tells lightspan which agent is acting: `add_trace_processor(LightspanProcessor())`.
+    """A trace processor that records agents: `add_trace_processor(LightspanProcessor())`.
 
-    It hears nothing where tracing is disabled, and it is gone after `set_trace_processors`;
-    `instrument()` needs neither. With both nothing is recorded twice.
+    It is not called where tracing is disabled, and `set_trace_processors` removes it;
+    `instrument()` has neither limit. With both, nothing is recorded twice.
     """
 
     def __init__(self) -> None:
@@ -264,33 +240,33 @@ class LightspanProcessor(TracingProcessor):
         self._open: weakref.WeakKeyDictionary[Span[Any], _Open] = weakref.WeakKeyDictionary()
 
     def on_trace_start(self, trace: Trace) -> None:
-        """A trace is no agent."""
+        """Do nothing: a trace is no agent."""
 
     def on_trace_end(self, trace: Trace) -> None:
-        """A trace is no agent."""
+        """Do nothing: a trace is no agent."""
 
     def on_span_start(self, span: Span[Any]) -> None:
-        """Who acts changes with an agent's span."""
+        """Begin the span's operation."""
         opened = None if _is_installed() else _begin(span.span_data)
         if opened is not None:
             self._open[span] = opened
 
     def on_span_end(self, span: Span[Any]) -> None:
-        """The span's agent acts no more."""
+        """End the span's operation."""
         opened = self._open.pop(span, None)
         if opened is not None:
             _end(opened, span.span_data, span.error)
 
     def shutdown(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def force_flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 # --- the provider ---------------------------------------------------------------------------
 class _Watched(Span[Any]):
-    """A span of the wrapped provider's; it behaves as that one does."""
+    """A wrapper of a span that behaves like the span."""
 
     _reported: Any = None
     _open: _Open | None = None
@@ -307,13 +283,13 @@ class _Watched(Span[Any]):
         if self._open is None:
             data = self._inner.span_data
             self._open = _begin(data, is_current=mark_as_current, watched=self)
-        is_noted = self._open is not None and self._open.token is not None
+        is_noted = self._open is not None and self._open.leave is not None
         if mark_as_current and not is_noted and self._token is None:
             self._token = _watched.set(self)
         self._inner.start(mark_as_current)
 
     def finish(self, reset_current: bool = False) -> None:
-        self._ended()
+        self._end()
         self._inner.finish(reset_current)
 
     def __enter__(self) -> Self:
@@ -326,10 +302,10 @@ class _Watched(Span[Any]):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._ended()
+        self._end()
         self._inner.__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]
 
-    def _ended(self) -> None:
+    def _end(self) -> None:
         if self._open is not None:
             opened, self._open = self._open, None
             _end(opened, self._inner.span_data, self._reported or self._inner.error)
@@ -385,7 +361,7 @@ class _Watched(Span[Any]):
 
 
 def _watching(span: Span[Any]) -> Span[Any]:
-    """What stands for a span that is current here; itself, if nothing does."""
+    """Return the wrapper of a span that is current here; the span itself if it has none."""
     current = current_context()
     operation = None if current is None else current.notes.get(NAME)
     while operation is not None:
@@ -404,20 +380,21 @@ def _reset_watched(token: Token[_Watched | None]) -> None:
 
 
 class _Provider(TraceProvider):
-    """The app's provider, watched.
+    """A wrapper of the app's trace provider that watches its spans.
 
     Args:
-        inner: None for the SDK's default, which is made when it is first needed, as the SDK does.
+        inner: the provider; None for the SDK's default, which is created at its first use, as in
+            the SDK.
     """
 
     def __init__(self, inner: TraceProvider | None) -> None:
         self.on = True
-        """Whether it watches: one that somebody wrapped cannot be taken out."""
+        """Whether it watches; a provider that another one wraps cannot be removed."""
         self._inner = inner
 
     @property
-    def made(self) -> TraceProvider | None:
-        """The wrapped provider, if there is one yet."""
+    def existing(self) -> TraceProvider | None:
+        """The wrapped provider; None if it was not created yet."""
         return self._inner
 
     @property
@@ -433,7 +410,7 @@ class _Provider(TraceProvider):
             default = get_trace_provider()
         finally:
             setup.GLOBAL_TRACE_PROVIDER = self
-        exchange_default(default, silenced)
+        exchange_default(default, without_upload)
         return default
 
     def create_span(
@@ -450,20 +427,22 @@ class _Provider(TraceProvider):
         return None if span is None else _watching(span)
 
     def create_trace(self, name: str, *args: Any, **options: Any) -> Trace:
-        made = self.inner.create_trace(name, *args, **options)
+        trace = self.inner.create_trace(name, *args, **options)
         current = current_context() if self.on else None
         if current is not None and current.scope.is_outside:
-            _watch_trace(made, name, is_off=bool(options.get("disabled")))
-        return made
+            _watch_trace(trace, name, is_off=bool(options.get("disabled")))
+        return trace
 
     def get_current_trace(self) -> Trace | None:
         return self.inner.get_current_trace()
 
     def register_processor(self, processor: TracingProcessor) -> None:
-        self.inner.register_processor(silenced(processor) if self.on else processor)
+        self.inner.register_processor(without_upload(processor) if self.on else processor)
 
     def set_processors(self, processors: list[TracingProcessor]) -> None:
-        self.inner.set_processors([silenced(p) for p in processors] if self.on else processors)
+        self.inner.set_processors(
+            [without_upload(p) for p in processors] if self.on else processors
+        )
 
     def set_disabled(self, disabled: bool) -> None:
         self.inner.set_disabled(disabled)
@@ -485,7 +464,7 @@ class _Provider(TraceProvider):
             self._inner.force_flush()
 
     def shutdown(self, timeout: float | None = 5.0) -> None:
-        """At the end of the process; the SDK gives its own provider five seconds."""
+        """Shut down at the end of the process; the SDK gives its own provider five seconds."""
         if self._inner is None:
             return
         if "timeout" in inspect.signature(self._inner.shutdown).parameters:
@@ -499,10 +478,10 @@ class _Provider(TraceProvider):
 
 # --- traces, in production ------------------------------------------------------------------
 def _watch_trace(trace: Trace, name: str, *, is_off: bool) -> None:
-    """Make the trace an attempt of its own, as far as it is not in one when it starts.
+    """Make the trace an attempt, unless one is open when it starts.
 
-    A disabled trace says that its name is `no-op`. Where a run is disabled, the SDK makes one for
-    what goes before it, too, in which nothing happens (`is_off`).
+    A disabled trace has the name `no-op`. For a disabled run, the SDK also creates a trace for the
+    work before it, in which nothing happens (`is_off`).
     """
     watched = _WatchedTrace(trace, name, is_off)
     trace.start = watched.start  # type: ignore[method-assign]
@@ -510,68 +489,69 @@ def _watch_trace(trace: Trace, name: str, *, is_off: bool) -> None:
 
 
 class _WatchedTrace:
-    """A trace whose runs are one attempt; it behaves as it did."""
+    """The wrapped methods of a trace whose runs are one attempt."""
 
     def __init__(self, trace: Trace, name: str, is_off: bool) -> None:
         self._start, self._finish = trace.start, trace.finish
         self._name, self._is_off = name, is_off
-        self._root: AttemptHandle | None = None
-        self._token: Token[Any] | None = None
+        self._attempt: AttemptHandle | None = None
+        self._leave: Callable[[], None] | None = None
         self._handled: BaseException | None = None
 
     def start(self, mark_as_current: bool = False) -> None:
         self._handled = sys.exception()
         current = current_context() if mark_as_current else None
-        root = None if current is None else start_attempt(current, self._name)[1]
-        if root is not None:
-            self._root, self._token = root, set_agent(root.acting)
+        attempt = None if current is None else start_attempt(current, self._name)[1]
+        if attempt is not None:
+            self._attempt, self._leave = attempt, set_agent(attempt.context)
         self._start(mark_as_current)
 
     def finish(self, reset_current: bool = False) -> None:
-        root, self._root = self._root, None
-        if root is not None and self._token is not None:
-            reset_agent(self._token)
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None and self._leave is not None:
+            self._leave()
             raised = sys.exception()
             error = None if raised is self._handled else raised
             if self._is_off and error is None:
-                root.close_unless_empty()
+                attempt.close_unless_empty()
             else:
-                root.close(error)
+                attempt.close(error)
         self._finish(reset_current)
 
 
 # --- the id of a tool call ------------------------------------------------------------------
 _MAKER: Final = "from_agent_context"
-"""Of `ToolContext`: called once in each tool's span, with the id that the span does not have."""
+"""Constructor of `ToolContext`, called once in each tool's span with the call id that the span
+lacks."""
 
 
-def _noting(original: Any, _: Patch) -> Any:
+def _wrap_maker(original: Any, _: Patch) -> Any:
     def from_agent_context(cls: Any, *args: Any, **options: Any) -> Any:
-        made = original.__get__(None, cls)(*args, **options)
-        _note_tool(made)
-        return made
+        tool_context = original.__get__(None, cls)(*args, **options)
+        _record_tool_call(tool_context)
+        return tool_context
 
     return classmethod(from_agent_context)
 
 
-def _note_tool(context: Any) -> None:
+def _record_tool_call(tool_context: Any) -> None:
     current = current_context()
     operation = None if current is None else current.notes.get(NAME)
     if operation is None or operation.kind is not OperationKind.TOOL or operation.tool_call_id:
         return
     try:
-        operation.tool_call_id = str(context.tool_call_id or "")
-        operation.arguments = truncated_json(context.tool_arguments or "")
+        operation.tool_call_id = str(tool_context.tool_call_id or "")
+        operation.arguments = truncated_json(tool_context.tool_arguments or "")
     except Exception as error:
-        add_capture_error(operation.around.scope.recorder, NAME, error)
+        adapter.add_capture_error(operation.around.scope.recorder, error)
 
 
 # --- installing -----------------------------------------------------------------------------
 def instrument() -> Instrumentation:
     """Record every run of the Agents SDK in this process under the names of its agents.
 
-    It may be called before or after agents are built; twice is once. As a context manager
-    (`with instrument():`) it is undone at the end of the block.
+    It may be called before or after agents are built, and repeatedly. As a context manager (`with
+    instrument():`) it is undone at the end of the block.
     """
     with _state.lock:
         if _is_installed():
@@ -579,15 +559,14 @@ def instrument() -> Instrumentation:
         _wrap_provider()
         _wrap_tool_context()
         _watch_models()
-        enable_adapter(__name__, _SCOPES)
+        adapter.enable()
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
-    """Undo `instrument`; the SDK is left as it was, with the processors that the app gave it."""
-    disable_adapter(__name__)
+    """Undo `instrument` and restore the SDK, with the processors that the app set."""
+    adapter.disable()
     with _state.lock:
-        remove_call_listener(_note_call)
         if _state.tool_context is not None:
             _state.tool_context.undo()
             _state.tool_context = None
@@ -597,13 +576,13 @@ def uninstrument() -> None:
         if provider is None:
             return
         provider.on = False
-        exchange_default(provider.made, restored)
+        exchange_default(provider.existing, with_upload)
         if setup.GLOBAL_TRACE_PROVIDER is provider:
-            setup.GLOBAL_TRACE_PROVIDER = provider.made
+            setup.GLOBAL_TRACE_PROVIDER = provider.existing
 
 
 class Instrumentor(AdapterInstrumentor):
-    """What `opentelemetry-instrument python app.py` loads."""
+    """The instrumentor that `opentelemetry-instrument python app.py` loads."""
 
     on = staticmethod(instrument)
     off = staticmethod(uninstrument)
@@ -612,7 +591,7 @@ class Instrumentor(AdapterInstrumentor):
 def _watch_models() -> None:
     with _state.lock:
         _state.models = _state.models or _bypass.wrap()
-        add_call_listener(_note_call)
+        adapter.listen()
 
 
 def _is_installed() -> bool:
@@ -621,7 +600,7 @@ def _is_installed() -> bool:
 
 def _wrap_provider() -> None:
     inner = setup.GLOBAL_TRACE_PROVIDER
-    exchange_default(inner, silenced)
+    exchange_default(inner, without_upload)
     _state.provider = _Provider(inner)
     set_trace_provider(_state.provider)
 
@@ -629,22 +608,11 @@ def _wrap_provider() -> None:
 def _wrap_tool_context() -> None:
     original = vars(ToolContext).get(_MAKER)
     if original is not None:
-        _state.tool_context = Patch(ToolContext, _MAKER, partial(_noting, original))
+        _state.tool_context = Patch(ToolContext, _MAKER, partial(_wrap_maker, original))
 
 
-def _note_call(acting: AgentContext) -> CallEnd | None:
-    """Somebody records a model call (`add_call_listener`).
-
-    It is noted that this call did not bypass the clients that core sees, and seen to that the app
-    has not put another provider in our place.
-    """
-    operation: Operation | None = acting.notes.get(NAME)
-    ended = note_asked(operation)
-    _watch_provider(acting)
-    return ended
-
-
-def _watch_provider(acting: AgentContext) -> None:
+def _watch_provider(context: AgentContext) -> None:
+    """Wrap the SDK's provider again if the app has replaced it, at the start of a model call."""
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return
     with _state.lock:
@@ -654,7 +622,10 @@ def _watch_provider(acting: AgentContext) -> None:
         _state.provider.on = False
         _wrap_provider()
     if replaced is not None and replaced.get_current_trace() is not None:
-        acting.scope.recorder.add_capture_error(
+        context.scope.recorder.add_capture_error(
             "lightspan_openai_agents: the app called set_trace_provider() after instrument(), so "
-            "it is not known which agent made this call; call instrument() after it"
+            "the agent of this call is unknown; call instrument() after set_trace_provider()"
         )
+
+
+_bypass.call_checks.append(_watch_provider)

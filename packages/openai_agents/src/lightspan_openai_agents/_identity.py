@@ -1,20 +1,20 @@
-"""From the SDK's spans to agent paths and spans: pure, without the SDK.
+"""Agent paths and spans from the SDK's spans; pure, without the SDK.
 
-The SDK tells of *operations* in the context in which they happen: a run (`task`), an agent, a tool,
-a handoff, a guardrail. A call of a model is one more. So an operation knows what is around it by
-who is acting when it begins, whatever framework said so, and decides who acts inside it:
+The SDK reports *operations* in the context in which they happen: a run (`task`), an agent, a tool,
+a handoff, a guardrail. A model call is one more. An operation reads the context at its start,
+whichever framework set it, and defines the context inside it:
 
 | operation | adds to the path | becomes |
 |---|---|---|
 | agent | its name | an AGENT span |
-| function (a tool; of an agent as a tool, too) | nothing | a TOOL span |
+| function (a tool, including an agent as a tool) | nothing | a TOOL span |
 | handoff, guardrail | nothing | a span |
 | run | nothing | nothing |
-| model call | nothing | an LLM span, if it bypassed the OpenAI SDK: core records the others |
+| model call | nothing | an LLM span, if it bypassed the OpenAI SDK |
 
-An agent that is handed to is no child of the one that hands over: both stand side by side (a path
-would grow without end where two agents hand back and forth). Its span has a link to the one it
-came from.
+An agent that is handed to is not a child of the agent that hands over: both are siblings, because a
+path would grow without end where two agents hand back and forth. The new agent's span has a link to
+the old one's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from lightspan.instrumentation import (
     AgentContext,
-    CallEnd,
-    NestedCalls,
+    FrameworkCall,
     Span,
     SpanEnd,
     SpanKind,
@@ -36,22 +35,22 @@ from lightspan.instrumentation import (
 )
 
 NAME: Final = "lightspan_openai_agents"
-"""Of the adapter: its note is the innermost operation of a context."""
+"""Name of the adapter; its note in a context is the innermost operation."""
 HANDOFF_FROM: Final = "lightspan.handoff.from"
-"""The agent that hands over: on the span of the handoff, and on the link of its heir."""
+"""Agent that hands over, on the handoff's span and on the link of the next agent."""
 HANDOFF_TO: Final = "lightspan.handoff.to"
 GUARDRAIL_TRIGGERED: Final = "lightspan.guardrail.triggered"
 
 
 class OperationKind(StrEnum):
-    """What an operation is; the values are the SDK's own, but for a model that is asked."""
+    """The kind of an operation; the values are the SDK's own, except for a model call."""
 
     RUN = "task"
     AGENT = "agent"
     TOOL = "function"
     HANDOFF = "handoff"
     GUARDRAIL = "guardrail"
-    MODEL = "a model is asked"
+    MODEL = "model call"
 
 
 WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.MODEL)
@@ -66,29 +65,30 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """An operation under way."""
+    """An open operation."""
 
     kind: OperationKind
     name: str
     around: AgentContext
-    """Who acted when it began."""
+    """Context at its start."""
     inside: AgentContext
-    """Who acts in it."""
+    """Context inside it."""
     parent: Operation | None = None
     origin: Origin | None = None
     tool_call_id: str = ""
     arguments: str = ""
-    calls: NestedCalls | None = None
-    """Of a model call: those inside it that somebody else records."""
+    call: FrameworkCall | None = None
+    """The announced call, for a model call."""
     start_ns: int = field(default_factory=time.time_ns)
-    handed: dict[str, Origin] = field(default_factory=dict)
-    """Name of an agent that was handed to → who handed over; until it begins."""
+    handoffs: dict[str, Origin] = field(default_factory=dict)
+    """Name of an agent that was handed to → agent that handed over; removed when the former
+    begins."""
     watched: Any = None
-    """What stands for the SDK's span of it, if something does."""
+    """Wrapper of the SDK's span, if there is one."""
 
     @property
     def key(self) -> str:
-        """Of its span, while that is not made."""
+        """Key of the open span in the recorder."""
         return str(self.inside.parent_span_id)
 
 
@@ -97,64 +97,62 @@ def begin(
     name: str,
     around: AgentContext,
     parent: Operation | None = None,
-    handed: dict[str, Origin] | None = None,
+    handoffs: dict[str, Origin] | None = None,
 ) -> Operation:
-    """An operation begins.
+    """Return the operation that begins.
 
     Args:
-        kind: what it is.
-        name: of the agent, tool or guardrail; empty where there is none.
-        around: who is acting.
-        parent: the operation that it is in, if any is known.
-        handed: who was handed to, and by whom, where no operation is around.
+        kind: kind of the operation.
+        name: name of the agent, tool or guardrail; empty if there is none.
+        around: context of the acting agent.
+        parent: operation around it, if one is known.
+        handoffs: pending handoffs of the attempt, where no operation is around.
     """
     operation = Operation(kind, name, around, around, parent)
-    if kind is OperationKind.MODEL:
-        operation.calls = NestedCalls()
     is_agent = kind is OperationKind.AGENT
     if kind in WITHOUT_SPAN or (is_agent and not name):
         return operation
     if is_agent:
         operation.inside = around.enter_agent(name)
-        waiting = handed if parent is None else parent.handed
-        operation.origin = (waiting or {}).pop(name, None)
+        origins = handoffs if parent is None else parent.handoffs
+        operation.origin = (origins or {}).pop(name, None)
     else:
         operation.inside = around.enter_tool()
     return operation
 
 
-def note_asked(operation: Operation | None) -> CallEnd | None:
-    """Somebody who knows more of it asks a model in this operation, and tells how that ended."""
-    calls: list[NestedCalls] = []
-    while operation is not None and operation.calls is not None:
-        calls.append(operation.calls)
+def open_calls(operation: Operation | None) -> list[FrameworkCall]:
+    """Return the model calls around an operation, from the innermost operation outwards."""
+    calls: list[FrameworkCall] = []
+    while operation is not None and operation.call is not None:
+        calls.append(operation.call)
         operation = operation.parent
-    return NestedCalls.start_in(calls)
+    return calls
 
 
 def hand_over(
-    operation: Operation, source: str, target: str, handed: dict[str, Origin] | None = None
+    operation: Operation, source: str, target: str, handoffs: dict[str, Origin] | None = None
 ) -> None:
-    """A handoff ended: the next agent of that name, beside the one that hands over, is its heir.
+    """Record the end of a handoff: the next agent of the target's name gets a link to the source.
 
     Args:
         operation: the handoff.
-        source: the agent that hands over.
-        target: the agent that is handed to.
-        handed: where to note it if nothing is around that agent.
+        source: agent that hands over.
+        target: agent that is handed to.
+        handoffs: pending handoffs of the attempt, where no operation is around the source.
     """
     agent = operation.parent
     while agent is not None and agent.kind is not OperationKind.AGENT:
         agent = agent.parent
     if agent is None or not target:
         return
-    known = handed if agent.parent is None else agent.parent.handed
-    if known is not None:
-        known[target] = Origin(source, str(agent.inside.parent_span_id))
+    origins = handoffs if agent.parent is None else agent.parent.handoffs
+    if origins is not None:
+        origins[target] = Origin(source, str(agent.inside.parent_span_id))
 
 
 def span_of(operation: Operation, end: SpanEnd) -> Span | None:
-    """The span of an operation that has ended; None for one that makes none."""
+    """Return the span of an operation that has ended; None for a kind without spans."""
     span_id = operation.inside.parent_span_id
     if operation.inside is operation.around or span_id is None:
         return None

@@ -1,9 +1,9 @@
-"""What can be optimised in an agent and all that it can reach, without running it.
+"""The agents that an agent can reach and that can be optimised, without running it.
 
-The walk follows handoffs, agents as tools, and what the functions of tools, guardrails, hooks and
-instructions refer to; the rules are those of `_identity`. The list is *complete* if nothing was
-found that could bring another agent at run time: no agent is built inside a function, no handoff
-hides its agent, no other framework is called.
+The search follows handoffs, agents as tools, and the objects that the functions of tools,
+guardrails, hooks and instructions refer to, by the rules of `_identity`. The list is *complete* if
+nothing could add another agent at run time: no function creates an agent, no handoff hides its
+agent, and no other framework is called.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from typing import Any, Final
 
 from agents import Agent, Handoff
 
-from lightspan.instrumentation import (
-    AgentPaths,
-    AgentSearch,
-    Location,
-)
+from lightspan.instrumentation import AgentPaths, AgentSearch, Location
 
 _RUNNERS: Final = frozenset({"Runner", "run", "run_sync", "run_streamed"})
-"""Names which in a function's code mean that it runs the agents that it mentions."""
-_OF_AN_AGENT: Final = (
+"""Names in a function's code that mean that it runs the agents that it mentions."""
+_AGENT_ATTRIBUTES: Final = (
     "tools",
     "input_guardrails",
     "output_guardrails",
@@ -33,12 +29,12 @@ _OF_AN_AGENT: Final = (
     "model",
     "tool_use_behavior",
 )
-"""What of an agent runs code while it acts."""
+"""Attributes of an agent whose code runs while it acts."""
 _SDK: Final = "agents"
 
 
 def agents(app: Any) -> AgentPaths:
-    """The agent paths that an agent, or a function that runs agents, can reach.
+    """Return the agent paths that an agent, or a function that runs agents, can reach.
 
     Args:
         app: an `Agent`, a list of them, or a function.
@@ -49,7 +45,7 @@ def agents(app: Any) -> AgentPaths:
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     ids: frozenset[int] = frozenset()
-    """Of the agents around."""
+    """Object ids of the agents around the location."""
 
     def entering(self, agent: Agent[Any]) -> _Location:
         inside = self.within(agent.name) if agent.name else self
@@ -68,21 +64,21 @@ class _Search(AgentSearch[_Location]):
         else:
             super().visit(thing, where)
             if AgentSearch.package(thing) == _SDK:
-                self.look_at_all(_held(thing), where)
+                self.look_at_all(_parts(thing), where)
 
     def refers(self, thing: Any, names: set[str], where: _Location) -> None:
         if isinstance(thing, Agent) and not names & _RUNNERS:
-            self.complete = False  # it does something with an agent, who knows what
+            self.complete = False  # the function may use the agent in any way
         else:
             self.look(thing, where)
 
     def _agent(self, agent: Agent[Any], where: _Location) -> None:
         inside = where.entering(agent)
         self.add(inside)
-        if id(agent) in where.ids:  # it can be reached from itself, deeper each time
+        if id(agent) in where.ids:  # the agent can reach itself, so its paths are endless
             self.complete = False
             return
-        for name in _OF_AN_AGENT:
+        for name in _AGENT_ATTRIBUTES:
             self.look(getattr(agent, name, None), inside)
         self.look_at_all(agent.handoffs, where)
 
@@ -97,18 +93,18 @@ class _Search(AgentSearch[_Location]):
         self.look_at_all((handoff.on_invoke_handoff, handoff.input_filter), where)
 
 
-def _held(thing: Any) -> Iterator[Any]:
-    """The functions and objects of the SDK's that something of the SDK's holds on to.
+def _parts(thing: Any) -> Iterator[Any]:
+    """Yield the functions and SDK objects in an object of the SDK.
 
-    That is how a tool or a guardrail leads to the user's function.
+    A tool or a guardrail leads to the user's function in this way.
     """
     if isinstance(thing, type | ModuleType):
         return
     if isinstance(thing, FunctionType):
-        held = AgentSearch.closure(thing)
+        values = AgentSearch.closure(thing)
     else:
-        held = iter(list(getattr(thing, "__dict__", {}).values()))
-    for value in held:
+        values = iter(list(getattr(thing, "__dict__", {}).values()))
+    for value in values:
         if (
             callable(value)
             or isinstance(value, Agent | list | tuple)

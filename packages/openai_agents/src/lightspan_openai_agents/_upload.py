@@ -1,6 +1,6 @@
-"""Keeps the traces of rollouts from the SDK's default processor, which uploads them to OpenAI.
+"""Exclusion of rollouts from the SDK's default processor, which uploads traces to OpenAI.
 
-What the app's own processors get is left as it is, and so is what happens outside rollouts.
+The app's own processors still get everything, and outside rollouts nothing changes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from typing import Any
 
 from agents.tracing import Span, Trace, TraceProvider, TracingProcessor, processors
 
-from lightspan.instrumentation import (
-    current_context,
-)
+from lightspan.instrumentation import current_context
 
 
 class _OutsideRollouts(TracingProcessor):
-    """The SDK's default processor, which uploads; not what rollouts do.
+    """A wrapper of the SDK's uploading processor that drops the traces of rollouts.
 
-    A process that serves (`lightspan.connect`) is in no rollout: its traces go where they went.
+    A process that serves (`lightspan.connect`) is in no rollout, so its traces are uploaded as
+    before.
     """
 
     def __init__(self, default: TracingProcessor) -> None:
@@ -56,24 +55,25 @@ def _in_rollout() -> bool:
     return current is not None and current.scope.is_rollout
 
 
-def silenced(processor: TracingProcessor) -> TracingProcessor:
-    """The processor; instead of the SDK's default one, what keeps rollouts from it."""
+def without_upload(processor: TracingProcessor) -> TracingProcessor:
+    """Return the processor, wrapped if it is the SDK's default one."""
     default = getattr(processors, "_global_processor", None)
     return _OutsideRollouts(processor) if processor is default else processor
 
 
-def restored(processor: TracingProcessor) -> TracingProcessor:
-    """What `silenced` was given."""
+def with_upload(processor: TracingProcessor) -> TracingProcessor:
+    """Undo `without_upload`."""
     return processor.default if isinstance(processor, _OutsideRollouts) else processor
 
 
 def exchange_default(
     provider: TraceProvider | None, change: Callable[[TracingProcessor], TracingProcessor]
 ) -> None:
-    """Change the processors of the SDK's own provider; others have no default processor."""
-    known = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
-    if provider is None or known is None:
+    """Change the processors of the SDK's own provider; other providers have no default
+    processor."""
+    current = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
+    if provider is None or current is None:
         return
-    changed = [change(processor) for processor in known]
-    if any(new is not old for new, old in zip(changed, known, strict=True)):
+    changed = [change(processor) for processor in current]
+    if any(new is not old for new, old in zip(changed, current, strict=True)):
         provider.set_processors(changed)

@@ -1,4 +1,4 @@
-"""Which version of its framework this adapter needs."""
+"""The framework version that this adapter needs."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from typing import Final
 
 FRAMEWORK: Final = "openai-agents"
 FLOOR: Final = "0.20.0"
-"""The newest that can be installed beside the newest CrewAI, which needs `openai<3`."""
+"""Newest version that can be installed with the newest CrewAI, which needs `openai<3`."""

@@ -22,7 +22,7 @@ import msgspec
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
 from lightspan.production.auto_attempts import task_of
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
-from lightspan.production.store_writer import parcel_of, report_of, write_parcel
+from lightspan.production.store_writer import attempt_report, attempt_write, write_pending
 from lightspan.schema import semconv as c
 from lightspan.schema.records import (
     Attempt,
@@ -163,24 +163,24 @@ async def _store_trace(
     attempt_id, rollout_id = f"at-{name}", f"ro-{name}"
     entry = next((arrival.span for arrival in arrivals if arrival.is_entry), None)
     failed = entry is not None and entry.status is SpanStatus.ERROR
-    parcel = parcel_of(
+    write = attempt_write(
         attempt_id,
         rollout_id,
         service,
         None,  # a rollout is immutable, and its input may come later
         [_in_attempt(arrival.span, name, attempt_id, rollout_id) for arrival in arrivals],
         started_at=min(arrival.span.start_ns for arrival in arrivals) / 1e9,
-        report=report_of(
+        report=attempt_report(
             attempt_id,
             AttemptStatus.FAILED if failed else AttemptStatus.SUCCEEDED,
             Outcome.APP_ERROR if failed else Outcome.OK,
         ),
     )
-    assert parcel.claim is not None
-    attempt = msgspec.structs.replace(parcel.claim.attempt, runner_id=SENDER)
-    claim = msgspec.structs.replace(parcel.claim, attempt=attempt)
-    report = None if entry is None else parcel.report
-    await write_parcel(store, parcel._replace(claim=claim, report=report))
+    assert write.claim is not None
+    attempt = msgspec.structs.replace(write.claim.attempt, runner_id=SENDER)
+    claim = msgspec.structs.replace(write.claim, attempt=attempt)
+    report = None if entry is None else write.report
+    await write_pending(store, write._replace(claim=claim, report=report))
 
 
 def _in_attempt(span: Span, name: str, attempt_id: str, rollout_id: str) -> Span:

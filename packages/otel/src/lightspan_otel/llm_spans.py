@@ -137,7 +137,7 @@ def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:
     """Record a model call that nothing else recorded; open an attempt for it if there is none."""
     root = None
     if agent.scope.is_outside:
-        if state.opener is None:
+        if state.attempt_factory is None:
             return
         with inside_of(open_span.above):
             agent, root = context.start_attempt(agent, None)
@@ -146,7 +146,7 @@ def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:
     failed = span.status is SpanStatus.ERROR
     attributes: Attributes = {
         c.AGENT_PATH: agent.path,
-        c.CALL_ID: agent.scope.new_call_id(),
+        c.CALL_ID: agent.scope.recorder.new_call_id(),
         c.CALL_OUTCOME: str(CallOutcome.ERROR if failed else CallOutcome.OK),
         **content.attributes,
     }

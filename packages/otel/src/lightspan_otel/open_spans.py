@@ -179,7 +179,7 @@ class OpenSpan:
         recorder = agent.scope.recorder
         if self.is_node and self._expecting is not recorder:
             self._expecting = recorder
-            recorder.expect(self._key, self._abandon)
+            recorder.register_pending(self._key, self._abandon)
             self._watch()
 
     def _name(self, name: str | None, agent: AgentContext) -> None:
@@ -204,7 +204,7 @@ class OpenSpan:
         """Start an attempt for it if it began outside every attempt and its role allows it."""
         with self._lock:
             agent = self.agent
-            if agent is None or not agent.scope.is_outside or state.opener is None:
+            if agent is None or not agent.scope.is_outside or state.attempt_factory is None:
                 return
             if self.role not in _ATTEMPTS or self._root is not None or self.ended:
                 return
@@ -254,7 +254,7 @@ class OpenSpan:
             return
         name, kind, identity = self._agent(agent) if self.frame is not None else self._tool()
         self._identity = identity
-        if not agent.scope.recorder.settle(self._key):
+        if not agent.scope.recorder.resolve_pending(self._key):
             return
         if self._is_recorded_elsewhere or self.ids in recorded_whole:
             return

@@ -72,7 +72,7 @@ class Captured:
     def close(self) -> None:
         """Collect the spans; fail the test on capture errors."""
         recorder = self.scope.recorder
-        recorder.give_up()
+        recorder.cancel_pending()
         self.spans += recorder.drain()
         assert recorder.capture_errors() == []
 

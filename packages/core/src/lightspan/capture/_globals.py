@@ -1,8 +1,7 @@
-"""What capturing changes in the process as a whole: all of it is here.
+"""Process-wide mutable state of the capture package.
 
-What holds in a context alone is a ContextVar where it is used: who acts (`scope`), and the thread
-that opened the scope (`strays`). The rest of this folder is immutable, or
-belongs to one attempt.
+State of one context is in a ContextVar of `context` or `misattributed_calls`. Everything else in
+this package is immutable or belongs to one attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from lightspan.capture.context_types import AgentContext, AttemptFactory, CallListener, Resolver
 from lightspan.capture.generator_context import GeneratorSteps
-from lightspan.capture.import_hooks import Awaited
+from lightspan.capture.import_hooks import ImportHook
 from lightspan.capture.patch import Patch
 from lightspan.schema.system_prompts import Instructions
 
@@ -27,55 +26,55 @@ class ActivePrompts:
 
     instructions: Instructions
     calls: int = 0
-    """Model calls that were looked at."""
-    asked: set[str] = field(default_factory=set)
-    """Agents and prompts that were asked."""
-    warned: set[str] = field(default_factory=set)
-    """What was said already."""
+    """Number of model calls that were checked for a learned prompt."""
+    used_names: set[str] = field(default_factory=set)
+    """Agents and prompts for which a learned text was requested."""
+    warnings: set[str] = field(default_factory=set)
+    """Warnings that were logged already."""
 
 
 @dataclass(slots=True)
 class State:
-    """Of one process."""
+    """The capture state of a process."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of the shims and the clients."""
-    shims: dict[str, list[Patch]] = field(default_factory=dict)
-    """SDK → its wrapped requests."""
-    awaited: dict[str, Awaited] = field(default_factory=dict)
-    """The SDKs that are wrapped once they are imported."""
+    """Guards `sdk_patches` and `clients`."""
+    sdk_patches: dict[str, list[Patch]] = field(default_factory=dict)
+    """SDK → patches of its `request` methods."""
+    import_hooks: dict[str, ImportHook] = field(default_factory=dict)
+    """SDK → hook that patches it once it is imported."""
     http_patches: list[Patch] = field(default_factory=list)
-    """Of HTTP clients, in a dry run."""
-    starters: list[Patch] = field(default_factory=list)
-    """The wrapped starts of threads, and what else carries scopes."""
-    forks_seen: bool = False
-    """Forked processes are left alone: that is asked for once, for ever."""
-    strays: int = 0
-    """Model calls for no attempt under way, so far."""
-    stray: str = ""
-    """What is to be said of the last one."""
+    """Patches of HTTP clients, in a dry run."""
+    thread_patches: list[Patch] = field(default_factory=list)
+    """Patches that copy the context into threads and pools; non-empty in a runner's process."""
+    has_fork_hook: bool = False
+    """Whether the fork hook is registered, which cannot be undone."""
+    misattributed_count: int = 0
+    """Number of model calls so far that belong to no open attempt."""
+    misattributed_reason: str = ""
+    """Message about the last such call."""
     clients: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """SDK and origin → our clean client."""
+    """SDK and origin → client to the gateway."""
     async_clients: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """Event loop → SDK and origin → our clean client."""
+    """Event loop → SDK and origin → client to the gateway."""
     resolvers: list[Resolver] = field(default_factory=list)
     claims: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Adapter in force → OpenTelemetry's instrumentation scopes whose spans are ignored."""
+    """Enabled adapter → OpenTelemetry's instrumentation scopes whose spans are ignored."""
     entry_listeners: list[Callable[[], object]] = field(default_factory=list)
-    """Called before an attempt is entered."""
+    """Callbacks that run before an attempt is opened."""
     call_listeners: list[CallListener] = field(default_factory=list)
     steps: dict[FrameType, GeneratorSteps] = field(default_factory=dict)
     """Generator → its open blocks, until the last of them ends (an abandoned one ends them)."""
     connections: list[AgentContext] = field(default_factory=list)
-    """The servers that the process is connected to; the last one answers."""
-    opener: AttemptFactory | None = None
-    """Makes attempts of what begins where no scope is open."""
+    """Contexts of the servers that the process is connected to; the last one applies."""
+    attempt_factory: AttemptFactory | None = None
+    """Opens attempts for what begins outside every attempt."""
     active_prompts: list[ActivePrompts] = field(default_factory=list)
-    """Of `lightspan.apply_prompts`; the last one counts."""
-    outside: AgentContext | None = None
-    """Who acts where no scope is open; None unless it is connected or records."""
+    """Prompts of `lightspan.apply_prompts`; the last ones apply."""
+    ambient: AgentContext | None = None
+    """Context outside every attempt; None unless the process is connected or records."""
 
 
 state: Final = State()

@@ -1,4 +1,4 @@
-"""What adapters of frameworks share; `lightspan.instrumentation` is its public face."""
+"""Functions shared by the adapters of frameworks, public through `lightspan.instrumentation`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from lightspan.capture._globals import state
-from lightspan.capture.context import AgentContext, agent_attributes, make_span
+from lightspan.capture.context import (
+    AgentContext,
+    CallEnd,
+    CallListener,
+    agent_attributes,
+    make_span,
+    notify_call_start,
+)
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
 from lightspan.errors import ConfigError
@@ -20,13 +26,13 @@ from lightspan.schema.routing import join_path
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanLink, SpanStatus, text_of
 
 MAX_TEXT_LENGTH: Final = 65_536
-"""Characters of a tool's arguments or result in its span."""
+"""Maximum number of characters of a tool's arguments or result in its span."""
 
 
 # --- versions -------------------------------------------------------------------------------
 @contextmanager
 def require_framework(adapter: str, framework: str, floor: str) -> Iterator[None]:
-    """Check the installed version of a framework around an adapter's imports of it.
+    """Check a framework's installed version around an adapter's imports of it.
 
     Args:
         adapter: name of the adapter's distribution.
@@ -35,7 +41,7 @@ def require_framework(adapter: str, framework: str, floor: str) -> Iterator[None
 
     Raises:
         ConfigError: the framework is not installed, or is older than `floor`.
-        ImportError: an import in the block failed: the framework is newer than the adapter.
+        ImportError: an import in the block failed because the framework is newer than the adapter.
     """
     hint = f"pip install '{framework}>={floor}'"
     try:
@@ -44,14 +50,14 @@ def require_framework(adapter: str, framework: str, floor: str) -> Iterator[None
         raise ConfigError(f"{framework} is not installed in this environment: {hint}") from None
     if _numbers(installed) < _numbers(floor):
         raise ConfigError(
-            f"{framework} {installed} is older than {floor}, which this needs: {hint}"
+            f"{framework} {installed} is too old: {adapter} needs {floor} or newer: {hint}"
         )
     try:
         yield
     except ImportError as error:
         raise ImportError(
-            f"this {adapter} does not know {framework} {installed} ({error}): upgrade {adapter}, "
-            f"or install an older {framework}"
+            f"this {adapter} does not support {framework} {installed} ({error}): upgrade "
+            f"{adapter}, or install an older {framework}"
         ) from error
 
 
@@ -61,10 +67,10 @@ def _numbers(text: str) -> list[int]:
 
 # --- texts ----------------------------------------------------------------------------------
 def truncated_json(value: Any, limit: int | None = MAX_TEXT_LENGTH) -> str:
-    """Return a text as it is and any other value as JSON, cut to a length; never raise.
+    """Return a string unchanged and any other value as JSON, cut to a length. Never raises.
 
     Args:
-        value: what is to be recorded; a part that JSON cannot express becomes its `repr`.
+        value: the value to record; a part that JSON cannot express becomes its `repr`.
         limit: maximum number of characters; None for no limit.
     """
     text = value if isinstance(value, str) else _json(value)
@@ -76,7 +82,7 @@ def truncated_json(value: Any, limit: int | None = MAX_TEXT_LENGTH) -> str:
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=repr)
-    except Exception:  # keys that are no text, cycles, a `repr` of the app's that raises
+    except Exception:  # keys that are not strings, cycles, a `repr` of the app's that raises
         return f"<{type(value).__name__}>"
 
 
@@ -90,14 +96,14 @@ _ERROR_KEYS: Final = (
 
 
 class SpanEnd(NamedTuple):
-    """How an agent, a tool or a model call ended."""
+    """The end of an agent, a tool call or a model call."""
 
     status: SpanStatus = SpanStatus.OK
-    """UNSET for what was abandoned, which is no error."""
+    """Status of the span; UNSET if it was abandoned, which is not an error."""
     message: str = ""
-    """Of the error."""
+    """Message of the error."""
     attributes: Mapping[str, Any] = {}
-    """More attributes of the span: those of the error, a tool's result."""
+    """More attributes of the span, such as those of the error or a tool's result."""
 
     @classmethod
     def from_error(cls, error: BaseException) -> SpanEnd:
@@ -112,7 +118,7 @@ SUCCEEDED: Final = SpanEnd()
 
 
 def error_attributes(attributes: Mapping[str, Any]) -> Attributes:
-    """Return those of the attributes that describe an error."""
+    """Return the attributes that describe an error."""
     return {key: attributes[key] for key in _ERROR_KEYS if key in attributes}
 
 
@@ -127,15 +133,15 @@ def end_span(
     attributes: Mapping[str, Any] | None = None,
     links: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> Span:
-    """Return the span of something that has ended now.
+    """Return the span of an agent, tool call or model call that has ended now.
 
     Args:
         around: the context in which it began.
-        kind: AGENT and TOOL spans get the attributes that all adapters write.
-        name: name of the agent or tool; of another kind, of the span.
-        end: how it ended.
+        kind: kind of the span; AGENT and TOOL spans get the attributes that all adapters write.
+        name: name of the agent or tool; for another kind, name of the span.
+        end: status, message and attributes of the end.
         span_id: id of the frame that was pushed for it; None for a new id.
-        start_ns: when it began, nanoseconds since the epoch; None for now.
+        start_ns: start, nanoseconds since the epoch; None for now.
         attributes: more attributes.
         links: id and attributes of other spans of the attempt.
     """
@@ -165,15 +171,75 @@ def end_span(
     )
 
 
+# --- model calls ----------------------------------------------------------------------------
+class FrameworkCall:
+    """A framework's model call, which its adapter records unless a call inside it is recorded.
+
+    A client may try another URL or client where one fails: the framework's call is recorded only if
+    no call inside it is under way or brought the answer. Thread-safe.
+
+    Args:
+        context: context of the calling agent; the call is announced to all listeners.
+        around: framework calls that this one is inside.
+        besides: listener that is not notified.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        around: Iterable[FrameworkCall] = (),
+        *,
+        besides: CallListener | None = None,
+    ) -> None:
+        self._inner: list[list[bool]] = []
+        """Each call inside: empty while it is open, then whether it was answered."""
+        self._ends = [notify_call_start(context, besides=besides)]
+        self._ends += [call.start_inner() for call in around]
+
+    def start_inner(self) -> CallEnd:
+        """Record that a call inside begins; return a function for whether it was answered."""
+        ends: list[bool] = []
+        self._inner.append(ends)
+        return ends.append
+
+    def end(self, *, is_answered: bool) -> None:
+        """Notify the listeners and the calls around this one that it has ended."""
+        for end in self._ends:
+            end(is_answered)
+
+    def needs_record(self, *, is_ok: bool) -> bool:
+        """Return whether the adapter has to record this call.
+
+        Args:
+            is_ok: whether this call was answered.
+        """
+        if not self._inner:
+            return True
+        return is_ok and all(ends and not ends[0] for ends in self._inner)
+
+
+def start_inner_calls(calls: Iterable[FrameworkCall]) -> CallEnd | None:
+    """Record that a call begins inside each of `calls`; None if there are none."""
+    ends = [call.start_inner() for call in calls]
+    if not ends:
+        return None
+
+    def notify_end(is_answered: bool) -> None:
+        for end in ends:
+            end(is_answered)
+
+    return notify_end
+
+
 # --- errors ---------------------------------------------------------------------------------
 def add_capture_error(recorder: Recorder, adapter: str, error: Exception) -> None:
-    """Record an error of the adapter itself: the attempt is not trained, the app never sees it."""
+    """Record an error of an adapter: the attempt is not trained, and the app gets no error."""
     recorder.add_capture_error(f"{adapter}: {type(error).__name__}: {text_of(error)}")
 
 
 # --- OpenTelemetry's instrumentation scopes -------------------------------------------------
 def claim_scope(adapter: str, scopes: Iterable[str]) -> None:
-    """Ignore the spans of these instrumentation scopes, since an adapter records the same agents.
+    """Ignore the spans of instrumentation scopes, since an adapter records the same agents.
 
     Args:
         adapter: name of the adapter.
@@ -188,16 +254,16 @@ def release_scope(adapter: str) -> None:
 
 
 def is_claimed(scope: str) -> bool:
-    """Return whether an adapter claims this instrumentation scope."""
+    """Return whether an adapter claims an instrumentation scope."""
     return any(scope in scopes for scopes in state.claims.values())
 
 
 # --- installing -----------------------------------------------------------------------------
 def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
-    """Call `wrap` with a class and every class below it, also those that are defined later.
+    """Call `wrap` with a class and all its subclasses, including those that are defined later.
 
     Returns:
-        What ends the calls for later classes; patches that `wrap` made are the caller's to undo.
+        A patch that ends the calls for later classes; the caller undoes patches made by `wrap`.
     """
     below: dict[type, None] = {base: None}
     queue: list[type] = list(type.__subclasses__(base))
@@ -222,10 +288,10 @@ def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
 
 
 class Instrumentation:
-    """What `instrument()` returns: as a context manager it undoes what that call did.
+    """The result of `instrument()`: a context manager that undoes the call.
 
     Args:
-        undo: the adapter's `uninstrument`; None if the call found everything installed.
+        undo: the adapter's `uninstrument`; None if the call changed nothing.
     """
 
     def __init__(self, undo: Callable[[], None] | None) -> None:
@@ -234,20 +300,15 @@ class Instrumentation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._undo is not None:
             self._undo()
 
 
 class AdapterInstrumentor:
-    """What `opentelemetry-instrument` loads; a subclass names its adapter's functions.
+    """Base class of the instrumentor that `opentelemetry-instrument` loads.
 
-    OpenTelemetry's own options say nothing to an adapter.
+    OpenTelemetry's own options are ignored.
     """
 
     on: ClassVar[Callable[[], Instrumentation]]
@@ -256,9 +317,9 @@ class AdapterInstrumentor:
     """The adapter's `uninstrument`, as a static method."""
 
     def instrument(self, **_: Any) -> None:
-        """Do what the adapter's `instrument()` does."""
+        """Call the adapter's `instrument`."""
         type(self).on()
 
     def uninstrument(self, **_: Any) -> None:
-        """Do what the adapter's `uninstrument()` does."""
+        """Call the adapter's `uninstrument`."""
         type(self).off()

@@ -1,8 +1,8 @@
-"""Looking for an app's agents without running it: what the searches of all adapters share.
+"""Search for an app's agents without running it, for all adapters.
 
-A search walks over what the app consists of: objects, and what functions refer to. An adapter says
-what its framework's own things are and where they keep their agents. The list is *complete* if
-nothing was found that could bring another agent at run time.
+The search visits the objects of an app and the objects that its functions refer to. An adapter's
+subclass handles the framework's own classes. The list of agents is *complete* unless something was
+visited that could add another agent at run time.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from lightspan.capture.static_analysis import (
-    enclosed,
-    is_users,
+    closure_values,
+    is_user_code,
     module_of,
     names_in,
-    referred,
-    root_of,
+    package_of,
+    references,
 )
 from lightspan.plugins import installed_plugins
 from lightspan.schema.routing import AgentPaths, join_path
 
-_LOOKED_AT_MOST: Final = 2_000
+_MAX_VISITS: Final = 2_000
 
 
 def frameworks() -> frozenset[str]:
-    """The modules that name agents of their own: the frameworks of the adapters that are installed
-    here, and lightspan's."""
+    """Return the top-level modules whose agents have names: lightspan's and those of installed
+    adapters."""
     return frozenset(("lightspan", *installed_plugins("frameworks")))
 
 
-def _is_ours(thing: Any) -> bool:
-    """Return whether it is of a distribution of lightspan's, be it in a checkout."""
-    root = root_of(thing)
+def _is_lightspan(thing: Any) -> bool:
+    """Return whether an object is from a distribution of lightspan, including one in a checkout."""
+    root = package_of(thing)
     return root == "lightspan" or root.startswith("lightspan_")
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The agents around something."""
+    """The names of the agents around an object."""
 
     names: tuple[str, ...] = ()
 
     def within(self, name: str) -> Self:
-        """Inside one more."""
+        """Return the location inside one more agent."""
         return replace(self, names=(*self.names, name))
 
 
@@ -54,50 +54,50 @@ W = TypeVar("W", bound=Location)
 
 
 class AgentSearch(Generic[W]):
-    """A walk over what an app consists of; an adapter's says what its framework's things hold."""
+    """A search for agents; an adapter's subclass handles the framework's classes."""
 
     makers: ClassVar[frozenset[str]] = frozenset()
-    """Names which in a function's code mean that it may bring agents of its own."""
+    """Names in a function's code that mean that it may create agents."""
     installed: ClassVar[tuple[str, ...]] = ()
-    """Packages whose code brings no agents, wherever they lie; the adapter's framework too."""
+    """Packages whose code brings no agents, wherever they are; the adapter's framework is one."""
     reads_texts: ClassVar[bool] = True
-    """Whether a text in a function's code may name what the function uses."""
+    """Whether a text in a function's code may name an object that the function uses."""
 
     def __init__(self) -> None:
         self.complete = True
         self.paths: dict[str, None] = {}
-        """What was found so far, in order."""
-        self._seen: dict[tuple[int, W], Any] = {}
-        """What was looked at, kept alive so that ids stay unique."""
-        self._others = frameworks().difference(self.installed)
+        """Agent paths so far, in order."""
+        self._visited: dict[tuple[int, W], Any] = {}
+        """Visited objects, kept alive so that their ids stay unique."""
+        self._other_frameworks = frameworks().difference(self.installed)
 
     def search(self, app: Any, where: W) -> AgentPaths:
-        """The paths of the agents in an app."""
+        """Return the paths of the agents in an app."""
         self.look(app, where)
         return AgentPaths(tuple(self.paths), self.complete)
 
     def look(self, thing: Any, where: W) -> None:
-        """Look at anything that an app consists of, once."""
-        if (id(thing), where) in self._seen:
+        """Visit an object of the app, once per location."""
+        if (id(thing), where) in self._visited:
             return
-        self._seen[id(thing), where] = thing
-        if len(self._seen) > _LOOKED_AT_MOST:
+        self._visited[id(thing), where] = thing
+        if len(self._visited) > _MAX_VISITS:
             self.complete = False
         else:
             self.visit(thing, where)
 
     def look_at_all(self, things: Iterable[Any], where: W) -> None:
-        """Look at each of them."""
+        """Visit several objects."""
         for thing in list(things):
             self.look(thing, where)
 
     def add(self, where: W) -> None:
-        """A model is asked there."""
+        """Add the path of an agent that calls a model."""
         self.paths[join_path(where.names)] = None
 
     # --- for adapters -----------------------------------------------------------------------
     def visit(self, thing: Any, where: W) -> None:
-        """Look into a thing; an adapter's begins with those of its framework."""
+        """Visit the parts of an object; an override handles the framework's classes first."""
         if isinstance(thing, functools.partial):
             self.look_at_all((thing.func, *thing.args, *thing.keywords.values()), where)
         elif isinstance(thing, MethodType):
@@ -108,45 +108,47 @@ class AgentSearch(Generic[W]):
             self.look_at_all(thing, where)
         elif self.is_others(thing):
             self.complete = False
-        elif is_users(thing, self.installed) and not _is_ours(thing):
-            self._users(thing, where)
+        elif is_user_code(thing, self.installed) and not _is_lightspan(thing):
+            self._user_code(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:
-        """A function at `where` mentions these names; the whole app may be one that asks."""
+        """Handle the names that a function mentions; a whole app without agents counts as one
+        agent."""
         if not where.names and not self.paths:
             self.add(where)
 
     def refers(self, thing: Any, names: set[str], where: W) -> None:
-        """A function that mentions these names refers to a thing."""
+        """Visit an object to which a function refers that mentions these names."""
         self.look(thing, where)
 
     def is_others(self, thing: Any) -> bool:
-        """Return whether it is of another framework, which may name agents.
+        """Return whether an object is from another framework, which may name agents.
 
-        Of lightspan's own modules only the names that an app calls do (`lightspan.agent`).
+        Of lightspan's own modules only those with the names that an app calls (`lightspan.agent`)
+        count.
         """
-        root = root_of(thing)
+        root = package_of(thing)
         if root == "lightspan":
             module = thing.__name__ if isinstance(thing, ModuleType) else module_of(thing)
             return module == "lightspan" or module.startswith("lightspan.capture.")
-        return root in self._others
+        return root in self._other_frameworks
 
     def references(self, function: FunctionType) -> Iterator[Any]:
-        """Yield what a function refers to: closure, defaults, globals that it mentions."""
+        """Yield a function's closure values, defaults and the globals that it mentions."""
         names = set(names_in(function.__code__, texts=self.reads_texts))
-        yield from referred(function, names, installed=self.installed)
+        yield from references(function, names, installed=self.installed)
 
     @staticmethod
     def closure(function: FunctionType) -> Iterator[Any]:
-        """Yield what a function's closure holds."""
-        yield from enclosed(function)
+        """Yield the values of a function's closure."""
+        yield from closure_values(function)
 
     @staticmethod
     def package(thing: Any) -> str:
         """Return the top-level package of a module, function, class or object."""
-        return root_of(thing)
+        return package_of(thing)
 
-    def _users(self, thing: Any, where: W) -> None:
+    def _user_code(self, thing: Any, where: W) -> None:
         if isinstance(thing, FunctionType):
             self._function(thing, where)
         elif isinstance(thing, type):
@@ -158,7 +160,7 @@ class AgentSearch(Generic[W]):
     def _function(self, function: FunctionType, where: W) -> None:
         names = set(names_in(function.__code__, texts=self.reads_texts))
         self.mentions(names, where)
-        if names & (self.makers | self._others):
+        if names & (self.makers | self._other_frameworks):
             self.complete = False
-        for thing in list(referred(function, names, installed=self.installed)):
+        for thing in list(references(function, names, installed=self.installed)):
             self.refers(thing, names, where)

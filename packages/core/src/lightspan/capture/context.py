@@ -1,15 +1,15 @@
-"""Who is acting: the rollout, the attempt and the agents, in one ContextVar.
+"""The current rollout, attempt and agents, in one ContextVar.
 
-A runner opens a *scope* around the app. Adapters (and `lightspan.agent`) push *frames*, one per
-agent; the innermost frame is the acting agent and the names of all frames are its path. A framework
-whose hooks cannot push reliably registers a *resolver* instead, which is asked whenever somebody
-wants to know. What they are, `stack` says; it is offered here too.
+A runner opens an attempt around the app (`entry.open_scope`). Adapters and `lightspan.agent` push
+*frames*, one per agent: the innermost frame is the acting agent, and the names of all frames are
+its path. A framework whose callbacks cannot push reliably registers a *resolver* instead, which is
+called whenever the acting agent is needed.
 
-`current_agent` returns who acts now: `resolve_agent` of `current_context`. Code that pushes or pops
-a frame must not count what a resolver adds, and code that runs at every call of a thread pool must
-not ask resolvers: both use `current_context`. Asking changes nothing. Code that begins to record a
-model call calls `notify_call_start`: an adapter that hears of the same call from its framework
-leaves it to that code, and records only what nobody else saw answered.
+`current_context` returns the pushed frames, and `current_agent` applies the resolvers to them. Code
+that pushes or pops a frame must not include the frames of a resolver, and code that runs in every
+call of a thread pool must not call resolvers: both use `current_context`. Neither function changes
+anything. Code that begins to record a model call calls `notify_call_start`, so that the adapter of
+a framework which made the same call leaves it to that code.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from lightspan.capture.context_types import (
     CallEnd as CallEnd,
     CallListener as CallListener,
     Frame as Frame,
+    Place as Place,
     Resolver as Resolver,
 )
 from lightspan.capture.recorder import LostRewardRecorder, NullRecorder
@@ -46,233 +47,213 @@ from lightspan.schema.spans import (
     now_ns,
 )
 
-_acting: Final[ContextVar[generator_context.Set]] = ContextVar("lightspan_acting", default=None)
-
-Acted = Token[generator_context.Set]
-"""See `set_agent`."""
+_agent: Final[ContextVar[generator_context.Entry]] = ContextVar("lightspan_acting", default=None)
 
 
 def current_context() -> AgentContext | None:
-    """Who is acting by the pushed frames alone; None outside a scope."""
-    found = _acting.get()
-    if state.steps or isinstance(found, generator_context.GeneratorEntry):
-        found = _in_this_step(found)
-    return found or state.outside
+    """Return the context of the pushed frames; None outside every attempt."""
+    entry = _agent.get()
+    if state.steps or isinstance(entry, generator_context.GeneratorEntry):
+        entry = _current_in_generators(entry)
+    return entry or state.ambient
 
 
-def _in_this_step(found: generator_context.Set) -> AgentContext | None:
-    """Who acts where a generator may be running, or may have left something behind."""
+def _current_in_generators(entry: generator_context.Entry) -> AgentContext | None:
+    """Return the context where a generator may be running or may have left an entry behind."""
     running = generator_context.running(state.steps)
-    now = generator_context.current_entries(found, running)
-    if running and not generator_context.is_of(now, running[0]):
-        now = generator_context.inside(running[0].blocks[-1], running[0], now)
-    if now is not found:
-        _acting.set(now)  # for the tasks and threads that begin here
-    return now.acting if isinstance(now, generator_context.GeneratorEntry) else now
+    current = generator_context.current_entries(entry, running)
+    if running and not generator_context.is_set_in(current, running[0]):
+        current = generator_context.inside(running[0].blocks[-1], running[0], current)
+    if current is not entry:
+        _agent.set(current)  # tasks and threads that begin here copy it
+    return _agent_of(current)
+
+
+def _agent_of(entry: generator_context.Entry) -> AgentContext | None:
+    return entry.agent if isinstance(entry, generator_context.GeneratorEntry) else entry
 
 
 def pushed_in(context: Context) -> AgentContext | None:
-    """Who is acting in that context by the pushed frames alone; None outside every scope."""
-    found = context.get(_acting)
-    return found.acting if isinstance(found, generator_context.GeneratorEntry) else found
+    """Return the context of the frames pushed in `context`; None outside every attempt."""
+    return _agent_of(context.get(_agent))
 
 
 def current_agent() -> AgentContext | None:
-    """Who is acting now, resolvers asked; None outside a scope."""
+    """Return the context of the acting agent, by frames and resolvers; None outside attempts."""
     current = current_context()
     return None if current is None else resolve_agent(current)
 
 
 def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> AgentContext:
-    """Who is really acting where the pushed frames say `current`.
+    """Return the context of the acting agent by the resolvers.
 
     Args:
-        current: see `current_context`.
-        before: ask only the resolvers that were registered before this one: what it will be given.
+        current: the context of the pushed frames.
+        before: resolver that, with all later ones, is not called; None calls every resolver.
     """
     for resolver in state.resolvers:
         if resolver is before:
             break
         try:
             current = resolver(current) or current
-        except Exception as error:  # an adapter's; it must not reach the app
-            current.scope.recorder.add_capture_error(
-                f"who is acting could not be resolved: {error!r}"
-            )
+        except Exception as error:  # an adapter's error must not reach the app
+            current.add_capture_error("the acting agent could not be resolved", error)
     return current
 
 
-def set_agent(value: AgentContext | None) -> Acted:
-    """Set who is acting; undo with `reset_agent`. Who acts outside every scope is nobody."""
-    value = None if value is state.outside else value
+def set_agent(agent: AgentContext | None) -> Callable[[], None]:
+    """Set the acting agent; None for no attempt.
+
+    Returns:
+        A function that undoes it. In another context than this one it does nothing.
+    """
+    entry: generator_context.Entry = None if agent is state.ambient else agent
     running = generator_context.running(state.steps) if state.steps else ()
-    if not running:
-        return _acting.set(value)
-    return _acting.set(generator_context.inside(value, running[0], _outer(running)))
+    if running:
+        entry = generator_context.inside(_agent_of(entry), running[0], _outer(running))
+    return partial(_reset, _agent.set(entry))
 
 
-def _outer(running: Sequence[generator_context.GeneratorSteps]) -> generator_context.Set:
-    return generator_context.current_entries(_acting.get(), running)
+def _outer(running: Sequence[generator_context.GeneratorSteps]) -> generator_context.Entry:
+    return generator_context.current_entries(_agent.get(), running)
 
 
-def reset_agent(token: Acted) -> None:
-    """Undo `set_agent`, also from another context (then there is nothing to undo)."""
+def _reset(token: Token[generator_context.Entry]) -> None:
     try:
-        _acting.reset(token)
+        _agent.reset(token)
     except ValueError:  # the token's context is gone: an abandoned generator, another task
         return
 
 
-def act(value: AgentContext, entering: FrameType) -> Callable[[], None]:
-    """Set who acts in a `with` block; in a generator, in its own steps alone (`steps`).
+def set_agent_in_block(agent: AgentContext, entering: FrameType) -> Callable[[], None]:
+    """Set the acting agent in a `with` block, which in a generator covers its own steps only.
 
     Args:
-        value: who acts.
-        entering: the frame that enters the block.
+        agent: the acting agent.
+        entering: the stack frame that enters the block.
 
     Returns:
-        What undoes it, in any context.
+        A function that undoes it, in any context.
     """
     generator = generator_context.generator_of(entering)
     if generator is None:
-        return partial(reset_agent, set_agent(value))
-    opened = state.steps.setdefault(generator, generator_context.GeneratorSteps())
+        return set_agent(agent)
+    steps = state.steps.setdefault(generator, generator_context.GeneratorSteps())
     before = _outer(generator_context.running(state.steps))
-    opened.blocks.append(value)
-    _acting.set(generator_context.inside(value, opened, before))
+    steps.blocks.append(agent)
+    _agent.set(generator_context.inside(agent, steps, before))
 
     def leave() -> None:
-        opened.blocks[:] = [block for block in opened.blocks if block is not value]
-        if not opened.blocks:
+        steps.blocks[:] = [block for block in steps.blocks if block is not agent]
+        if not steps.blocks:
             state.steps.pop(generator, None)
-        _acting.set(_outer(generator_context.running(state.steps)))
+        _agent.set(_outer(generator_context.running(state.steps)))
 
     return leave
 
 
-# --- outside every scope --------------------------------------------------------------------
-_NOWHERE: Final = AgentContext(
-    AttemptContext(
-        rollout_id="",
-        attempt_id="",
-        mode=Mode.PRODUCTION,
-        recorder=LostRewardRecorder(),
-        is_outside=True,
-    )
-)
-_QUIET: Final = AgentContext(
-    AttemptContext(
-        rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=NullRecorder(), is_outside=True
-    )
-)
+# --- outside every attempt ------------------------------------------------------------------
+def _ambient(recorder: NullRecorder) -> AgentContext:
+    scope = AttemptContext(mode=Mode.PRODUCTION, recorder=recorder, is_outside=True)
+    return AgentContext(scope)
+
+
+_RECORDING: Final = _ambient(LostRewardRecorder())
+_SILENT: Final = _ambient(NullRecorder())
 
 
 def connect(connection: AgentContext) -> None:
-    """Have it act where no scope is open, until `disconnect`; its scope is `is_outside`."""
+    """Make `connection`, whose attempt `is_outside`, the context outside every attempt."""
     state.connections.append(connection)
-    _settle()
+    _update_ambient()
 
 
 def disconnect(connection: AgentContext) -> None:
     """Undo `connect`."""
-    state.connections[:] = [one for one in state.connections if one is not connection]
-    _settle()
+    state.connections[:] = [other for other in state.connections if other is not connection]
+    _update_ambient()
 
 
-def set_opener(opener: AttemptFactory | None) -> None:
-    """Make attempts of what begins where no scope is open; None: no more."""
-    state.opener = opener
-    _settle()
+def set_attempt_factory(factory: AttemptFactory | None) -> None:
+    """Open attempts for what begins outside every attempt; None stops that."""
+    state.attempt_factory = factory
+    _update_ambient()
 
 
-def push_prompts(active: ActivePrompts) -> None:
+def push_prompts(prompts: ActivePrompts) -> None:
     """Apply prompts outside rollouts, until `pop_prompts`."""
-    state.active_prompts.append(active)
-    _settle()
+    state.active_prompts.append(prompts)
+    _update_ambient()
 
 
-def pop_prompts(active: ActivePrompts) -> None:
+def pop_prompts(prompts: ActivePrompts) -> None:
     """Undo `push_prompts`."""
-    state.active_prompts[:] = [one for one in state.active_prompts if one is not active]
-    _settle()
+    state.active_prompts[:] = [other for other in state.active_prompts if other is not prompts]
+    _update_ambient()
 
 
-def _settle() -> None:
-    quiet = _QUIET if state.active_prompts else None
-    recorded = quiet if state.opener is None else _NOWHERE
-    state.outside = state.connections[-1] if state.connections else recorded
+def _update_ambient() -> None:
+    silent = _SILENT if state.active_prompts else None
+    unconnected = silent if state.attempt_factory is None else _RECORDING
+    state.ambient = state.connections[-1] if state.connections else unconnected
 
 
 def start_attempt(
     current: AgentContext,
     name: str | None,
-    given: Any = None,
+    input: Any = None,
     *,
     before: Resolver | None = None,
 ) -> tuple[AgentContext, AttemptHandle | None]:
-    """Who is around what begins now; in production, in an attempt of its own unless it is in one.
+    """Return the context in which something begins; in production, open an attempt if none is open.
 
-    Resolvers are asked first, whoever begins: of a framework that cannot push, its resolver alone
-    knows that an attempt is open.
+    Resolvers are called first: for a framework that cannot push frames, only its resolver can find
+    the open attempt.
 
     Args:
-        current: who is acting, as `current_context` said.
-        name: of what begins; None for a model call that nothing is around.
-        given: its input, if it is known.
+        current: the context of the pushed frames.
+        name: name of the agent, team or function that begins; None for a lone model call.
+        input: its input; None if that is not known.
         before: see `resolve_agent`.
 
     Returns:
-        Who is acting; and the attempt that began, None if it is in one or nothing is recorded.
+        The context of the acting agent, and the opened attempt. The latter is None if an attempt
+        was open already or nothing is recorded.
     """
     around = resolve_agent(current, before=before) if state.resolvers else current
-    if state.opener is None or not around.scope.is_outside:
+    if state.attempt_factory is None or not around.scope.is_outside:
         return around, None
-    root = state.opener(around, name, given)
-    return root.acting, root
+    attempt = state.attempt_factory(around, name, input)
+    return attempt.context, attempt
 
 
 @contextmanager
-def entered(root: AttemptHandle) -> Iterator[None]:
-    """Act in the attempt for the duration of the block, which ends it."""
-    token = set_agent(root.acting)
+def attempt_scope(attempt: AttemptHandle) -> Iterator[None]:
+    """Enter an automatically opened attempt for a block, and close it at the end."""
+    leave = set_agent(attempt.context)
     try:
         yield
     except BaseException as error:
-        reset_agent(token)
-        root.close(error)
+        leave()
+        attempt.close(error)
         raise
-    reset_agent(token)
-    root.close()
+    leave()
+    attempt.close()
 
 
-def end_step(generator: FrameType) -> None:
-    """A step of a generator ends: nothing of its blocks stays with whoever takes its items."""
-    opened, found = state.steps.get(generator), _acting.get()
-    if opened is not None:
-        _acting.set(generator_context.without(opened, found))
-
-
-@contextmanager
-def push(frame: Frame) -> Iterator[AgentContext | None]:
-    """Push an agent frame for the duration of the block; a no-op outside a scope."""
-    current = current_context()
-    if current is None:
-        yield None
-        return
-    deeper = current.within(frame.span_id, (*current.frames, frame))
-    token = set_agent(deeper)
-    try:
-        yield deeper
-    finally:
-        reset_agent(token)
+def leave_step(generator: FrameType) -> None:
+    """Remove a generator's blocks from the context before the generator yields."""
+    steps = state.steps.get(generator)
+    if steps is not None:
+        _agent.set(generator_context.without(steps, _agent.get()))
 
 
 def register_resolver(resolver: Resolver, *, first: bool = False) -> None:
-    """Ask `resolver` who is acting, too. Registering twice is a no-op.
+    """Register a resolver; a no-op if it is registered.
 
     Args:
-        resolver: see there.
-        first: ask it before those that are registered, whenever they are.
+        resolver: function that returns the context of the acting agent.
+        first: whether to call it before the resolvers that are registered already.
     """
     if resolver not in state.resolvers:
         state.resolvers.insert(0 if first else len(state.resolvers), resolver)
@@ -285,53 +266,55 @@ def unregister_resolver(resolver: Resolver) -> None:
 
 
 def resolvers() -> Sequence[Resolver]:
-    """The registered resolvers, in the order in which they are asked."""
+    """Return the registered resolvers in the order of their calls."""
     return tuple(state.resolvers)
 
 
 # --- model calls ----------------------------------------------------------------------------
-def notify_call_start(asking: AgentContext, *, besides: CallListener | None = None) -> CallEnd:
-    """Say that a model call begins which the caller records, unless a call inside it is.
+def notify_call_start(context: AgentContext, *, besides: CallListener | None = None) -> CallEnd:
+    """Notify the listeners of a model call that the caller records, unless a call inside it is.
 
     Args:
-        asking: who asks.
-        besides: tell all listeners but this one, the caller's own.
+        context: the context of the calling agent.
+        besides: listener that is not notified: the caller's own.
 
     Returns:
-        What the caller tells of the end. Neither raises.
+        A function to call at the end of the call. Neither function raises.
     """
-    told: list[CallEnd] = []
+    ends: list[CallEnd] = []
     for listener in state.call_listeners:
         if listener is besides:
             continue
         try:
-            end = listener(asking)
+            end = listener(context)
             if end is not None:
-                told.append(end)
-        except Exception as error:  # an adapter's; it must not reach the app
-            asking.scope.recorder.add_capture_error(f"a model call could not be told of: {error!r}")
-    if not told:
-        return _nothing_to_tell
-    recorder = weakref.ref(asking.scope.recorder)  # an end may never come
+                ends.append(end)
+        except Exception as error:  # an adapter's error must not reach the app
+            context.add_capture_error("a listener failed at the start of a model call", error)
+    if not ends:
+        return _ignore_end
+    recorder = weakref.ref(context.scope.recorder)  # the call may never end
 
-    def ended(is_answered: bool) -> None:
-        while told:
+    def notify_end(is_answered: bool) -> None:
+        while ends:
             try:
-                told.pop()(is_answered)
+                ends.pop()(is_answered)
             except Exception as error:
                 attempt = recorder()
                 if attempt is not None:
-                    attempt.add_capture_error(f"a call's end could not be told of: {error!r}")
+                    attempt.add_capture_error(
+                        f"a listener failed at the end of a model call: {error!r}"
+                    )
 
-    return ended
+    return notify_end
 
 
-def _nothing_to_tell(is_answered: bool) -> None:
-    """Tell nobody of a call's end."""
+def _ignore_end(is_answered: bool) -> None:
+    """Do nothing at the end of a call that no listener wants."""
 
 
 def add_call_listener(listener: CallListener) -> None:
-    """Tell `listener` of every model call that begins and is recorded. Twice is once."""
+    """Call `listener` at the start of every recorded model call; a no-op if it is registered."""
     if listener not in state.call_listeners:
         state.call_listeners.append(listener)
 
@@ -343,7 +326,7 @@ def remove_call_listener(listener: CallListener) -> None:
 
 
 def call_listeners() -> Sequence[CallListener]:
-    """Who is told, in the order in which they were added."""
+    """Return the registered call listeners in the order of their calls."""
     return tuple(state.call_listeners)
 
 
@@ -359,17 +342,17 @@ def make_span(
     end_ns: int | None = None,
     **fields: Any,
 ) -> Span:
-    """A span of the current attempt, child of the innermost open span.
+    """Return a span of the current attempt, a child of the innermost open span.
 
     Args:
-        current: who acts.
-        name: of the span.
-        kind: of the span.
-        attributes: of the span; the agent's path is added if it is not there.
-        span_id: None for a new one.
-        start_ns: when it began; None for when it ended.
-        end_ns: when it ended; None for now.
-        fields: more of them.
+        current: the context of the acting agent.
+        name: name of the span.
+        kind: kind of the span.
+        attributes: attributes of the span; the agent's path is added if it is missing.
+        span_id: id of the span; None for a new id.
+        start_ns: start, nanoseconds since the epoch; None for the end.
+        end_ns: end, nanoseconds since the epoch; None for now.
+        fields: more fields of the span.
     """
     scope, ended = current.scope, now_ns() if end_ns is None else end_ns
     if c.AGENT_PATH not in attributes:
@@ -390,11 +373,11 @@ def make_span(
 
 
 def agent_attributes(name: str, around: Sequence[Frame] = ()) -> Attributes:
-    """What every agent's span says, whoever writes it; not its path.
+    """Return the attributes of every AGENT span, except the path.
 
     Args:
-        name: of the agent.
-        around: the frames of the agents around it.
+        name: name of the agent.
+        around: frames of the agents around it.
     """
     attributes: Attributes = {
         c.OPERATION_NAME: "invoke_agent",

@@ -1,9 +1,9 @@
-"""Carry the scope into threads, executors and pools (inside runners only).
+"""Propagation of the current context into threads, executors and pools, in runners only.
 
 `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool` start work in an empty
-context before Python 3.14, so a model call in a raw thread would lose its agent. Runners call
-`carry`; outside a scope nothing changes. A worker that is fed by a queue keeps the scope that began
-it (`strays`); in other processes nothing is recorded or redirected.
+context before Python 3.14, so a model call in a raw thread would have no agent. Runners call
+`carry`; outside an attempt nothing changes. A worker that is fed by a queue keeps the context in
+which it was started (`misattributed_calls`). In other processes nothing is recorded or redirected.
 """
 
 from __future__ import annotations
@@ -23,43 +23,44 @@ from lightspan.capture.context import current_context
 from lightspan.capture.patch import Patch
 
 _POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
-"""Modules whose threads outlive the attempt that happened to start them."""
+"""Modules whose threads outlive the attempt in which they were started."""
 _POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
-"""All others of a `ThreadPool` go through these."""
+"""Methods of a `ThreadPool` that all its other methods call."""
 
 
 def carry() -> bool:
-    """Make threads started inside a scope inherit it. Idempotent: False if they did already."""
-    if state.starters:
+    """Make threads started inside an attempt inherit its context; return False if they did
+    already."""
+    if state.thread_patches:
         return False
     changes: list[tuple[Any, str, Any]] = [
         (ThreadPoolExecutor, "submit", _submit),
         (threading.Thread, "start", _start),
-        *((ThreadPool, name, _pooled) for name in _POOL_METHODS),
+        *((ThreadPool, name, _pool_method) for name in _POOL_METHODS),
     ]
-    state.starters += [
+    state.thread_patches += [
         Patch(owner, name, partial(make, getattr(owner, name))) for owner, name, make in changes
     ]
-    if not state.forks_seen:
-        state.forks_seen = True
+    if not state.has_fork_hook:
+        state.has_fork_hook = True
         os.register_at_fork(after_in_child=_leave_child)
     return True
 
 
 def stop_carrying() -> None:
     """Undo `carry`."""
-    while state.starters:
-        state.starters.pop().undo()
+    while state.thread_patches:
+        state.thread_patches.pop().undo()
 
 
 def _leave_child() -> None:
-    """In a forked process: do there what is done in one that is spawned, nothing.
+    """Undo everything in a forked process, as in a spawned one.
 
-    It has the scope of whoever forked it, though it may work for all, as a pool's do; and our
-    connections, which it would share with its parent.
+    The child has the context of the thread that forked it, though it may work for several attempts
+    as a pool's processes do. Its connections would be shared with its parent.
     """
-    if state.starters:
-        state.lock = threading.Lock()  # another thread may have held it
+    if state.thread_patches:
+        state.lock = threading.Lock()  # a thread of the parent may have held it
         stop_carrying()
         sdk_instrumentation.uninstall()
         state.clients.clear()
@@ -78,17 +79,18 @@ def _submit(original: Callable[..., Future[Any]], patch: Patch) -> Callable[...,
     return submit
 
 
-def _pooled(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+def _pool_method(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @wraps(original)
     def method(self: ThreadPool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not patch.on or current_context() is None:
             return original(self, func, *args, **kwargs)
         context = copy_context()
 
-        def carried(*each: Any, **named: Any) -> Any:
-            return context.copy().run(func, *each, **named)  # one can be entered once at a time
+        def run(*func_args: Any, **func_kwargs: Any) -> Any:
+            # A copy, since a context cannot be entered by two threads at once.
+            return context.copy().run(func, *func_args, **func_kwargs)
 
-        return original(self, carried, *args, **kwargs)
+        return original(self, run, *args, **kwargs)
 
     return method
 
@@ -96,7 +98,7 @@ def _pooled(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
 def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callable[..., None]:
     @wraps(original)
     def start(self: threading.Thread) -> None:
-        # A pool's worker outlives the attempt that happened to start it: it must not inherit.
+        # A pool's worker outlives the attempt in which it starts, so it must not inherit.
         worker = getattr(self, "_target", None)
         is_worker = getattr(worker, "__module__", "") in _POOLS
         if patch.on and current_context() is not None and not is_worker:

@@ -1,4 +1,4 @@
-"""The attempt and the stack of agents in it, as data: immutable, so that contexts may be copied."""
+"""Immutable types of the current attempt and agent, so that contexts may be copied."""
 
 from __future__ import annotations
 
@@ -26,56 +26,56 @@ _NAME: Final = itemgetter(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptContext:
-    """One attempt, as the app's process knows it."""
+    """An attempt as the app's process knows it."""
 
-    rollout_id: str
-    attempt_id: str
+    rollout_id: str = ""
+    """Empty outside every attempt."""
+    attempt_id: str = ""
+    """Empty outside every attempt."""
     mode: Mode = Mode.TRAIN
     gateway_url: str | None = None
-    """The gateway's origin, such as `http://127.0.0.1:8123`; None records without redirecting."""
+    """Origin of the gateway, such as `http://127.0.0.1:8123`; None records without redirecting."""
     call_token: str = field(default="", repr=False)
     routing: Routing = field(default_factory=Routing)
     trace_id: str = field(default_factory=new_trace_id)
     root_span_id: str | None = None
-    """The span of the attempt itself, parent of the outermost agents."""
+    """Id of the attempt's own span, the parent of the outermost agents."""
     instructions: Instructions | None = None
-    """What agents are told; None: what the app says."""
+    """Instructions that replace the app's own; None keeps those."""
     recorder: Recorder = field(default_factory=Recorder, repr=False)
     follows_urls: bool = False
-    """Only calls that the app points at the gateway go there, whichever agent makes them."""
+    """Whether only calls whose client has the gateway's URL are redirected, for any agent."""
     is_outside: bool = False
-    """It stands for the process, outside every attempt: what begins in it may be one of its own."""
+    """Whether this stands for the process outside every attempt."""
 
     @property
     def is_rollout(self) -> bool:
-        """Whether a runner opened it, not the app itself in production."""
+        """Whether a runner opened this attempt, not the app itself in production."""
         return not self.is_outside and self.mode is not Mode.PRODUCTION
-
-    def new_call_id(self) -> str:
-        """The id of a call that is made now."""
-        return self.recorder.new_call_id()
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class AgentContext:
-    """The scope with the frames pushed so far. Nobody changes one; it is not `frozen` because then
-    it takes three times as long to make, and each call makes a dozen."""
+    """The attempt with the frames that are pushed.
+
+    Instances are never changed. The class is not `frozen` because that triples the time to create
+    an instance, and each model call creates a dozen.
+    """
 
     scope: AttemptContext
     frames: tuple[Frame, ...] = ()
     parent_span_id: str | None = None
-    """The innermost open span (agent or tool): parent of what comes next."""
+    """Id of the innermost open span (agent or tool), the parent of the next span."""
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What adapters keep of this context, under their names: it comes and goes with the frames, as
-    it would not in ContextVars of their own."""
+    """Adapter → its data about this context, which is pushed and popped with the frames."""
 
     @property
     def path(self) -> str:
         return join_path(map(_NAME, self.frames))
 
     def within(self, span_id: str | None, frames: tuple[Frame, ...]) -> AgentContext:
-        """The same in another span, with these frames."""
-        return AgentContext(self.scope, frames, span_id, self.notes)  # as in `noting`
+        """Return this context with another parent span and other frames."""
+        return AgentContext(self.scope, frames, span_id, self.notes)  # `replace` is much slower
 
     def enter_agent(self, name: str) -> AgentContext:
         """Return the context inside an agent that begins here, with a new span id."""
@@ -88,9 +88,9 @@ class AgentContext:
 
     @property
     def is_routed(self) -> bool:
-        """Whether a model call made now is a sample of the policy, or of learned instructions.
+        """Whether a model call made now samples the policy or uses learned instructions.
 
-        No cache of the app's may answer such a call: its answer would be one of another policy.
+        The app's caches must not answer such a call, because their answer is another policy's.
         """
         scope = self.scope
         if scope.mode is Mode.PRODUCTION:
@@ -101,39 +101,70 @@ class AgentContext:
             return False
         return scope.routing.target(self.path).route is not Route.APP
 
-    def noting(self, adapter: str, note: Any) -> AgentContext:
-        """The same with an adapter's note."""
-        notes = {**self.notes, adapter: note}  # not `replace`, which takes much longer
+    def add_capture_error(self, problem: str, error: Exception) -> None:
+        """Record an error of lightspan: the attempt is not trained, and the app gets no error."""
+        self.scope.recorder.add_capture_error(f"{problem}: {error!r}")
+
+    def with_note(self, adapter: str, note: Any) -> AgentContext:
+        """Return this context with an adapter's note."""
+        notes = {**self.notes, adapter: note}
         return AgentContext(self.scope, self.frames, self.parent_span_id, notes)
 
 
+class Place(NamedTuple):
+    """A context without its attempt, for objects that must not keep the attempt alive."""
+
+    frames: tuple[Frame, ...] = ()
+    span_id: str | None = None
+
+    @classmethod
+    def of(cls, context: AgentContext) -> Place:
+        """Return the place of a context."""
+        return cls(context.frames, context.parent_span_id)
+
+    def enter_agent(self, name: str) -> Place:
+        """Return the place inside an agent that begins here, with a new span id."""
+        frame = Frame(name, new_span_id())
+        return Place((*self.frames, frame), frame.span_id)
+
+    def enter_tool(self) -> Place:
+        """Return the place inside a tool call that begins here, with a new span id."""
+        return Place(self.frames, new_span_id())
+
+    def within(self, scope: AttemptContext) -> AgentContext:
+        """Return the context at this place of an attempt."""
+        return AgentContext(scope, self.frames, self.span_id)
+
+
 Resolver = Callable[[AgentContext], AgentContext | None]
-"""Given who is acting by the pushed frames alone, says who really is; None if it does not know."""
+"""Maps the context of the pushed frames to that of the acting agent; None if it is unknown."""
 
 CallEnd = Callable[[bool], None]
-"""Told, once, whether a call brought an answer. It has if it was left in the middle of one."""
+"""Called once when a model call ends, with whether it brought an answer.
+
+A call that the app left in the middle of its answer counts as answered.
+"""
 
 CallListener = Callable[[AgentContext], CallEnd | None]
-"""Told who asks a model now, in a call that somebody records; what it returns is told of the end.
-"""
+"""Called with the acting agent when a model call begins that is going to be recorded."""
 
 
 class AttemptHandle(Protocol):
-    """An attempt that began by itself; whoever opened it closes it, once."""
+    """An attempt that was opened automatically; its opener closes it once."""
 
     @property
-    def acting(self) -> AgentContext:
-        """Who acts in it."""
+    def context(self) -> AgentContext:
+        """The context inside the attempt."""
         ...
 
     def close(self, error: BaseException | str | None = None) -> None:
-        """It has ended, by this error (or what is told of one) if there is one. Never raises."""
+        """End the attempt, as failed if there is an error or its message. Never raises."""
         ...
 
     def close_unless_empty(self) -> None:
-        """It has ended, or was none: with nothing in it, it is not kept. Never raises."""
+        """End the attempt, or discard it if nothing was recorded in it. Never raises."""
         ...
 
 
 AttemptFactory = Callable[[AgentContext, str | None, Any], AttemptHandle]
-"""See `scope.start_attempt`. Never raises."""
+"""Opens an attempt from context, name and input (`context.start_attempt`). Never raises."""

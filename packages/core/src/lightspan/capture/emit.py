@@ -1,7 +1,7 @@
-"""What a person's own code may say: rewards, annotations, messages, objects, agents, operations.
+"""The API for an app's own code: rewards, annotations, messages, objects, agents, operations.
 
-Outside a scope every function is a no-op that returns None, so an app that emits runs unchanged
-without lightspan's runner.
+Outside an attempt every function is a no-op that returns None, so an app runs unchanged without a
+runner.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ContextDecorator, contextmanager, suppress
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from contextlib import ContextDecorator, suppress
 from typing import Any, Final, Self
 
 from lightspan.capture.context import (
     AgentContext,
     AttemptHandle,
-    act,
     agent_attributes,
     current_agent,
     current_context,
-    end_step,
+    leave_step,
     make_span,
+    set_agent_in_block,
     start_attempt,
 )
 from lightspan.errors import RewardError
@@ -43,8 +42,8 @@ from lightspan.schema.spans import (
 )
 
 RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
-"""The gateway's response ids are one of these and the call id: `cmpl-` is of text completions,
-`resp_` of the Responses API."""
+"""Prefixes of the gateway's response ids, before the call id: of chat completions, text completions
+and the Responses API."""
 
 
 def emit_reward(
@@ -54,16 +53,17 @@ def emit_reward(
     call: str | None = None,
     span: Span | str | None = None,
 ) -> Span | None:
-    """Emit a reward: on the attempt, or on one model call, or on one span.
+    """Emit a reward for the attempt, for one model call or for one span.
 
     Args:
-        value: a number, a bool (True is 1.0), or named dimensions; None is no value.
-        primary: the dimension that is the value (default: `"reward"`, else the first).
+        value: a number, a bool (True is 1.0), or named dimensions; None emits nothing.
+        primary: dimension whose value is the reward (default: `"reward"`, else the first).
         call: a call id, or the `id` of an OpenAI response.
         span: a span or its id.
 
     Raises:
-        RewardError: text or another type that is no reward; `call` and `span` both given.
+        RewardError: the value is text or another type that is no reward, or both `call` and `span`
+            are given.
     """
     if call is not None and span is not None:
         raise RewardError("emit_reward takes call= or span=, not both")
@@ -76,17 +76,12 @@ def emit_reward(
     if reward.value is not None:
         attributes[c.REWARD_VALUE] = reward.value
     if call is not None:
-        attributes[c.REWARD_CALL_ID] = _call_id(call)
+        for prefix in RESPONSE_ID_PREFIXES:
+            call = call.removeprefix(prefix)
+        attributes[c.REWARD_CALL_ID] = call
     if span is not None:
         attributes[c.REWARD_SPAN_ID] = span if isinstance(span, str) else span.span_id
     return _emit("lightspan.reward", SpanKind.REWARD, attributes)
-
-
-def _call_id(call: str) -> str:
-    """The call id that a response id holds."""
-    for prefix in RESPONSE_ID_PREFIXES:
-        call = call.removeprefix(prefix)
-    return call
 
 
 def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
@@ -96,12 +91,12 @@ def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
 
 
 def emit_message(text: str) -> Span | None:
-    """A line of text for people who inspect the attempt."""
+    """Attach a line of text to the attempt, for people who inspect it."""
     return _emit("lightspan.message", SpanKind.MESSAGE, {c.MESSAGE_BODY: text})
 
 
 def emit_object(value: Any) -> Span | None:
-    """Any value as JSON (what JSON cannot say becomes its `str`)."""
+    """Attach any value as JSON; a part that JSON cannot express becomes its `str`."""
     attributes: Attributes = {
         c.OBJECT_TYPE: type(value).__qualname__,
         c.OBJECT_JSON: dump_json(value),
@@ -110,7 +105,7 @@ def emit_object(value: Any) -> Span | None:
 
 
 def emit_exception(error: BaseException) -> Span | None:
-    """An exception that the app handled itself."""
+    """Attach an exception that the app handled."""
     attributes = exception_attributes(error)
     return _emit("lightspan.exception", SpanKind.EXCEPTION, attributes, status=SpanStatus.ERROR)
 
@@ -125,17 +120,33 @@ def _emit(name: str, kind: SpanKind, attributes: Attributes, **fields: Any) -> S
 
 
 class _Block(ContextDecorator):
-    """A `with` block or decorator (of functions and generators, sync and async) that records one
-    span."""
+    """A `with` block or decorator that records one span.
+
+    It decorates functions and generators, sync and async.
+
+    Args:
+        name: name of the span.
+        kind: kind of the span.
+        attributes: attributes of the span.
+        input: input of an attempt that begins with the block.
+        agent: name of the agent whose frame is pushed; None for no frame.
+    """
 
     def __init__(
-        self, name: str, kind: SpanKind, attributes: Attributes, given: Any = None
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Attributes,
+        input: Any = None,
+        agent: str | None = None,
     ) -> None:
         self._name = name
         self._kind = kind
-        self._given = given
         self._attributes = attributes
+        self._input = input
+        self._agent = agent
         self._open: list[tuple[AgentContext, Span, Callable[[], None], AttemptHandle | None]] = []
+        """Context, span, undo of the frame and attempt of each open block."""
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
         if inspect.isgeneratorfunction(function):
@@ -159,7 +170,7 @@ class _Block(ContextDecorator):
                 items = function(*args, **kwargs)
                 try:
                     item = next(items)
-                    while True:  # `yield from` would not let us end the step
+                    while True:  # `yield from` has no hook between two steps
                         try:
                             with _BetweenSteps():
                                 sent = yield item
@@ -196,150 +207,104 @@ class _Block(ContextDecorator):
         return wrapped
 
     def _recreate_cm(self) -> Self:
-        return type(self)(self._name, self._kind, dict(self._attributes), self._given)
+        return type(self)(self._name, self._kind, dict(self._attributes), self._input, self._agent)
 
     def __enter__(self) -> Span | None:
         current = current_context()
         if current is None:
             return None
-        current, root = start_attempt(current, self._attempt_name, self._given)
+        name, attributes = self._agent, self._attributes
+        current, attempt = start_attempt(current, self._name if name is None else name, self._input)
         try:
-            inner = self._inside(current)
+            if name is None:
+                inside = current.enter_tool()
+            else:
+                inside = current.enter_agent(name)
+                attributes = {**attributes, **agent_attributes(name, current.frames)}
             span = make_span(
                 current,
                 self._name,
                 self._kind,
-                self._described(current),
-                span_id=inner.parent_span_id,
+                attributes,
+                span_id=inside.parent_span_id,
                 status=SpanStatus.OK,
             )
-        except Exception as error:  # ours: the app must not see it
-            current.scope.recorder.add_capture_error(f"{self._name}: {error!r}")
-            if root is not None:
-                root.close()
+        except Exception as error:  # a capture error must not reach the app
+            current.add_capture_error(f"{self._name}", error)
+            if attempt is not None:
+                attempt.close()
             return None
-        span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inner.path)})
-        self._open.append((current, span, act(inner, sys._getframe(1)), root))
+        span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inside.path)})
+        leave = set_agent_in_block(inside, sys._getframe(1))
+        self._open.append((current, span, leave, attempt))
         return span
 
-    @property
-    def _attempt_name(self) -> str:
-        """Of an attempt that begins with it."""
-        return self._name
-
-    def _inside(self, current: AgentContext) -> AgentContext:
-        return current.enter_tool()
-
-    def _described(self, current: AgentContext) -> Attributes:
-        return self._attributes
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._open:
             return
-        current, span, leave, root = self._open.pop()
+        current, span, leave, attempt = self._open.pop()
         leave()
-        failed: dict[str, Any] = {}
-        if isinstance(error, GeneratorExit):  # whoever read it has enough: that is no error
-            failed = {"status": SpanStatus.UNSET}
+        changes: dict[str, Any] = {}
+        if isinstance(error, GeneratorExit):  # the reader stopped early, which is not an error
+            changes = {"status": SpanStatus.UNSET}
         elif error is not None:
-            attributes = clean_attributes({**span.attributes, **exception_attributes(error)})
-            failed = {
+            changes = {
                 "status": SpanStatus.ERROR,
                 "status_message": text_of(error),
-                "attributes": attributes,
+                "attributes": clean_attributes({**span.attributes, **exception_attributes(error)}),
             }
-        current.scope.recorder.add(span.replace(end_ns=now_ns(), **failed))
-        if root is not None:
-            root.close(error)
+        current.scope.recorder.add(span.replace(end_ns=now_ns(), **changes))
+        if attempt is not None:
+            attempt.close(error)
 
 
 class _BetweenSteps:
-    """Around a `yield`: whoever takes the items acts as before, and then the generator again."""
+    """A block around a `yield`, in which the generator's agent does not act."""
 
     def __enter__(self) -> None:
-        end_step(sys._getframe(1))
+        leave_step(sys._getframe(1))
 
     def __exit__(self, *error: object) -> None:
-        current_context()
-
-
-class _AgentBlock(_Block):
-    @property
-    def _attempt_name(self) -> str:
-        return self._agent
-
-    @property
-    def _agent(self) -> str:
-        return str(self._attributes[c.AGENT_NAME])
-
-    def _inside(self, current: AgentContext) -> AgentContext:
-        return current.enter_agent(self._agent)
-
-    def _described(self, current: AgentContext) -> Attributes:
-        return {**self._attributes, **agent_attributes(self._agent, current.frames)}
+        current_context()  # sets the generator's agent again
 
 
 def agent(name: str, *, input: Any = None) -> _Block:
-    """Say which agent acts: `with lightspan.agent("planner"):` or as a decorator.
+    """Set the acting agent: `with lightspan.agent("planner"):` or as a decorator.
 
-    Model calls inside belong to this agent; nested agents make a path (`team/planner`). In a
-    generator, between two items whoever takes them acts. If it starts tasks or threads, decorate
-    it: in a `with` block, what it starts before it asks a model may miss its agent.
-
-    Args:
-        name: of the agent.
-        input: what it is asked to do, to be recorded with it.
-    """
-    attributes = {**agent_attributes(name), **_input(input)}
-    return _AgentBlock(f"invoke_agent {name}", SpanKind.AGENT, attributes, input)
-
-
-def agent_span(name: str, *, input: Any = None) -> _Block:
-    """Open an agent's AGENT span and push its frame, for the duration of a `with` block.
-
-    It works in coroutines and generators, and does nothing where nothing is recorded. In production
-    the outermost block is an attempt.
+    Model calls inside belong to this agent, and nested agents make a path (`team/planner`). In a
+    generator, the agent does not act between two items. Decorate a generator that starts tasks or
+    threads: in a `with` block, tasks that start before its first model call may miss the agent. In
+    production the outermost block is an attempt.
 
     Args:
         name: name of the agent or team.
-        input: what it is asked: the task of an attempt that begins with it.
+        input: its input, which is recorded with it.
     """
-    return _AgentBlock(f"invoke_agent {name}", SpanKind.AGENT, agent_attributes(name), input)
+    attributes = _input_attributes(input)
+    return _Block(f"invoke_agent {name}", SpanKind.AGENT, attributes, input, agent=name)
 
 
-def _input(value: Any) -> Attributes:
+def _input_attributes(value: Any) -> Attributes:
     return {} if value is None else {c.OPERATION_INPUT: dump_json(value)}
 
 
 def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> _Block:
     """Record a block or function as one span: `with lightspan.operation("retrieve", k=3):`.
 
-    In production the outermost block is an attempt, and `input` its task.
+    In production the outermost block is an attempt with `input` as its task.
     """
-    return _Block(name, SpanKind.OPERATION, {**attributes, **_input(input)}, input)
+    return _Block(name, SpanKind.OPERATION, {**attributes, **_input_attributes(input)}, input)
 
 
-@contextmanager
-def tool(name: str, arguments: str = "") -> Iterator[Span | None]:
-    """Record a block as one tool call."""
-    with tool_span(name, arguments) as span:
-        yield span
-
-
-def tool_span(name: str, arguments: str = "", call_id: str = "") -> _Block:
-    """Open a tool call's TOOL span for the duration of a `with` block.
+def tool(name: str, arguments: str = "", call_id: str = "") -> _Block:
+    """Record a tool call as one span, in a `with` block or as a decorator.
 
     The block gets the span, to whose attributes a result may be added, or None where nothing is
     recorded.
 
     Args:
         name: name of the tool.
-        arguments: what it is called with, as JSON.
+        arguments: arguments of the call, as JSON.
         call_id: id of the call in the model's answer.
     """
     attributes: Attributes = {
@@ -354,9 +319,9 @@ def tool_span(name: str, arguments: str = "", call_id: str = "") -> _Block:
 
 
 def current_attempt_id() -> str | None:
-    """The id of the attempt that is under way, to give feedback on it later (`lightspan.feedback`).
+    """Return the id of the current attempt, for later feedback (`lightspan.feedback`).
 
-    None outside of one, and in one that is not recorded.
+    It is None outside an attempt, and in one that is not recorded.
     """
     current = current_agent()
     if current is None or not current.scope.recorder.keeps:

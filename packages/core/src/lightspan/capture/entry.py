@@ -1,4 +1,4 @@
-"""Entering an attempt: the scope is opened with the SDKs' clients wrapped."""
+"""Opening of an attempt in the app's process, with the SDKs' clients wrapped."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 from lightspan.capture import misattributed_calls, sdk_instrumentation, uncaptured_http
 from lightspan.capture._globals import state
-from lightspan.capture.context import AgentContext, AttemptContext, reset_agent, set_agent
+from lightspan.capture.context import AgentContext, AttemptContext, set_agent
 from lightspan.schema.records import Mode
 
 
 @contextmanager
 def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
-    """Make the scope current. The wire shim is installed on the first call in a process."""
+    """Make an attempt the current one for a block. The first call wraps the SDKs' clients."""
     try:
         sdk_instrumentation.install()
-    except Exception as error:  # such as an SDK that cannot be imported, which the app may not need
+    except Exception as error:  # such as a broken SDK, which the app may not need
         scope.recorder.add_capture_error(f"a client SDK could not be wrapped: {error!r}")
     if scope.mode is Mode.DEV:
         uncaptured_http.install()
@@ -24,12 +24,10 @@ def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
         try:
             listener()
         except Exception as error:
-            scope.recorder.add_capture_error(
-                f"what has to be ready before an attempt is not: {error!r}"
-            )
-    misattributed_calls.enter_home()
-    token = set_agent(AgentContext(scope, parent_span_id=scope.root_span_id))
+            scope.recorder.add_capture_error(f"preparation of the attempt failed: {error!r}")
+    misattributed_calls.mark_home()
+    leave = set_agent(AgentContext(scope, parent_span_id=scope.root_span_id))
     try:
         yield scope
     finally:
-        reset_agent(token)
+        leave()

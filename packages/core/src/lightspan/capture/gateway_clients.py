@@ -1,6 +1,6 @@
-"""Clean clients of ours, which carry a call to the gateway: one per SDK and origin.
+"""Clean SDK clients that send calls to the gateway: one per SDK and origin.
 
-Nothing of the environment and nothing of the app's own client travels along.
+They use nothing from the environment or from the app's own clients.
 """
 
 from __future__ import annotations
@@ -14,49 +14,50 @@ from typing import Any, Final
 from lightspan.capture._globals import state
 from lightspan.capture.sdks import OPENAI, Sdk
 
-_CLEAN: Final = "_lightspan_clean"
+_MARK: Final = "_lightspan_clean"
 
 
 def is_clean(client: Any) -> bool:
-    """Whether it is one of ours: its requests are on their way already."""
-    return getattr(client, _CLEAN, False)
+    """Return whether a client is one of lightspan's, whose requests are not redirected again."""
+    return getattr(client, _MARK, False)
 
 
 def mark_clean(client: Any) -> None:
-    """A client of ours, whose calls are no app's: they are neither recorded nor sent elsewhere."""
-    setattr(client, _CLEAN, True)
+    """Mark a client whose calls are not the app's: they are neither recorded nor redirected."""
+    setattr(client, _MARK, True)
 
 
 def sync_client(sdk: Sdk, origin: str) -> Any:
-    """The client of this process."""
+    """Return the synchronous client of this process."""
     key = (sdk.name, origin)
     with state.lock:
         if key not in state.clients:
             if not state.clients:
                 atexit.register(close)
-            http = sdk.module().DefaultHttpxClient(trust_env=False, **_trust(origin))
+            http = sdk.module().DefaultHttpxClient(trust_env=False, **_tls_options(origin))
             kind = getattr(sdk.module(), sdk.client)
-            state.clients[key] = _bare(sdk, kind, origin, http)
+            state.clients[key] = _bare_client(sdk, kind, origin, http)
         return state.clients[key]
 
 
-class AsyncClient:
-    """A clean client of one event loop, closed when the loop shuts its generators down.
+class _AsyncClient:
+    """A clean client of one event loop, closed when the loop shuts down its asynchronous
+    generators.
 
-    `asyncio.run` does that before it closes the loop; nobody else would tell us.
+    `asyncio.run` does that before it closes the loop; there is no other hook.
     """
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self._keeper = self._keep()
+        self._closer = self._close_at_shutdown()
 
     async def open(self) -> None:
-        await anext(self._keeper)
+        await anext(self._closer)
 
     async def close(self) -> None:
-        await self._keeper.aclose()
+        await self._closer.aclose()
 
-    async def _keep(self) -> AsyncGenerator[None, None]:
+    async def _close_at_shutdown(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
@@ -64,25 +65,28 @@ class AsyncClient:
 
 
 async def async_client(sdk: Sdk, origin: str) -> Any:
-    """The client of the running event loop."""
+    """Return the asynchronous client of the running event loop."""
     key = (sdk.name, origin)
     clients = state.async_clients.setdefault(asyncio.get_running_loop(), {})
     if key not in clients:
-        http = sdk.module().DefaultAsyncHttpxClient(trust_env=False, **_trust(origin))
+        http = sdk.module().DefaultAsyncHttpxClient(trust_env=False, **_tls_options(origin))
         kind = getattr(sdk.module(), f"Async{sdk.client}")
-        clients[key] = made = AsyncClient(_bare(sdk, kind, origin, http))
-        await made.open()
+        clients[key] = client = _AsyncClient(_bare_client(sdk, kind, origin, http))
+        await client.open()
     return clients[key].client
 
 
-def _trust(origin: str) -> dict[str, Any]:
-    """Whom a client trusts: the system's authorities and the one in `SSL_CERT_FILE`, as the store's
-    client does. httpx has a list of its own and, without `trust_env`, looks at no variable."""
+def _tls_options(origin: str) -> dict[str, Any]:
+    """Return options to trust the system's authorities and the one in `SSL_CERT_FILE`.
+
+    The store's client trusts the same. httpx has its own list and, without `trust_env`, reads no
+    variable.
+    """
     return {"verify": ssl.create_default_context()} if origin.startswith("https://") else {}
 
 
-def _bare(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
-    """A client that carries nothing of the environment: no organisation, project or headers."""
+def _bare_client(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
+    """Return a client without the environment's organization, project or headers."""
     base_url = origin.rstrip("/") + sdk.base
     client = kind(api_key="per-call", base_url=base_url, http_client=http)
     if sdk is OPENAI:
@@ -95,7 +99,7 @@ def _bare(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
 
 
 async def aclose() -> None:
-    """Close the clients of the running loop (a runner calls this before its loop ends)."""
+    """Close the clients of the running loop; a runner calls this before its loop ends."""
     clients = state.async_clients.pop(asyncio.get_running_loop(), {})
     for client in clients.values():
         await client.close()

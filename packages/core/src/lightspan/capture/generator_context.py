@@ -1,11 +1,11 @@
-"""Blocks in the bodies of generators: they hold for the generator's own steps, and nowhere else.
+"""Restriction of a block in a generator's body to the generator's own steps.
 
-A generator's body runs in the context of whoever takes its next item, and Python has no hook where
-it is left or entered again. What it sets in a ContextVar stays there when it yields, and is not
-there when the next item is taken in another context: a server may take each in another thread. So a
-block in a generator is kept with the generator's frame, and is in force where that frame is
-running: where it is found on the stack. It is in the ContextVar too (`GeneratorEntry`), for the
-tasks and threads that begin in a step; whoever reads that looks first whether it has been left.
+A generator's body runs in the context of the code that takes its next item, and Python has no hook
+where the body is left or entered again. A ContextVar set in it stays set when it yields, and is not
+set when the next item is taken in another context: a server may take each item in another thread.
+So a block in a generator is stored with the generator's stack frame, and it applies while that
+frame is on the stack. It is also set in the ContextVar (`GeneratorEntry`), for tasks and threads
+that begin in a step; readers of the ContextVar first check whether the step was left.
 """
 
 from __future__ import annotations
@@ -28,74 +28,74 @@ class GeneratorSteps:
 
     def __init__(self) -> None:
         self.blocks: list[AgentContext] = []
-        """Who acts in each of them, the innermost last; empty when all are over."""
+        """Acting agent of each block, the innermost last; empty once all blocks have ended."""
 
 
 class GeneratorEntry(NamedTuple):
-    """Who acts, as it was set in a step of a generator."""
+    """The acting agent as set in a step of a generator."""
 
-    acting: AgentContext | None
+    agent: AgentContext | None
     steps: GeneratorSteps
     block: AgentContext
-    """The innermost one at that time."""
+    """Innermost block at that time."""
     flow: object
-    """The task or the thread of that step."""
-    outer: Set
-    """What this context had before."""
+    """Task or thread of that step."""
+    outer: Entry
+    """Entry of the context before the step."""
 
 
-Set = AgentContext | GeneratorEntry | None
-"""What the ContextVar holds."""
+Entry = AgentContext | GeneratorEntry | None
+"""Value of the ContextVar."""
 
 
-def inside(acting: AgentContext | None, steps: GeneratorSteps, before: Set) -> GeneratorEntry:
-    """Who acts from now on in this step.
+def inside(agent: AgentContext | None, steps: GeneratorSteps, before: Entry) -> GeneratorEntry:
+    """Return the entry for an agent that acts from now on in this step.
 
     Args:
-        acting: who it is.
-        steps: of the innermost generator that is running.
-        before: what is in force.
+        agent: the acting agent.
+        steps: blocks of the innermost generator that is running.
+        before: entry that applies now.
     """
-    return GeneratorEntry(acting, steps, steps.blocks[-1], current_flow(), without(steps, before))
+    return GeneratorEntry(agent, steps, steps.blocks[-1], current_flow(), without(steps, before))
 
 
-def without(steps: GeneratorSteps, found: Set) -> Set:
-    """What a context held before the step."""
-    while isinstance(found, GeneratorEntry) and found.steps is steps:
-        found = found.outer
-    return found
+def without(steps: GeneratorSteps, entry: Entry) -> Entry:
+    """Return the entry that a context had before the step."""
+    while isinstance(entry, GeneratorEntry) and entry.steps is steps:
+        entry = entry.outer
+    return entry
 
 
-def current_entries(found: Set, running: Sequence[GeneratorSteps]) -> Set:
-    """What a context holds, without the steps that were left.
+def current_entries(entry: Entry, running: Sequence[GeneratorSteps]) -> Entry:
+    """Return the innermost entry whose step was not left.
 
     Args:
-        found: in its ContextVar.
+        entry: entry of the context.
         running: see `running`.
     """
-    while isinstance(found, GeneratorEntry) and _is_left(found, running):
-        found = found.outer
-    return found
+    while isinstance(entry, GeneratorEntry) and _was_left(entry, running):
+        entry = entry.outer
+    return entry
 
 
-def _is_left(found: GeneratorEntry, running: Sequence[GeneratorSteps]) -> bool:
-    if not found.steps.blocks:
+def _was_left(entry: GeneratorEntry, running: Sequence[GeneratorSteps]) -> bool:
+    if not entry.steps.blocks:
         return True
-    # Another task or thread began in the step, and may go on when the generator has yielded.
-    return found.steps not in running and found.flow is current_flow()
+    # A task or thread that began in the step may continue after the generator yields.
+    return entry.steps not in running and entry.flow is current_flow()
 
 
-def is_of(found: Set, steps: GeneratorSteps) -> bool:
-    """Whether it was set in this generator's innermost block."""
+def is_set_in(entry: Entry, steps: GeneratorSteps) -> bool:
+    """Return whether the entry was set in this generator's innermost block."""
     return (
-        isinstance(found, GeneratorEntry)
-        and found.steps is steps
-        and found.block is steps.blocks[-1]
+        isinstance(entry, GeneratorEntry)
+        and entry.steps is steps
+        and entry.block is steps.blocks[-1]
     )
 
 
 def current_flow() -> object:
-    """The task or the thread that runs."""
+    """Return the current task, or the current thread outside tasks."""
     try:
         return asyncio.current_task() or threading.current_thread()
     except RuntimeError:  # no loop runs
@@ -103,35 +103,36 @@ def current_flow() -> object:
 
 
 # --- the stack ------------------------------------------------------------------------------
-_TURN_OF_A_LOOP: Final = events.Handle._run.__code__
-"""What runs in it has a context of its own, whoever runs the loop."""
+_HANDLE_RUN: Final = events.Handle._run.__code__
+"""Code of a callback's start: its context is independent of the code that runs the loop."""
 _GENERATOR: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
-_ENTERS: Final = ("__enter__", "__aenter__")
+_ENTER_METHODS: Final = ("__enter__", "__aenter__")
 
 
-def running(known: Mapping[FrameType, GeneratorSteps]) -> Sequence[GeneratorSteps]:
-    """Of the generators with open blocks whose step is running here, the innermost first.
+def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[GeneratorSteps]:
+    """Return the blocks of the generators that are running here, the innermost generator first.
 
     Args:
-        known: the generators with open blocks.
+        generators: generators with open blocks.
     """
-    found: list[GeneratorSteps] = []
-    frame = sys._getframe(1) if known else None
-    while frame is not None and frame.f_code is not _TURN_OF_A_LOOP:
-        steps = known.get(frame)
+    on_stack: list[GeneratorSteps] = []
+    frame = sys._getframe(1) if generators else None
+    while frame is not None and frame.f_code is not _HANDLE_RUN:
+        steps = generators.get(frame)
         if steps is not None:
-            found.append(steps)
+            on_stack.append(steps)
         frame = frame.f_back
-    return found
+    return on_stack
 
 
 def generator_of(frame: FrameType) -> FrameType | None:
-    """The generator in whose body a block is entered; None where that is no generator's.
+    """Return the generator in whose body a block is entered; None outside generators.
 
-    A context manager that is made of a generator enters it for the block that it stands around.
+    A context manager made from a generator function enters the block on behalf of its own `with`
+    statement, so the search continues there.
 
     Args:
-        frame: that enters it.
+        frame: stack frame that enters the block.
     """
     while True:
         code, caller = frame.f_code, frame.f_back
@@ -143,4 +144,4 @@ def generator_of(frame: FrameType) -> FrameType | None:
 
 
 def _enters(code: CodeType) -> bool:
-    return code.co_filename == contextlib.__file__ or code.co_name in _ENTERS
+    return code.co_filename == contextlib.__file__ or code.co_name in _ENTER_METHODS

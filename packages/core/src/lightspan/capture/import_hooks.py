@@ -1,4 +1,4 @@
-"""Doing something to a module once the app imports it."""
+"""Callbacks for the first import of a module."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from types import ModuleType
 from typing import Any
 
 
-class Awaited(MetaPathFinder):
-    """Waits for the first import of a module; nothing of it is left in the module.
+class ImportHook(MetaPathFinder):
+    """A hook for the first import of a module that leaves nothing in the module.
 
     Args:
-        name: of the module.
-        then: is called when the module has been executed, by the thread that imports it and before
-            its importer sees it.
+        name: name of the module.
+        callback: called after the module has been executed, by the importing thread and before its
+            importer continues.
     """
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self.name, self.then = name, then
-        self._finding = threading.local()
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self.name, self.callback = name, callback
+        self._active = threading.local()
         sys.meta_path.insert(0, self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        # A finder of somebody else who waits as we do asks all finders, and so us, again.
-        if fullname != self.name or getattr(self._finding, "now", False):
+        # Another import hook may call all finders, and so this one, recursively.
+        if fullname != self.name or getattr(self._active, "now", False):
             return None
-        self._finding.now = True
+        self._active.now = True
         try:
             others = [finder for finder in sys.meta_path if finder is not self]
             specs = (finder.find_spec(fullname, path, target) for finder in others)
             spec = next(filter(None, specs), None)
         finally:
-            self._finding.now = False
+            self._active.now = False
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self)
         return spec
 
     def stop(self) -> None:
-        """Wait no longer."""
+        """Remove the hook."""
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self)
 
 
 class _Loader(Loader):
-    """The module's own loader, which the module gets back before it is executed."""
+    """A wrapper of the module's own loader, which is restored before the module is executed."""
 
-    def __init__(self, loader: Loader, awaited: Awaited) -> None:
-        self._loader, self._awaited = loader, awaited
+    def __init__(self, loader: Loader, hook: ImportHook) -> None:
+        self._loader, self._hook = loader, hook
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -66,7 +66,7 @@ class _Loader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        # Only now: an import that fails may be tried again.
-        if self._awaited in sys.meta_path:
-            self._awaited.stop()
-            self._awaited.then()
+        # Only after success: a failed import may be repeated.
+        if self._hook in sys.meta_path:
+            self._hook.stop()
+            self._hook.callback()

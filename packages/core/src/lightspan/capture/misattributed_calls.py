@@ -1,8 +1,8 @@
-"""Detect model calls that a worker of the app's own makes for an attempt that is over, or for none.
+"""Detection of model calls that a worker makes for an attempt that is over, or for none.
 
-A thread or task acts for the attempt that began it, for its whole life: one that serves several
-attempts calls the model in the name of the first. Such a call is missing from one of the attempts
-under way, so each of those that made no call is damaged.
+A thread or task keeps the context in which it was started: a worker that serves several attempts
+calls the model in the name of the first. Such a call is missing from one of the open attempts, so
+every attempt that made no call gets a capture error.
 """
 
 from __future__ import annotations
@@ -17,51 +17,53 @@ from lightspan.capture.context_types import AgentContext
 from lightspan.capture.recorder import Recorder
 
 ADVICE: Final = (
-    "begin such workers in each attempt, or put a `contextvars.copy_context()` beside the work and "
-    "do it there: `context.run(…)` in a thread, `asyncio.create_task(…, context=context)` in a task"
+    "start such workers in each attempt, or queue a `contextvars.copy_context()` with each piece "
+    "of work and run it there: `context.run(…)` in a thread, "
+    "`asyncio.create_task(…, context=context)` in a task"
 )
 
-# Not in `scope`'s ContextVar: this one is copied to threads and tasks whoever acts there.
+# Separate from `context`'s ContextVar: new threads and tasks copy this one unchanged.
 _home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", default=None)
-"""The thread and the task in which the scope was opened."""
+"""Ids of the thread and the task that opened the attempt."""
 
 
-def enter_home() -> None:
-    """Mark this thread and task as the one that opened the current scope."""
+def mark_home() -> None:
+    """Mark the current thread and task as those that opened the attempt."""
     _home.set(_place())
 
 
-def look(current: AgentContext | None) -> None:
-    """Count a model call that begins if it is made for no attempt under way."""
-    if not state.starters:
+def check_call(current: AgentContext | None) -> None:
+    """Count a model call that begins if it belongs to no open attempt."""
+    if not state.thread_patches:
         return
-    # who acts outside of every attempt, by `lightspan.apply_prompts`, acts for none
+    # The context of `lightspan.apply_prompts` is outside every attempt.
     owner = None if current is None or current.scope.is_outside else current
     if owner is not None and not owner.scope.recorder.is_over:
         return
     if owner is not None and _home.get() == _place():
-        return  # an app that goes on past its own end: no other attempt's work
-    whose = "none" if owner is None else "one that is over"
-    state.stray = (
-        "it made no model call that was seen, and one was made beside it for no attempt under way, "
-        f"by {_worker()}, which belongs to {whose}: {ADVICE}"
+        return  # the app continues after its own end: the call is no other attempt's
+    attempt = "no attempt" if owner is None else "an attempt that is over"
+    state.misattributed_reason = (
+        "it made no model call that was captured, and meanwhile one was made outside every open "
+        f"attempt, by {_worker()}, which belongs to {attempt}: {ADVICE}"
     )
-    state.strays += 1
+    state.misattributed_count += 1
 
 
 def count() -> int:
-    """Return how many calls were made for no attempt under way."""
-    return state.strays
+    """Return the number of calls so far that belonged to no open attempt."""
+    return state.misattributed_count
 
 
-def missing_from(recorder: Recorder, before: int) -> str | None:
-    """Return why a call may be missing from an attempt; None if nothing says so.
+def missing_call_reason(recorder: Recorder, before: int) -> str | None:
+    """Return why a call may be missing from an attempt; None if there is no sign of it.
 
     Args:
-        recorder: of the attempt.
-        before: how many such calls there were when it began.
+        recorder: recorder of the attempt.
+        before: value of `count()` when the attempt began.
     """
-    return state.stray if state.strays > before and not recorder.has_called else None
+    is_suspect = state.misattributed_count > before and not recorder.has_called
+    return state.misattributed_reason if is_suspect else None
 
 
 def _task() -> asyncio.Task[Any] | None:

@@ -1,4 +1,4 @@
-"""Replacing an attribute of somebody else's class, so that it can be undone."""
+"""Reversible replacement of an attribute of another library's class."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _INHERITED: Final = object()
 
 
 class Patch:
-    """One attribute of a class, with ours in its place until `undo`.
+    """A replaced attribute of a class, until `undo`.
 
     Args:
         owner: the class.
-        name: of the attribute, which the class may inherit.
-        make: makes ours; it is given this patch.
+        name: name of the attribute, which the class may inherit.
+        make: returns the replacement, given this patch.
     """
 
     def __init__(self, owner: Any, name: str, make: Callable[[Patch], Any]) -> None:
         self.on = True
-        """False after `undo`: ours must do nothing any more, and may still be called, by what
-        somebody wrapped around it."""
+        """False after `undo`. The replacement may still be called then, by a wrapper around it, and
+        must do nothing."""
         self._owner, self._name = owner, name
         self._before = vars(owner).get(name, _INHERITED)
         self._ours = make(self)
         setattr(owner, name, self._ours)
 
     def undo(self) -> None:
-        """Leave the class as it was; what somebody put in our place stays."""
+        """Restore the attribute, unless another patch has replaced it since."""
         self.on = False
         if vars(self._owner).get(self._name) is not self._ours:
             return

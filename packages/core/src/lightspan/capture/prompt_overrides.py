@@ -1,4 +1,4 @@
-"""The texts that agents are given in place of the app's own, while they are learned or applied."""
+"""Replacement of agents' prompts while they are learned or applied."""
 
 from __future__ import annotations
 
@@ -16,54 +16,55 @@ from lightspan.schema.system_prompts import Body, Instructions, Reading
 log = logging.getLogger(__name__)
 
 PROMPTS_VARIABLE: Final = "LIGHTSPAN_PROMPTS"
-"""Names the run whose prompts are applied, once somebody asks for that."""
+"""Environment variable that names the run whose prompts are applied."""
 
 
 def prompt(name: str, text: str) -> str:
-    """The text to use for a prompt of the app's: in an attempt that tries another one that one, and
-    after `lightspan.apply_prompts` the learned one; else `text` itself.
+    """Return the text to use for a prompt of the app: a candidate, the learned text, or `text`
+    itself.
 
-    Use it where the text is made, so that `optimize=["router"]` finds it:
+    A candidate is used in an attempt that evaluates one, the learned text after
+    `lightspan.apply_prompts`. Call it where the text is created, so that `optimize=["router"]`
+    finds it:
 
         ROUTER = "Which desk is this for? {mail}"
         …
         content = lightspan.prompt("router", ROUTER).format(mail=mail)
 
     Args:
-        name: what `optimize=` calls it.
-        text: always the same one: with placeholders, written as for `str.format`, that the app
-            fills afterwards, or with none. Then what is returned is not to be filled.
+        name: name of the prompt in `optimize=`.
+        text: the same text in every call. It has placeholders, written as for `str.format`, that
+            the app fills afterwards; or it has none, and then the returned text must not be
+            formatted.
     """
     try:
         current = current_agent()
-        told = instructions_of(current)
-        reading = None if told is None else told.text_of(name, text)
+        instructions = _instructions_of(current)
+        reading = None if instructions is None else instructions.text_of(name, text)
         active = _active_prompts(current)
         if active is not None:
-            _look(active, name, reading)
+            _warn_unless_applied(active, name, reading)
         if reading is None:
             return text
         if current is not None:
             attributes: Attributes = {c.PROMPT_NAME: name, **reading_attributes(reading)}
-            note(current, attributes)
+            record_prompt(current, attributes)
         return text if reading.sent is None else reading.sent
-    except Exception as error:  # ours: the app gets its text
+    except Exception as error:  # a capture error: the app gets its own text
         current = current_agent()
         if current is not None:
-            current.scope.recorder.add_capture_error(
-                f"the prompt {name!r} could not be read: {error!r}"
-            )
+            current.add_capture_error(f"the prompt {name!r} could not be read", error)
         return text
 
 
-def note(current: AgentContext, attributes: Attributes) -> None:
-    """Record what was read, beside the calls."""
+def record_prompt(current: AgentContext, attributes: Attributes) -> None:
+    """Record how a prompt was read, in a separate span."""
     span = make_span(current, "lightspan.prompt", SpanKind.OTHER, attributes, status=SpanStatus.OK)
     current.scope.recorder.add(span)
 
 
-def instructions_of(current: AgentContext | None) -> Instructions | None:
-    """What agents are told where this one acts; None: what the app says."""
+def _instructions_of(current: AgentContext | None) -> Instructions | None:
+    """Return the instructions that apply to the acting agent; None keeps the app's own."""
     if current is not None and current.scope.instructions is not None:
         return current.scope.instructions
     active = _active_prompts(current)
@@ -71,48 +72,44 @@ def instructions_of(current: AgentContext | None) -> Instructions | None:
 
 
 def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
-    """Return the prompts of `lightspan.apply_prompts`, where they apply."""
-    return state.active_prompts[-1] if state.active_prompts and _is_in_production(current) else None
-
-
-def _is_in_production(current: AgentContext | None) -> bool:
-    """Whether the prompts of `lightspan.apply_prompts` apply here."""
-    if state.starters:  # a runner's process, where a call outside of attempts may belong to one
-        return False
-    if current is None:
-        return True
-    return current.scope.is_outside or current.scope.mode is Mode.PRODUCTION
+    """Return the prompts of `lightspan.apply_prompts` if they apply here."""
+    # In a runner's process a call outside every attempt may belong to a rollout.
+    if not state.active_prompts or state.thread_patches:
+        return None
+    if current is None or current.scope.is_outside or current.scope.mode is Mode.PRODUCTION:
+        return state.active_prompts[-1]
+    return None
 
 
 def reading_of(current: AgentContext, body: Body) -> Reading | None:
-    """What a request of whoever acts is to say; None: what it says."""
-    told = instructions_of(current)
-    reading = None if told is None else told.read(current.path, body)
+    """Return how the agent's request has to be changed; None to leave it unchanged."""
+    instructions = _instructions_of(current)
+    reading = None if instructions is None else instructions.read(current.path, body)
     active = _active_prompts(current)
     if active is not None:
         active.calls += 1
-        _look(active, current.path, reading)
+        _warn_unless_applied(active, current.path, reading)
     return reading
 
 
-def _look(active: ActivePrompts, name: str, reading: Reading | None) -> None:
-    """Tell once of a learned text that is not applied."""
+def _warn_unless_applied(active: ActivePrompts, name: str, reading: Reading | None) -> None:
+    """Record the use of a learned text, and log a warning once if it is not applied."""
     if reading is None:
         return
-    active.asked.add(name)
-    said = f"{name}: {reading.reason}"
-    if reading.sent is None and said not in active.warned:
-        active.warned.add(said)
+    active.used_names.add(name)
+    warning = f"{name}: {reading.reason}"
+    if reading.sent is None and warning not in active.warnings:
+        active.warnings.add(warning)
         log.warning(
-            "lightspan.apply_prompts: the text that was learned for %r is not applied, and the "
-            "app's own is sent: %s (said once)",
+            "lightspan.apply_prompts: the learned text for %r is not applied, and the app's own is "
+            "sent: %s (logged once)",
             name,
             reading.reason,
         )
 
 
 def reading_attributes(reading: Reading) -> Attributes:
-    """What a span says of it."""
+    """Return a span's attributes for a prompt that was read."""
     attributes: Attributes = {}
     if reading.original is not None:
         attributes[c.PROMPT_ORIGINAL] = reading.original
@@ -124,17 +121,14 @@ def reading_attributes(reading: Reading) -> Attributes:
 
 
 def with_text(options: Any, reading: Reading) -> Any:
-    """A copy of a request with the text that is to be sent."""
+    """Return a copy of a request with the text to send."""
     slot, text = reading.slot, reading.sent
     assert slot is not None
     assert text is not None
     sent = options.model_copy()
-    for name in ("extra_json", "json_data"):  # the first covers the second
+    for name in ("extra_json", "json_data"):  # the first overrides the second
         body = getattr(sent, name)
         if isinstance(body, Mapping) and slot.key in body:
             setattr(sent, name, {**body, slot.key: slot.put(body, text)})
             break
     return sent
-
-
-__all__ = ["instructions_of", "note", "prompt", "reading_attributes", "reading_of", "with_text"]

@@ -1,4 +1,4 @@
-"""Recorders keep the spans of one attempt in the app's process, until they are sent."""
+"""Collection of an attempt's spans in the app's process until they are sent."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Collects the spans of one attempt in the app's process; thread-safe.
+    """A thread-safe collector of one attempt's spans.
 
-    It holds at most `limit` spans between two drains. What does not fit is counted in `dropped`,
-    and the runner then marks the attempt damaged: nothing is dropped silently.
+    It holds at most `limit` spans between two drains. Further spans are dropped and counted as a
+    capture error, so that the attempt is not trained.
     """
 
     keeps = True
-    """False: whatever is added is forgotten."""
+    """Whether added spans are kept."""
 
     def __init__(self, limit: int = 100_000) -> None:
         self.has_called = False
-        """A model call was seen here."""
+        """Whether the attempt has made a model call."""
         self.is_over = False
-        """The attempt has ended: what is made in its name now is no part of it."""
+        """Whether the attempt has ended; later calls in its name are not part of it."""
         self.uncaptured: Counter[Request] = Counter()
-        """Requests to models that no SDK made; counted in a dry run alone."""
+        """Requests to models without an SDK; counted in a dry run only."""
         self._limit = limit
         self._spans: list[Span] = []
-        self._damage: list[str] = []
+        self._capture_errors: list[str] = []
         self._dropped = 0
         self._pending: dict[str, Callable[[], None]] = {}
-        # The garbage collector may run inside a locked block and end a stream that the app dropped,
-        # which is recorded by the same thread.
+        # An RLock: the garbage collector may run while the lock is held and end a dropped stream,
+        # which the same thread then records.
         self._lock = threading.RLock()
 
     def new_call_id(self) -> str:
-        """The id of a call that is made now."""
+        """Return the id of a new model call."""
         self.has_called = True
         return new_id("call")
 
     def add(self, span: Span) -> None:
+        """Keep a span with its keys redacted; count it as dropped where the limit is reached."""
         if span.status_message or not span.name.isascii():
             name, message = clean_text(span.name), kept_text(span.status_message)
             span = span.replace(name=name, status_message=message)
@@ -65,63 +66,63 @@ class Recorder:
             self.uncaptured[request] += 1
 
     def add_capture_error(self, reason: str) -> None:
-        """Note a capture error: the attempt will not be trained."""
+        """Record a capture error, so that the attempt is not trained."""
         with self._lock:
-            self._damage.append(kept_text(reason))
+            self._capture_errors.append(kept_text(reason))
 
-    def expect(self, key: str, give_up: Callable[[], None]) -> None:
-        """Something is under way that will be recorded; `give_up` records that it never ended."""
+    def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
+        """Register open work; `give_up` records that it never ended."""
         with self._lock:
             self._pending[key] = give_up
 
-    def settle(self, key: str) -> bool:
-        """It ended; False if it was settled already."""
+    def resolve_pending(self, key: str) -> bool:
+        """Remove open work that has ended; return False if it was removed already."""
         with self._lock:
             return self._pending.pop(key, None) is not None
 
-    def give_up(self) -> None:
-        """Record what is still under way, such as streams that the app let go of."""
-        for note in list(self._pending.values()):
-            note()
+    def cancel_pending(self) -> None:
+        """Record all open work as abandoned, such as streams that the app dropped."""
+        for give_up in list(self._pending.values()):
+            give_up()
 
     def drain(self) -> list[Span]:
-        """The spans added since the last drain."""
+        """Return the spans added since the last drain."""
         with self._lock:
             spans, self._spans = self._spans, []
             return spans
 
     def capture_errors(self) -> list[str]:
-        """Every capture error so far, dropped spans included."""
+        """Return every capture error so far, including the number of dropped spans."""
         with self._lock:
-            lost = [f"{self._dropped} spans dropped"] if self._dropped else []
-            return [*self._damage, *lost]
+            drops = [f"{self._dropped} spans dropped"] if self._dropped else []
+            return [*self._capture_errors, *drops]
 
 
 class NullRecorder(Recorder):
-    """Of calls to served policies outside any attempt: keeps nothing."""
+    """A recorder that keeps nothing, for calls to served policies outside every attempt."""
 
     keeps = False
 
     def add(self, span: Span) -> None:
-        """Forget it."""
+        """Discard the span."""
 
     def add_capture_error(self, reason: str) -> None:
-        """Nothing is trained, so nothing is damaged; a person may want to know."""
+        """Log a capture error, since there is no attempt to exclude from training."""
         log.warning("%s", reason)
 
-    def expect(self, key: str, give_up: Callable[[], None]) -> None:
-        """Nobody asks how it ended."""
+    def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
+        """Do nothing, since no attempt ends."""
 
-    def settle(self, key: str) -> bool:
-        """Nothing is left to record."""
+    def resolve_pending(self, key: str) -> bool:
+        """Return False: nothing is recorded at the end."""
         return False
 
 
 class LostRewardRecorder(NullRecorder):
-    """Of a process that records, outside every attempt."""
+    """The recorder of a recording process outside every attempt."""
 
     def add(self, span: Span) -> None:
-        """Forget it; a reward that is lost this way is worth a word."""
+        """Discard the span, and log a warning if it is a reward."""
         if span.kind is SpanKind.REWARD:
             log.warning(
                 "a reward was emitted outside every attempt and is lost: call emit_reward() while "

@@ -1,13 +1,12 @@
-"""The client shim: one wrapper around `openai.OpenAI.request` and its async twin, and the same one
-around the `request` of Anthropic's clients.
+"""Instrumentation of the OpenAI and Anthropic SDKs by one wrapper around their clients' `request`.
 
-Inside a scope, a call of an agent that the algorithm routes to us is handed, as a copy of its
-request, to a clean client of ours: whatever client the app built, whenever it built it, nothing of
-it (key, headers, query, cookies, auth) travels along, and whatever the gateway answers comes back
-through the SDK's own machinery (raw responses, streams, `.parse()`). Other agents' calls go where
-the app pointed them, untouched, and are recorded. Of an agent whose instructions are learned, or
-are used as they were learned, a copy of the request says other ones (`candidates`), wherever it
-goes. Outside a scope nothing changes unless the user said so.
+Inside an attempt, a call of an agent that the algorithm routes to the gateway is passed, as a copy
+of its request, to a clean client: nothing of the app's client (key, headers, query, cookies, auth)
+is sent, whenever that client was created, and the gateway's answer passes through the SDK's own
+machinery (raw responses, streams, `.parse()`). The calls of other agents go where the app sends
+them, and are recorded. If an agent's instructions are learned or learned ones apply
+(`prompt_overrides`), a copy of the request with other instructions is sent. Outside every attempt
+nothing changes unless the user enabled it.
 
 `request` is stable from openai 2.0 to 3.x and in anthropic; hooks on httpx miss the newest of both.
 """
@@ -34,10 +33,21 @@ from lightspan.capture.context import (
     notify_call_start,
     start_attempt,
 )
-from lightspan.capture.gateway_clients import aclose, async_client, close, is_clean, sync_client
-from lightspan.capture.import_hooks import Awaited
+from lightspan.capture.gateway_clients import (
+    aclose as aclose,
+    async_client,
+    close as close,
+    is_clean,
+    sync_client,
+)
+from lightspan.capture.import_hooks import ImportHook
 from lightspan.capture.patch import Patch
-from lightspan.capture.prompt_overrides import note, reading_attributes, reading_of, with_text
+from lightspan.capture.prompt_overrides import (
+    reading_attributes,
+    reading_of,
+    record_prompt,
+    with_text,
+)
 from lightspan.capture.response_observer import as_mapping, observe
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
 from lightspan.schema import semconv as c
@@ -53,11 +63,11 @@ from lightspan.schema.records import Mode
 from lightspan.schema.redaction import add_clients_key
 from lightspan.schema.routing import Route, Target, split_path
 from lightspan.schema.semconv import exception_attributes
-from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, now_ns, text_of
+from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns, text_of
 from lightspan.schema.system_prompts import Reading
 from lightspan.schema.token_records import CallOutcome
 
-_KEPT_HEADERS: Final = (
+_FORWARDED_HEADERS: Final = (
     "x-stainless-raw-response",
     "x-stainless-helper-method",
     "x-stainless-stream-helper",
@@ -67,12 +77,13 @@ _KEPT_HEADERS: Final = (
 
 # --- installing -----------------------------------------------------------------------------
 def install() -> None:
-    """Wrap the SDKs that are imported, and the others once somebody imports them; idempotent.
+    """Wrap the SDKs that are imported, and the others once they are imported. Idempotent.
 
-    None is imported for it: openai takes longer than all else that a runner needs, anthropic too.
+    No SDK is imported for it: importing openai or anthropic takes longer than everything else that
+    a runner needs.
 
     Raises:
-        Exception: an SDK that is imported cannot be wrapped. The others are.
+        Exception: an imported SDK cannot be wrapped; the others are wrapped.
     """
     with state.lock:
         failed: Exception | None = None
@@ -86,117 +97,110 @@ def install() -> None:
 
 
 def _wrap_now_or_later(sdk: Sdk) -> None:
-    waiting = state.awaited.get(sdk.name)  # before the shims: it goes when they are there
-    if sdk.name in state.shims:
+    hook = state.import_hooks.get(sdk.name)  # read first: it is removed after the patches are set
+    if sdk.name in state.sdk_patches:
         return
     module = sys.modules.get(sdk.name)
-    # an import under way is left to its own thread, which may want our lock before it ends
+    # An import that is under way is left to its own thread, which may need `state.lock`.
     if module is not None and not getattr(module.__spec__, "_initializing", False):
-        if waiting is not None:
-            waiting.stop()
+        if hook is not None:
+            hook.stop()
         _wrap(sdk)
-    elif waiting is None:
-        state.awaited[sdk.name] = Awaited(sdk.name, partial(_wrap_imported, sdk))
+    elif hook is None:
+        state.import_hooks[sdk.name] = ImportHook(sdk.name, partial(_wrap_imported, sdk))
 
 
 def _wrap_imported(sdk: Sdk) -> None:
-    # The lock is not taken: whoever has it may be waiting for this import.
+    # Without the lock: its holder may be waiting for this import.
     try:
         _wrap(sdk)
-    except Exception as error:  # the app gets its import; the next attempt's scope tries it again
+    except Exception as error:  # the app's import succeeds; the next attempt wraps the SDK again
         current = current_context()
         if current is not None:
-            current.scope.recorder.add_capture_error(
-                f"a client SDK could not be wrapped: {error!r}"
-            )
+            current.add_capture_error("a client SDK could not be wrapped", error)
 
 
 def _wrap(sdk: Sdk) -> None:
-    classes = sdk.wrapped_classes()  # first: one that is missing must not leave the other wrapped
-    state.shims[sdk.name] = [
-        Patch(owner, "request", partial(shim, sdk, owner.request))
-        for owner, shim in zip(classes, (_sync_shim, _async_shim), strict=True)
+    classes = sdk.wrapped_classes()  # first: if one is missing, the other must not be wrapped
+    state.sdk_patches[sdk.name] = [
+        Patch(owner, "request", partial(wrapper, sdk, owner.request))
+        for owner, wrapper in zip(classes, (_sync_wrapper, _async_wrapper), strict=True)
     ]
-    state.awaited.pop(sdk.name, None)
+    state.import_hooks.pop(sdk.name, None)
 
 
 def uninstall() -> None:
-    """Leave the SDKs' classes as they were. A wrapper put on top of ours keeps working."""
+    """Restore the SDKs' classes. A wrapper around `request` that was set later continues to
+    work."""
     with state.lock:
-        while state.awaited:
-            state.awaited.popitem()[1].stop()
-        while state.shims:
-            for shim in state.shims.popitem()[1]:
-                shim.undo()
+        while state.import_hooks:
+            state.import_hooks.popitem()[1].stop()
+        while state.sdk_patches:
+            for patch in state.sdk_patches.popitem()[1]:
+                patch.undo()
         uncaptured_http.uninstall()
 
 
 def installed() -> bool:
-    """Whether SDKs are wrapped, or will be."""
-    return bool(state.shims or state.awaited)
+    """Return whether SDKs are wrapped, or will be once imported."""
+    return bool(state.sdk_patches or state.import_hooks)
 
 
-# --- the shims ------------------------------------------------------------------------------
-def _sync_shim(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+# --- the wrappers ---------------------------------------------------------------------------
+def _sync_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return original(self, cast_to, options, **kwargs)
-        client, sent = self, call.instructed(options)
-        if call.redirected:
+        client, sent = self, call.with_instructions(options)
+        if call.is_redirected:
             try:
                 client, sent = sync_client(sdk, call.origin), call.redirect(self, sent)
             except Exception as error:
-                call.not_redirected(error)
+                call.add_capture_error("redirected", error)
                 return original(self, cast_to, options, **kwargs)
-        try:
+        with call:
             result = original(client, cast_to, sent, **kwargs)
-        except BaseException as error:
-            call.guarded(call.failed, error)
-            raise
         return observe(call, result, streamed=bool(kwargs.get("stream")))
 
     return request
 
 
-def _async_shim(
+def _async_wrapper(
     sdk: Sdk, original: Callable[..., Awaitable[Any]], patch: Patch
 ) -> Callable[..., Any]:
     async def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return await original(self, cast_to, options, **kwargs)
-        client, sent = self, call.instructed(options)
-        if call.redirected:
+        client, sent = self, call.with_instructions(options)
+        if call.is_redirected:
             try:
                 client, sent = await async_client(sdk, call.origin), call.redirect(self, sent)
             except Exception as error:
-                call.not_redirected(error)
+                call.add_capture_error("redirected", error)
                 return await original(self, cast_to, options, **kwargs)
-        try:
+        with call:
             result = await original(client, cast_to, sent, **kwargs)
-        except BaseException as error:
-            call.guarded(call.failed, error)
-            raise
         return observe(call, result, streamed=bool(kwargs.get("stream")))
 
     return request
 
 
-def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
-    """The call to handle, or None if it is not ours. Never raises into the app."""
-    current, root = current_context(), None
-    if is_clean(client) or (current is None and not state.starters):
+def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
+    """Return the model call that begins; None if it is not captured. Never raises."""
+    current, attempt = current_context(), None
+    if is_clean(client) or (current is None and not state.thread_patches):
         return None
     try:
-        if not _asks_a_model(sdk, options):
+        if str(options.method).lower() != "post" or _model_path(sdk, options) is None:
             return None
         if current is None:
-            misattributed_calls.look(None)
+            misattributed_calls.check_call(None)
             return None
-        current, root = start_attempt(current, None)
-        misattributed_calls.look(current)
-        told = notify_call_start(current)
+        current, attempt = start_attempt(current, None)
+        misattributed_calls.check_call(current)
+        notify_end = notify_call_start(current)
         add_clients_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
         path, body = current.path, _body(options)
@@ -204,30 +208,32 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         reading = reading_of(current, body)
         if reading is None and target.route is Route.APP and not current.scope.recorder.keeps:
             return None
-        call_id = current.scope.new_call_id()
-        return _SentCall(
-            sdk, current, path, target, call_id, body, now_ns(), address, told, reading, root
+        return SdkCall(
+            sdk=sdk,
+            context=current,
+            path=path,
+            target=target,
+            call_id=current.scope.recorder.new_call_id(),
+            body=body,
+            address=address,
+            notify_end=notify_end,
+            reading=reading,
+            attempt=attempt,
         )
     except Exception as error:
         if current is not None:
-            current.scope.recorder.add_capture_error(
-                f"a model call could not be captured: {error!r}"
-            )
-        if root is not None:
-            root.close()
+            current.add_capture_error("a model call could not be captured", error)
+        if attempt is not None:
+            attempt.close()
         return None
 
 
 def _target(current: AgentContext, path: str, address: Any) -> Target:
-    """Where the call goes that a client with this base URL makes."""
+    """Return the target of a call by a client with this base URL."""
     routing, gateway = current.scope.routing, current.scope.gateway_url
     if current.scope.follows_urls and gateway and not f"{address}/".startswith(f"{gateway}/"):
         return Target(route=Route.APP)
     return routing.target(path)
-
-
-def _asks_a_model(sdk: Sdk, options: Any) -> bool:
-    return str(options.method).lower() == "post" and _model_path(sdk, options) is not None
 
 
 def _model_path(sdk: Sdk, options: Any) -> str | None:
@@ -242,83 +248,90 @@ def _body(options: Any) -> dict[str, Any]:
     return body
 
 
-def _server(address: Any) -> Attributes:
-    """Return host and port of the SDK's base URL; the rest of it may hold a key."""
-    host, port = getattr(address, "host", ""), getattr(address, "port", None)
-    if not host:
-        return {}
-    return (
-        {c.SERVER_ADDRESS: host} if port is None else {c.SERVER_ADDRESS: host, c.SERVER_PORT: port}
-    )
+@dataclass(slots=True, eq=False, kw_only=True)
+class SdkCall:
+    """One model call of an SDK's client.
 
-
-@dataclass(slots=True, eq=False)
-class _SentCall:
-    """One model call on its way."""
+    As a context manager it records the exception that the request raised.
+    """
 
     sdk: Sdk
-    acting: AgentContext
+    context: AgentContext
     path: str
-    """Of the agent that acts."""
+    """Path of the acting agent."""
     target: Target
     call_id: str
     body: dict[str, Any]
-    start_ns: int
+    start_ns: int = field(default_factory=now_ns)
     address: Any
-    """The base URL of the app's client."""
-    told: CallEnd
-    """See `scope.notify_call_start`."""
-    reading: Reading | None = None
-    """What its instructions are, and are to be; None: they are left alone."""
-    root: AttemptHandle | None = None
-    """The attempt that consists of this call alone."""
-    redirected: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        is_ours = self.target.route is not Route.APP
-        self.redirected = is_ours and self.acting.scope.gateway_url is not None
+    """Base URL of the app's client."""
+    notify_end: CallEnd
+    """See `context.notify_call_start`."""
+    reading: Reading | None
+    """Instructions of the request and those to send; None to leave them unchanged."""
+    attempt: AttemptHandle | None
+    """Attempt that consists of this call alone."""
 
     @property
-    def recorded_there(self) -> bool:
-        """Whether the gateway records it; one that serves production does not."""
-        return self.redirected and self.acting.scope.mode is not Mode.PRODUCTION
+    def is_redirected(self) -> bool:
+        """Whether the call goes to the gateway."""
+        return self.target.route is not Route.APP and self.context.scope.gateway_url is not None
+
+    @property
+    def is_recorded_elsewhere(self) -> bool:
+        """Whether the gateway records the call; one that serves production does not."""
+        return self.is_redirected and self.context.scope.mode is not Mode.PRODUCTION
 
     @property
     def origin(self) -> str:
-        return str(self.acting.scope.gateway_url)
+        return str(self.context.scope.gateway_url)
 
-    def instructed(self, options: Any) -> Any:
-        """A copy of the request with the instructions that are to be sent; itself, if they are
-        its own. What fails damages the attempt: the app's request is sent then."""
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.guarded(self.failed, error)
+
+    def add_capture_error(self, action: str, error: Exception) -> None:
+        """Record that the call could not be redirected or recorded."""
+        self.context.add_capture_error(f"a model call could not be {action}", error)
+
+    def with_instructions(self, options: Any) -> Any:
+        """Return a copy of the request with the instructions to send, or the request itself.
+
+        If that fails, a capture error is recorded and the app's request is sent.
+        """
         if self.reading is None:
             return options
         try:
             sent = with_text(options, self.reading) if self.reading.is_changed else options
-            if self.recorded_there:  # by what knows of the text that was sent alone
-                note(self.acting, {c.PROMPT_CALL: self.call_id, **reading_attributes(self.reading)})
+            if self.is_recorded_elsewhere:  # the gateway's record has only the text that was sent
+                attributes = reading_attributes(self.reading)
+                record_prompt(self.context, {c.PROMPT_CALL: self.call_id, **attributes})
             return sent
         except Exception as error:
-            self.acting.scope.recorder.add_capture_error(
-                f"the instructions of a model call could not be replaced: {error!r}"
+            self.context.add_capture_error(
+                "the instructions of a model call could not be replaced", error
             )
             return options
 
     def redirect(self, client: Any, options: Any) -> Any:
-        """A copy of the request that our clean client can send."""
+        """Return a copy of the request that the clean client can send."""
         sent = options.model_copy()
         sent.url = _model_path(self.sdk, options)
         sent.params = {}
-        sent.headers = {**_kept_headers(options), **self.headers()}
+        sent.headers = {**_forwarded_headers(options), **self.headers()}
         sent.max_retries = options.get_max_retries(client.max_retries)
-        if not _given(options.timeout):
+        if not _is_given(options.timeout):
             sent.timeout = client.timeout
         return sent
 
     def headers(self) -> dict[str, str]:
-        """What the gateway needs to know of the call."""
-        scope = self.acting.scope
+        """Return the headers that describe the call to the gateway."""
+        scope = self.context.scope
         names = (quote(name, safe="") for name in split_path(self.path))
-        parent = self.acting.parent_span_id or c.NO_PARENT
+        parent = self.context.parent_span_id or c.NO_PARENT
         return {
             "Authorization": f"Bearer {scope.call_token or 'none'}",
             c.HEADER_CALL_ID: self.call_id,
@@ -328,58 +341,57 @@ class _SentCall:
             c.HEADER_PROTOCOL: str(c.PROTOCOL_VERSION),
         }
 
-    def not_redirected(self, error: Exception) -> None:
-        """Our error, not the app's: its call goes where it pointed, and nothing is trained."""
-        self.acting.scope.recorder.add_capture_error(
-            f"a model call could not be redirected: {error!r}"
-        )
-
     def failed(self, error: BaseException, answer: Mapping[str, Any] | None = None) -> None:
-        """Record a call that brought no answer, one that the app could not read, or left.
+        """Record a call without an answer, or whose answer the app could not read or abandoned.
 
         Args:
-            error: what ended it.
-            answer: what came of it before.
+            error: exception that ended the call.
+            answer: the answer as far as it arrived; None to take it from the exception.
         """
-        is_left = isinstance(error, GeneratorExit)
-        self.told(is_left and has_content(answer or {}))
-        if is_left or isinstance(error, asyncio.CancelledError):
-            # At the gateway too, which may notice it when the attempt has been reported already.
+        is_abandoned = isinstance(error, GeneratorExit)
+        self.notify_end(is_abandoned and has_content(answer or {}))
+        if is_abandoned or isinstance(error, asyncio.CancelledError):
+            # Also at the gateway, which may notice it only after the attempt was reported.
             outcome = CallOutcome.CANCELLED
-        elif not self.recorded_there:
+        elif not self.is_recorded_elsewhere:
             outcome = CallOutcome.ERROR
-        elif _undelivered(error):
+        elif _is_undelivered(error):
             outcome = CallOutcome.UNDELIVERED
         else:
-            return  # the gateway recorded what it answered
+            return  # the gateway recorded its answer
         if answer is None:
-            answer = as_mapping(getattr(error, "completion", None))  # of a length that is over
-        known = {c.CALL_OUTCOME: outcome, **answer_attributes(answer)}
-        if is_left:  # which is no error
-            self.record(known, SpanStatus.UNSET)
+            answer = as_mapping(getattr(error, "completion", None))  # of LengthFinishReasonError
+        attributes = {c.CALL_OUTCOME: outcome, **answer_attributes(answer)}
+        if is_abandoned:  # which is not an error
+            self.record(attributes, SpanStatus.UNSET)
             return
-        known |= exception_attributes(error)
-        self.record(known, SpanStatus.ERROR, text_of(error) or "error")
+        attributes |= exception_attributes(error)
+        self.record(attributes, SpanStatus.ERROR, text_of(error) or "error")
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        """Record the answer of an endpoint that is not ours (ours records itself)."""
-        self.told(True)
-        if not self.recorded_there:
+        """Record the answer, unless the gateway does."""
+        self.notify_end(True)
+        if not self.is_recorded_elsewhere:
             self.record({c.CALL_OUTCOME: CallOutcome.OK.value, **answer_attributes(answer)})
 
-    def chunks(self) -> StreamedAnswer:
-        """See `answers.Asked`."""
+    def new_answer(self) -> StreamedAnswer:
+        """Return a collector for the chunks of the answer."""
         return StreamedAnswer(choices=choices_asked(self.body))
 
-    def expect(self, give_up: Callable[[], None], response: Any) -> None:
-        """See `answers.Asked`."""
-        self.acting.scope.recorder.expect(self.call_id, give_up)
-        if self.acting.scope.mode is Mode.PRODUCTION:  # nobody will ask how it ended
+    def register_pending(self, give_up: Callable[[], None], response: Any) -> None:
+        """Register the answer as open.
+
+        Args:
+            give_up: called when the attempt ends or, in production, `response` is deleted.
+            response: the source of the answer.
+        """
+        self.context.scope.recorder.register_pending(self.call_id, give_up)
+        if self.context.scope.mode is Mode.PRODUCTION:  # where no runner cancels pending calls
             weakref.finalize(response, give_up).atexit = False
 
     def ended(self, answer: Mapping[str, Any], error: BaseException | None) -> None:
-        """See `answers.Asked`."""
-        if not self.acting.scope.recorder.settle(self.call_id):
+        """Record the end of an open answer, by an error if there is one; only the first counts."""
+        if not self.context.scope.recorder.resolve_pending(self.call_id):
             return
         if error is None:
             self.answered(answer)
@@ -389,73 +401,71 @@ class _SentCall:
     def record(
         self, attributes: Attributes, status: SpanStatus = SpanStatus.OK, message: str = ""
     ) -> None:
-        known: Attributes = {
+        """Record the call's span, and close the attempt that consists of it."""
+        common: Attributes = {
             c.AGENT_PATH: self.path,
             c.CALL_ID: self.call_id,
             c.ROUTE: str(self.target.route),
         }
-        if not self.redirected:
-            known |= self._elsewhere()
-        known |= request_attributes(self._sent_body())
+        if not self.is_redirected:
+            common |= self._server()
+        common |= request_attributes(self._sent_body())
         if self.reading is not None:
-            known |= reading_attributes(self.reading)
-        name = f"{known[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip()
-        known |= attributes
-        span: Span = make_span(
-            self.acting,
-            name,
+            common |= reading_attributes(self.reading)
+        span = make_span(
+            self.context,
+            f"{common[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip(),
             SpanKind.LLM,
-            known,
+            {**common, **attributes},
             start_ns=self.start_ns,
             status=status,
             status_message=message,
         )
-        self.acting.scope.recorder.add(span)
-        if self.root is not None:
-            self.root.close()
+        self.context.scope.recorder.add(span)
+        if self.attempt is not None:
+            self.attempt.close()
 
     def _sent_body(self) -> Mapping[str, Any]:
-        """The request's body as it was sent."""
+        """Return the request's body as it was sent."""
         reading = self.reading
         if reading is None or reading.slot is None or reading.sent is None:
             return self.body
         return {**self.body, reading.slot.key: reading.slot.put(self.body, reading.sent)}
 
-    def _elsewhere(self) -> Attributes:
-        """Who answers, where that is not ours."""
-        server = _server(self.address)
-        return {**server, c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else server
+    def _server(self) -> Attributes:
+        """Return host and port of the app's base URL, whose other parts may hold a key."""
+        server: Attributes = {c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else {}
+        if getattr(self.address, "host", ""):
+            server[c.SERVER_ADDRESS] = self.address.host
+            if self.address.port is not None:
+                server[c.SERVER_PORT] = self.address.port
+        return server
 
-    def guarded(self, note: Callable[..., None], *values: Any) -> None:
-        """Note something of the call: what fails damages the attempt and never reaches the app."""
+    def guarded(self, function: Callable[..., None], *values: Any) -> None:
+        """Call a function; record its exception as a capture error and do not raise it."""
         try:
-            note(*values)
+            function(*values)
         except Exception as error:
-            self.acting.scope.recorder.add_capture_error(
-                f"a model call could not be recorded: {error!r}"
-            )
-            if self.root is not None:
-                self.root.close()
+            self.add_capture_error("recorded", error)
+            if self.attempt is not None:
+                self.attempt.close()
 
 
 _TRANSPORTS: Final = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 
-def _undelivered(error: BaseException) -> bool:
-    """Whether the gateway's answer may not have arrived: the transport failed, or we were cut."""
+def _is_undelivered(error: BaseException) -> bool:
+    """Return whether the gateway's answer may be lost: the transport failed or was interrupted."""
     if isinstance(error, OSError | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
         return True
     names = {kind.__name__ for kind in type(error).__mro__}
     return "APIConnectionError" in names or type(error).__module__.split(".")[0] in _TRANSPORTS
 
 
-def _given(value: Any) -> bool:
+def _is_given(value: Any) -> bool:
     return type(value).__name__ not in ("NotGiven", "Omit")
 
 
-def _kept_headers(options: Any) -> dict[str, Any]:
-    headers = options.headers if _given(options.headers) else {}
-    return {key: value for key, value in headers.items() if key.lower() in _KEPT_HEADERS}
-
-
-__all__ = ["aclose", "close", "install", "installed", "uninstall"]
+def _forwarded_headers(options: Any) -> dict[str, Any]:
+    headers = options.headers if _is_given(options.headers) else {}
+    return {key: value for key, value in headers.items() if key.lower() in _FORWARDED_HEADERS}

@@ -1,4 +1,4 @@
-"""What the code of an app refers to, without running it: adapters look there for agents."""
+"""Static analysis of the objects that an app's functions refer to, for `agent_discovery`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 
 def names_in(code: CodeType, *, texts: bool = False) -> Iterator[str]:
-    """Every name that the code mentions, in nested functions too.
+    """Yield every name in the code, including that of nested functions.
 
     Args:
-        texts: its text constants as well (a framework may look things up by text).
+        code: code of a function.
+        texts: whether to yield text constants too, for frameworks that look things up by text.
     """
     yield from code.co_names
     for constant in code.co_consts:
@@ -24,27 +25,30 @@ def names_in(code: CodeType, *, texts: bool = False) -> Iterator[str]:
             yield from (text for text in constant if isinstance(text, str))
 
 
-def referred(
+def references(
     function: FunctionType, names: set[str], *, installed: Collection[str] = ()
 ) -> Iterator[Any]:
-    """What the function's closure, defaults and globals hold under the names it mentions, and what
-    the user's own modules among its globals hold under them.
+    """Yield the values of a function's closure, defaults and mentioned globals.
+
+    Of a user's module among those globals, the mentioned attributes are yielded too.
 
     Args:
-        installed: see `is_users`.
+        function: a function of the app.
+        names: names that its code mentions.
+        installed: see `is_user_code`.
     """
-    yield from enclosed(function)
+    yield from closure_values(function)
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
         yield value
-        if isinstance(value, ModuleType) and is_users(value, installed):
+        if isinstance(value, ModuleType) and is_user_code(value, installed):
             yield from (vars(value)[inner] for inner in names & vars(value).keys())
 
 
-def enclosed(function: FunctionType) -> Iterator[Any]:
-    """What the function's closure holds."""
+def closure_values(function: FunctionType) -> Iterator[Any]:
+    """Yield the values of a function's closure."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -53,24 +57,25 @@ def enclosed(function: FunctionType) -> Iterator[Any]:
 
 
 def module_of(thing: Any) -> str:
-    """The module of a function or class, or of a thing's class; empty if it has none."""
+    """Return the module of a function or class, or of an object's class; empty if it has none."""
     owner = thing if isinstance(thing, type | FunctionType) else type(thing)
     return str(getattr(owner, "__module__", "") or "")
 
 
-def root_of(thing: Any) -> str:
-    """The top-level package of a module, function, class or thing."""
+def package_of(thing: Any) -> str:
+    """Return the top-level package of a module, function, class or object."""
     module = thing.__name__ if isinstance(thing, ModuleType) else module_of(thing)
     return module.partition(".")[0]
 
 
-def is_users(thing: Any, installed: Collection[str] = ()) -> bool:
-    """Whether the thing is code of the user's own: what is installed brings no agents.
+def is_user_code(thing: Any, installed: Collection[str] = ()) -> bool:
+    """Return whether an object belongs to the user's own code; installed code brings no agents.
 
     Args:
-        installed: packages that count as installed wherever they lie.
+        thing: a module, function, class or object.
+        installed: packages that count as installed wherever they are.
     """
-    root = root_of(thing)
+    root = package_of(thing)
     if root in installed or (root in sys.stdlib_module_names and root != "__main__"):
         return False
     file = getattr(sys.modules.get(root), "__file__", None) or ""

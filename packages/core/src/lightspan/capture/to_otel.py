@@ -1,4 +1,4 @@
-"""Our spans as OpenTelemetry's SDK has them, ready for any exporter."""
+"""Conversion of spans to those of OpenTelemetry's SDK."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STATUS_CODES: Final = {
 
 
 def to_otel(span: Span) -> ReadableSpan:
-    """Our span as an OpenTelemetry span, ready for any exporter."""
+    """Return a span as a span of OpenTelemetry's SDK, which any exporter accepts."""
     trace_id = int(span.trace_id, 16)
-    resource = Resource(dict(span.resource)) if span.resource else Resource({})
+    message = span.status_message if span.status is SpanStatus.ERROR else ""
     return ReadableSpan(
         name=span.name,
         context=_context(trace_id, span.span_id),
         parent=_context(trace_id, span.parent_id) if span.parent_id else None,
-        resource=resource,
+        resource=Resource(dict(span.resource)),
         attributes=_sequences({**span.attributes, **_own_attributes(span)}),
         events=[Event(e.name, _sequences(e.attributes), e.time_ns) for e in span.events],
         links=[
@@ -44,16 +44,11 @@ def to_otel(span: Span) -> ReadableSpan:
             for link in span.links
         ],
         kind=OtelKind.CLIENT if span.kind is SpanKind.LLM else OtelKind.INTERNAL,
-        status=_status(span),
+        status=Status(STATUS_CODES[span.status], message or None),
         start_time=span.start_ns,
         end_time=span.end_ns,
         instrumentation_scope=_SCOPE,
     )
-
-
-def _status(span: Span) -> Status:
-    described = span.status is SpanStatus.ERROR and bool(span.status_message)
-    return Status(STATUS_CODES[span.status], span.status_message if described else None)
 
 
 def _own_attributes(span: Span) -> Attributes:

@@ -1,8 +1,8 @@
-"""Note requests to models that no SDK of `sdks` makes, in a dry run (`lightspan dev`).
+"""Recording of model requests that bypass the SDKs of `sdks`, in a dry run (`lightspan dev`).
 
-httpx, httpx2, requests and aiohttp are patched when a process opens its first scope of a dry run.
-Of each POST to the path of a model's API the acting agent, the calling package, the model and the
-URL are noted, so that the report can say what to change. urllib and botocore are not watched.
+httpx, httpx2, requests and aiohttp are patched when a process opens its first attempt of a dry run.
+For each POST to the path of a model's API, the acting agent, the calling package, the model and the
+URL are recorded, so that the report can advise a change. urllib and botocore are not patched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODEL_PATHS: Final = (
     *("/v1/chat", "/v2/chat"),  # Cohere
 )
 _GEMINI_PATHS: Final = (":generateContent", ":streamGenerateContent")
-"""Their requests name no model in the body."""
+"""Paths of requests whose body names no model."""
 _PLUMBING: Final = ("httpx", "httpx2", "requests", "aiohttp", "urllib3", "contextlib", "asyncio")
 """Packages between the caller and the patched method."""
 _SDK_MODULES: Final = tuple(f"{sdk.name}._base_client" for sdk in SDKS)
@@ -54,42 +54,34 @@ def uninstall() -> None:
         state.http_patches.pop().undo()
 
 
-def _sync_send(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+def _send(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         if patch.on:
-            _note(lambda: (request.method, request.url, _body(request)))
+            _record(lambda: (request.method, request.url, _body(request)))
         return original(self, request, *args, **kwargs)
 
     return send
 
 
-def _async_send(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    async def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if patch.on:
-            _note(lambda: (request.method, request.url, _body(request)))
-        return await original(self, request, *args, **kwargs)
-
-    return send
-
-
 def _aiohttp_request(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    async def request(self: Any, method: str, url: Any, **kwargs: Any) -> Any:
+    def request(self: Any, method: str, url: Any, **kwargs: Any) -> Any:
         if patch.on:
             body = kwargs.get("json") or kwargs.get("data")
-            _note(lambda: (method, self._build_url(url), body), is_aiohttp=True)
-        return await original(self, method, url, **kwargs)
+            _record(lambda: (method, self._build_url(url), body), is_aiohttp=True)
+        return original(self, method, url, **kwargs)
 
     return request
 
 
 _PATCHES: Final = (
-    ("httpx", "Client", "send", _sync_send),
-    ("httpx", "AsyncClient", "send", _async_send),
-    ("httpx2", "Client", "send", _sync_send),
-    ("httpx2", "AsyncClient", "send", _async_send),
-    ("requests", "Session", "send", _sync_send),
+    ("httpx", "Client", "send", _send),
+    ("httpx", "AsyncClient", "send", _send),
+    ("httpx2", "Client", "send", _send),
+    ("httpx2", "AsyncClient", "send", _send),
+    ("requests", "Session", "send", _send),
     ("aiohttp", "ClientSession", "_request", _aiohttp_request),
 )
+"""Package, class, method and wrapper; the wrapper returns the coroutine of an async method."""
 
 
 def _body(request: Any) -> Any:
@@ -97,14 +89,14 @@ def _body(request: Any) -> Any:
     return getattr(request, "body", None) or getattr(request, "content", None)
 
 
-def _note(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = False) -> None:
-    """Note a request to a model. Never raises."""
-    with contextlib.suppress(Exception):  # the app's request must go out, whatever it is
+def _record(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = False) -> None:
+    """Record a request to a model. Never raises."""
+    with contextlib.suppress(Exception):  # the app's request must be sent in any case
         current = current_agent()
         if current is None or current.scope.mode is not Mode.DEV:
             return
-        method, address, body = read()
-        url, gateway = str(address), current.scope.gateway_url
+        method, target, body = read()
+        url, gateway = str(target), current.scope.gateway_url
         model = _model_of(url, body) if str(method).upper() == "POST" else None
         if model is None or (gateway and f"{url}/".startswith(f"{gateway}/")):
             return
@@ -116,12 +108,12 @@ def _note(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = False)
         packages = (module.partition(".")[0] for module in modules)
         caller = next(package for package in packages if package not in _PLUMBING)
         parts = urlsplit(url)
-        plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        current.scope.recorder.add_uncaptured(Request(current.path, caller, model, plain))
+        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        current.scope.recorder.add_uncaptured(Request(current.path, caller, model, address))
 
 
 def _model_of(url: str, body: Any) -> str | None:
-    """Return the model that a request asks, empty if it is not named; None if it asks none."""
+    """Return the model of a request, empty if it is not named; None if no model is called."""
     path = urlsplit(url).path.rstrip("/")
     if path.endswith(_GEMINI_PATHS):
         return ""
@@ -140,6 +132,3 @@ def _calling_modules() -> Iterator[str]:
         module = str(frame.f_globals.get("__name__", ""))
         if module != __name__:
             yield module
-
-
-__all__ = ["install", "uninstall"]

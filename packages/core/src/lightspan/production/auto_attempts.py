@@ -1,7 +1,7 @@
-"""Attempts that begin by themselves, in an app that is recorded: open, under way, handed over.
+"""Attempts of a recorded app, which are opened automatically and written when they end.
 
-One is over when its root has ended and nothing of it is under way; then the journal gets it. The
-hook (`redact`) sees each of its spans when it is added, in the app's own thread.
+An attempt is complete when its root has ended and nothing of it is pending; then it is queued for
+the store writer. The hook (`redact`) gets each span when it is added, in the app's own thread.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lightspan.production import span_exporter
 from lightspan.production.options import SERVICE_NAME, RecordOptions
 from lightspan.production.redact import Redactor
 from lightspan.production.store_writer import (
+    EPOCH,
     PendingWrite,
     StoreWriter,
-    more_of,
-    parcel_of,
-    report_of,
+    attempt_report,
+    attempt_write,
     text_size,
 )
 from lightspan.schema import clock, genai_messages, semconv as c
-from lightspan.schema.records import AttemptStatus, Json, Mode, Outcome
+from lightspan.schema.records import AttemptRef, AttemptStatus, Json, Mode, Outcome
 from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import (
     Span,
@@ -45,16 +45,17 @@ from lightspan.schema.spans import (
 log = logging.getLogger(__name__)
 
 MAX_SPANS: Final = 10_000
-"""Of one attempt; what comes after is counted, and damages it."""
+"""Maximum number of spans of an attempt; later ones are counted as dropped, which is a capture
+error."""
 MAX_OPEN: Final = 10_000
-"""Attempts that are under way at once."""
+"""Maximum number of open attempts."""
 MAX_INPUT_LENGTH: Final = 262_144
-"""Characters of an attempt's input, as JSON."""
+"""Maximum number of characters of an attempt's input, as JSON."""
 
 
-# --- one of them ----------------------------------------------------------------------------
+# --- one attempt ----------------------------------------------------------------------------
 class OpenAttempt(Recorder):
-    """The spans of one attempt; it is over when its root has ended and nothing is under way."""
+    """The recorder of one attempt, which queues the attempt once it is complete."""
 
     def __init__(self, owner: OpenAttempts, *, is_call: bool) -> None:
         super().__init__(MAX_SPANS)
@@ -62,136 +63,133 @@ class OpenAttempt(Recorder):
         unique = f"{clock.now_ns():016x}{secrets.token_hex(8)}"
         self.attempt_id: Final = f"at-{unique}"
         self.rollout_id: Final = f"ro-{unique}"
-        self._call_stem = f"call-{unique}-"
+        self._call_prefix = f"call-{unique}-"
         self.is_call: Final = is_call
         self._calls = 0
         self._started_at = clock.now()
-        self._ended = self._failed = self._cut = False
-        self._handed_over = self._taken = self._is_forgotten = False
-        self._left_out = 0
-        self._failures: dict[str, int] = {}
-        """Kind of error → how many spans the hook failed on."""
+        self._has_ended = self._has_failed = self._is_interrupted = False
+        self._is_queued = self._is_written = self._is_discarded = False
+        self._omitted = 0
+        """Number of spans that the hook omitted."""
+        self._hook_failures: dict[str, int] = {}
+        """Kind of error → number of spans on which the hook failed."""
         self.size = 0
+        """Approximate number of characters of text in the unwritten spans."""
 
     def new_call_id(self) -> str:
-        """It holds the attempt's: feedback finds the call by it."""
+        """Return a call id that contains the attempt's, by which feedback finds the call."""
         with self._lock:
             self._calls += 1
-            return f"{self._call_stem}{self._calls}"
+            return f"{self._call_prefix}{self._calls}"
 
     def add(self, span: Span) -> None:
-        if self._owner.journal.is_parents:  # the parent records the attempt, and ends it
+        writer = self._owner.writer
+        if writer.is_forked:  # the parent records the attempt
             if span.kind is SpanKind.LLM:
                 log.warning("lightspan: a call of an attempt that began before a fork is lost")
             return
-        kept, failure = self._owner.redacted(span)
+        redacted, failure = self._owner.redact(span)
         with self._lock:
             if failure:
-                self._failures[failure] = self._failures.get(failure, 0) + 1
-            if kept is None:
-                self._left_out += 1
+                self._hook_failures[failure] = self._hook_failures.get(failure, 0) + 1
+            if redacted is None:
+                self._omitted += 1
             else:
-                size = text_size(kept)
-                self.size += size
-        if kept is not None:
-            super().add(kept)
-        if self._taken:
-            self._owner.journal.put(self.take, self.size)
-        elif self._is_forgotten:
+                self.size += text_size(redacted.attributes)
+        if redacted is not None:
+            super().add(redacted)
+        if self._is_written:
+            writer.put(self.take, self.size)
+        elif self._is_discarded:
             self.end(failed=False)
 
     def add_capture_error(self, reason: str) -> None:
-        """A reason may quote the app's data; with a hook only its head is kept."""
+        """Record a capture error; with a hook without details, which may quote the app's data."""
         super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor.on else reason)
 
-    def settle(self, key: str) -> bool:
-        settled = super().settle(key)
-        if settled:
-            self._hand_over_if_over()
-        return settled
+    def resolve_pending(self, key: str) -> bool:
+        is_resolved = super().resolve_pending(key)
+        if is_resolved:
+            self._queue_if_complete()
+        return is_resolved
 
     def end(self, *, failed: bool) -> None:
-        """The root has ended."""
-        self._ended, self._failed = True, self._failed or failed
-        self._hand_over_if_over()
+        """End the root span."""
+        self._has_ended, self._has_failed = True, self._has_failed or failed
+        self._queue_if_complete()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has begun in it."""
+        """Whether nothing was recorded or has begun in the attempt."""
         with self._lock:
-            begun = self._spans or self._pending or self._damage or self._left_out or self._calls
-            return not begun and not self._ended
+            content = (self._spans, self._pending, self._capture_errors, self._omitted, self._calls)
+            return not any(content) and not self._has_ended
 
-    def forget(self) -> None:
-        """It was none; what comes late would be lost, so it would be an attempt after all."""
-        self._owner.forget(self)
-        self._is_forgotten = True
+    def discard(self) -> None:
+        """Discard the empty attempt, unless a span is added later."""
+        self._owner.remove(self)
+        self._is_discarded = True
 
-    def cut(self) -> None:
-        """The process ends before the attempt does."""
-        self._cut = not self._ended
-        self.give_up()
+    def interrupt(self) -> None:
+        """End the attempt because the process ends."""
+        self._is_interrupted = not self._has_ended
+        self.cancel_pending()
         self.end(failed=False)
 
-    def _hand_over_if_over(self) -> None:
+    def _queue_if_complete(self) -> None:
         with self._lock:
-            if not self._ended or self._pending or self._handed_over:
+            if not self._has_ended or self._pending or self._is_queued:
                 return
-            self._handed_over = True
-        self._owner.over(self)
+            self._is_queued = True
+        self._owner.remove(self)
+        self._owner.writer.put(self.take, self.size)
 
-    # --- in the journal's thread ----------------------------------------------------------
+    # --- in the writer's thread -----------------------------------------------------------
     def take(self) -> PendingWrite:
+        """Remove and return the unwritten spans: the whole attempt, or its late spans."""
         with self._lock:
             spans, self._spans = self._spans, []
-            first, self._taken = not self._taken, True
+            is_late, self._is_written = self._is_written, True
             self.size = 0
         span_exporter.enqueue(spans)
-        if not first:
-            return more_of(self.attempt_id, spans)
-        return parcel_of(
+        if is_late:
+            return PendingWrite(AttemptRef(self.attempt_id, EPOCH), spans)
+        errors = self.capture_errors()
+        errors += [
+            f"redact failed on {count} spans ({kind}): their content was dropped"
+            for kind, count in self._hook_failures.items()
+        ]
+        if self._is_interrupted:
+            errors.append("the process ended first")
+        return attempt_write(
             self.attempt_id,
             self.rollout_id,
             self._owner.options.service,
             task_of(spans, is_call=self.is_call),
             spans,
             started_at=min([self._started_at, *(span.start_ns / 1e9 for span in spans)]),
-            report=report_of(
+            report=attempt_report(
                 self.attempt_id,
                 *self._outcome(spans),
-                message=f"{self._left_out} spans were left out by redact" * bool(self._left_out),
-                capture_errors=self._all_capture_errors(),
+                message=f"{self._omitted} spans were left out by redact" * bool(self._omitted),
+                capture_errors=errors,
             ),
         )
 
     def _outcome(self, spans: list[Span]) -> tuple[AttemptStatus, Outcome]:
-        if self._cut:
+        if self._is_interrupted:
             return AttemptStatus.CANCELLED, Outcome.CANCELLED
-        failed = self._failed or (self.is_call and any(s.status is _ERROR for s in spans))
-        if failed:
+        call_failed = self.is_call and any(span.status is SpanStatus.ERROR for span in spans)
+        if self._has_failed or call_failed:
             return AttemptStatus.FAILED, Outcome.APP_ERROR
         return AttemptStatus.SUCCEEDED, Outcome.OK
 
-    def _all_capture_errors(self) -> list[str]:
-        failed = [
-            f"redact failed on {count} spans ({kind}): their content was dropped"
-            for kind, count in self._failures.items()
-        ]
-        return [
-            *self.capture_errors(),
-            *failed,
-            *(["the process ended first"] if self._cut else []),
-        ]
-
-
-_ERROR: Final = SpanStatus.ERROR
-
 
 def task_of(spans: list[Span], *, is_call: bool) -> Json:
-    """The input of an attempt: what its root was given, else the messages of its first call.
+    """Return the input of an attempt: its root's input, else the messages of its first call.
 
-    Those are `{"messages": […]}`, without the app's own instructions unless the attempt is one bare
-    call; None where nothing is known.
+    The latter is `{"messages": […]}`, without the app's own instructions unless the attempt is a
+    lone call; None if nothing is known.
     """
     for span in spans:
         if c.OPERATION_INPUT in span.attributes and span.parent_id is None:
@@ -201,168 +199,155 @@ def task_of(spans: list[Span], *, is_call: bool) -> Json:
     if first is None:
         return None
     try:
-        asked = genai_messages.asked_of(first.attributes)
-    except (ValueError, KeyError, TypeError, AttributeError):  # a hook made something else of it
+        messages = genai_messages.asked_of(first.attributes)
+    except (ValueError, KeyError, TypeError, AttributeError):  # a hook changed the structure
         return None
-    own = () if is_call else ("system", "developer")
-    return {"messages": [message for message in asked if message["role"] not in own]}
+    own_roles = () if is_call else ("system", "developer")
+    return {"messages": [message for message in messages if message["role"] not in own_roles]}
 
 
 def _loaded(text: Any) -> Json:
     try:
         value = json.loads(str(text))
         msgspec.msgpack.encode(value)
-    except (ValueError, OverflowError, RecursionError):  # no JSON, or numbers beyond 64 bits
+    except (ValueError, OverflowError, RecursionError):  # not JSON, or numbers beyond 64 bits
         return str(text)
     return value
 
 
-class _Root:
-    """An attempt that is kept (`scope.AttemptHandle`)."""
+class _Handle:
+    """The handle of a recorded attempt (`AttemptHandle`)."""
 
     def __init__(
-        self, attempt: OpenAttempt, current: AttemptContext, name: str | None, given: str
+        self, attempt: OpenAttempt, scope: AttemptContext, name: str | None, input: str
     ) -> None:
         self._attempt = attempt
         self._name = name
-        self._given = given
+        self._input = input
         self._start_ns = now_ns()
         self._lock = threading.RLock()
-        self._closed = False
-        self.acting = AgentContext(current, parent_span_id=current.root_span_id)
+        self._is_closed = False
+        self.context = AgentContext(scope, parent_span_id=scope.root_span_id)
 
     def close(self, error: BaseException | str | None = None) -> None:
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 return
-            self._closed = True
+            self._is_closed = True
         try:
             if self._name is not None:
-                self._attempt.add(self._span(error))
+                self._attempt.add(self._root_span(error))
         except Exception as failure:
             self._attempt.add_capture_error(f"the root could not be recorded: {failure!r}")
-        is_left = isinstance(error, GeneratorExit)
-        self._attempt.end(failed=error is not None and not is_left)
+        self._attempt.end(failed=error is not None and not isinstance(error, GeneratorExit))
 
     def close_unless_empty(self) -> None:
         with self._lock:
-            if self._closed or not self._attempt.is_empty:
+            if self._is_closed or not self._attempt.is_empty:
                 self.close()
                 return
-            self._closed = True
-        self._attempt.forget()
+            self._is_closed = True
+        self._attempt.discard()
 
-    def _span(self, error: BaseException | str | None) -> Span:
-        is_ok = error is None
+    def _root_span(self, error: BaseException | str | None) -> Span:
         attributes: dict[str, Any] = {
             c.OPERATION_NAME: "invoke_workflow",
             c.OPENINFERENCE_KIND: "CHAIN",
-            **({c.OPERATION_INPUT: self._given} if self._given else {}),
+            **({c.OPERATION_INPUT: self._input} if self._input else {}),
             **(exception_attributes(error) if isinstance(error, BaseException) else {}),
         }
+        scope = self.context.scope
         return make_span(
-            AgentContext(self.acting.scope),
+            AgentContext(scope),
             f"invoke_workflow {self._name}",
             SpanKind.CHAIN,
             attributes,
-            span_id=self.acting.scope.root_span_id,
+            span_id=scope.root_span_id,
             start_ns=self._start_ns,
-            status=SpanStatus.OK if is_ok else _ERROR,
+            status=SpanStatus.OK if error is None else SpanStatus.ERROR,
             status_message=text_of(error) if isinstance(error, BaseException) else error or "",
         )
 
 
 class NullAttempt:
-    """An attempt that is not kept (`scope.AttemptHandle`)."""
+    """The handle of an attempt that is not recorded (`AttemptHandle`)."""
 
     def __init__(self, outer: AttemptContext, trace_id: str) -> None:
-        self.acting = AgentContext(_scope_in(outer, trace_id, NullRecorder()))
+        self.context = AgentContext(_attempt_context(outer, trace_id, NullRecorder()))
 
     def close(self, error: BaseException | str | None = None) -> None:
-        """Nothing was recorded."""
+        """Do nothing."""
 
     def close_unless_empty(self) -> None:
-        """Nothing was recorded."""
+        """Do nothing."""
 
 
-# --- those of a process ---------------------------------------------------------------------
+# --- the attempts of a process --------------------------------------------------------------
 class OpenAttempts:
-    """What opens attempts in one process, and keeps those that are under way."""
+    """The open attempts of a process, and what opens them."""
 
     def __init__(self, options: RecordOptions) -> None:
         self.options = options
         self.redactor = Redactor(options.redact)
-        self.journal = StoreWriter(options.store, options.service)
+        self.writer = StoreWriter(options.store, options.service)
         self._resource = {SERVICE_NAME: options.service}
-        self._under_way: dict[str, OpenAttempt] = {}
-        self._warned = False
+        self._open: dict[str, OpenAttempt] = {}
+        self._has_warned = False
 
-    def open(self, current: AgentContext, name: str | None, given: Any) -> AttemptHandle:
-        """See `scope.start_attempt`."""
+    def open(self, current: AgentContext, name: str | None, input: Any) -> AttemptHandle:
+        """Open an attempt; see `context.start_attempt`."""
         trace_id = current_trace_id() or new_trace_id()
         if not sampled(trace_id, self.options.sample):
             return NullAttempt(current.scope, trace_id)
-        if len(self._under_way) >= MAX_OPEN:
-            self.journal.record_drop(1, f"more than {MAX_OPEN} attempts were under way at once")
+        if len(self._open) >= MAX_OPEN:
+            self.writer.record_drop(1, f"more than {MAX_OPEN} attempts were open at once")
             return NullAttempt(current.scope, trace_id)
-        self.journal.begin()
+        self.writer.begin()
         attempt = OpenAttempt(self, is_call=name is None)
-        self._under_way[attempt.attempt_id] = attempt
-        return _Root(
-            attempt, _scope_in(current.scope, trace_id, attempt), name, self._input(attempt, given)
-        )
+        self._open[attempt.attempt_id] = attempt
+        text = "" if input is None else _input_json(input)
+        if len(text) > MAX_INPUT_LENGTH:
+            attempt.add_capture_error(f"an input of {len(text)} characters was not kept")
+            text = ""
+        return _Handle(attempt, _attempt_context(current.scope, trace_id, attempt), name, text)
 
-    def _input(self, attempt: OpenAttempt, given: Any) -> str:
-        if given is None:
-            return ""
-        text = _input_json(given)
-        if len(text) <= MAX_INPUT_LENGTH:
-            return text
-        attempt.add_capture_error(f"an input of {len(text)} characters was not kept")
-        return ""
+    def redact(self, span: Span) -> tuple[Span | None, str]:
+        """Return the part of a span to keep, and the kind of error if the hook failed.
 
-    def redacted(self, span: Span) -> tuple[Span | None, str]:
-        """What is kept of the span; of which service it is, the hook sees too.
-
-        What the hook itself does (it may ask a model) is not recorded.
+        The hook sees the name of the service too. Model calls of the hook are not recorded.
         """
         span = span.replace(resource={**span.resource, **self._resource})
         if not self.redactor.on:
             return span, ""
         outer = context.current_context()
-        unkept = None if outer is None else NullAttempt(outer.scope, span.trace_id).acting
-        token = context.set_agent(unkept)
+        unrecorded = None if outer is None else NullAttempt(outer.scope, span.trace_id).context
+        leave = context.set_agent(unrecorded)
         try:
-            kept, failure = self.redactor(span)
+            redacted, failure = self.redactor(span)
         finally:
-            context.reset_agent(token)
-        if failure and not self._warned:
-            self._warned = True
+            leave()
+        if failure and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "lightspan: redact failed (%s); the content of such spans is dropped, and their "
-                "attempts are marked as damaged",
+                "attempts get a capture error",
                 failure,
             )
-        return kept, failure
+        return redacted, failure
 
-    def forget(self, attempt: OpenAttempt) -> None:
-        """An attempt was none."""
-        self._under_way.pop(attempt.attempt_id, None)
-
-    def over(self, attempt: OpenAttempt) -> None:
-        """An attempt has ended."""
-        self._under_way.pop(attempt.attempt_id, None)
-        self.journal.put(attempt.take, attempt.size)
+    def remove(self, attempt: OpenAttempt) -> None:
+        """Remove an attempt from the open ones."""
+        self._open.pop(attempt.attempt_id, None)
 
     def close(self, timeout_s: float) -> None:
-        """Write what there is."""
-        for attempt in list(self._under_way.values()):
-            attempt.cut()
-        self.journal.close(timeout_s)
+        """Interrupt the open attempts and write everything within the time limit."""
+        for attempt in list(self._open.values()):
+            attempt.interrupt()
+        self.writer.close(timeout_s)
 
 
-def _scope_in(outer: AttemptContext, trace_id: str, recorder: Recorder) -> AttemptContext:
-    """The scope of a new attempt; calls go where they go outside of it."""
+def _attempt_context(outer: AttemptContext, trace_id: str, recorder: Recorder) -> AttemptContext:
+    """Return the context of a new attempt, whose calls are routed as outside of it."""
     attempt = recorder if isinstance(recorder, OpenAttempt) else None
     return AttemptContext(
         rollout_id="" if attempt is None else attempt.rollout_id,
@@ -378,7 +363,7 @@ def _scope_in(outer: AttemptContext, trace_id: str, recorder: Recorder) -> Attem
 
 
 def current_trace_id() -> str | None:
-    """The trace that the app's own OpenTelemetry is in, if it uses that."""
+    """Return the current trace id of the app's own OpenTelemetry, if it uses that."""
     opentelemetry = sys.modules.get("opentelemetry.trace")
     if opentelemetry is None:
         return None
@@ -386,12 +371,12 @@ def current_trace_id() -> str | None:
     return f"{span_context.trace_id:032x}" if span_context.is_valid else None
 
 
-def _input_json(given: Any) -> str:
-    """An input as JSON; models of pydantic and their like as what they dump, the rest as text."""
+def _input_json(value: Any) -> str:
+    """Return an input as JSON; pydantic models are dumped, and other objects become strings."""
     try:
-        return _input_encoder.encode(given).decode()
-    except Exception:  # a circle, a lone surrogate, a key that is no text
-        return genai_messages.dump_json(given)
+        return _input_encoder.encode(value).decode()
+    except Exception:  # a cycle, a lone surrogate, a key that is not a string
+        return genai_messages.dump_json(value)
 
 
 def _plain(value: Any) -> Any:
@@ -403,6 +388,8 @@ _input_encoder: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def sampled(trace_id: str, ratio: float) -> bool:
-    """Whether a trace is among the `ratio` that is kept: the same answer for the same trace in
-    every process, as OpenTelemetry's TraceIdRatioBased sampler gives it."""
+    """Return whether a trace is in the sampled share.
+
+    The answer is the same in every process, and that of OpenTelemetry's TraceIdRatioBased sampler.
+    """
     return int(trace_id[16:], 16) < round(ratio * 2**64)

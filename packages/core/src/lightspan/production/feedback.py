@@ -1,8 +1,8 @@
-"""Feedback that comes after the fact: `lightspan.feedback(attempt_or_call, 0.8)`.
+"""Feedback after an attempt has ended: `lightspan.feedback(attempt_or_call, 0.8)`.
 
-It is kept beside what was recorded, late as it is: a run's policy gradients never see it. Of
-several on one attempt or call the last to arrive counts, and it counts before what the app emitted
-itself. Saying the same again changes nothing.
+It is stored with the recorded spans as a late span, so a run's policy gradients do not use it. Of
+several feedbacks on one attempt or call the last to arrive counts, and it overrides a reward that
+the app emitted. Repeating a feedback changes nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
 
-_OWN_CALL: Final = re.compile(r"call-([0-9a-f]{32})-\d+")
-"""A call id that production made: it holds the attempt's."""
-_PORTION: Final = 128
+_PRODUCTION_CALL: Final = re.compile(r"call-([0-9a-f]{32})-\d+")
+"""Call id of production, which contains the attempt's."""
+_SEARCH_BATCH: Final = 128
+"""Number of rollouts whose spans are read at once."""
 
 
 class Rated(NamedTuple):
-    """What feedback is on."""
+    """The attempt or call that got the feedback."""
 
     attempt_id: str
     call_id: str | None
-    """None for the attempt as a whole."""
+    """None for the whole attempt."""
 
 
 def feedback(
@@ -52,40 +53,41 @@ def feedback(
     store: str | os.PathLike[str] | None = None,
     comment: str | None = None,
 ) -> Rated:
-    """Say how good an attempt or a call was, in any process, at any time after it has ended.
+    """Rate an attempt or a call, in any process, at any time after it has ended.
 
     Args:
-        id: of an attempt (`lightspan.current_attempt_id()`), of a call, or the `id` of an OpenAI
-            response. The last is looked for among all attempts, the newest first.
+        id: id of an attempt (`lightspan.current_attempt_id()`) or of a call, or the `id` of an
+            OpenAI response. A response is searched in all attempts, the newest first.
         reward: a number, a bool (True is 1.0) or named dimensions; never NaN or infinite.
-        store: its URL; None for `LIGHTSPAN_STORE`.
-        comment: for people; kept as it is.
+        store: URL of the store; None for `LIGHTSPAN_STORE`.
+        comment: text for people.
 
     Returns:
-        What it was put on.
+        The attempt or call that was rated.
 
     Raises:
-        ConfigError: no store is named, or the id is no text.
-        NotFoundError: the store knows no such id.
-        RewardError: the reward is none.
+        ConfigError: no store is given, or the id is not a string.
+        NotFoundError: the store has no such id.
+        RewardError: the reward is invalid.
     """
-    given = _checked(reward)
+    parsed = _parse_reward(reward)
     if not isinstance(id, str):
         raise ConfigError(
-            f"feedback is put on the id of an attempt, call or response, not on {id!r}; "
-            "current_attempt_id() is None where nothing is recorded (not sampled, say)"
+            f"feedback needs the id of an attempt, call or response, not {id!r}; "
+            "current_attempt_id() is None where nothing is recorded, such as in an attempt that is "
+            "not sampled"
         )
     url = os.fspath(store) if store is not None else os.environ.get(STORE_VARIABLE)
     if not url:
         raise ConfigError(f"feedback needs a store: give store=, or set {STORE_VARIABLE}")
-    record.flush()  # what this very process has recorded
-    return run_sync(_rate(url, id, given, comment))
+    record.flush()  # the attempt may be this process's
+    return run_sync(_rate(url, id, parsed, comment))
 
 
-def _checked(reward: float | bool | Mapping[str, float]) -> Reward:
+def _parse_reward(reward: float | bool | Mapping[str, float]) -> Reward:
     parsed = parse_reward(reward)
-    given = reward.values() if isinstance(reward, Mapping) else [reward]
-    if parsed is None or parsed.value is None or None in map(usable, given):
+    values = reward.values() if isinstance(reward, Mapping) else [reward]
+    if parsed is None or parsed.value is None or None in map(usable, values):
         raise RewardError(f"feedback must be a finite number (or such dimensions), not {reward!r}")
     return parsed
 
@@ -95,7 +97,7 @@ async def _rate(url: str, id: str, reward: Reward, comment: str | None) -> Rated
         attempt, call_id = await _find(store, id)
         spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
         attributes = _attributes(reward, call_id, comment)
-        if _last(spans, call_id) != attributes:
+        if _current_feedback(spans, call_id) != attributes:
             ref = AttemptRef(attempt.attempt_id, attempt.epoch)
             await store.add_spans(ref, [_span(attempt, spans, attributes)])
         return Rated(attempt.attempt_id, call_id)
@@ -113,11 +115,11 @@ def _attributes(reward: Reward, call_id: str | None, comment: str | None) -> Att
     )
 
 
-def _last(spans: Sequence[Span], call_id: str | None) -> Attributes | None:
-    """The feedback in force."""
-    said = [s.attributes for s in spans if s.attributes.get(c.FEEDBACK)]
-    on_it = [attributes for attributes in said if attributes.get(c.REWARD_CALL_ID) == call_id]
-    return on_it[-1] if on_it else None
+def _current_feedback(spans: Sequence[Span], call_id: str | None) -> Attributes | None:
+    for attributes in (span.attributes for span in reversed(spans)):
+        if attributes.get(c.FEEDBACK) and attributes.get(c.REWARD_CALL_ID) == call_id:
+            return attributes
+    return None
 
 
 def _span(attempt: Attempt, spans: Sequence[Span], attributes: Attributes) -> Span:
@@ -132,34 +134,36 @@ def _span(attempt: Attempt, spans: Sequence[Span], attributes: Attributes) -> Sp
         start_ns=now,
         end_ns=now,
         attributes=attributes,
-        late=True,  # on an attempt of a run that is still under way too
+        late=True,  # even if the attempt's run is still under way
     )
 
 
-# --- whose id it is -------------------------------------------------------------------------
+# --- search ---------------------------------------------------------------------------------
 async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
-    """The attempt, and the call if the id is a call's.
+    """Return the attempt, and the call id if the id is a call's or a response's.
 
     Raises:
-        NotFoundError: nobody's.
+        NotFoundError: the store has no such id.
     """
-    known = await _attempt(store, id)
-    if known is not None:
-        return known, None
+    attempt = await _attempt(store, id)
+    if attempt is not None:
+        return attempt, None
     names = {id, *(id.removeprefix(prefix) for prefix in RESPONSE_ID_PREFIXES)}
-    for name in names:
-        own = _OWN_CALL.fullmatch(name)
-        attempt = await _attempt(store, f"at-{own[1]}") if own else None
-        call_id = await _call_in(store, attempt, names) if attempt else None
-        if attempt is not None and call_id is not None:
-            return attempt, call_id
-    found = await _look_for(store, names)
-    if found is None:
-        raise NotFoundError(
-            f"store {store.url} knows no attempt, call or response {id!r}. An attempt is stored "
-            f"when it has ended; while it runs, use emit_reward()"
-        )
-    return found
+    for match in filter(None, map(_PRODUCTION_CALL.fullmatch, names)):
+        attempt = await _attempt(store, f"at-{match[1]}")
+        call = None if attempt is None else await _find_call(store, [attempt], names)
+        if call is not None:
+            return call
+    rollouts = [state.rollout.rollout_id for state in await store.rollouts()][::-1]
+    for start in range(0, len(rollouts), _SEARCH_BATCH):
+        attempts = await store.attempts(rollouts[start : start + _SEARCH_BATCH])
+        call = await _find_call(store, attempts, names)
+        if call is not None:
+            return call
+    raise NotFoundError(
+        f"store {store.url} has no attempt, call or response {id!r}. An attempt is stored when it "
+        "has ended; while it runs, use emit_reward()"
+    )
 
 
 async def _attempt(store: Store, attempt_id: str) -> Attempt | None:
@@ -169,32 +173,23 @@ async def _attempt(store: Store, attempt_id: str) -> Attempt | None:
         return None
 
 
-async def _call_in(store: Store, attempt: Attempt, names: set[str]) -> str | None:
-    spans = await store.spans([attempt.attempt_id])
-    return _call_of(spans[attempt.attempt_id], names)
+async def _find_call(
+    store: Store, attempts: Sequence[Attempt], names: set[str]
+) -> tuple[Attempt, str] | None:
+    """Return the attempt and id of the call with one of these call or response ids."""
+    spans = await store.spans([attempt.attempt_id for attempt in attempts])
+    for attempt in attempts:
+        call_id = _call_of(spans[attempt.attempt_id], names)
+        if call_id is not None:
+            return attempt, call_id
+    return None
 
 
 def _call_of(spans: Sequence[Span], names: set[str]) -> str | None:
-    """The call id of the span with one of these call or response ids."""
+    """Return the call id of the span with one of these call or response ids."""
     for span in spans:
         if span.kind is not SpanKind.LLM or c.CALL_ID not in span.attributes:
             continue
         if names & {span.attributes[c.CALL_ID], span.attributes.get(c.RESPONSE_ID)}:
             return str(span.attributes[c.CALL_ID])
     return None
-
-
-async def _look_for(store: Store, names: set[str]) -> tuple[Attempt, str] | None:
-    """The call with one of these ids, the newest attempts first."""
-    rollouts = [state.rollout.rollout_id for state in await store.rollouts()][::-1]
-    for start in range(0, len(rollouts), _PORTION):
-        attempts = await store.attempts(rollouts[start : start + _PORTION])
-        spans = await store.spans([attempt.attempt_id for attempt in attempts])
-        for attempt in attempts:
-            call_id = _call_of(spans[attempt.attempt_id], names)
-            if call_id is not None:
-                return attempt, call_id
-    return None
-
-
-__all__ = ["Rated", "feedback"]

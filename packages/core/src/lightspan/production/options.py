@@ -1,4 +1,4 @@
-"""What is recorded and where to, by arguments and by the environment."""
+"""Options of recording, from arguments and the environment."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ REDACT_VARIABLE: Final = "LIGHTSPAN_REDACT"
 SERVICE_VARIABLE: Final = "OTEL_SERVICE_NAME"
 RESOURCE_VARIABLE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 SERVICE_NAME: Final = "service.name"
-"""OpenTelemetry's attribute of a resource; on every span that is recorded."""
+"""OpenTelemetry's resource attribute, which every recorded span has."""
 UNNAMED_SERVICE: Final = "unknown_service"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:
-    """What is recorded, and where to."""
+    """The options of a recording."""
 
     store: str
     service: str
@@ -37,7 +37,7 @@ def read_options(
     sample: float | None,
     redact: Redact | str | None,
 ) -> RecordOptions | None:
-    """What arguments and environment say; None if nothing is to be recorded.
+    """Return the options by arguments and environment; None if nothing is to be recorded.
 
     Raises:
         ConfigError: see `record`.
@@ -46,14 +46,17 @@ def read_options(
     if not url:
         return None
     if not open_store(url).capabilities.multi_process:
-        raise ConfigError(f"store {url!r} lives in one process: nobody could read what is recorded")
+        raise ConfigError(
+            f"store {url!r} exists in this process only, so the recording could not be read: use "
+            "another store, such as sqlite:runs.db"
+        )
     hook: Redact | str | None = redact or os.environ.get(REDACT_VARIABLE) or None
     if not isinstance(hook, str | None):
         check_hook(hook)
     if isinstance(hook, str) and not all(hook.partition(":")):
         raise ConfigError(f"redact={hook!r}: name the function as module:function")
     return RecordOptions(
-        store=open_store(url).url,  # of this folder, wherever the process goes
+        store=open_store(url).url,  # absolute: the process may change its folder
         service=service or service_of_environment() or UNNAMED_SERVICE,
         sample=_share(sample),
         redact=hook,
@@ -61,8 +64,11 @@ def read_options(
 
 
 def resource_of_environment() -> dict[str, Any]:
-    """What `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` say of this process, as OpenTelemetry
-    reads them: the second goes before the first."""
+    """Return the resource by `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME`, as OpenTelemetry
+    does.
+
+    The second variable overrides the first.
+    """
     if not (os.environ.get(SERVICE_VARIABLE) or os.environ.get(RESOURCE_VARIABLE)):
         return {}
     from opentelemetry.sdk.resources import OTELResourceDetector
@@ -71,18 +77,18 @@ def resource_of_environment() -> dict[str, Any]:
 
 
 def service_of_environment() -> str | None:
-    """Whose spans these are, by the environment; None if it does not say so."""
+    """Return the name of the service by the environment; None if it is not set."""
     return str(resource_of_environment().get(SERVICE_NAME) or "") or None
 
 
 def _share(sample: float | None) -> float:
-    """The share to keep, from what was given or the environment says."""
-    given: Any = os.environ.get(SAMPLE_VARIABLE) or 1.0 if sample is None else sample
+    """Return the share of attempts to keep, by the argument or the environment."""
+    value: Any = os.environ.get(SAMPLE_VARIABLE) or 1.0 if sample is None else sample
     name = SAMPLE_VARIABLE if sample is None else "sample"
     try:
-        share = float(given)
+        share = float(value)
     except (TypeError, ValueError):
         share = math.nan
     if not 0.0 <= share <= 1.0:
-        raise ConfigError(f"{name}={given!r}: give the share of attempts to keep, from 0 to 1")
+        raise ConfigError(f"{name}={value!r}: give the share of attempts to keep, from 0 to 1")
     return share

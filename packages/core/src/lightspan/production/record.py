@@ -1,15 +1,13 @@
-"""Record an app in production: `LIGHTSPAN_STORE=sqlite:…`, or `lightspan.record()`.
+"""Recording of an app in production: `LIGHTSPAN_STORE=sqlite:…`, or `lightspan.record()`.
 
-Outside every rollout, each run of an agent (whatever begins first: a graph, a crew, a team, a
-`with lightspan.agent(…)`, a function marked `@rollout`) becomes an attempt of its own, and so does
-a model call that nothing is around. Its calls go where the app points them and are only recorded:
-messages, tools, usage, times, errors. Such attempts are of `Mode.PRODUCTION`: no runner can claim
-them and no policy gradient is taken of them.
+Outside rollouts, each run of an agent becomes an attempt: the outermost graph, crew, team, `with
+lightspan.agent(…)` block or `@rollout` function, and each lone model call. Its calls go where the
+app sends them and are only recorded: messages, tools, usage, times, errors. Such attempts have
+`Mode.PRODUCTION`: no runner can claim them, and no policy gradient is computed from them.
 
-An attempt is stored whole, when it has ended, by a thread (`journal`): the app never
-waits for the store and never sees its errors. Whether an attempt is kept is decided once for all of
-it, by its trace id. A hook (`redact`) sees every span in the app's own thread, before
-it is kept or queued anywhere.
+An attempt is stored whole when it has ended, by a background thread (`store_writer`): the app never
+waits for the store and never gets its errors. Sampling keeps or drops a whole attempt, by its trace
+id. A hook (`redact`) gets every span in the app's own thread, before the span is kept or queued.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import logging
 import os
 import threading
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, Self
 
 from lightspan.capture import context, sdk_instrumentation
@@ -36,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Recording:
-    """What `record` returns; as a context manager it ends with the block."""
+    """The result of `record`; as a context manager it ends with the block."""
 
     def __init__(self, options: RecordOptions | None) -> None:
         self._attempts = None if options is None else OpenAttempts(options)
@@ -48,68 +45,65 @@ class Recording:
 
     @property
     def settings(self) -> RecordOptions | None:
-        """What is recorded, and where to; None for nothing."""
+        """The options; None if nothing is recorded."""
         return None if self._attempts is None else self._attempts.options
 
     @property
     def lost(self) -> int:
-        """Attempts that could not be written, so far."""
-        return 0 if self._attempts is None else self._attempts.journal.lost
+        """Number of attempts so far that could not be written."""
+        return 0 if self._attempts is None else self._attempts.writer.lost
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until the attempts that have ended are written; False if the time was too short."""
-        return self._attempts is None or self._attempts.journal.flush(timeout_s)
+        """Wait until the attempts that have ended are written; return False after the timeout."""
+        return self._attempts is None or self._attempts.writer.flush(timeout_s)
 
     def close(self, timeout_s: float = EXIT_S) -> None:
-        """Record no more; what has ended is written, what has not is cut. Idempotent."""
+        """Stop recording, write the attempts that have ended and interrupt the others.
+        Idempotent."""
         attempts, self._attempts = self._attempts, None
         if attempts is not None:
-            _drop(self)
+            _remove(self)
             attempts.close(timeout_s)
 
-    def open(self, current: AgentContext, name: str | None, given: object) -> AttemptHandle:
-        """See `scope.start_attempt`."""
+    def open(self, current: AgentContext, name: str | None, input: object) -> AttemptHandle:
+        """Open an attempt; see `context.start_attempt`."""
         if self._attempts is not None:
             try:
-                return self._attempts.open(current, name, given)
+                return self._attempts.open(current, name, input)
             except Exception as error:
                 log.warning("lightspan: an attempt could not be recorded: %r", error)
         return NullAttempt(current.scope, new_trace_id())
 
     def after_fork(self) -> None:
-        """What is under way and what is not written yet is the parent's."""
+        """Start without the attempts and the queue, which belong to the parent."""
         if self._attempts is not None:
             self._attempts = OpenAttempts(self._attempts.options)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 @dataclass(slots=True)
 class _State:
-    """Of this process."""
+    """The recordings of this process."""
 
     lock: Any = field(default_factory=threading.RLock)
     explicit: Recording | None = None
-    """Of `record`; it goes before the environment's."""
+    """Recording of `record`, which overrides that of the environment."""
     by_environment: Recording | None = None
-    """Of `hold`."""
+    """Recording of `hold`."""
     holders: set[str] = field(default_factory=set)
-    is_watched: bool = False
-    """Whether the ends of the process and its forks are."""
+    has_hooks: bool = False
+    """Whether the hooks for exit and fork are registered."""
 
     @property
     def recordings(self) -> list[Recording]:
-        """Those that are on, the one in force first."""
-        return [one for one in (self.explicit, self.by_environment) if one is not None]
+        """The recordings that are on, the current one first."""
+        both = (self.explicit, self.by_environment)
+        return [recording for recording in both if recording is not None]
 
 
 _state: Final = _State()
@@ -122,21 +116,20 @@ def record(
     sample: float | None = None,
     redact: Redact | str | None = None,
 ) -> Recording:
-    """Record what this process does outside rollouts, until it ends (see the module).
+    """Record what this process does outside rollouts, until the process ends.
 
     Args:
-        store: the URL of a store; None for `LIGHTSPAN_STORE`, and if that is not set nothing is
-            recorded, so that the line can stay in the app.
-        service: whose calls these are; None for `OTEL_SERVICE_NAME`, else `service.name` of
+        store: URL of the store; None for `LIGHTSPAN_STORE`. If that is not set nothing is recorded,
+            so the line can stay in the app.
+        service: name of the service; None for `OTEL_SERVICE_NAME`, else `service.name` of
             `OTEL_RESOURCE_ATTRIBUTES`.
-        sample: the share of attempts that is kept, 0 to 1, each whole or not at all; None for
-            `LIGHTSPAN_SAMPLE`, else 1.
-        redact: sees every span before it is kept or queued anywhere, and returns what to keep of it
-            (`redact`); a function, or `module:function`. None for `LIGHTSPAN_REDACT`.
+        sample: share of attempts to keep, 0 to 1; None for `LIGHTSPAN_SAMPLE`, else 1.
+        redact: function that gets every span before it is kept or queued and returns the span to
+            keep (`redact`), or its name as `module:function`; None for `LIGHTSPAN_REDACT`.
 
     Raises:
-        ConfigError: the URL, that of `LIGHTSPAN_OTLP`, the share or the hook is none, or the
-            process records already.
+        ConfigError: the store, `LIGHTSPAN_OTLP`, the share or the hook is invalid, or the process
+            records already.
     """
     options = read_options(store, service, sample, redact)
     if options is None:
@@ -149,16 +142,15 @@ def record(
             before = _state.explicit.settings
             where = before.store if before is not None else "another store"
             raise ConfigError(f"this process records to {where} already: close() that first")
-        _state.explicit = made = Recording(options)
-        _choose()
-    return made
+        _state.explicit = recording = Recording(options)
+        _update_attempt_factory()
+    return recording
 
 
 def hold(owner: str) -> None:
-    """Record while `owner` (an adapter, by its `instrument()`) is on, if the environment asks; and
-    use learned prompts, if it names some.
+    """Record and apply prompts by the environment while `owner` (an adapter) is enabled.
 
-    Never raises: an app must start whatever its environment says. What is wrong is logged, and then
+    Never raises: an app must start whatever its environment contains. An error is logged, and then
     nothing is recorded.
     """
     apply_prompts.hold(owner)
@@ -169,7 +161,7 @@ def hold(owner: str) -> None:
             _state.holders.add(owner)
             if _state.by_environment is None:
                 _state.by_environment = Recording(read_options(None, None, None, None))
-                _choose()
+                _update_attempt_factory()
     except Exception as error:
         log.error("lightspan: nothing is recorded: %s", error)
         return
@@ -192,36 +184,37 @@ def release(owner: str) -> None:
 
 
 def flush(timeout_s: float = 30.0) -> bool:
-    """Wait until the attempts of this process that have ended are written."""
-    recordings = _state.recordings
-    return sum(one.flush(timeout_s) for one in recordings) == len(recordings)
+    """Wait until the attempts of this process that have ended are written; return False after the
+    timeout."""
+    results = [recording.flush(timeout_s) for recording in _state.recordings]
+    return all(results)
 
 
-def _choose() -> None:
-    """Have the recording in force open attempts."""
+def _update_attempt_factory() -> None:
+    """Let the current recording open attempts."""
     recording = next(iter(_state.recordings), None)
     if recording is None or not recording.on:
-        context.set_opener(None)
+        context.set_attempt_factory(None)
         return
-    if not _state.is_watched:
-        _state.is_watched = True
+    if not _state.has_hooks:
+        _state.has_hooks = True
         atexit.register(_at_exit)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork)
     try:
         sdk_instrumentation.install()
-    except Exception as error:  # an SDK that cannot be imported, which the app may not need
+    except Exception as error:  # such as a broken SDK, which the app may not need
         log.warning("lightspan: a client SDK could not be wrapped: %s", error)
-    context.set_opener(recording.open)
+    context.set_attempt_factory(recording.open)
 
 
-def _drop(recording: Recording) -> None:
+def _remove(recording: Recording) -> None:
     with _state.lock:
         if _state.explicit is recording:
             _state.explicit = None
         if _state.by_environment is recording:
             _state.by_environment = None
-        _choose()
+        _update_attempt_factory()
 
 
 def _at_exit() -> None:
@@ -230,13 +223,10 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """The child records what begins in it, with a queue, a thread and a store of its own."""
-    _state.lock = threading.RLock()  # somebody may have held it
+    """Give the child its own queue, thread and store."""
+    _state.lock = threading.RLock()  # a thread of the parent may have held it
     for recording in _state.recordings:
         recording.after_fork()
     current = context.current_context()
     if current is not None and isinstance(current.scope.recorder, OpenAttempt):
         context.set_agent(None)
-
-
-__all__ = ["Recording", "flush", "hold", "record", "release"]

@@ -1,13 +1,13 @@
-"""What leaves an app's process: a hook of the user's sees every span first.
+"""Redaction of every span by a hook of the user's before the span leaves the app's code.
 
 The hook (`redact=`, `LIGHTSPAN_REDACT=module:function`) takes a span and returns the span to keep,
-or None to keep nothing of it. `map_text` does what most hooks want:
+or None to keep nothing of it. `map_text` is enough for most hooks:
 
     def redact(span: Span) -> Span | None:
         return map_text(span, lambda text: EMAIL.sub("<email>", text))
 
-A hook that fails, or returns something else, costs the span its content: what is kept is its place
-in the tree, its times and its numbers.
+If a hook fails or returns another object, the span loses its content: only its ids, times and
+numbers are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Final
 
 from lightspan.errors import ConfigError
@@ -31,9 +32,9 @@ from lightspan.schema.spans import (
 )
 
 Redact = Callable[[Span], Span | None]
-"""See the module."""
+"""Takes a span; returns the span to keep, or None."""
 
-_JSON: Final = frozenset(
+_JSON_ATTRIBUTES: Final = frozenset(
     {
         c.INPUT_MESSAGES,
         c.OUTPUT_MESSAGES,
@@ -45,20 +46,20 @@ _JSON: Final = frozenset(
         c.OPERATION_OUTPUT,
     }
 )
-"""Attributes whose text is JSON, or may be: text in it is changed as text, escapes undone."""
+"""Attributes whose text may be JSON: each text in it is changed by itself, without escapes."""
 
-_MESSAGES: Final = frozenset({c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.TOOL_DEFINITIONS})
-_STRUCTURE: Final = frozenset({"type", "role", "id", "finish_reason"})
-"""Keys of messages whose texts say what a part is."""
-_FREE: Final = frozenset({"arguments", "response"})
-"""Keys of messages whose objects have keys of the app's own."""
+_MESSAGE_ATTRIBUTES: Final = frozenset({c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.TOOL_DEFINITIONS})
+_STRUCTURE_KEYS: Final = frozenset({"type", "role", "id", "finish_reason"})
+"""Keys of messages whose texts describe the structure."""
+_FREE_KEYS: Final = frozenset({"arguments", "response"})
+"""Keys of messages whose objects have keys of the app."""
 
-_PLACE: Final = frozenset(
+_IDENTITY: Final = frozenset(
     {c.CALL_ID, c.CALL_OUTCOME, c.ROUTE, c.RESPONSE_ID, c.OPERATION_NAME, c.OPENINFERENCE_KIND}
 )
-"""Texts that say what a span is, not what was said. `map_text` leaves them."""
+"""Attributes that identify a span and its kind; `map_text` leaves them unchanged."""
 
-_KEPT: Final = frozenset(
+_NUMBERS: Final = frozenset(
     {
         c.CALL_ID,
         c.CALL_OUTCOME,
@@ -74,15 +75,15 @@ _KEPT: Final = frozenset(
         c.REWARD_SPAN_ID,
     }
 )
-"""What is kept of a span whose hook failed: no text of the app's."""
+"""Attributes without text of the app; they are kept when the hook fails."""
 
 
 def map_text(span: Span, change: Callable[[str], str]) -> Span:
-    """A copy of the span with every text changed that the app, its users or its model wrote.
+    """Return a copy of the span with every text changed that the app, its users or its model wrote.
 
-    That is the name, the status message, the texts of attributes, events and links; inside JSON
-    (messages, tool arguments, inputs) each text by itself, keys left alone. What says which span it
-    is (ids, outcome, route, kind of operation), and of messages role and type, stays.
+    These are the name, the status message, and the texts of attributes, events and links; inside
+    JSON (messages, tool arguments, inputs) each text by itself, with unchanged keys. Ids, outcome,
+    route and kind of operation stay unchanged, as do the roles and types of messages.
     """
     return span.replace(
         name=change(span.name),
@@ -105,89 +106,80 @@ def _changed(attributes: Attributes, change: Callable[[str], str]) -> Attributes
 
 
 def _change_value(key: str, value: AttributeValue, change: Callable[[str], str]) -> Any:
-    if key in _PLACE:
+    if key in _IDENTITY:
         return value
     if isinstance(value, str):
-        kept = _STRUCTURE if key in _MESSAGES else frozenset()
-        return _change_json(value, change, kept) if key in _JSON else change(value)
+        keys = _STRUCTURE_KEYS if key in _MESSAGE_ATTRIBUTES else frozenset()
+        return _change_json(value, change, keys) if key in _JSON_ATTRIBUTES else change(value)
     if isinstance(value, list):
         return [change(item) if isinstance(item, str) else item for item in value]
     return value
 
 
 def _change_json(
-    text: str, change: Callable[[str], str], kept: frozenset[str] = frozenset()
+    text: str, change: Callable[[str], str], unchanged: frozenset[str] = frozenset()
 ) -> str:
+    """Change the texts in JSON, except values of the `unchanged` keys."""
     try:
         value = json.loads(text)
-    except ValueError:  # such as the result of a tool, which is plain text
+    except ValueError:  # plain text, such as a tool's result
         return change(text)
     if not isinstance(value, dict | list | str):
         return change(text)
-    return dump_json(_change_texts(value, change, kept))
+    return dump_json(_change_texts(value, change, unchanged))
 
 
-def _change_texts(value: Any, change: Callable[[str], str], kept: frozenset[str]) -> Any:
-    if isinstance(value, str):
-        return _change_text(value, change)
+def _change_texts(value: Any, change: Callable[[str], str], unchanged: frozenset[str]) -> Any:
+    if isinstance(value, str):  # which may be JSON again, such as the arguments of a tool call
+        return _change_json(value, change) if value.lstrip()[:1] in ("{", "[") else change(value)
     if isinstance(value, list):
-        return [_change_texts(item, change, kept) for item in value]
-    if isinstance(value, dict):
-        return {
-            key: item
-            if key in kept and isinstance(item, str)
-            else _change_texts(item, change, _kept_in(key, item, kept))
-            for key, item in value.items()
-        }
-    return value
-
-
-def _kept_in(key: str, item: Any, kept: frozenset[str]) -> frozenset[str]:
-    return frozenset() if key in _FREE and isinstance(item, dict) else kept
-
-
-def _change_text(text: str, change: Callable[[str], str]) -> str:
-    """A text inside JSON; the arguments of a tool call are JSON once more."""
-    return _change_json(text, change) if text.lstrip()[:1] in ("{", "[") else change(text)
+        return [_change_texts(item, change, unchanged) for item in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {}
+    for key, item in value.items():
+        if isinstance(item, str) and key in unchanged:
+            changed[key] = item
+        else:
+            has_app_keys = key in _FREE_KEYS and isinstance(item, dict)
+            changed[key] = _change_texts(item, change, frozenset() if has_app_keys else unchanged)
+    return changed
 
 
 class Redactor:
     """Applies a hook to spans; never raises.
 
     Args:
-        hook: None keeps every span as it is; a text `module:function` is imported when the first
-            span comes, as the app may not be whole before.
+        hook: the hook; None keeps every span unchanged. A text `module:function` is imported at the
+            first span, because the app may not be fully imported before.
     """
 
     def __init__(self, hook: Redact | str | None) -> None:
         self._hook = hook
-
-    @property
-    def on(self) -> bool:
+        self.on = hook is not None
         """Whether there is a hook."""
-        return self._hook is not None
 
     def __call__(self, span: Span) -> tuple[Span | None, str]:
-        """What to keep of the span, and the kind of error if the hook failed (else empty)."""
+        """Return the span to keep, and the kind of error if the hook failed (else empty)."""
         if self._hook is None:
             return span, ""
         try:
             if isinstance(self._hook, str):
                 self._hook = find_hook(self._hook)
-            kept = self._hook(span)
-            return (None if kept is None else _in_place(kept, span)), ""
-        except Exception as error:  # its text may hold what was to be hidden
+            redacted = self._hook(span)
+            return (None if redacted is None else _with_identity_of(span, redacted)), ""
+        except Exception as error:  # whose message may quote what the hook hides
             return without_content(span), type(error).__name__
 
 
-def _in_place(kept: Span, span: Span) -> Span:
-    """What the hook made, where the span stood."""
-    if not isinstance(kept, Span):
+def _with_identity_of(span: Span, redacted: Span) -> Span:
+    """Return the hook's span with the ids, kind and call id of the original."""
+    if not isinstance(redacted, Span):
         raise TypeError("redact must return a Span or None")
-    attributes = clean_attributes(kept.attributes)
+    attributes = clean_attributes(redacted.attributes)
     if c.CALL_ID in span.attributes:
         attributes[c.CALL_ID] = span.attributes[c.CALL_ID]
-    return kept.replace(
+    return redacted.replace(
         span_id=span.span_id,
         trace_id=span.trace_id,
         rollout_id=span.rollout_id,
@@ -199,49 +191,39 @@ def _in_place(kept: Span, span: Span) -> Span:
 
 
 def without_content(span: Span) -> Span:
-    """The span's place, times, status and numbers: no text of the app's."""
-    return Span(
-        span_id=span.span_id,
-        trace_id=span.trace_id,
+    """Return the span with its ids, times, status and numbers, and no text of the app."""
+    return span.replace(
         name=str(span.kind),
-        rollout_id=span.rollout_id,
-        attempt_id=span.attempt_id,
-        kind=span.kind,
-        parent_id=span.parent_id,
-        start_ns=span.start_ns,
-        end_ns=span.end_ns,
-        status=span.status,
-        attributes={key: value for key, value in span.attributes.items() if key in _KEPT},
+        status_message="",
+        attributes={key: value for key, value in span.attributes.items() if key in _NUMBERS},
+        resource={},
+        events=[],
+        links=[],
     )
 
 
 def find_hook(reference: str) -> Redact:
-    """The function that `module:function` names.
+    """Import and return the function that `module:function` names.
 
     Raises:
-        ConfigError: it cannot be found, or is not callable.
+        ConfigError: it cannot be imported, or is not callable.
     """
     module, _, name = reference.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        hook: Any = attrgetter(name)(importlib.import_module(module))
     except Exception as error:
         raise ConfigError(
             f"redact={reference!r} cannot be imported ({type(error).__name__}): name it "
             f"module:function"
         ) from error
-    check_hook(found, reference)
-    return found  # type: ignore[no-any-return]
+    check_hook(hook, reference)
+    return hook  # type: ignore[no-any-return]
 
 
 def check_hook(hook: object, reference: str = "") -> None:
-    """Raise `ConfigError` unless it can be asked as it is: a plain function, or the like."""
+    """Raise `ConfigError` unless the hook is a plain function or another synchronous callable."""
     name = repr(reference or hook)
     if not callable(hook):
-        raise ConfigError(f"redact={name} is no function, nor the name of one (module:function)")
+        raise ConfigError(f"redact={name} is not a function, nor the name of one (module:function)")
     if any(map(inspect.iscoroutinefunction, (hook, getattr(hook, "__call__", None)))):  # noqa: B004
-        raise ConfigError(f"redact={name} is asynchronous: a span is kept at once, use plain def")
-
-
-__all__ = ["Redact", "Redactor", "check_hook", "find_hook", "map_text", "without_content"]
+        raise ConfigError(f"redact={name} is asynchronous: use a plain `def`")

@@ -1,15 +1,14 @@
 """Export of recorded spans to a tracing backend: `LIGHTSPAN_OTLP=URL`, or `otel.send(exporter)`.
 
-Off by default. The OpenTelemetry SDK's `BatchSpanProcessor` exports in a thread of its own, so
-neither the app nor a training waits for a backend or gets its errors. Spans that find no room in
-the queue are dropped and counted.
+Off by default. The OpenTelemetry SDK's `BatchSpanProcessor` exports in its own thread, so neither
+the app nor a training waits for a backend or gets its errors. Spans that do not fit into the queue
+are dropped and counted.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
 import os
 import threading
 import urllib.parse
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.production.options import resource_of_environment
+from lightspan.production.store_writer import close_at_exit_of_child
 from lightspan.schema.content import without_keys
 from lightspan.schema.spans import Span
 
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 OTLP_VARIABLE: Final = "LIGHTSPAN_OTLP"
 MAX_QUEUE_SIZE: Final = 20_000
-"""Spans that wait for export."""
+"""Maximum number of spans that wait for export."""
 EXIT_TIMEOUT_S: Final = 5.0
-"""Longest wait for the export of queued spans when the process ends."""
+"""Maximum seconds to wait for the export of queued spans when the process ends."""
 _MAX_BATCH_SIZE: Final = 256
 _SCHEDULE_DELAY_MS: Final = 200
 _EXPORT_TIMEOUT_MS: Final = 30_000
@@ -40,11 +40,11 @@ _TRACES_PATH: Final = "/v1/traces"
 
 
 class ExportHandle:
-    """Counts what one exporter gets; as a context manager it closes with the block.
+    """The queue of one exporter, with counts; as a context manager it closes with the block.
 
     Args:
-        exporter: of the OpenTelemetry SDK; called in the SDK's thread.
-        destination: of the spans, for messages.
+        exporter: exporter of the OpenTelemetry SDK; called in the SDK's thread.
+        destination: destination of the spans, for messages.
     """
 
     def __init__(self, exporter: SpanExporter, destination: str) -> None:
@@ -54,9 +54,9 @@ class ExportHandle:
 
         self.destination: Final = destination
         self.sent = 0
-        """Spans that the exporter has accepted."""
+        """Number of spans that the exporter has accepted."""
         self.lost = 0
-        """Spans that were dropped, or that the exporter failed on."""
+        """Number of spans that were dropped or failed to export."""
         self._to_otel = to_otel
         self._resource = resource_of_environment()
         self._changed = threading.Condition()
@@ -75,12 +75,14 @@ class ExportHandle:
 
     @property
     def pending(self) -> int:
-        """Spans that are queued or being exported."""
+        """Number of spans that are queued or being exported."""
         return self._pending
 
     def enqueue(self, spans: Sequence[Span]) -> None:
-        """Queue spans for export and drop those that find no room. Never blocks."""
-        self._close_at_end_of_child()
+        """Queue spans for export, and drop those that do not fit. Never blocks."""
+        if not self._has_exit_hook:
+            self._has_exit_hook = True
+            close_at_exit_of_child(self.close, priority=-1)  # after the store writer's
         for span in spans:
             resource = {**self._resource, **span.resource}
             readable = self._to_otel(without_keys(span).replace(resource=resource))
@@ -92,12 +94,12 @@ class ExportHandle:
             self._processor.on_end(readable)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until nothing is pending; False if the time was too short."""
+        """Wait until nothing is pending; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout_s)
 
     def close(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
-        """Flush and stop exporting. Idempotent; the exporter itself is left open."""
+        """Flush and stop exporting. Idempotent; the exporter itself stays open."""
         with _State.lock:
             if _State.explicit is self:
                 _State.explicit = None
@@ -106,13 +108,13 @@ class ExportHandle:
             is_drained = self._changed.wait_for(lambda: not self._pending, timeout_s)
             self.lost += self._pending
             self._pending = 0
-        if is_drained:  # else `shutdown` would wait for an exporter that does not return
+        if is_drained:  # otherwise `shutdown` would wait for an exporter that hangs
             self._processor.shutdown()
         if self.lost and not was_closed:
-            log.warning("lightspan: %d spans did not get to %s", self.lost, self.destination)
+            log.warning("lightspan: %d spans were not sent to %s", self.lost, self.destination)
 
     def after_fork(self) -> None:
-        """Reset the counts in a child: the SDK has emptied the queue there."""
+        """Reset the counts in a child process, where the SDK has emptied the queue."""
         self._changed = threading.Condition()
         self._pending = self.sent = self.lost = 0
         self._has_exit_hook = False
@@ -122,12 +124,12 @@ class ExportHandle:
 
         result = SpanExportResult.FAILURE
         try:
-            if self._pending:  # else it was closed
+            if self._pending:  # zero once the handle is closed
                 result = self._exporter.export(spans)
         except Exception as error:
             log.warning("lightspan: %s failed: %r", type(self._exporter).__name__, error)
         with self._changed:
-            if self._pending:  # else it was closed meanwhile
+            if self._pending:  # zero if the handle was closed meanwhile
                 self._pending -= len(spans)
                 if result is SpanExportResult.SUCCESS:
                     self.sent += len(spans)
@@ -145,14 +147,6 @@ class ExportHandle:
                 "lightspan: spans for %s are dropped: the queue is %s", self.destination, reason
             )
 
-    def _close_at_end_of_child(self) -> None:
-        # A child of multiprocessing ends by os._exit, without atexit.
-        if not self._has_exit_hook and multiprocessing.parent_process() is not None:
-            from multiprocessing import util
-
-            self._has_exit_hook = True
-            util.Finalize(None, self.close, exitpriority=-1)  # after the store writer's
-
     def __enter__(self) -> ExportHandle:
         return self
 
@@ -160,38 +154,42 @@ class ExportHandle:
         self.close()
 
 
-# --- the process's own ----------------------------------------------------------------------
+# --- the exporters of a process -------------------------------------------------------------
 class _State:
-    """Of this process."""
+    """The export handles of this process."""
 
     lock: Any = threading.RLock()
     explicit: ExportHandle | None = None
     by_environment: ExportHandle | None = None
     url = ""
-    """The one that `by_environment` was made for."""
+    """URL for which `by_environment` was created."""
 
 
 def send(exporter: SpanExporter) -> ExportHandle:
-    """Send what this process records (`lightspan.record`) and trains to an exporter of yours, in
-    place of `LIGHTSPAN_OTLP`: whole, prompts and answers included.
+    """Send the spans that this process records (`lightspan.record`) and trains to an exporter.
+
+    It replaces `LIGHTSPAN_OTLP`. Spans are sent whole, including prompts and answers.
 
     Args:
-        exporter: of OpenTelemetry's SDK; called in a thread of the SDK's `BatchSpanProcessor`.
+        exporter: exporter of OpenTelemetry's SDK; called in a thread of the SDK's
+            `BatchSpanProcessor`.
 
     Raises:
-        ConfigError: it is no exporter, or this process sends to one already.
+        ConfigError: the object is not an exporter, or this process sends to an exporter already.
     """
     if isinstance(exporter, type) or not callable(getattr(exporter, "export", None)):
         raise ConfigError(f"send({exporter!r}): give an exporter of OpenTelemetry's SDK")
     with _State.lock:
         if _State.explicit is not None:
-            raise ConfigError("this process sends its spans to an exporter already: close() that")
+            raise ConfigError(
+                "this process sends its spans to an exporter already: close() that first"
+            )
         _State.explicit = ExportHandle(exporter, type(exporter).__name__)
         return _State.explicit
 
 
 def current() -> ExportHandle | None:
-    """Return where this process's spans go; None for nowhere.
+    """Return the handle to which this process exports; None for no export.
 
     Raises:
         ConfigError: `LIGHTSPAN_OTLP` is not a URL, or the extra `otlp` is not installed.
@@ -211,17 +209,17 @@ def current() -> ExportHandle | None:
 
 
 def enqueue(spans: Sequence[Span]) -> None:
-    """Queue spans for export, if that is wanted. Never raises."""
+    """Queue spans for export, if export is enabled. Never raises."""
     try:
         handle = current()
         if handle is not None and spans:
             handle.enqueue(spans)
-    except Exception as error:  # never into the app, nor between an attempt and its store
+    except Exception as error:  # an export error must not reach the app or the store writer
         log.warning("lightspan: %d spans are not exported: %s", len(spans), type(error).__name__)
 
 
 def _endpoint(url: str) -> str:
-    """Return the URL of the endpoint. Errors do not quote it: it may hold a key."""
+    """Return the URL of the endpoint. Errors do not quote it, because it may contain a key."""
     try:
         parts = urllib.parse.urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -240,7 +238,7 @@ def _endpoint(url: str) -> str:
 def _otlp_exporter(endpoint: str) -> SpanExporter:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except Exception as error:  # protobuf raises TypeError where generated code does not fit it
+    except Exception as error:  # protobuf raises TypeError for generated code of another version
         raise ConfigError(
             f"{OTLP_VARIABLE} needs OpenTelemetry's OTLP exporter ({error!r}): "
             f"{how_to_install('otlp')}"
@@ -248,7 +246,9 @@ def _otlp_exporter(endpoint: str) -> SpanExporter:
     try:
         return cast("SpanExporter", OTLPSpanExporter(endpoint=endpoint))
     except ValueError as error:
-        raise ConfigError(f"{OTLP_VARIABLE}: a variable OTEL_EXPORTER_OTLP_…: {error}") from error
+        raise ConfigError(
+            f"{OTLP_VARIABLE}: a variable OTEL_EXPORTER_OTLP_… is invalid: {error}"
+        ) from error
 
 
 def _close() -> None:
@@ -264,8 +264,8 @@ def _after_fork() -> None:
             handle.after_fork()
 
 
-# Registered at import, so before recordings are: atexit runs in reverse, and recordings hand over
-# their last attempts when the process ends.
+# Registered at import, before recordings are: atexit runs in reverse order, and recordings queue
+# their last spans when the process ends.
 atexit.register(_close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -1,8 +1,8 @@
-"""Writes recorded attempts to a store, in the background.
+"""Background writer of recorded attempts to a store.
 
-The app hands an attempt over and goes on; a thread of this process writes it. The queue is bounded
-by number and by size. What does not fit, and what the store refuses, is counted, and the end of the
-process logs the count. A store that cannot be reached is tried again and again; the app does not
+The app queues an attempt and continues; a thread of this process writes it. The queue is bounded by
+number and by size. Attempts that do not fit and those that the store refuses are counted, and the
+end of the process logs the count. An unreachable store is retried with backoff; the app does not
 notice.
 """
 
@@ -47,21 +47,23 @@ from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 2_000
-"""That wait to be written."""
-MAX_TEXT: Final = 64 * 2**20
-"""Characters of text that wait to be written, about."""
+"""Maximum number of queued attempts."""
+MAX_TEXT_SIZE: Final = 64 * 2**20
+"""Approximate maximum number of characters of text in the queue."""
 EXIT_S: Final = 5.0
-"""How long the end of the process waits for what is not written yet."""
+"""Seconds that the end of the process waits for unwritten attempts."""
 
-_EPOCH: Final = 1
+EPOCH: Final = 1
 _BATCH: Final = 64
 _GATHER_S: Final = 0.1
-"""What comes within it is written together."""
+"""Seconds to wait for more attempts that are written in the same batch."""
 _OPENING_S: Final = 0.2
-"""How long the first attempt of a process waits for the store, at most."""
-_PIECE: Final = (64, 512 * 1024)
-"""Spans, and characters of their text, that are written at once."""
-_HOPELESS: Final = (
+"""Maximum seconds that the first attempt of a process waits for the store to open."""
+_MAX_PIECE_SPANS: Final = 64
+"""Maximum number of spans in one transaction."""
+_MAX_PIECE_TEXT: Final = 512 * 1024
+"""Approximate maximum number of characters of their text in one transaction."""
+_PERMANENT_ERRORS: Final = (
     ConflictError,
     DataError,
     IllegalMoveError,
@@ -71,20 +73,20 @@ _HOPELESS: Final = (
     TypeError,
     ValueError,
 )
-"""What another try does not mend."""
+"""Errors after which a write is not retried."""
 
 
 class PendingWrite(NamedTuple):
-    """What is to be written of one attempt."""
+    """The part of an attempt that is to be written."""
 
     ref: AttemptRef
     spans: Sequence[Span]
     claim: Claim | None = None
-    """None: more spans of an attempt that was written."""
+    """None for more spans of an attempt that was written before."""
     report: Report | None = None
 
 
-def parcel_of(
+def attempt_write(
     attempt_id: str,
     rollout_id: str,
     service: str,
@@ -94,7 +96,17 @@ def parcel_of(
     started_at: float,
     report: Report,
 ) -> PendingWrite:
-    """An attempt that nobody asked for, to be written whole."""
+    """Return the write of a whole attempt that no runner claimed.
+
+    Args:
+        attempt_id: id of the attempt.
+        rollout_id: id of its rollout.
+        service: name of the recorded service.
+        task: input of the attempt.
+        spans: its spans.
+        started_at: start, seconds since the epoch.
+        report: its end.
+    """
     rollout = Rollout(
         rollout_id=rollout_id,
         task=task,
@@ -107,26 +119,23 @@ def parcel_of(
         attempt_id=attempt_id,
         rollout_id=rollout_id,
         number=1,
-        epoch=_EPOCH,
+        epoch=EPOCH,
         runner_id=service,
-        call_token=secrets.token_urlsafe(24),  # nobody ever gets to know it
+        call_token=secrets.token_urlsafe(24),  # never given to anyone
         lease_until=float("inf"),
         started_at=started_at,
     )
     claim = Claim(rollout=rollout, attempt=attempt)
-    return PendingWrite(AttemptRef(attempt_id, _EPOCH), spans, claim, report)
+    return PendingWrite(AttemptRef(attempt_id, EPOCH), spans, claim, report)
 
 
-def more_of(attempt_id: str, spans: Sequence[Span]) -> PendingWrite:
-    """Spans that came after their attempt was written."""
-    return PendingWrite(AttemptRef(attempt_id, _EPOCH), spans)
-
-
-def report_of(attempt_id: str, status: AttemptStatus, outcome: Outcome, **more: object) -> Report:
-    """How an attempt ended that nobody asked for."""
+def attempt_report(
+    attempt_id: str, status: AttemptStatus, outcome: Outcome, **more: object
+) -> Report:
+    """Return the report of an attempt that no runner claimed."""
     return Report(
         attempt_id=attempt_id,
-        epoch=_EPOCH,
+        epoch=EPOCH,
         status=status,
         outcome=outcome,
         **more,  # type: ignore[arg-type]
@@ -134,71 +143,72 @@ def report_of(attempt_id: str, status: AttemptStatus, outcome: Outcome, **more: 
 
 
 class StoreWriter:
-    """One process's queue and thread. The thread starts with `begin`.
+    """The queue and thread of one process. The thread starts with `begin`.
 
     Args:
-        url: of the store.
-        service: whose attempts these are.
+        url: URL of the store.
+        service: name of the recorded service.
     """
 
     def __init__(self, url: str, service: str) -> None:
         self.pid: Final = os.getpid()
         self.lost = 0
-        """Attempts that were not written and never will be."""
+        """Number of attempts that were dropped."""
         self._url = url
         self._service = service
         self._changed = threading.Condition()
         self._queue: deque[tuple[Callable[[], PendingWrite], int]] = deque()
         self._text = 0
+        """Approximate number of characters in the queue."""
         self._unwritten = 0
-        """Handed over and neither written nor lost."""
+        """Number of queued attempts that are neither written nor dropped."""
         self._reason = ""
-        """Of the last loss or failure."""
-        self._closing = False
+        """Text of the last warning."""
+        self._is_closing = False
         self._opened = threading.Event()
-        """The store is open, or could not be opened."""
-        self._first = True
-        self._warned = False
+        """Set once the store is open or could not be opened."""
+        self._is_first = True
+        self._has_warned = False
         self._thread: threading.Thread | None = None
 
     @property
-    def is_parents(self) -> bool:
-        """Whether this process was forked since: the queue, and what is in it, is the parent's."""
+    def is_forked(self) -> bool:
+        """Whether this process was forked since; the queue then belongs to the parent."""
         return self.pid != os.getpid()
 
     # --- in the app's threads -------------------------------------------------------------
     def begin(self) -> None:
-        """Start the thread, once: the store is opened while the first attempt is under way."""
+        """Start the thread once, so that the store is opened during the first attempt."""
         if self._thread is not None:
             return
         with self._changed:
-            if self._thread is None and not self._closing:
+            if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(
-                    target=self._run, name="lightspan-journal", daemon=True
+                    target=self._run, name="lightspan-store-writer", daemon=True
                 )
-                with contextlib.suppress(RuntimeError):  # the interpreter is on its way out
+                with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
                     self._thread.start()
-                    _at_end_of_child(self)
+                    close_at_exit_of_child(self.close, priority=0)
 
     def put(self, take: Callable[[], PendingWrite], size: int) -> None:
-        """Have something written; never blocks for long, never raises.
+        """Queue an attempt. Never blocks for long, never raises.
 
         Args:
-            take: hands out what is to be written, in the journal's thread.
-            size: characters of text that wait in it, about.
+            take: returns the pending write, in the writer's thread.
+            size: approximate number of characters of text in it.
         """
-        if self.is_parents:
+        if self.is_forked:
             return
         self.begin()
-        if self._first:  # a program that ends now could not start the store's threads any more
-            self._first = False
+        if self._is_first:  # a program that ends now could no longer start the store's threads
+            self._is_first = False
             self._opened.wait(_OPENING_S)
         with self._changed:
-            if self._closing:
-                self._lose(1, "it ended after recording was closed")
+            if self._is_closing:
+                self.record_drop(1, "it ended after recording was closed")
                 return
-            if len(self._queue) >= MAX_ATTEMPTS or self._text > MAX_TEXT:
-                self._lose(1, "the queue was full: the store takes too long, or is out of reach")
+            if len(self._queue) >= MAX_ATTEMPTS or self._text > MAX_TEXT_SIZE:
+                self.record_drop(1, "the queue was full: the store is too slow or unreachable")
                 return
             self._queue.append((take, size))
             self._text += size
@@ -207,23 +217,20 @@ class StoreWriter:
                 self._changed.notify_all()
 
     def record_drop(self, attempts: int, reason: str) -> None:
-        """Count attempts that cannot be written."""
+        """Count attempts that cannot be written, and log the reason."""
         with self._changed:
-            self._lose(attempts, reason)
-
-    def _lose(self, attempts: int, reason: str) -> None:
-        self.lost += attempts
-        self._warn(f"attempts are not recorded: {reason}")
+            self.lost += attempts
+            self._warn(f"attempts are not recorded: {reason}")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until all that was handed over is written or lost; False if time was too short."""
+        """Wait until everything queued is written or dropped; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unwritten, timeout_s)
 
     def close(self, timeout_s: float = EXIT_S) -> None:
-        """Write what is left, as far as the time allows. Idempotent."""
+        """Write the queue within the time limit, and stop. Idempotent."""
         with self._changed:
-            was_closing, self._closing = self._closing, True
+            was_closing, self._is_closing = self._is_closing, True
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread.is_alive():
@@ -237,165 +244,142 @@ class StoreWriter:
                     self.lost,
                     self._service,
                     self._url,
-                    self._reason or "there was no time left",
+                    self._reason or "the time limit was reached",
                 )
             self._queue.clear()
             self._changed.notify_all()
 
-    # --- in the journal's thread ----------------------------------------------------------
+    # --- in the writer's thread -----------------------------------------------------------
     def _run(self) -> None:
-        # Not asyncio.run: it ends the loop's threads by starting one, which an interpreter on its
-        # way out refuses from Python 3.12 on.
+        # Not asyncio.run: it ends the loop's threads by starting a thread, which an interpreter
+        # that is shutting down refuses from Python 3.12 on.
         loop = asyncio.new_event_loop()
         try:
             loop.run_until_complete(self._serve())
         except Exception as error:  # a daemon thread must not print into the app's terminal
-            self.record_drop(0, f"the journal ended: {error!r}")
+            self.record_drop(0, f"the writer ended: {error!r}")
         finally:
             loop.close()
             self._opened.set()
 
     async def _serve(self) -> None:
         store = open_store(self._url)
-        waiting: list[PendingWrite] = []
+        writes: list[PendingWrite] = []
         failures = 0
         try:
             while True:
-                more, closing = self._next(waiting, failures)
-                waiting += more
-                waiting, failed = await self._deliver(store, waiting)
-                failures = failures + 1 if failed else 0
-                if closing and (failed or self._is_empty(waiting)):
+                new, is_closing = self._dequeue(writes, failures)
+                writes, error = await self._write(store, [*writes, *new])
+                failures = failures + 1 if error else 0
+                if is_closing and (error or not (writes or self._queue)):
                     return
         finally:
             with contextlib.suppress(LightspanError, OSError, RuntimeError):
                 await store.close()
 
-    def _next(
-        self, waiting: Sequence[PendingWrite], failures: int
+    def _dequeue(
+        self, retries: Sequence[PendingWrite], failures: int
     ) -> tuple[list[PendingWrite], bool]:
-        """What is to be written next; waits for it. True if it is over."""
+        """Wait for attempts to write; return them, and whether the writer is closing."""
         with self._changed:
-            if waiting:  # the store failed
+            if retries:
                 pause = RETRY_BACKOFF_S[min(failures, len(RETRY_BACKOFF_S)) - 1]
-                self._changed.wait_for(lambda: self._closing, pause)
+                self._changed.wait_for(lambda: self._is_closing, pause)
             elif self._opened.is_set():
-                self._changed.wait_for(lambda: bool(self._queue) or self._closing)
-            closing = self._closing
-        if not closing and not waiting and self._opened.is_set():
+                self._changed.wait_for(lambda: bool(self._queue) or self._is_closing)
+            is_closing = self._is_closing
+        if not is_closing and not retries and self._opened.is_set():
             time.sleep(_GATHER_S)
         with self._changed:
-            count = max(0, min(_BATCH - len(waiting), len(self._queue)))
-            taken = [self._queue.popleft() for _ in range(count)]
-            # a copy: the garbage collector may end an attempt just then, which is put
+            count = max(0, min(_BATCH - len(retries), len(self._queue)))
+            items = [self._queue.popleft() for _ in range(count)]
+            # A copy, since the garbage collector may end an attempt here, which is then queued.
             self._text = sum(size for _, size in list(self._queue))
-            closing = self._closing
-        return [parcel for take, _ in taken if (parcel := self._taken(take))], closing
+            is_closing = self._is_closing
+        return [write for take, _ in items if (write := self._take(take))], is_closing
 
-    def _taken(self, take: Callable[[], PendingWrite]) -> PendingWrite | None:
+    def _take(self, take: Callable[[], PendingWrite]) -> PendingWrite | None:
         try:
             return take()
-        except Exception as error:  # one of them must not end the journal
-            self.record_drop(1, f"one could not be put together: {error!r}")
+        except Exception as error:  # one attempt must not end the writer
+            self.record_drop(1, f"an attempt could not be assembled: {error!r}")
             with self._changed:
                 self._unwritten -= 1
                 self._changed.notify_all()
             return None
 
-    def _is_empty(self, waiting: Sequence[PendingWrite]) -> bool:
-        with self._changed:
-            return not waiting and not self._queue
-
-    async def _deliver(
-        self, store: Store, parcels: Sequence[PendingWrite]
+    async def _write(
+        self, store: Store, writes: list[PendingWrite]
     ) -> tuple[list[PendingWrite], Exception | None]:
-        """Write them; returns those to be tried again, and why."""
+        """Write attempts; return those to write again, and why."""
+        retries: list[PendingWrite] = []
+        failure: Exception | None = None
+        results: Sequence[BaseException | None] = ()
         try:
             await store.open()
+            results = await asyncio.gather(
+                *(write_pending(store, write) for write in writes), return_exceptions=True
+            )
         except Exception as error:
-            self._troubled(error)
-            return [*parcels], error
+            retries, failure = writes, error
         finally:
             self._opened.set()
-        writes = (write_parcel(store, parcel) for parcel in parcels)
-        results = await asyncio.gather(*writes, return_exceptions=True)
-        again: list[PendingWrite] = []
-        trouble: Exception | None = None
-        for parcel, result in zip(parcels, results, strict=True):
-            if isinstance(result, _HOPELESS):
-                self.record_drop(int(parcel.claim is not None), f"the store refused one: {result}")
+        for write, result in zip(writes, results, strict=False):
+            if isinstance(result, _PERMANENT_ERRORS):
+                self.record_drop(int(write.claim is not None), f"the store refused one: {result}")
             elif isinstance(result, Exception):
-                again.append(parcel)
-                trouble = result
-        if trouble is not None:
-            self._troubled(trouble)
+                retries.append(write)
+                failure = result
         with self._changed:
-            self._warned = self._warned and trouble is not None
-            self._unwritten -= len(parcels) - len(again)
+            if failure is not None:
+                self._warn(f"{failure}; the app is not affected, and dropped attempts are counted")
+            self._has_warned = self._has_warned and failure is not None
+            self._unwritten -= len(writes) - len(retries)
             self._changed.notify_all()
-        return again, trouble
-
-    def _troubled(self, error: Exception) -> None:
-        with self._changed:
-            self._warn(f"{error}; the app goes on, and what has to be left out is counted")
+        return retries, failure
 
     def _warn(self, text: str) -> None:
-        """Once per trouble."""
+        """Log the first warning since the last successful write."""
         self._reason = text
-        if not self._warned:
-            self._warned = True
+        if not self._has_warned:
+            self._has_warned = True
             log.warning("lightspan: %s (recording %r to %s)", text, self._service, self._url)
 
 
-async def write_parcel(store: Store, parcel: PendingWrite) -> None:
-    """Write a parcel to an open store. Every step may be repeated."""
-    if parcel.claim is not None:
-        await store.start([parcel.claim])
-    for piece in _pieces(parcel.spans):
-        await store.add_spans(parcel.ref, piece)
-    if parcel.report is not None:
-        await store.report([parcel.report])
+async def write_pending(store: Store, write: PendingWrite) -> None:
+    """Write an attempt to an open store. Every step may be repeated."""
+    if write.claim is not None:
+        await store.start([write.claim])
+    for piece in _pieces(write.spans):
+        await store.add_spans(write.ref, piece)
+    if write.report is not None:
+        await store.report([write.report])
 
 
 def _pieces(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Spans in pieces that a store writes in one short transaction."""
+    """Yield the spans in pieces that a store writes in one short transaction."""
     piece: list[Span] = []
     size = 0
     for span in spans:
         piece.append(span)
-        size += text_size(span) + _size_of(span.resource)
-        size += sum(_size_of(event.attributes) for event in span.events)
-        size += sum(_size_of(link.attributes) for link in span.links)
-        if len(piece) >= _PIECE[0] or size >= _PIECE[1]:
+        size += text_size(span.attributes) + text_size(span.resource)
+        size += sum(text_size(event.attributes) for event in span.events)
+        size += sum(text_size(link.attributes) for link in span.links)
+        if len(piece) >= _MAX_PIECE_SPANS or size >= _MAX_PIECE_TEXT:
             yield piece
             piece, size = [], 0
     if piece:
         yield piece
 
 
-def text_size(span: Span) -> int:
-    """Characters in the span's attributes, about."""
-    return _size_of(span.attributes)
-
-
-def _size_of(attributes: Mapping[str, Any]) -> int:
+def text_size(attributes: Mapping[str, Any]) -> int:
+    """Return the approximate number of characters in attributes."""
     return sum(len(value) for value in attributes.values() if isinstance(value, str))
 
 
-def _at_end_of_child(journal: StoreWriter) -> None:
-    """A child of `multiprocessing` ends without the interpreter's own end."""
+def close_at_exit_of_child(close: Callable[[], None], priority: int) -> None:
+    """Call `close` at the end of a child of `multiprocessing`, which ends without `atexit`."""
     if multiprocessing.parent_process() is not None:
         from multiprocessing import util
 
-        util.Finalize(None, journal.close, exitpriority=0)
-
-
-__all__ = [
-    "PendingWrite",
-    "StoreWriter",
-    "more_of",
-    "parcel_of",
-    "report_of",
-    "text_size",
-    "write_parcel",
-]
+        util.Finalize(None, close, exitpriority=priority)

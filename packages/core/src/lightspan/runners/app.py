@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar, overload
 from lightspan.capture.context import (
     AttemptContext,
     AttemptHandle,
+    attempt_scope,
     current_context,
-    entered,
     start_attempt,
 )
 from lightspan.errors import AppError
@@ -124,11 +124,11 @@ class App:
             return self.function(*args, **kwargs)
         if self.is_async:
             return self._await_in(root, args, kwargs)
-        with entered(root):
+        with attempt_scope(root):
             return self.function(*args, **kwargs)
 
     async def _await_in(self, root: AttemptHandle, args: Any, kwargs: Any) -> Any:
-        with entered(root):
+        with attempt_scope(root):
             return await self.function(*args, **kwargs)
 
     def call(self, inputs: Inputs) -> Any | Awaitable[Any]:

@@ -285,8 +285,8 @@ class AttemptRun:
         """Return the spans to store, and the capture errors."""
         recorder = scope.recorder
         recorder.is_over = True
-        recorder.give_up()
-        missing = misattributed_calls.missing_from(recorder, self._misattributed)
+        recorder.cancel_pending()
+        missing = misattributed_calls.missing_call_reason(recorder, self._misattributed)
         if missing is not None:
             recorder.add_capture_error(missing)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}

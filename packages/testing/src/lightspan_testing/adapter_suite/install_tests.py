@@ -63,13 +63,15 @@ class InstallTests(AdapterTests):
         assert f"{framework}>={floor}" in (importlib.metadata.requires(distribution) or [])
         for installed, complaint in (
             (None, f"^{framework} is not installed in this environment: pip install"),
-            ("0.0.1", f"^{framework} 0.0.1 is older than {floor}, which this needs: pip install"),
+            ("0.0.1", f"^{framework} 0.0.1 is too old: {distribution} needs {floor} or newer: pip"),
         ):
             with monkeypatch.context() as patch:
                 patch.setattr("lightspan.capture.adapter.version", _version_of(installed))
                 with pytest.raises(ConfigError, match=complaint):
                     _reimported(self.adapter)
-        complaint = f"this {distribution} does not know {framework} .*: upgrade {distribution}, or"
+        complaint = (
+            f"this {distribution} does not support {framework} .*: upgrade {distribution}, or"
+        )
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, f"{self.adapter.__name__}._hook", None)
             with pytest.raises(ImportError, match=complaint):
