@@ -69,7 +69,7 @@ async def test_who_waits_at_one_hears_of_what_comes_to_the_other(
 
 
 async def test_no_rollout_is_claimed_twice(servers: tuple[str, str]) -> None:
-    """By runners that ask both at the same time; and leases run by one time."""
+    """By runners that claim at both servers at the same time."""
     names = [f"ro-{number}" for number in range(60)]
 
     async def work(store: Store, runner: str) -> list[str]:
@@ -85,9 +85,6 @@ async def test_no_rollout_is_claimed_twice(servers: tuple[str, str]) -> None:
         both = [work(store, f"{n}") for n in range(4) for store in (here, there)]
         done = Counter(name for some in await asyncio.gather(*both) for name in some)
         assert done == dict.fromkeys(names, 1)
-        before, other, after = [await store.lease_time() for store in (here, there, here)]
-        assert before <= after
-        assert before - 1 < other < after + 1  # but for the latency of what each server was told
 
 
 @pytest.mark.slow

@@ -550,7 +550,7 @@ async def test_the_session_of_a_closed_store_refuses(tmp_path: Path) -> None:
     with pytest.raises(StoreClosedError):
         await session.write(session.expire, [1], 1)
     with pytest.raises(StoreClosedError):
-        session.read(lambda: None)
+        await session.read(lambda: None)
 
 
 def test_every_query_and_every_table_is_used() -> None:

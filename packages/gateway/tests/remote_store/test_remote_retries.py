@@ -188,7 +188,7 @@ async def test_an_outage_is_told_once(
             with pytest.raises(StoreUnreachableError):
                 await open_store(served.url).open()
             assert caplog.messages == []
-            told = await asyncio.gather(store.peers(), store.lease_time(), return_exceptions=True)
+            told = await asyncio.gather(store.peers(), store.count(), return_exceptions=True)
             assert {type(each) for each in told} == {StoreUnreachableError}
             assert len([each for each in pauses if each > 5]) == 4
             [message] = caplog.messages

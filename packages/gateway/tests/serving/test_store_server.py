@@ -181,7 +181,6 @@ async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> Non
         refusals = [
             *(store.put_resources({}), store.allot_version("sql"), store.policy_versions("sql")),
             *(store.enqueue([make_rollout("ro-2")]), store.start([production]), store.expire()),
-            store.lease_time(),
             *(store.cancel(["ro-1"]), store.watch(), store.count(), store.attempt("at-1")),
             *(store.claim_of_token("token"), store.mark_damaged("at-1", "x")),
             *(store.add_calls([span]), store.mark_call("at-1", "call-1", "ok")),

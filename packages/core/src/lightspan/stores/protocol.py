@@ -233,11 +233,6 @@ class Store(Protocol):
         [in_force] = await self.report([report])
         return in_force
 
-    async def lease_time(self) -> float:
-        """Return the store's time, by which leases run (`Attempt.lease_until`), in seconds since
-        the epoch."""
-        ...
-
     async def expire(self) -> int:
         """Lose every attempt whose lease ran out; returns how many, of this time."""
         ...

@@ -203,7 +203,6 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.heartbeat, EVERY_ROLE),
         _operation(Store.report, EVERY_ROLE, joins=True),
         _operation(Store.finish, EVERY_ROLE, _check_finished, joins=True),
-        _operation(Store.lease_time, NO_RUNNER, joins=True),
         _operation(Store.expire, NO_RUNNER),
         _operation(Store.cancel, NO_RUNNER),
         _operation(Store.prune, frozenset({Role.ADMIN})),

@@ -101,7 +101,6 @@ class RemoteStore(OpenedStore[ServerConnection]):
     heartbeat = _asked(Store.heartbeat)
     report = _asked(Store.report)
     _finish_at_once = _asked(Store.finish)
-    lease_time = _asked(Store.lease_time)
     expire = _asked(Store.expire)
     cancel = _asked(Store.cancel)
     prune = _asked(Store.prune)

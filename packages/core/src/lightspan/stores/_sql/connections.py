@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from lightspan.errors import StoreClosedError
@@ -78,12 +79,17 @@ class OpenDatabase(ABC):
     def _query(self, query: Callable[[], R]) -> R:
         """Run a query of the reader, in its thread; explain what goes wrong."""
 
-    def read(self, query: Callable[[], R]) -> Future[R]:
-        """Have the reader do it."""
+    async def read(self, query: Callable[[], R]) -> R:
+        """Return the result of a query of the reader, run in the reader's thread.
+
+        Raises:
+            StoreClosedError: the store was closed.
+        """
         try:
-            return self._read_thread.submit(self._query, query)
-        except RuntimeError:  # all that an executor says when it was shut down
+            future = self._read_thread.submit(self._query, query)
+        except RuntimeError:  # the executor was shut down
             raise StoreClosedError from None
+        return await asyncio.wrap_future(future)
 
     # --- the writer's work ----------------------------------------------------------------
     def _timed(self, move: Callable[[WriteTables, Sequence[T], float], list[R]]) -> Work[T, R]:

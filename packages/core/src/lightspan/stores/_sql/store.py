@@ -6,7 +6,6 @@ thread of their own.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
@@ -75,7 +74,7 @@ class SQLStore(OpenedStore[D]):
 
     async def _read(self, query: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a query of the reader in its thread."""
-        return await asyncio.wrap_future(self._opened.read(lambda: query(*args, **kwargs)))
+        return await self._opened.read(lambda: query(*args, **kwargs))
 
     async def _write(
         self,
@@ -165,9 +164,6 @@ class SQLStore(OpenedStore[D]):
         check_rewards(reports)
         database = self._opened
         return await self._write(database.report, reports, check=database.check_reports)
-
-    async def lease_time(self) -> float:
-        return await self._read(self._opened.reader.now)
 
     async def expire(self) -> int:
         total = 0

@@ -67,6 +67,16 @@ def connect(path: Path, *, power_loss: bool = False, read_only: bool = False) ->
         raise explain(error, path) from error
 
 
+def connect_memory() -> sqlite3.Connection:
+    """Return a connection to a new store in memory, for threads that use it one at a time."""
+    db = sqlite3.connect(
+        ":memory:", isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
+    )
+    for statement in schema():
+        db.execute(statement)
+    return db
+
+
 def patiently(function: Callable[[], T]) -> T:
     """The function's result, tried again for a while as long as another process holds a lock.
 
