@@ -54,8 +54,8 @@ class _Session(SQLTables):
     def _translate(self, query: str) -> str:
         return _translate(query)
 
-    def _ask_of(self, name: str, ids: Sequence[str]) -> list[Any]:
-        return self._ask(name, list(ids))  # an array costs nothing
+    def _execute_for(self, name: str, ids: Sequence[str]) -> list[Any]:
+        return self._execute(name, list(ids))  # an array costs nothing
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._db.cursor(binary=True) as cursor:
@@ -110,7 +110,7 @@ class PostgresWriteTables(_Session, WriteTables):
             last.insert(0, f"UPDATE ends SET {ends}{tell}".encode())
         self._send(last)
 
-    def _known_ends(self) -> Ends:
+    def _current_ends(self) -> Ends:
         assert self._ends is not None, "a transaction that adds moves nothing"
         return self._ends
 
@@ -148,18 +148,18 @@ class PostgresWriteTables(_Session, WriteTables):
         self.begun += [attempt.attempt_id for attempt in rows]
         super().insert_attempts(rows)
 
-    def _ask_writers(self, attempt_ids: Sequence[str]) -> list[Any]:
+    def _writer_rows(self, attempt_ids: Sequence[str]) -> list[Any]:
         # Nobody moves an attempt while this transaction has the row of `ends`. Without it the
         # attempts are locked instead, as far as nobody is moving one: to wait for that, holding
         # others, could be to wait in a circle.
-        return self._ask("writers_now" if self._ends is None else "writers", list(attempt_ids))
+        return self._execute("writers_now" if self._ends is None else "writers", list(attempt_ids))
 
 
 class PostgresReadTables(_Session, ReadTables):
     """The reader's view."""
 
     def now(self) -> float:
-        return float(self._ask("now")[0][0]) if self._clock is None else self._clock()
+        return float(self._execute("now")[0][0]) if self._clock is None else self._clock()
 
 
 @cache

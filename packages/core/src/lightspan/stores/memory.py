@@ -1,7 +1,7 @@
 """MemoryStore: a store in this process's memory, for tests, dry runs and notebooks.
 
-It keeps the tables of a SQLite store in a SQLite database in memory, so it moves and answers exactly
-as a store in a file does.
+It keeps the tables of a SQLite store in a SQLite database in memory, so it moves and answers
+exactly as a store in a file does.
 """
 
 from __future__ import annotations

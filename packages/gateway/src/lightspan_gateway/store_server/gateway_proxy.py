@@ -32,7 +32,7 @@ from lightspan.schema.records import Claim
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.resources import routing_of
 from lightspan.schema.semconv import HEADER_CALL_ID, HEADER_RELAYED, PROTOCOL_VERSION
-from lightspan.stores.keepalive import watched
+from lightspan.stores.keepalive import keepalive_socket
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, openai_refusal
@@ -243,7 +243,9 @@ async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _made_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0, socket_factory=watched),
+        connector=aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=15.0, socket_factory=keepalive_socket
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),

@@ -1,4 +1,4 @@
--- What SQLite is asked in its own words. Lists of ids come as one JSON array.
+-- Queries in the dialect of SQLite. A list of ids is one JSON array.
 
 -- name: last_change
 SELECT coalesce(max(change), 0) FROM rollouts
