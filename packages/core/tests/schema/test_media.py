@@ -252,7 +252,7 @@ def test_a_refusal_is_what_was_said() -> None:
     assert message["parts"] == said[0]["parts"]
 
 
-@pytest.mark.parametrize("levels", [media.DEEPEST, 250, 900])
+@pytest.mark.parametrize("levels", [media.MAX_DEPTH, 250, 900])
 def test_a_part_that_is_nested_deeply_is_kept_so_deep(levels: int) -> None:
     """Of an app's request nobody knows that anybody looked at it."""
     part: Any = {"type": "tool_result", "content": [IN_THE_DEEP]}

@@ -12,10 +12,10 @@ import pytest
 from lightspan.schema import redaction
 from lightspan.schema.redaction import (
     MAX_TEXT_LENGTH,
-    add_clients_key,
+    add_client_key,
     add_key_variable,
+    bounded_text,
     is_secret,
-    kept_text,
     values_without_keys,
     without_keys,
 )
@@ -24,25 +24,25 @@ from lightspan.schema.redaction import (
 def test_a_text_that_fits_is_kept_as_it_is() -> None:
     text = "é\n\tx🇪🇺" + "x" * (MAX_TEXT_LENGTH - 6)
     assert len(text) == MAX_TEXT_LENGTH
-    assert kept_text(text) == text
+    assert bounded_text(text) == text
 
 
 def test_both_ends_of_a_longer_text_are_kept() -> None:
-    assert kept_text("0123456789", 4) == "01 […6 characters left out…] 89"
+    assert bounded_text("0123456789", 4) == "01 […6 characters left out…] 89"
 
 
 @pytest.mark.parametrize("size", [10_000, 1_048_576, 2_097_152, 3_000_000])
 def test_what_is_left_out_is_counted(size: int) -> None:
     left_out = size - MAX_TEXT_LENGTH
     expected = f"{'a' * 4096} […{left_out} characters left out…] {'a' * 4096}"
-    assert kept_text("a" * size) == expected
+    assert bounded_text("a" * size) == expected
 
 
 @pytest.mark.parametrize("padding", [4_090, 1_048_570])
 def test_a_key_at_a_cut_is_not_kept_by_half(monkeypatch: pytest.MonkeyPatch, padding: int) -> None:
     monkeypatch.setenv("MY_API_KEY", "secret-of-mine")
     text = "x" * padding + "secret-of-mine" + "y" * 3_000_000
-    assert "secret" not in kept_text(text)
+    assert "secret" not in bounded_text(text)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_key_at_a_cut_is_not_kept_by_half(monkeypatch: pytest.MonkeyPatch, pad
     ],
 )
 def test_what_is_replaced(text: str, kept: str) -> None:
-    assert kept_text(text) == kept
+    assert bounded_text(text) == kept
 
 
 def test_values_of_variables_that_hold_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_what_another_thread_found_before_a_key_was_there_is_not_taken(
     monkeypatch.setenv("APP_TOKEN", "first-key-0123456789")
     said = {"said": "It is first-key-0123456789."}
     assert values_without_keys(said) == {"said": "It is <key>."}
-    monkeypatch.setattr(redaction, "_written", Changing(redaction._written))
+    monkeypatch.setattr(redaction, "_message_keys_cache", Changing(redaction._message_keys_cache))
     assert values_without_keys(said) == {"said": "It is <key>."}
 
 
@@ -167,8 +167,8 @@ def test_a_key_is_known_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(redaction, "_key_variables", set())
     add_key_variable("APP_WORD")
     assert left() == f"<key> <key> {third}"
-    monkeypatch.setattr(redaction, "_clients_keys", {})
-    add_clients_key(third)
+    monkeypatch.setattr(redaction, "_client_keys", {})
+    add_client_key(third)
     assert left() == "<key> <key> <key>"
     monkeypatch.delenv("APP_TOKEN")
     assert left() == f"<key> {second} <key>"
@@ -215,7 +215,7 @@ def test_the_keys_of_model_clients() -> None:
     """In memory alone, and no more than so many of them."""
     keys = [f"clients-key-{number:08}" for number in range(1_100)]
     for key in (*keys, "unused", "lightspan-placeholder", None, 7):
-        add_clients_key(key)
+        add_client_key(key)
     assert without_keys(f"Incorrect API key provided: {keys[-1]}; unused") == (
         "Incorrect API key provided: <key>; unused"
     )

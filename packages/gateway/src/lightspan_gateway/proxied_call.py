@@ -130,7 +130,7 @@ class ProxiedCall(ServedCall):
 def _completion(span: Span) -> dict[str, Any]:
     """Return the chat completion that a span records."""
     known: Mapping[str, Any] = span.attributes
-    answers = genai_messages.answers_of(known)
+    answers = genai_messages.output_messages_of(known)
     reasons = known.get(c.FINISH_REASONS, ())
     choices = [
         {"index": index, "message": message, "finish_reason": reason or None}

@@ -22,7 +22,7 @@ from typing import IO, Any, Final, NamedTuple, cast
 
 from lightspan.errors import DataError
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 from lightspan.stores.protocol import Store
 from lightspan_otel import export_formats
 from lightspan_otel.ingest import keep, running, trace_of
@@ -113,7 +113,7 @@ async def import_file(
     """
 
     def told(text: str) -> None:
-        refuse(kept_text(text, MAX_ERROR_LENGTH))
+        refuse(bounded_text(text, MAX_ERROR_LENGTH))
 
     writer = _Writer(store, told)
     errors = scores = read = 0
@@ -128,7 +128,7 @@ async def import_file(
             advance(portion.size)
     except DataError as broken:  # such as the end of a file that was cut while it was packed
         if not read:
-            raise DataError(kept_text(str(broken), MAX_ERROR_LENGTH)) from broken
+            raise DataError(bounded_text(str(broken), MAX_ERROR_LENGTH)) from broken
         told(str(broken))
         errors += 1
     await writer.write()

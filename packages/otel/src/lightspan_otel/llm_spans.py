@@ -23,7 +23,7 @@ from lightspan.capture.adapter import add_capture_error
 from lightspan.capture.context import AgentContext, CallEnd, make_span
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 from lightspan_otel.agent_names import Role
@@ -140,7 +140,7 @@ def _said(whole: Span, keys: frozenset[str]) -> MessageContent:
 
 def _clean(attributes: Mapping[str, Any]) -> Attributes:
     """Of an exception: an endpoint's words may quote a key."""
-    return {k: kept_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
+    return {k: bounded_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
 def _record(note: OpenSpan, around: AgentContext, whole: Span) -> None:

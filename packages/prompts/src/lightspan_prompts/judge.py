@@ -24,7 +24,7 @@ from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import plural
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 from lightspan.schema.validation import check_choice, check_number, check_url, check_whole
 from lightspan.training.jsonl_log import append, read
 from lightspan.training.rewards import OWN, Member, Scored, Scoring, ScoringPosition
@@ -256,7 +256,7 @@ class _Bench:
         except EngineError as error:
             if _lasts(error):
                 raise
-            return kept_text(str(error), MAX_WHY_LENGTH)
+            return bounded_text(str(error), MAX_WHY_LENGTH)
         judgement = Judgement(
             key=key,
             asked=text,

@@ -409,6 +409,9 @@ def _message_lines(call: Call) -> Iterator[str]:
     if c.PROMPT_APPLIED in attributes:
         original, reason = attributes.get(c.PROMPT_ORIGINAL), attributes.get(c.PROMPT_REASON)
         yield f"told what the app says: {reason}" if reason else f"the app says: {original!r}"
-    for message in (*genai_messages.asked_of(attributes), *genai_messages.answers_of(attributes)):
+    for message in (
+        *genai_messages.input_messages_of(attributes),
+        *genai_messages.output_messages_of(attributes),
+    ):
         yield f"--- {message['role']}"
         yield str(message.get("content") or message.get("tool_calls") or "")

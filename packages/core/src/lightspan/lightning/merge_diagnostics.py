@@ -111,7 +111,10 @@ class CallMessages(msgspec.Struct, frozen=True):
         if call.span is None:
             return cls(())
         attributes = call.span.attributes
-        asked, answers = genai_messages.asked_of(attributes), genai_messages.answers_of(attributes)
+        asked, answers = (
+            genai_messages.input_messages_of(attributes),
+            genai_messages.output_messages_of(attributes),
+        )
         answer = Message.of(answers[call.choice]) if call.choice < len(answers) else None
         tools = str(attributes.get(c.TOOL_DEFINITIONS, ""))
         return cls(tuple(map(Message.of, asked)), answer, tools)

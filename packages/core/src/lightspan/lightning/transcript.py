@@ -70,7 +70,7 @@ def _call_lines(call: Call, told: set[str]) -> Iterator[str]:
     """The lines of a call; what they tell is added to what is told."""
     yield f"Model call of the agent {call.agent_path!r}:"
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
-    for message in genai_messages.asked_of(attributes):
+    for message in genai_messages.input_messages_of(attributes):
         line = f"  {message.get('role')}: {_shortened(_said(message))}"
         if line not in told:
             told.add(line)
@@ -86,7 +86,7 @@ def _call_lines(call: Call, told: set[str]) -> Iterator[str]:
 
 def _answer(call: Call) -> dict[str, Any] | None:
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
-    answers = genai_messages.answers_of(attributes)
+    answers = genai_messages.output_messages_of(attributes)
     return answers[call.choice] if call.choice < len(answers) else None
 
 

@@ -201,7 +201,7 @@ def task_of(spans: list[Span], *, is_call: bool) -> Json:
     if first is None:
         return None
     try:
-        asked = genai_messages.asked_of(first.attributes)
+        asked = genai_messages.input_messages_of(first.attributes)
     except (ValueError, KeyError, TypeError, AttributeError):  # a hook made something else of it
         return None
     own = () if is_call else ("system", "developer")

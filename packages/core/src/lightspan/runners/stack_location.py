@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import lightspan
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 
 _MAX_LINE_LENGTH: Final = 100
 _OURS: Final = f"{Path(lightspan.__file__).parent}{os.sep}"
@@ -44,7 +44,7 @@ def in_words(places: Sequence[StackLocation]) -> str:
     place = mine or next((place for place in places if not place.file.startswith(_OURS)), places[0])
     source = linecache.getline(place.file, place.line).strip()
     at = f"{os.path.basename(place.file)}:{place.line} in {place.function}"
-    return kept_text(f"`{source[:_MAX_LINE_LENGTH]}` at {at}" if source else at)
+    return bounded_text(f"`{source[:_MAX_LINE_LENGTH]}` at {at}" if source else at)
 
 
 def of_frame(frame: FrameType | None) -> Iterator[StackLocation]:

@@ -1,12 +1,12 @@
-"""The data that apps, stores and learners exchange. Pure: no files, no waiting.
+"""The data types that apps, stores and learners exchange. Pure: no files, no waiting.
 
-`records` holds tasks, rollouts, attempts and their state machine, `token_records` what a model call
-sampled, `reward` what an app returned, `spans` OpenTelemetry's spans, `semconv` the names of their
+`records` has tasks, rollouts, attempts and their state machine, `token_records` the sampled tokens
+of a model call, `reward` rewards, `spans` OpenTelemetry's spans, `semconv` the names of their
 attributes, `genai_attributes` those of a model call. `genai_messages`, `openai_responses` and
-`anthropic_messages` translate messages. `llm`, `routing`, `prompts` and `resources` are what an
-algorithm gives to apps; `system_prompts` finds and replaces a system prompt, `template_inference`
-infers a template from rendered prompts (`template_variables`). `provenance` records frameworks and
-uncaptured requests, `pricing` the cost of tokens. `validation` checks options, `redaction`
-sanitises text, `content` removes keys from a span, `media` replaces images by references, `clock`
-reads the time, `ids` makes ids.
+`anthropic_messages` translate messages. `llm`, `routing`, `prompts` and `resources` are given by an
+algorithm to apps; `system_prompts` finds and replaces a system prompt, `template_inference` infers
+a template from rendered prompts (`template_variables`). `provenance` counts uncaptured requests,
+`pricing` computes the cost of tokens. `validation` checks options, `redaction` sanitises text,
+`content` removes keys from a span, `media` replaces images by references, `clock` reads the time,
+`ids` makes ids.
 """

@@ -1,5 +1,5 @@
-"""What of a text is filled in by a program, as far as one text alone shows it: dates, ids, paths,
-blocks of tools and of formats. Whoever writes that text anew has to keep them as they are."""
+"""Variable parts of a rendered prompt, recognised by their form: dates, ids, paths, and blocks of
+tools or output formats. A rewritten prompt must keep them as they are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS: Final = {
     "format": (
         r"```[^\n]*\n.*?\n[ \t]*```",
         rf"<(?P<tag>{_TAG})\b[^<>]*>.*?</(?P=tag)>",
-        # what a program reads back, or was told of tools: lines with labels
+        # Lines with labels, such as a ReAct format or descriptions of tools.
         rf"(?m:^[ \t]*{_LABEL}[ \t]*:[^\n]*(?:\n\s*{_LABEL}[ \t]*:[^\n]*)+)",
     ),
     "date": (
@@ -48,11 +48,11 @@ _KINDS: Final = {
         r"<key>",
     ),
 }
-"""Kind → how it looks. The first one that is found at a place counts."""
+"""Kind → its regexes. At each position the first match counts."""
 
 
 class Part(NamedTuple):
-    """A part of a text that is filled in."""
+    """A variable part of a text."""
 
     begin: int
     end: int
@@ -62,23 +62,23 @@ class Part(NamedTuple):
 
 _PATTERNS: Final = [
     (kind, re.compile(pattern, re.DOTALL))
-    for kind, several in _KINDS.items()
-    for pattern in several
+    for kind, patterns in _KINDS.items()
+    for pattern in patterns
 ]
 _OPENS: Final = re.compile(r"\{\s*[\"']|\[\s*[{\"']")
 _MAX_BLOCK_LENGTH: Final = 50_000
-"""Characters in which the end of a JSON value is looked for."""
+"""Maximum characters of a JSON value."""
 _MAX_UNCLOSED: Final = 20
-"""Values without an end, after which no further one is looked for."""
+"""Number of unclosed JSON values after which the search stops."""
 
 
 def variable_parts(text: str) -> list[Part]:
-    """Those of a text, in order; none within another."""
+    """Return the variable parts of a text in order, without overlaps."""
     parts: list[Part] = []
     for part in [*_json_parts(text), *_matches(text)]:
         if all(part.end <= other.begin or other.end <= part.begin for other in parts):
             parts.append(part)
-        elif part.kind == "format":  # around others
+        elif part.kind == "format":  # may contain others
             inside = [p for p in parts if part.begin <= p.begin and p.end <= part.end]
             crossing = [p for p in parts if p.begin < part.end and part.begin < p.end]
             if inside == crossing:
@@ -88,26 +88,26 @@ def variable_parts(text: str) -> list[Part]:
 
 def _matches(text: str) -> Iterator[Part]:
     for kind, pattern in _PATTERNS:
-        for found in pattern.finditer(text):
-            yield Part(found.start(), found.end(), kind)
+        for match in pattern.finditer(text):
+            yield Part(match.start(), match.end(), kind)
 
 
 def _json_parts(text: str) -> Iterator[Part]:
-    """JSON values, whole or only shaped like one: `{"answer": "<one word>", …}`."""
+    """Yield JSON values, valid or only in the form of one: `{"answer": "<one word>", …}`."""
     end, unclosed = 0, 0
-    for found in _OPENS.finditer(text):
-        if found.start() < end or unclosed == _MAX_UNCLOSED:
+    for match in _OPENS.finditer(text):
+        if match.start() < end or unclosed == _MAX_UNCLOSED:
             continue
-        close = _closing(text, found.start())
+        close = _closing(text, match.start())
         if close is None:
             unclosed += 1
         else:
             end = close
-            yield Part(found.start(), end, "format")
+            yield Part(match.start(), end, "format")
 
 
 def _closing(text: str, begin: int) -> int | None:
-    """Where the value that begins there ends: behind its last bracket."""
+    """Return the end of the JSON value that begins at a position; None if it is not closed."""
     depth, quoted, escaped = 0, False, False
     for at in range(begin, min(len(text), begin + _MAX_BLOCK_LENGTH)):
         char = text[at]

@@ -75,7 +75,7 @@ class PackedCall(NamedTuple):
 
 
 def pack_rollout(rollout: Rollout) -> PackedRollout:
-    """Serialise a rollout; raise `DataError` if its task is not JSON or a number is out of range."""
+    """Serialise a rollout; raise `DataError` for a task that is not JSON or an invalid number."""
     name = f"rollout {rollout.rollout_id!r:.100}"
     check_integer(f"{name}: step", rollout.step)
     check_integer(f"{name}: max_infrastructure_tries", rollout.max_infrastructure_tries)

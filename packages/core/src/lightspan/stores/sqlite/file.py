@@ -140,7 +140,7 @@ def checkpoint(db: sqlite3.Connection) -> None:
 
 
 def explain(error: Exception, path: Path) -> StoreError:
-    """Return the store's error for a low-level one (`is_low_level`), with its cause and a remedy."""
+    """Return the store's error for a low-level one (`is_low_level`), with cause and remedy."""
     name = _error_name(error)
     if isinstance(error, UNREADABLE):
         return StoreFormatError(f"store {path}: {_DAMAGED} (a value cannot be read: {error})")
