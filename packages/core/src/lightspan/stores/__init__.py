@@ -162,7 +162,7 @@ def _sqlite_path(url: str) -> tuple[str, bool]:
         raise ConfigError(f"store {shown!r}: no option {option!r}; the only one is {_POWER_LOSS!r}")
     path = name.removeprefix("sqlite:")
     if path == name and not (name.endswith(_SUFFIXES) and ":" not in name.partition("/")[0]):
-        raise ConfigError(f"store {shown!r} has an unknown scheme: {_ALTERNATIVES}")
+        raise ConfigError(f"store {shown!r} is not known: {_ALTERNATIVES}")
     if path.startswith("//") and not path.startswith("///"):
         raise ConfigError(f"store {url!r} names a host; a file has three slashes: {_ALTERNATIVES}")
     path = path.removeprefix("//")

@@ -148,7 +148,7 @@ class _Driver:
     async def _mark(self, attempt: Attempt, number: int, outcome: CallOutcome) -> None:
         await self.store.mark_call(attempt.attempt_id, f"call-{number}", outcome)
 
-    async def _damage(self, attempt: Attempt, reason: str) -> None:
+    async def _capture_errors(self, attempt: Attempt, reason: str) -> None:
         await self.store.mark_damaged(attempt.attempt_id, reason)
 
     async def _watch(self, cursor: int, run_id: str | None) -> Any:
