@@ -1,4 +1,4 @@
-"""Twenty kinds of instructions, as apps fill them in: the first half as frameworks send them."""
+"""Twenty kinds of rendered instructions, the first half in the form of agent frameworks."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def _prose(n: int, count: int) -> str:
 
 
 class Kind(NamedTuple):
-    """One of them."""
+    """A kind of instructions."""
 
     text: Callable[[int], str]
-    """Of call `n`."""
-    kept: Callable[[int], list[str]] = lambda n: []
-    """What no candidate may change in it."""
+    """Text of call `n`."""
+    fixed: Callable[[int], list[str]] = lambda n: []
+    """Parts of the text of call `n` that no candidate may change."""
     free: tuple[str, ...] = ()
-    """What one may."""
+    """Parts that a candidate may change."""
 
 
 KINDS: dict[str, Kind] = {

@@ -101,10 +101,10 @@ def test_a_running_attempt_ends_nothing() -> None:
 def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {new_id("ro") for _ in range(1000)}
     assert len(ids) == 1000
-    assert all(re.fullmatch("ro-[0-9a-f]{32}", one) for one in ids)
-    told = iter((9, 10, 2**62))
+    assert all(re.fullmatch("ro-[0-9a-f]{32}", id) for id in ids)
+    times = iter((9, 10, 2**62))
     monkeypatch.setattr(
-        "lightspan.schema.records.clock", SimpleNamespace(now_ns=lambda: next(told))
+        "lightspan.schema.records.clock", SimpleNamespace(now_ns=lambda: next(times))
     )
     ordered = [new_id("ro") for _ in range(3)]
     assert ordered == sorted(ordered)

@@ -1,4 +1,4 @@
-"""Spans: the codec, and attributes from whatever an app hands over."""
+"""Spans: the codec, and attributes of any values of an app."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_spans_survive_the_codec(spans: list[Span]) -> None:
 
 
 def _types(attributes: dict[str, Any]) -> dict[str, Any]:
-    """1, 1.0 and True are equal; their types tell them apart."""
+    """Return the types of values: 1, 1.0 and True are equal."""
     return {
-        name: [type(one) for one in value] if isinstance(value, list) else type(value)
+        name: [type(item) for item in value] if isinstance(value, list) else type(value)
         for name, value in attributes.items()
     }
 
@@ -112,7 +112,7 @@ def test_replace_and_duration() -> None:
 def test_ids() -> None:
     ids = {new_span_id() for _ in range(1000)}
     assert len(ids) == 1000
-    assert all(len(one) == 16 and int(one, 16) >= 0 for one in ids)
+    assert all(len(item) == 16 and int(item, 16) >= 0 for item in ids)
     assert len(new_trace_id()) == 32
     assert now_ns() > 1_600_000_000 * 10**9
 
@@ -135,7 +135,7 @@ class _Number(enum.IntEnum):
 
 
 class _Double(float):
-    """As numpy.float64: a float that MessagePack does not know."""
+    """A subclass of float that MessagePack cannot encode, such as numpy.float64."""
 
 
 class _Unprintable:

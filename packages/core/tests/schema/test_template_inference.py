@@ -1,4 +1,4 @@
-"""What texts of one agent have in common: the template is exact, or there is none."""
+"""Inference of templates: a template matches every text unambiguously, or there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from packages.core.tests.schema.prompt_kinds import KINDS
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind(name: str) -> None:
-    """Found in 16 calls, of texts that were not seen too: what varies is kept, the rest is free."""
+    """A template of 16 calls matches further texts: variable parts stay, the rest may change."""
     kind = KINDS[name]
     template = template_of([kind.text(n) for n in range(16)])
     assert [part for part in kind.free if part not in template.text] == []
@@ -32,11 +32,11 @@ def test_every_kind(name: str) -> None:
         assert sent is not None
         assert sent.startswith("ANEW ")
         assert sent.endswith(f"{text} {{of_its_own}}")
-        assert [part for part in kind.kept(n) if part not in sent.removesuffix(text)] == [] or (
+        assert [part for part in kind.fixed(n) if part not in sent.removesuffix(text)] == [] or (
             not fields
         )
-        # what must be kept stands in no candidate's free text
-        assert [part for part in kind.kept(n) if part in given_as] == []
+        # no free text of a candidate contains a variable part
+        assert [part for part in kind.fixed(n) if part in given_as] == []
     if fields:
         with pytest.raises(ConfigError, match="the text has no"):
             template.rewritten("without any placeholder")
@@ -61,7 +61,7 @@ def test_any_texts_are_reproduced_exactly_or_have_no_template(texts: list[str]) 
         values = template.match(text)
         assert values is not None
         assert template.format(**values) == text
-        # the identity is none by chance: every text keeps what it shows
+        # rewriting with the same text must not change any text
         same = template.rewritten(template.text)
         assert same.format(**values) == text
 
@@ -79,7 +79,7 @@ def test_values_between_long_texts_are_found(literal: str, values: list[str]) ->
     st.lists(st.sampled_from(["a", "b", "ab", "{p}", "{q}"]), max_size=5),
 )
 def test_a_match_is_the_only_one(text: str, parts: list[str]) -> None:
-    """Against all ways to fill a small template in."""
+    """Compare with all ways to fill a small template."""
     template = PromptTemplate("".join(dict.fromkeys(parts)) if len(set(parts)) < 5 else "{p}a{q}")
     names = template.placeholders
     every = [text[i:j] for i in range(len(text) + 1) for j in range(i, len(text) + 1)]
@@ -115,13 +115,13 @@ def test_two_prompts_are_not_taken_for_one() -> None:
 
 
 def test_what_was_retrieved_does_not_make_two_prompts() -> None:
-    told = "Answer from the context alone, in one sentence.\n\nContext: "
-    texts = [f"{told}{KINDS['langgraph retrieval'].kept(n)[0]} {n}" for n in range(8)]
-    assert template_of(texts).text == f"{told}{{part_1}}"
+    prefix = "Answer from the context alone, in one sentence.\n\nContext: "
+    texts = [f"{prefix}{KINDS['langgraph retrieval'].fixed(n)[0]} {n}" for n in range(8)]
+    assert template_of(texts).text == f"{prefix}{{part_1}}"
 
 
 def test_what_all_have_by_chance_belongs_to_the_placeholder() -> None:
-    """The fewer texts, the more must be common."""
+    """The fewer texts, the longer the common literals must be."""
     texts = [f"Use the notes.\nNotes: {word} information {word}" for word in ("cats", "dogs")]
     assert template_of(texts).text == "Use the notes.\nNotes: {part_1}"
 
@@ -133,17 +133,16 @@ def test_a_text_that_looks_like_a_placeholder_is_none() -> None:
 
 
 def test_a_key_that_the_record_does_not_have_is_a_placeholder() -> None:
-    """A span says `<key>` where one stood; the app goes on sending it."""
+    """Recorded texts have `<key>`, while the app sends the key."""
     template = template_of(["Use the key <key> for it, and tell nobody."])
     assert template.match("Use the key sk-1234 for it, and tell nobody.") == {"id_1": "sk-1234"}
 
 
 def test_long_texts_take_no_time_to_speak_of() -> None:
-    """A hundred thousand characters that almost match, and that a pattern would try again and
-    again."""
+    """100,000 characters that almost match must not make the regexes backtrack for minutes."""
     template = PromptTemplate(" ab ".join(f"{{p{n}}}" for n in range(20)) + " end")
     assert template.match("ab " * 40_000) is None
     assert variable_parts('{"a ' * 20_000) == []
-    told = "Answer from the context alone, and cite every part of it that you use. "
-    texts = [told + KINDS["langgraph retrieval"].kept(n)[0] * 5 for n in range(6)]
-    assert template_of(texts).text == f"{told}{{part_1}}"
+    prefix = "Answer from the context alone, and cite every part of it that you use. "
+    texts = [prefix + KINDS["langgraph retrieval"].fixed(n)[0] * 5 for n in range(6)]
+    assert template_of(texts).text == f"{prefix}{{part_1}}"

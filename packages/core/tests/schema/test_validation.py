@@ -1,4 +1,4 @@
-"""Arguments of a person that are checked where they are given."""
+"""Validation of users' arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who writes to a SQLite file, and when: the event loop's thread, or the writer's."""
+"""Writes to a SQLite file in the event loop's thread or in the writer's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
 
 
 def spying(store: SQLiteStore) -> list[int]:
-    """The thread of every transaction from here on."""
+    """Return a list to which the thread of each later transaction is added."""
     threads: list[int] = []
     tables = store._opened.tables
     begin = tables.begin
@@ -121,12 +121,12 @@ async def test_the_one_to_blame_does_not_take_its_neighbours_along(store: SQLite
         return_exceptions=True,
     )
     assert [type(answer) for answer in answers] == [int, NotFoundError, int]
-    found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-    assert found == [make_span(attempt, 1), make_span(attempt, 2)]
+    stored = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+    assert stored == [make_span(attempt, 1), make_span(attempt, 2)]
 
 
 async def test_more_than_fits_one_transaction(store: SQLiteStore) -> None:
-    """Many large writes of one turn are cut by their cost; every one is answered."""
+    """Many large writes of one turn of the loop are split by cost, and all return."""
     threads = spying(store)
     writes = [store.enqueue([make_rollout(f"ro-{n}-{i}") for i in range(100)]) for n in range(20)]
     await asyncio.gather(*writes)
@@ -138,7 +138,7 @@ async def test_more_than_fits_one_transaction(store: SQLiteStore) -> None:
 async def test_a_write_cancelled_in_time_is_not_written(store: SQLiteStore) -> None:
     writing = asyncio.create_task(store.enqueue([make_rollout("ro-1")]))
     lock = store._opened._db_lock
-    lock.acquire()  # nobody writes now
+    lock.acquire()  # no thread can write now
     await asyncio.sleep(0)
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -200,7 +200,7 @@ def test_two_event_loops_share_a_store(tmp_path: Path) -> None:
 async def test_the_log_is_moved_into_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No commit does it (`disable_checkpoints`), the writer's thread does."""
+    """Commits do not move the log (`disable_checkpoints`), the writer's thread does."""
     monkeypatch.setattr(sqlite_database, "_MAX_LOG_PAGES", 100)
     path = tmp_path / "x.db"
     async with SQLiteStore(path) as store:
