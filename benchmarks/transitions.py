@@ -42,7 +42,7 @@ from lightspan.lightning import (
 from lightspan.schema import semconv
 from lightspan.schema.records import Attempt, AttemptStatus, Outcome, Rollout
 from lightspan.schema.routing import Routing
-from lightspan.schema.spans import Span, SpanKind, SpanStatus, decode_spans, encode_spans
+from lightspan.schema.spans import Span, SpanKind, SpanStatus, decode_span, encode_span
 from lightspan.schema.token_records import TokenRecord
 
 PEER: Final = "agentlightning-0.3.0"
@@ -76,7 +76,7 @@ def trace_of(turns: int, shape: str) -> Trace:
         status=AttemptStatus.SUCCEEDED,
         outcome=Outcome.OK,
     )
-    spans = decode_spans(encode_spans(_spans(turns, shape)))
+    spans = [decode_span(encode_span(span)) for span in _spans(turns, shape)]
     records = [_record(turn) for turn in range(turns)]
     return Trace(attempt, rollout, spans, records, Selection.of("*").routing)
 

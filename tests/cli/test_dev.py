@@ -296,7 +296,7 @@ def test_a_report_in_any_language(project: Path, listening: str) -> None:
         ),
         (
             ["my_app:answer", "tasks.jsonl", "--base-url=foo"],
-            "the endpoint's base URL 'foo' is no http or https URL: write it as in",
+            "the endpoint's base URL 'foo' is not an http or https URL: write it as in",
         ),
         (
             ["my_app:answer", "tasks.jsonl", "--model=./nowhere", "--device=tpu"],

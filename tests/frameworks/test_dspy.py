@@ -313,7 +313,7 @@ PAST = {
 """Those that it asks by HTTP clients of its own, and the end of the URL."""
 
 
-def asked_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
+def input_messages_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
     """(spans of model calls, requests past the SDKs, URL of the server)."""
     scope = AttemptContext(rollout_id="r", attempt_id="a", mode=Mode.DEV)
     with ScriptedServer("said") as server, open_scope(scope), lightspan.agent("writer"):
@@ -358,14 +358,14 @@ def of_litellm(test: Any) -> Any:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("provider", SEEN)
 def test_litellm_by_the_openai_sdk(provider: str, mode: str) -> None:
-    assert asked_of(provider, mode)[:2] == (["chat m"], [])
+    assert input_messages_of(provider, mode)[:2] == (["chat m"], [])
 
 
 @of_litellm
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("provider", PAST)
 def test_litellm_past_it(provider: str, mode: str) -> None:
-    calls, past, url = asked_of(provider, mode)
+    calls, past, url = input_messages_of(provider, mode)
     assert calls == []
     assert past == [["writer", "litellm", "m", f"{url}{PAST[provider]}", 1]]
 
@@ -374,7 +374,7 @@ def test_litellm_past_it(provider: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
     """Whatever the prefix: so DSPy's `model_type="responses"` and ADK's `openai/responses/` do."""
-    calls, past, url = asked_of("openai/responses", mode)
+    calls, past, url = input_messages_of("openai/responses", mode)
     assert calls == []
     assert past == [["writer", "litellm", "m", f"{url}/responses", 1]]
     [[*request, _]] = past
@@ -402,12 +402,12 @@ def test_the_responses_api_of_dspy_goes_past_it() -> None:
 @of_litellm
 def test_litellm_as_the_report_says_to_change_it() -> None:
     """The same server, by the prefix that `lightspan dev` names."""
-    _, [[*request, _]], url = asked_of("hosted_vllm", "sync")
+    _, [[*request, _]], url = input_messages_of("hosted_vllm", "sync")
     assert fix_of(Request(*request)) == (
         f'name its model "openai/m", with api_base="{url}" and its key as api_key=, and ask by '
         "Chat Completions: LiteLLM then uses the OpenAI SDK, which lightspan sees"
     )
-    assert asked_of("openai", "sync")[:2] == (["chat m"], [])
+    assert input_messages_of("openai", "sync")[:2] == (["chat m"], [])
 
 
 pytest_generate_tests = columns

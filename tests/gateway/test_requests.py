@@ -13,7 +13,7 @@ import pytest
 
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
-from lightspan.schema.genai_messages import answers_of, asked_of
+from lightspan.schema.genai_messages import input_messages_of, output_messages_of
 from lightspan.schema.records import AttemptStatus, Mode, Report
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanStatus
@@ -37,8 +37,8 @@ async def test_a_key_that_is_echoed_is_not_kept(
         assert status == 200
         assert body["choices"][0]["message"]["content"] == "it is desk-7f3a9b-11aa22"
         [span] = await rig.spans()
-        assert asked_of(span.attributes) == [{"role": "user", "content": "is it <key>"}]
-        assert answers_of(span.attributes)[0]["content"] == "it is <key>"
+        assert input_messages_of(span.attributes) == [{"role": "user", "content": "is it <key>"}]
+        assert output_messages_of(span.attributes)[0]["content"] == "it is <key>"
         [record] = await rig.records()
         assert rig.tokenizer.decode(record.response_ids[:-1]) == "it is desk-7f3a9b-11aa22"
 

@@ -85,9 +85,6 @@ async def test_no_rollout_is_claimed_twice(servers: tuple[str, str]) -> None:
         both = [work(store, f"{n}") for n in range(4) for store in (here, there)]
         done = Counter(name for some in await asyncio.gather(*both) for name in some)
         assert done == dict.fromkeys(names, 1)
-        before, other, after = [await store.lease_time() for store in (here, there, here)]
-        assert before <= after
-        assert before - 1 < other < after + 1  # except for the latency of each server
 
 
 @pytest.mark.slow

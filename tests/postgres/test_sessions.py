@@ -358,7 +358,7 @@ async def test_a_closed_store_leaves_nothing(cluster: Cluster, url: str) -> None
     with pytest.raises(StoreClosedError):
         await opened.write(opened.expire, [1], 1)
     with pytest.raises(StoreClosedError):
-        opened.read(lambda: None)
+        await opened.read(lambda: None)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("lightspan-store")]
     assert threading.active_count() <= before + 1  # asyncio's own file descriptors

@@ -126,7 +126,7 @@ def test_a_store_that_another_program_has_changed(
     db.execute(f"DROP TABLE {table}")
     db.close()
     assert main(["inspect", str(run)]) == 1
-    assert "it lacks what every store has" in capsys.readouterr().err
+    assert "tables or columns are missing" in capsys.readouterr().err
 
 
 async def test_a_row_that_is_not_what_was_written(run: Path) -> None:

@@ -50,7 +50,7 @@ def calls_of(gateway: ServingGateway) -> list[ServedCall]:
     return list(session.calls.values())
 
 
-def asked_of(gateway: ServingGateway) -> list[GenerationRequest]:
+def input_messages_of(gateway: ServingGateway) -> list[GenerationRequest]:
     engine = gateway._handler._engine
     assert isinstance(engine, ScriptedEngine)
     return engine.requests

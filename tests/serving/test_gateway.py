@@ -31,10 +31,10 @@ from lightspan_testing.scripted import ScriptedServer
 from tests.serving.gateways import (
     ROUTING,
     ask,
-    asked_of,
     calls_of,
     client_of,
     get,
+    input_messages_of,
     make_engine,
     serving,
 )
@@ -168,7 +168,7 @@ async def test_what_cannot_be_honoured_is_refused(field: str, value: Any) -> Non
         with pytest.raises(openai.BadRequestError) as caught:
             await ask(gateway, **{field: value})
         assert caught.value.param == field
-        assert asked_of(gateway) == []
+        assert input_messages_of(gateway) == []
 
 
 async def test_what_steers_one_providers_models_is_set_aside_and_said(
@@ -188,7 +188,7 @@ async def test_sampling_is_the_requests_own() -> None:
     async with serving(routing=routing, max_tokens=7) as gateway:
         await ask(gateway, temperature=0.25, top_p=0.5, max_tokens=9)
         await ask(gateway)
-        first, second = (request.sampling for request in asked_of(gateway))
+        first, second = (request.sampling for request in input_messages_of(gateway))
         assert (first.temperature, first.top_p, first.max_tokens) == (0.25, 0.5, 9)
         assert (second.temperature, second.top_p, second.max_tokens) == (1.0, 1.0, 7)
 
@@ -222,10 +222,10 @@ async def test_a_retry_joins_its_call_and_old_calls_are_forgotten() -> None:
         for number in (1, 1, 2):
             headers = {c.HEADER_CALL_ID: f"call-{number}"}
             await client.chat.completions.create(**body, extra_headers=headers)
-        assert len(asked_of(gateway)) == 2
+        assert len(input_messages_of(gateway)) == 2
         # an equal body of another client, retried after a failure elsewhere, is another call
         await client.chat.completions.create(**body, extra_headers={"x-stainless-retry-count": "1"})
-        assert len(asked_of(gateway)) == 3
+        assert len(input_messages_of(gateway)) == 3
         for _ in range(MAX_CALLS + 20):
             await client.chat.completions.create(**body)
         assert len(calls_of(gateway)) == MAX_CALLS
@@ -349,14 +349,14 @@ async def test_what_no_retry_needs_is_not_kept(path: str, fields: dict[str, Any]
             tracemalloc.stop()
         assert len(calls_of(gateway)) == 6
         assert await send(0) == first  # a retry gets the stored answer
-        assert len(asked_of(gateway)) == 6
+        assert len(input_messages_of(gateway)) == 6
 
 
 async def test_a_response_goes_on_from_what_is_kept() -> None:
     async with serving() as gateway, client_of(gateway) as client:
         first = await client.responses.create(model="sql", input="a", instructions="Be brief.")
         await client.responses.create(model="sql", input="b", previous_response_id=first.id)
-        earlier, later = (request.prompt_ids for request in asked_of(gateway))
+        earlier, later = (request.prompt_ids for request in input_messages_of(gateway))
         text = shared_tokenizer().decode(later)
         assert "I am sql" in text
         assert len(earlier) < len(later) + 10

@@ -7,7 +7,7 @@ from what the checker was asked about it.
 from __future__ import annotations
 
 from lightspan.lightning.history import History
-from lightspan.schema.genai_messages import asked_of
+from lightspan.schema.genai_messages import input_messages_of
 
 CHECKER = "check_query"
 
@@ -17,5 +17,7 @@ def draft_error(history: History) -> float:
     asked = [call.span for call in history.calls if call.agent == CHECKER and call.span is not None]
     if not asked:
         return 0.0
-    prompt = "\n".join(str(message["content"]) for message in asked_of(asked[-1].attributes))
+    prompt = "\n".join(
+        str(message["content"]) for message in input_messages_of(asked[-1].attributes)
+    )
     return -1.0 if "\nError: " in prompt else 0.0

@@ -131,8 +131,8 @@ def test_each_form_says_the_same(tmp_path: Path, url: str, name: str) -> None:
         TOOL: (AGENT, SpanKind.TOOL),
     }
     said = by_id[CALL].attributes
-    assert genai_messages.asked_of(said) == ASKED
-    assert [each["content"] for each in genai_messages.answers_of(said)] == ["Here."]
+    assert genai_messages.input_messages_of(said) == ASKED
+    assert [each["content"] for each in genai_messages.output_messages_of(said)] == ["Here."]
     assert (said[c.AGENT_PATH], said[c.REQUEST_MODEL]) == ("writer", "m")
     assert by_id[TOOL].attributes[c.TOOL_NAME] == "look"
 
@@ -288,7 +288,9 @@ def test_nested_attributes_of_phoenix(tmp_path: Path) -> None:
         "metadata": {},
     }
     span = one(tmp_path, {**PHOENIX[2], "attributes": nested})
-    assert genai_messages.asked_of(span.attributes) == [{"role": "user", "content": "Where?"}]
+    assert genai_messages.input_messages_of(span.attributes) == [
+        {"role": "user", "content": "Where?"}
+    ]
     assert (span.attributes[c.INPUT_TOKENS], span.attributes[c.OUTPUT_TOKENS]) == (7, 2)
 
 
@@ -323,7 +325,7 @@ def test_an_error_of_langfuse(tmp_path: Path) -> None:
 )
 def test_what_a_generation_was_given(tmp_path: Path, given: Any, chat: list[Any]) -> None:
     span = one(tmp_path, {**LANGFUSE["observations"][2], "input": given})
-    assert genai_messages.asked_of(span.attributes) == chat
+    assert genai_messages.input_messages_of(span.attributes) == chat
 
 
 def test_a_response_as_it_came(tmp_path: Path) -> None:
@@ -331,7 +333,7 @@ def test_a_response_as_it_came(tmp_path: Path) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     answer = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
     span = one(tmp_path, {**LANGFUSE["observations"][2], "output": answer})
-    [said] = genai_messages.answers_of(span.attributes)
+    [said] = genai_messages.output_messages_of(span.attributes)
     assert said["tool_calls"] == [call]
     assert span.attributes[c.FINISH_REASONS] == ["tool_calls"]
     assert (span.attributes[c.INPUT_TOKENS], span.attributes[c.OUTPUT_TOKENS]) == (7, 2)

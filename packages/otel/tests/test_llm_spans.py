@@ -116,7 +116,7 @@ def test_a_call_past_the_sdks(tracer: Tracer, url: str, dialect: str) -> None:
     assert (found.attempt.status, found.attempt.capture_errors) == (AttemptStatus.SUCCEEDED, [])
     assert found.rollout.task == {"messages": ASKED[1:]}
     [call] = found.calls
-    assert genai_messages.asked_of(call.attributes) == ASKED
+    assert genai_messages.input_messages_of(call.attributes) == ASKED
     assert [each.answer for each in found.answered] == ["Here."]
     usage = (call.attributes[c.INPUT_TOKENS], call.attributes[c.OUTPUT_TOKENS])
     assert usage == (7, 2)
@@ -200,7 +200,7 @@ def test_a_hook_sees_it(tracer: Tracer, url: str) -> None:
     with record(url, redact=hide), agent(tracer, "writer"):
         bypassing(tracer)
     assert "Where" not in repr(only(url))
-    assert genai_messages.asked_of(only(url).calls[0].attributes)[-1]["content"] == "***?"
+    assert genai_messages.input_messages_of(only(url).calls[0].attributes)[-1]["content"] == "***?"
 
 
 # --- each call once ---------------------------------------------------------------------------

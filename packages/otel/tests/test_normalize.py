@@ -127,8 +127,8 @@ def test_a_call(said: dict[str, Any]) -> None:
     result = normalized(span(said))
     assert result.kind is SpanKind.LLM
     attributes = result.attributes
-    assert genai_messages.asked_of(attributes) == ASKED
-    assert genai_messages.answers_of(attributes) == ANSWERED
+    assert genai_messages.input_messages_of(attributes) == ASKED
+    assert genai_messages.output_messages_of(attributes) == ANSWERED
     assert json.loads(str(attributes[c.TOOL_DEFINITIONS])) == TOOLS
     assert attributes[c.REQUEST_MODEL] == "m"
     assert (attributes[c.INPUT_TOKENS], attributes[c.OUTPUT_TOKENS]) == (7, 3)
@@ -139,7 +139,7 @@ def test_a_call(said: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", ["no JSON", "3", "[1, null]", '{"parts": 3}', "[[]]", "null"])
 def test_messages_that_are_none_are_text(text: str) -> None:
     result = normalized(span({"gen_ai.operation.name": "chat", c.INPUT_MESSAGES: text}))
-    for message in genai_messages.asked_of(result.attributes):
+    for message in genai_messages.input_messages_of(result.attributes):
         assert isinstance(message["content"], str)
 
 
@@ -161,7 +161,7 @@ def test_roles_of_smolagents() -> None:
     roles = ("system", "user", "tool-call", "tool-response")
     messages = {f"llm.input_messages.{n}.message.role": role for n, role in enumerate(roles)}
     result = normalized(span({"openinference.span.kind": "LLM", **messages})).attributes
-    sent = [message["role"] for message in genai_messages.asked_of(result)]
+    sent = [message["role"] for message in genai_messages.input_messages_of(result)]
     assert sent == ["system", "user", "assistant", "user"]
 
 

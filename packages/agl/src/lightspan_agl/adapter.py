@@ -52,8 +52,8 @@ def _conversation(span: Span) -> Conversation:
     tools = json.loads(str(span.attributes.get(c.TOOL_DEFINITIONS, "null")))
     return {
         "messages": [
-            *genai_messages.asked_of(span.attributes),
-            *genai_messages.answers_of(span.attributes)[:1],
+            *genai_messages.input_messages_of(span.attributes),
+            *genai_messages.output_messages_of(span.attributes)[:1],
         ],
         "tools": tools or None,
     }

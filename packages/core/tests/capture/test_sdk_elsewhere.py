@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from lightspan.schema import semconv as c
-from lightspan.schema.genai_messages import answers_of, asked_of
+from lightspan.schema.genai_messages import input_messages_of, output_messages_of
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_testing.wait import until
@@ -210,8 +210,8 @@ def test_a_key_that_is_echoed_is_not_kept(
         got = client.chat.completions.create(model="m", messages=asked)
     assert got.choices[0].message.content == "It is desk-7f3a9b-11aa22."
     [span] = llm_spans(scope)
-    assert asked_of(span.attributes) == [{"role": "user", "content": "Is <key> the key?"}]
-    [answered] = answers_of(span.attributes)
+    assert input_messages_of(span.attributes) == [{"role": "user", "content": "Is <key> the key?"}]
+    [answered] = output_messages_of(span.attributes)
     assert answered["content"] == "It is <key>."
     assert answered["tool_calls"][0]["function"]["arguments"] == '{"key":"<key>"}'
     assert "desk-7f3a9b-11aa22" not in repr(span)

@@ -113,7 +113,7 @@ def test_every_way_to_ask(elsewhere: ScriptedServer, way: str) -> None:
     for span in llm_spans(scope):
         assert span.attributes[c.PROMPT_ORIGINAL] == OLD
         assert span.attributes[c.PROMPT_APPLIED] is True
-        assert genai_messages.asked_of(span.attributes)[0]["content"] == NEW
+        assert genai_messages.input_messages_of(span.attributes)[0]["content"] == NEW
         assert span.attributes[c.ROUTE] == Route.APP
 
 

@@ -136,7 +136,7 @@ def test_recorded_with_both_texts(
     assert found.attempt.capture_errors == []
     [span] = [span for span in found.spans if span.kind is SpanKind.LLM]
     assert (span.attributes[c.PROMPT_ORIGINAL], span.attributes[c.PROMPT_APPLIED]) == (OLD, True)
-    assert genai_messages.asked_of(span.attributes)[0]["content"] == NEW
+    assert genai_messages.input_messages_of(span.attributes)[0]["content"] == NEW
     assert told_last(server) == NEW
 
 

@@ -59,7 +59,7 @@ def test_no_text_keeps_the_secret(value: Any, text: str, escaped: bool) -> None:
     changed = map_text(span, hide)
     assert SECRET not in repr(changed)
     assert changed.attributes["number"] == 3
-    said = genai_messages.asked_of(changed.attributes)
+    said = genai_messages.input_messages_of(changed.attributes)
     assert [message["role"] for message in said] == ["system", "user", "assistant", "tool"]
     assert said[0]["content"] == hide(text)
     assert json.loads(said[2]["tool_calls"][0]["function"]["arguments"]) == {"who": hide(text)}
@@ -99,7 +99,7 @@ def test_objects_with_keys_of_the_apps_own() -> None:
     ]
     changed = map_text(make(**{c.INPUT_MESSAGES: genai_messages.dump(asked)}), lambda _: "?")
     gone: Any = {"id": "?", "role": "?", "type": {"id": "?"}}
-    said = genai_messages.asked_of(changed.attributes)
+    said = genai_messages.input_messages_of(changed.attributes)
     assert said[0]["content"] == [{"type": "card", "id": {"number": "?"}}]
     assert said[1]["tool_calls"][0]["function"]["arguments"] == gone
     assert json.loads(said[2]["tool_calls"][0]["function"]["arguments"]) == {"w\u0068o": "?"}

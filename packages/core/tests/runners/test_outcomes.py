@@ -203,8 +203,8 @@ async def test_a_dimension_with_a_name_of_fifty_million_characters(store: Store)
     attempt = await run_one(store, lambda task: {"x" * HUGE: 1.0}, "task")
     assert attempt.outcome is Outcome.BAD_REWARD
     assert attempt.message == (
-        "the app returned: the name of a reward's dimension has 50000000 characters, which are "
-        f"more than 1024: {'x' * 40!r}…"
+        "the app returned: the name of a reward's dimension has 50000000 characters, more than "
+        f"1024: {'x' * 40!r}…"
     )
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's requests and answers as attributes: those that the same call has as chat."""
+"""Anthropic's requests and answers have the attributes of the same call as chat."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ RECORDED = {
 
 def test_a_request() -> None:
     attributes = request_attributes(ASKED)
-    asked, tools = attributes.pop(c.INPUT_MESSAGES), attributes.pop(c.TOOL_DEFINITIONS)
+    prompt, tools = attributes.pop(c.INPUT_MESSAGES), attributes.pop(c.TOOL_DEFINITIONS)
     assert attributes == {
         c.OPERATION_NAME: "chat",
         c.REQUEST_MODEL: "claude",
@@ -91,7 +91,7 @@ def test_a_request() -> None:
         c.OPENINFERENCE_KIND: "LLM",
     }
     called = {"type": "tool_call", "id": "toolu_1", "name": "add", "arguments": '{"x":1}'}
-    assert json.loads(str(asked)) == [
+    assert json.loads(str(prompt)) == [
         {"role": "system", "parts": [{"type": "text", "content": "Be brief."}]},
         {"role": "user", "parts": [{"type": "text", "content": "Add."}]},
         {"role": "assistant", "parts": [{"type": "text", "content": "Yes."}, called]},
@@ -171,7 +171,7 @@ def test_a_streamed_answer() -> None:
 
 
 def test_a_stream_that_was_cut() -> None:
-    """What was seen is recorded: the id, the text, and the beginning of the call."""
+    """The part that arrived is recorded: the id, the text, and the beginning of the call."""
     streamed = StreamedAnswer()
     for event in events()[:7]:
         streamed.add(event)

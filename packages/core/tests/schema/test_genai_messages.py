@@ -1,4 +1,4 @@
-"""OpenAI's chat messages and OpenTelemetry's."""
+"""Conversion between chat messages of OpenAI and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ MESSAGE = st.one_of(
 
 
 @given(st.lists(MESSAGE))
-def test_round_trip(said: list[dict[str, Any]]) -> None:
-    assert genai_messages.load(genai_messages.dump(said)) == said
+def test_round_trip(messages: list[dict[str, Any]]) -> None:
+    assert genai_messages.load(genai_messages.dump(messages)) == messages
 
 
 def test_the_schema() -> None:
-    said: list[Any] = [
+    messages: list[Any] = [
         {"role": "user", "name": "me", "content": [{"type": "text", "text": "a"}, {"type": "x"}]},
         {"role": "assistant", "content": "b", "finish_reason": "stop"},
     ]
-    assert genai_messages.to_genai(said) == [
+    assert genai_messages.to_genai(messages) == [
         {
             "role": "user",
             "name": "me",
@@ -56,11 +56,11 @@ def test_the_schema() -> None:
             "finish_reason": "stop",
         },
     ]
-    assert genai_messages.from_genai(genai_messages.to_genai(said))[0] == said[0]
+    assert genai_messages.from_genai(genai_messages.to_genai(messages))[0] == messages[0]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "text",
         5,
@@ -72,8 +72,8 @@ def test_the_schema() -> None:
         {"role": "assistant", "tool_calls": [1, {"function": "x"}]},
     ],
 )
-def test_what_is_no_message_is_kept_as_text(said: Any) -> None:
-    [parsed] = json.loads(genai_messages.dump([said]))
+def test_what_is_no_message_is_kept_as_text(message: Any) -> None:
+    [parsed] = json.loads(genai_messages.dump([message]))
     assert set(parsed) >= {"role", "parts"}
 
 
@@ -110,7 +110,7 @@ def test_json_never_fails(value: Any, text: str) -> None:
 def test_streamed_calls_without_an_index_stay_apart(
     ids: bool, calls: list[tuple[str, list[str]]], data: st.DataObject
 ) -> None:
-    """Some servers leave it out, or say null."""
+    """Some servers omit `index`, or send null."""
     gathered = StreamedAnswer()
     for number, (name, parts) in enumerate(calls):
         first = {"id": f"call-{number}"} if ids else {}
@@ -133,12 +133,14 @@ def test_streamed_calls_without_an_index_stay_apart(
 
 
 def test_streamed_calls_are_told_apart_by_their_ids() -> None:
-    """Whole ones, in one chunk; and one that is gone on with by its id."""
+    """Whole calls in one chunk, and a call that is continued by its id."""
     gathered = StreamedAnswer()
     named = [{"id": name, "function": {"name": "f", "arguments": "{"}} for name in ("a", "b")]
     rest = [{"id": name, "function": {"arguments": "}"}} for name in ("a", "b")]
     for part in (named, rest):
         gathered.add({"choices": [{"delta": {"tool_calls": part}}]})
     [choice] = gathered.answer()["choices"]
-    told = [(call["id"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
-    assert told == [("a", "{}"), ("b", "{}")]
+    calls = [
+        (call["id"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]
+    ]
+    assert calls == [("a", "{}"), ("b", "{}")]

@@ -1,4 +1,4 @@
-"""Images, sounds and files in messages: kept as references, never as their bytes."""
+"""Images, sounds and files in messages are recorded as references, never as their bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
-    ("part", "kept"),
+    ("part", "expected"),
     [
         (  # chat
             {"type": "image_url", "image_url": {"url": DATA_URL, "detail": "high"}},
@@ -96,7 +96,7 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
             },
             {"type": "text", "content": "All of it."},
         ),
-        # nobody's
+        # unknown types
         ({"type": "x", "bytes": BASE64}, {"type": "x", "bytes": {"type": "blob", **KNOWN}}),
         (
             {"type": "x", "many": [DATA_URL, "a"]},
@@ -139,28 +139,28 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
         ),
     ],
 )
-def test_references(part: dict[str, Any], kept: dict[str, Any]) -> None:
-    assert media.reference(part) == kept
+def test_references(part: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert media.reference(part) == expected
 
 
 def test_every_place_of_a_chat() -> None:
-    """What a person says, what a tool gave, what a model said before."""
+    """Messages of a user, a tool and a model."""
     image = {"type": "image_url", "image_url": {"url": DATA_URL}}
-    kept = {"type": "blob", "modality": "image", **PNG}
-    said = [
+    expected = {"type": "blob", "modality": "image", **PNG}
+    messages = [
         {"role": "user", "content": [{"type": "text", "text": "what?"}, image]},
         {"role": "tool", "tool_call_id": "t1", "content": [image, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "audio": {"id": "audio_1"}},
     ]
-    asked = request_attributes({"model": "m", "messages": said})[c.INPUT_MESSAGES]
-    assert json.loads(str(asked)) == [
-        {"role": "user", "parts": [{"type": "text", "content": "what?"}, kept]},
+    recorded = request_attributes({"model": "m", "messages": messages})[c.INPUT_MESSAGES]
+    assert json.loads(str(recorded)) == [
+        {"role": "user", "parts": [{"type": "text", "content": "what?"}, expected]},
         {
             "role": "tool",
             "parts": [
                 {
                     "type": "tool_call_response",
-                    "response": [kept, {"type": "text", "text": "b"}],
+                    "response": [expected, {"type": "text", "text": "b"}],
                     "id": "t1",
                 }
             ],
@@ -170,9 +170,13 @@ def test_every_place_of_a_chat() -> None:
             "parts": [{"type": "file", "modality": "audio", "file_id": "audio_1"}],
         },
     ]
-    assert genai_messages.load(str(asked)) == [
-        {"role": "user", "content": [{"type": "text", "text": "what?"}, kept]},
-        {"role": "tool", "tool_call_id": "t1", "content": [kept, {"type": "text", "text": "b"}]},
+    assert genai_messages.load(str(recorded)) == [
+        {"role": "user", "content": [{"type": "text", "text": "what?"}, expected]},
+        {
+            "role": "tool",
+            "tool_call_id": "t1",
+            "content": [expected, {"type": "text", "text": "b"}],
+        },
         {
             "role": "assistant",
             "content": [{"type": "file", "modality": "audio", "file_id": "audio_1"}],
@@ -182,27 +186,27 @@ def test_every_place_of_a_chat() -> None:
 
 def test_every_place_of_a_response() -> None:
     image = {"type": "input_image", "image_url": DATA_URL}
-    kept = {"type": "blob", "modality": "image", **PNG}
-    given = [
+    expected = {"type": "blob", "modality": "image", **PNG}
+    items = [
         {"role": "user", "content": [{"type": "input_text", "text": "what?"}, image]},
         {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": [image]},
         {"type": "image_generation_call", "id": "ig_1", "result": BASE64},
     ]
-    asked = request_attributes({"model": "m", "input": given})[c.INPUT_MESSAGES]
-    assert json.loads(str(asked)) == [
-        {"role": "user", "parts": [{"type": "text", "content": "what?"}, kept]},
+    recorded = request_attributes({"model": "m", "input": items})[c.INPUT_MESSAGES]
+    assert json.loads(str(recorded)) == [
+        {"role": "user", "parts": [{"type": "text", "content": "what?"}, expected]},
         {
             "role": "assistant",
             "parts": [{"type": "tool_call", "id": "c1", "name": "look", "arguments": "{}"}],
         },
         {
             "role": "tool",
-            "parts": [{"type": "tool_call_response", "response": [kept], "id": "c1"}],
+            "parts": [{"type": "tool_call_response", "response": [expected], "id": "c1"}],
         },
         {"role": "unknown", "parts": [{"type": "blob", "modality": "image", **KNOWN}]},
     ]
-    answer = answer_attributes({"id": "r1", "status": "completed", "output": [given[3]]})
+    answer = answer_attributes({"id": "r1", "status": "completed", "output": [items[3]]})
     assert json.loads(str(answer[c.OUTPUT_MESSAGES])) == [
         {
             "role": "assistant",
@@ -215,8 +219,8 @@ def test_every_place_of_a_response() -> None:
 def test_a_spoken_answer() -> None:
     audio = {"id": "audio_1", "data": BASE64, "transcript": "hi", "expires_at": 1}
     choice = {"message": {"role": "assistant", "content": None, "audio": audio}}
-    known = answer_attributes({"choices": [{**choice, "finish_reason": "stop"}]})
-    assert json.loads(str(known[c.OUTPUT_MESSAGES])) == [
+    attributes = answer_attributes({"choices": [{**choice, "finish_reason": "stop"}]})
+    assert json.loads(str(attributes[c.OUTPUT_MESSAGES])) == [
         {
             "role": "assistant",
             "parts": [
@@ -234,33 +238,33 @@ def test_what_is_no_media(part: Any) -> None:
 
 
 def test_a_refusal_is_what_was_said() -> None:
-    """Where an app asks for a format, OpenAI's models say so in a field of its own."""
-    said = [{"role": "assistant", "parts": [{"type": "text", "content": "I will not."}]}]
+    """OpenAI's models refuse in a field `refusal` if the request has a response format."""
+    messages = [{"role": "assistant", "parts": [{"type": "text", "content": "I will not."}]}]
     whole = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
-    known = answer_attributes({"choices": [whole]})
-    assert json.loads(str(known[c.OUTPUT_MESSAGES])) == said
+    attributes = answer_attributes({"choices": [whole]})
+    assert json.loads(str(attributes[c.OUTPUT_MESSAGES])) == messages
     chunks = StreamedAnswer()
     for part in ("I will", " not."):
         chunks.add({"choices": [{"index": 0, "delta": {"refusal": part}}]})
-    known = answer_attributes(chunks.answer())
-    assert json.loads(str(known[c.OUTPUT_MESSAGES])) == said
+    attributes = answer_attributes(chunks.answer())
+    assert json.loads(str(attributes[c.OUTPUT_MESSAGES])) == messages
     events = StreamedAnswer()
     for part in ("I will", " not."):
         events.add({"type": "response.refusal.delta", "output_index": 0, "delta": part})
-    known = answer_attributes(events.answer())
-    [message] = json.loads(str(known[c.OUTPUT_MESSAGES]))
-    assert message["parts"] == said[0]["parts"]
+    attributes = answer_attributes(events.answer())
+    [message] = json.loads(str(attributes[c.OUTPUT_MESSAGES]))
+    assert message["parts"] == messages[0]["parts"]
 
 
-@pytest.mark.parametrize("levels", [media.DEEPEST, 250, 900])
+@pytest.mark.parametrize("levels", [media.MAX_DEPTH, 250, 900])
 def test_a_part_that_is_nested_deeply_is_kept_so_deep(levels: int) -> None:
-    """Of an app's request nobody knows that anybody looked at it."""
+    """The request of the app is not changed by recording it."""
     part: Any = {"type": "tool_result", "content": [IN_THE_DEEP]}
     for _ in range(levels):
         part = {"type": "tool_result", "content": [part]}
-    told = str(request_attributes({"messages": [{"role": "user", "content": [part]}]}))
-    assert "…" in told
-    assert IN_THE_DEEP not in told
+    recorded = str(request_attributes({"messages": [{"role": "user", "content": [part]}]}))
+    assert "…" in recorded
+    assert IN_THE_DEEP not in recorded
 
 
 IN_THE_DEEP = "data:image/png;base64,aGVsbG8="

@@ -28,7 +28,7 @@ def test_a_value_with_braces_is_not_filled_again() -> None:
         ("{task[q]} {task[n]:>3}", {"task": {"q": "why", "n": 4}}, "why   4"),
         ("{x:{width}}|", {"x": "a", "width": 3}, "a  |"),
         ("doubled {{x}} {x}", {"x": 1}, "doubled {x} 1"),
-        # braces that Python could not fill are the text's own
+        # braces that `str.format` cannot fill are literal
         ('as {"answer": {x}}', {"x": 1}, 'as {"answer": 1}'),
         ('as {"a": {"b": 1}}', {}, 'as {"a": {"b": 1}}'),
         ("{} {0} {x}", {"x": 1}, "{} {0} 1"),
@@ -75,7 +75,7 @@ def test_another_text_keeps_the_placeholders_and_no_others() -> None:
 
 
 def test_a_text_that_needs_no_escapes_has_none() -> None:
-    """An app that fills nothing reads `template` itself."""
+    """An app may use `template` without filling it."""
     assert PromptTemplate("plain").rewritten('as {"a": 1}').template == 'as {"a": 1}'
     assert PromptTemplate("plain").rewritten("as {a}").template == "as {{a}}"
 
@@ -95,7 +95,7 @@ def test_every_text_can_be_filled(text: str) -> None:
 
 
 class _Anything:
-    """Has whatever a placeholder asks for."""
+    """A value with every attribute and item."""
 
     def __getattr__(self, name: str) -> _Anything:
         return self

@@ -1,4 +1,4 @@
-"""Texts of apps as they are kept."""
+"""Sanitising of recorded texts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from lightspan.schema import redaction
 from lightspan.schema.redaction import (
     MAX_TEXT_LENGTH,
-    add_clients_key,
+    add_client_key,
     add_key_variable,
+    bounded_text,
     is_secret,
-    kept_text,
     values_without_keys,
     without_keys,
 )
@@ -24,29 +24,29 @@ from lightspan.schema.redaction import (
 def test_a_text_that_fits_is_kept_as_it_is() -> None:
     text = "é\n\tx🇪🇺" + "x" * (MAX_TEXT_LENGTH - 6)
     assert len(text) == MAX_TEXT_LENGTH
-    assert kept_text(text) == text
+    assert bounded_text(text) == text
 
 
 def test_both_ends_of_a_longer_text_are_kept() -> None:
-    assert kept_text("0123456789", 4) == "01 […6 characters left out…] 89"
+    assert bounded_text("0123456789", 4) == "01 […6 characters left out…] 89"
 
 
 @pytest.mark.parametrize("size", [10_000, 1_048_576, 2_097_152, 3_000_000])
 def test_what_is_left_out_is_counted(size: int) -> None:
     left_out = size - MAX_TEXT_LENGTH
     expected = f"{'a' * 4096} […{left_out} characters left out…] {'a' * 4096}"
-    assert kept_text("a" * size) == expected
+    assert bounded_text("a" * size) == expected
 
 
 @pytest.mark.parametrize("padding", [4_090, 1_048_570])
 def test_a_key_at_a_cut_is_not_kept_by_half(monkeypatch: pytest.MonkeyPatch, padding: int) -> None:
     monkeypatch.setenv("MY_API_KEY", "secret-of-mine")
     text = "x" * padding + "secret-of-mine" + "y" * 3_000_000
-    assert "secret" not in kept_text(text)
+    assert "secret" not in bounded_text(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "expected"),
     [
         ("Authorization: Bearer abcdefgh", "Authorization: Bearer <key>"),
         ("the bearer of news", "the bearer of news"),
@@ -59,8 +59,8 @@ def test_a_key_at_a_cut_is_not_kept_by_half(monkeypatch: pytest.MonkeyPatch, pad
         ("\udc80", "\ufffd"),
     ],
 )
-def test_what_is_replaced(text: str, kept: str) -> None:
-    assert kept_text(text) == kept
+def test_what_is_replaced(text: str, expected: str) -> None:
+    assert bounded_text(text) == expected
 
 
 def test_values_of_variables_that_hold_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_values_of_variables_that_hold_keys(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_taken_out_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys as they stand in JSON, and in JSON inside JSON; no word that is a password too."""
+    """Keys are replaced in JSON and in JSON inside JSON; words that are passwords too stay."""
     monkeypatch.setenv("DB_PASSWORD", "postgres-it-is")
     key = 'BEGIN "KEY"\nabcd1234\\'
     monkeypatch.setenv("APP_PRIVATE_KEY", key)
@@ -87,13 +87,13 @@ def test_what_is_taken_out_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> 
         "list": ["<key>", 1],
         "n": 7,
     }
-    said = {"said": "Bearer authentication, " + "sk-learn" + "-compatible-models"}
-    assert values_without_keys(said) == said
+    values = {"said": "Bearer authentication, " + "sk-learn" + "-compatible-models"}
+    assert values_without_keys(values) == values
 
 
 @pytest.mark.parametrize("variable", ["PWD", "OLDPWD", "MAX_TOKENS", "SSH_ASKPASS", "PATH"])
 def test_variables_that_hold_none(variable: str) -> None:
-    """The shell's folder, a length, a program."""
+    """Variables with a secret name: the shell's folder, a length, a program."""
     assert not is_secret(variable)
 
 
@@ -113,13 +113,13 @@ KEYS = {
 
 
 def test_which_variables_hold_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a variable that is called a key says may be a path or a field of a table."""
+    """The value of a variable named a key may be a path or a column of a table."""
     for name, value in {**NO_KEYS, **KEYS}.items():
         monkeypatch.setenv(name, value)
     address = "postgres://me:a-password-0123456789@db.test/app"
     monkeypatch.setenv("DATABASE_URL", address)
-    said = values_without_keys({**NO_KEYS, **KEYS, "url": address})
-    assert said == {
+    values = values_without_keys({**NO_KEYS, **KEYS, "url": address})
+    assert values == {
         **NO_KEYS,
         **dict.fromkeys(KEYS, "<key>"),
         "url": "postgres://me:<key>@db.test/app",
@@ -130,32 +130,32 @@ def test_what_another_thread_found_before_a_key_was_there_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Changing(list[Any]):
-        """Another thread writes as soon as something was read."""
+        """A list that another thread changes after each read."""
 
         def __getitem__(self, place: Any) -> Any:
             return self._changed(super().__getitem__(place))
 
         def __iter__(self) -> Iterator[Any]:
-            return (self._changed(each) for each in super().__iter__())
+            return (self._changed(item) for item in super().__iter__())
 
         def _changed(self, read: Any) -> Any:
             self[:] = [(({}, set(), {}), [])]
             return read
 
     monkeypatch.setenv("APP_TOKEN", "first-key-0123456789")
-    said = {"said": "It is first-key-0123456789."}
-    assert values_without_keys(said) == {"said": "It is <key>."}
-    monkeypatch.setattr(redaction, "_written", Changing(redaction._written))
-    assert values_without_keys(said) == {"said": "It is <key>."}
+    values = {"said": "It is first-key-0123456789."}
+    assert values_without_keys(values) == {"said": "It is <key>."}
+    monkeypatch.setattr(redaction, "_message_keys_cache", Changing(redaction._message_keys_cache))
+    assert values_without_keys(values) == {"said": "It is <key>."}
 
 
 def test_a_key_is_known_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the environment, under another name, with a client; and no longer."""
+    """Keys in the environment, under another name, and of a client; until they are removed."""
     first, second, third = (f"{name}-key-0123456789" for name in ("first", "second", "third"))
-    said = {"said": f"{first} {second} {third}"}
+    values = {"said": f"{first} {second} {third}"}
 
     def left() -> str:
-        return str(values_without_keys(said)["said"])
+        return str(values_without_keys(values)["said"])
 
     assert left() == f"{first} {second} {third}"
     monkeypatch.setenv("APP_TOKEN", first)
@@ -167,8 +167,8 @@ def test_a_key_is_known_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(redaction, "_key_variables", set())
     add_key_variable("APP_WORD")
     assert left() == f"<key> <key> {third}"
-    monkeypatch.setattr(redaction, "_clients_keys", {})
-    add_clients_key(third)
+    monkeypatch.setattr(redaction, "_client_keys", {})
+    add_client_key(third)
     assert left() == "<key> <key> <key>"
     monkeypatch.delenv("APP_TOKEN")
     assert left() == f"<key> {second} <key>"
@@ -199,23 +199,23 @@ def test_keys_of_vendors(start: str, rest: str) -> None:
     "rest", ["learn-ensemble-v2-classifier", "fading-circle-delay2", "2024-report-of-the-year.html"]
 )
 def test_words_with_hyphens_are_no_keys(rest: str) -> None:
-    said = {"said": "of sk" + f"-{rest}"}
-    assert values_without_keys(said) == said
+    values = {"said": "of sk" + f"-{rest}"}
+    assert values_without_keys(values) == values
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("start", ["sk-", "xoxb-"])
 def test_a_text_of_nothing_but_beginnings_of_keys(start: str) -> None:
-    """Anybody may send one: it is searched in a second, not for minutes."""
-    said = {"said": start * 200_000}
-    assert values_without_keys(said) == said
+    """Any client may send such a text: searching it must not take minutes."""
+    values = {"said": start * 200_000}
+    assert values_without_keys(values) == values
 
 
 def test_the_keys_of_model_clients() -> None:
-    """In memory alone, and no more than so many of them."""
+    """They are in memory only, and their number is limited."""
     keys = [f"clients-key-{number:08}" for number in range(1_100)]
     for key in (*keys, "unused", "lightspan-placeholder", None, 7):
-        add_clients_key(key)
+        add_client_key(key)
     assert without_keys(f"Incorrect API key provided: {keys[-1]}; unused") == (
         "Incorrect API key provided: <key>; unused"
     )

@@ -1,4 +1,4 @@
-"""Patterns on agent paths, and the tables that they make."""
+"""Patterns on agent paths, and routing tables."""
 
 import pytest
 

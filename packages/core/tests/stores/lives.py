@@ -1,4 +1,4 @@
-"""What a store goes through in a small training, and that nothing of it was done twice."""
+"""The operations of a small training on a store, and a check that each took effect once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightspan_testing.store_suite import (
 
 
 async def live(url: str) -> None:
-    """A small training's life, and what is recorded beside it."""
+    """Run the operations of a small training and of a recorded production rollout."""
     async with open_store(url) as store:
         await store.put_resources({})
         assert [await store.allot_version("sql", "run", step) for step in range(3)] == [1, 2, 3]
@@ -49,7 +49,7 @@ async def live(url: str) -> None:
 
 
 async def check_once(url: str) -> None:
-    """Everything of it is there, and once."""
+    """Check that everything that `live` wrote is stored once."""
     async with open_store(url) as store:
         assert await store.count() == {RolloutStatus.SUCCEEDED: 21}
         attempts = await store.attempts([f"ro-{i}" for i in range(20)])
@@ -58,7 +58,7 @@ async def check_once(url: str) -> None:
         assert {attempt.status for attempt in attempts} == {AttemptStatus.SUCCEEDED}
         ids = [attempt.attempt_id for attempt in attempts]
         spans, records = await store.spans(ids), await store.token_records(ids)
-        assert [len(spans[one]) for one in ids] == [2] * 20
-        assert [len(records[one]) for one in ids] == [1] * 20
-        assert not any(span.late for found in spans.values() for span in found)
-        assert [each.version for each in await store.policy_versions("sql")] == [1, 2, 3]
+        assert [len(spans[attempt_id]) for attempt_id in ids] == [2] * 20
+        assert [len(records[attempt_id]) for attempt_id in ids] == [1] * 20
+        assert not any(span.late for stored in spans.values() for span in stored)
+        assert [version.version for version in await store.policy_versions("sql")] == [1, 2, 3]

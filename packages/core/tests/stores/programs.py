@@ -1,4 +1,4 @@
-"""What the tests of stores that several processes share run in others: URLs and files alike."""
+"""Programs of the tests of shared stores, run in other processes with the store's URL or file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert asyncio.run(store.allot_version("sql")) == 3
 """
-"""`FORKED STORE`: the parent's store goes on after the child has closed its own."""
+"""`FORKED STORE`: the parent's store stays open after the child has closed its own."""
 
 END: Final = "asyncio.run(store.close())"
 
@@ -65,18 +65,18 @@ async def main():
 
 try:
     asyncio.run(main())
-except StoreError:  # somebody has killed the server
+except StoreError:  # the server was killed
     pass
 """
-"""`WRITER STORE NAME`: says what was acknowledged, as soon as it was, and never ends by itself."""
+"""`WRITER STORE NAME`: prints each write once it is acknowledged, and never ends by itself."""
 
 
-async def check_acknowledged(make_store: Callable[[Clock], Store], said: list[list[str]]) -> None:
-    """Everything that writers said is there."""
+async def check_acknowledged(make_store: Callable[[Clock], Store], lines: list[list[str]]) -> None:
+    """Check that everything that writers printed is stored."""
     clock = Clock()
     clock.now = time.time() + 1e6  # every lease has run out
     async with make_store(clock) as store:
-        for kind, name, *rest in said:
+        for kind, name, *rest in lines:
             if kind == "queued":
                 assert await store.rollouts([name])
             elif kind == "claimed":

@@ -1,4 +1,4 @@
-"""MemoryStore against the suite."""
+"""MemoryStore in the suite of stores."""
 
 from __future__ import annotations
 

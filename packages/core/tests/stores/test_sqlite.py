@@ -1,4 +1,4 @@
-"""SQLiteStore against the suite, and what only a file shared by processes can get wrong."""
+"""SQLiteStore in the suite of stores, and tests of a file that processes share."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_the_file_is_private(tmp_path: Path) -> None:
 
 
 async def _refused(path: Path, kind: type[StoreError], *words: str) -> None:
-    """Opening raises this, naming the file and these words, and leaves the file as it is."""
+    """Check that opening raises an error with the file's name and does not change the file."""
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(kind) as caught:
         await SQLiteStore(path).open()
@@ -168,7 +168,7 @@ async def test_an_older_store(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_store(tmp_path: Path) -> None:
-    """Pages overwritten in the middle of the file: the error says so, whenever it is met."""
+    """Overwritten pages in the middle of the file raise an error in any operation."""
     path = tmp_path / "x.db"
     async with SQLiteStore(path) as store:
         await store.enqueue([make_rollout(f"ro-{i}", task="x" * 3000) for i in range(200)])
@@ -213,7 +213,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that a user without rights can reach (pytest's own are private)."""
+    """Return a folder that an unprivileged user can reach (pytest's own are private)."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -251,11 +251,15 @@ async def test_a_full_disk_refuses_and_keeps_what_was_acknowledged(tmp_path: Pat
         await _limit_pages(store, 60)
         with pytest.raises(StoreError, match=r"x\.db.*full.*free some space.*SQLITE_FULL"):
             await _add_calls_one_by_one(store, attempt)
-        kept = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
-        assert [record.call_id for record in kept] == [f"call-{i + 1}" for i in range(len(kept))]
+        records = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
+        assert [record.call_id for record in records] == [
+            f"call-{i + 1}" for i in range(len(records))
+        ]
         await _limit_pages(store, 1_000_000)
         assert await store.add_calls([make_call(attempt, 1000)]) == [False]
-        assert len((await store.spans([attempt.attempt_id]))[attempt.attempt_id]) == len(kept) + 1
+        assert (
+            len((await store.spans([attempt.attempt_id]))[attempt.attempt_id]) == len(records) + 1
+        )
     assert _execute(tmp_path / "x.db", "PRAGMA integrity_check") == [[("ok",)]]
 
 
@@ -265,7 +269,7 @@ async def _add_calls_one_by_one(store: SQLiteStore, attempt: Attempt) -> None:
 
 
 async def test_what_does_not_fit_does_not_take_its_neighbours_along(tmp_path: Path) -> None:
-    """Writes that share a transaction: the one too large fails, the others are committed."""
+    """Of writes in one transaction only the one that is too large fails."""
     async with SQLiteStore(tmp_path / "x.db") as store:
         attempt = await start(store)
         await _limit_pages(store, 200)
@@ -281,7 +285,7 @@ async def test_what_does_not_fit_does_not_take_its_neighbours_along(tmp_path: Pa
 
 
 async def _limit_pages(store: SQLiteStore, pages: int) -> None:
-    """As a disk with room for so many pages."""
+    """Limit the file to a number of pages, like a full disk."""
 
     def work(items: Any) -> list[None]:
         store._opened.tables._db.execute(f"PRAGMA max_page_count = {pages}")
@@ -393,7 +397,7 @@ def test_a_store_after_a_fork(tmp_path: Path) -> None:
 def test_kill_9_loses_nothing_that_was_acknowledged(
     tmp_path: Path, moments: Callable[[Any], random.Random]
 ) -> None:
-    """A real writer, killed twelve times at random moments, on one file."""
+    """A writer on one file is killed twelve times at random moments."""
     path = tmp_path / "x.db"
     said: list[list[str]] = []
     for turn in range(12):
@@ -404,7 +408,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(
 
 
 def _write_and_kill(path: Path, turn: int, lines: int) -> list[list[str]]:
-    """What a writer said before it was killed, somewhere after so many lines."""
+    """Return the lines of a writer that is killed some time after a number of lines."""
     command = [sys.executable, "-c", WRITER, str(path), str(turn)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -415,9 +419,9 @@ def _write_and_kill(path: Path, turn: int, lines: int) -> list[list[str]]:
     return [line.split() for line in said if line.endswith("\n")]
 
 
-# --- what a move costs ----------------------------------------------------------------------
+# --- the cost of a move ---------------------------------------------------------------------
 async def _steps(store: SQLiteStore, write: Callable[[], Awaitable[object]]) -> int:
-    """How many steps SQLite's machine takes for it."""
+    """Return the number of steps of SQLite's virtual machine for a query."""
     steps = itertools.count()
     db = store._opened.tables._db
     db.set_progress_handler(lambda: next(steps) and None, 1)
@@ -427,8 +431,7 @@ async def _steps(store: SQLiteStore, write: Callable[[], Awaitable[object]]) -> 
 
 
 async def test_a_claim_does_not_wade_through_what_is_not_for_it(tmp_path: Path) -> None:
-    """Neither the queue of another run nor what has ended makes it dearer, asked for a run or for
-    any (which runs over the runs)."""
+    """Neither another run's queue nor ended rollouts add to the cost of a claim."""
     async with SQLiteStore(tmp_path / "x.db") as store:
         await store.enqueue([make_rollout(f"own-{i}", run_id="own") for i in range(20)])
         own = partial(store.claim, "runner", 1, LEASE_S, "own")
@@ -444,11 +447,13 @@ async def test_a_claim_does_not_wade_through_what_is_not_for_it(tmp_path: Path) 
 
 
 async def test_a_move_changes_few_pages(tmp_path: Path) -> None:
-    """Each is a page of the log to write: those of a rollout from enqueued to reported, counted in
-    the log itself (a header of 32 bytes, then a header of 24 bytes before each page)."""
+    """Count the pages that a rollout writes, from enqueued to reported, by the log's length.
+
+    The log has a header of 32 bytes, and one of 24 bytes before each page.
+    """
     path = tmp_path / "x.db"
     async with SQLiteStore(path) as store:
-        for number in range(20):  # the log grows from here on: opening the store left a longer one
+        for number in range(20):  # the log grows from here on; opening the store wrote a longer one
             await store.enqueue([make_rollout(f"earlier-{number}")])
         pages = []
         for write in (
@@ -473,7 +478,7 @@ def _log_pages(path: Path) -> int:
 
 # --- the writer -----------------------------------------------------------------------------
 async def test_large_batches_are_many_short_transactions(tmp_path: Path) -> None:
-    """Counted, not timed: no transaction takes more than its share of rows or bytes."""
+    """No transaction has more than its limit of rows or bytes."""
     async with SQLiteStore(tmp_path / "x.db") as store:
         sizes: list[int] = []
         attempt = await start(store)
@@ -509,8 +514,8 @@ async def test_writes_that_wait_together_share_a_transaction(
         spans = [make_span(attempt, number) for number in range(100)]
         await asyncio.gather(*(store.add_spans(ref(attempt), [span]) for span in spans))
         assert len(begun) < 100
-        found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-        assert found == spans
+        stored = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+        assert stored == spans
 
 
 async def test_a_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> None:
@@ -519,7 +524,7 @@ async def test_a_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> N
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         writing = asyncio.create_task(store.enqueue([make_rollout()]))
-        assert await store.count() == {}  # readers wait for nobody
+        assert await store.count() == {}  # readers do not wait
         assert not writing.done()
         other.execute("ROLLBACK")
         other.close()
@@ -542,7 +547,7 @@ async def test_a_lock_held_for_ever_is_an_error(
 
 
 async def test_the_session_of_a_closed_store_refuses(tmp_path: Path) -> None:
-    """Whoever still holds the inside of a closed store gets an error, not silence."""
+    """Using the connections of a closed store raises an error."""
     store = SQLiteStore(tmp_path / "x.db")
     await store.open()
     session = store._opened
@@ -550,11 +555,11 @@ async def test_the_session_of_a_closed_store_refuses(tmp_path: Path) -> None:
     with pytest.raises(StoreClosedError):
         await session.write(session.expire, [1], 1)
     with pytest.raises(StoreClosedError):
-        session.read(lambda: None)
+        await session.read(lambda: None)
 
 
 def test_every_query_and_every_table_is_used() -> None:
-    """queries.sql holds nothing that the code does not ask for, and the code asks for no more."""
+    """The code uses every query of queries.sql, and the queries every table."""
     code = Path(sqlite_tables.__file__).read_text() + Path(sql_tables.__file__).read_text()
     unused = [name for name in sqlite_tables.queries() if repr(name) not in code.replace('"', "'")]
     assert unused == []
@@ -563,7 +568,7 @@ def test_every_query_and_every_table_is_used() -> None:
 async def test_pruning_is_never_done_in_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rollout may have megabytes, and who extends a lease would wait for all that is deleted."""
+    """A rollout may have megabytes, whose deletion must not delay heartbeats."""
     async with SQLiteStore(tmp_path / "store.db") as store:
         rollouts = [make_rollout(f"ro-{number}") for number in range(40)]
         await store.enqueue(rollouts)
@@ -573,10 +578,10 @@ async def test_pruning_is_never_done_in_the_event_loop(
         prune = database.prune
 
         def watched(items: Any) -> Any:
-            found = prune(items)
-            done.append((found[0], threading.current_thread() is threading.main_thread()))
-            return found
+            stored = prune(items)
+            done.append((stored[0], threading.current_thread() is threading.main_thread()))
+            return stored
 
         monkeypatch.setattr(database, "prune", watched)
-        assert await store.prune(0.0) == 39  # what came last stays
+        assert await store.prune(0.0) == 39  # the last rollout stays
     assert done == [(16, False), (16, False), (7, False)]

@@ -1,4 +1,4 @@
-"""Who writes to a SQLite file, and when: the event loop's thread, or the writer's."""
+"""Writes to a SQLite file in the event loop's thread or in the writer's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from lightspan.errors import NotFoundError, StoreClosedError
 from lightspan.schema.records import RolloutStatus
-from lightspan.stores._encoding import pack_rollout
 from lightspan.stores._sql.group_commit import GROUP_COST
 from lightspan.stores.sqlite import SQLiteStore, database as sqlite_database
 from lightspan_testing.store_suite import make_rollout, make_span, ref, start
@@ -27,7 +26,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
 
 
 def spying(store: SQLiteStore) -> list[int]:
-    """The thread of every transaction from here on."""
+    """Return a list to which the thread of each later transaction is added."""
     threads: list[int] = []
     tables = store._opened.tables
     begin = tables.begin
@@ -95,35 +94,6 @@ async def test_a_lock_held_elsewhere_is_waited_for_in_the_writers_thread(
     assert threads[0] != threading.get_ident()
 
 
-async def test_what_one_task_writes_alone_waits_for_no_turn_of_the_loop(store: SQLiteStore) -> None:
-    """But once in `_MAX_CONCURRENT`, for the others' sake."""
-    turns = 0
-
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-        asyncio.get_running_loop().call_soon(turn)
-
-    turn()
-    seen = []
-    for number in range(2 * sqlite_database._MAX_CONCURRENT + 1):
-        before = turns
-        await store.enqueue([make_rollout(f"ro-{number}")])
-        seen.append(turns > before)
-    others = [False] * (sqlite_database._MAX_CONCURRENT - 1)
-    assert seen == [True, *others, True, *others, True]
-    assert await store.count() == {RolloutStatus.QUEUED: len(seen)}
-
-
-async def test_a_write_at_once_overtakes_nothing(store: SQLiteStore) -> None:
-    """The task that wrote last writes again while another's write waits for the loop."""
-    await store.enqueue([make_rollout("ro-1")])
-    store._opened._submit(store._opened.enqueue, [pack_rollout(make_rollout("ro-2"))], 1)
-    await store.enqueue([make_rollout("ro-3")])
-    names = [state.rollout.rollout_id for state in await store.rollouts()]
-    assert names == ["ro-1", "ro-2", "ro-3"]
-
-
 async def test_no_small_write_overtakes_a_large_one(store: SQLiteStore) -> None:
     order: list[str] = []
 
@@ -151,24 +121,24 @@ async def test_the_one_to_blame_does_not_take_its_neighbours_along(store: SQLite
         return_exceptions=True,
     )
     assert [type(answer) for answer in answers] == [int, NotFoundError, int]
-    found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-    assert found == [make_span(attempt, 1), make_span(attempt, 2)]
+    stored = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+    assert stored == [make_span(attempt, 1), make_span(attempt, 2)]
 
 
 async def test_more_than_fits_one_transaction(store: SQLiteStore) -> None:
-    """Many large writes of one turn are cut by their cost; every one is answered."""
+    """Many large writes of one turn of the loop are split by cost, and all return."""
     threads = spying(store)
     writes = [store.enqueue([make_rollout(f"ro-{n}-{i}") for i in range(100)]) for n in range(20)]
     await asyncio.gather(*writes)
     assert len(threads) >= 20 * 100 // (GROUP_COST + 100)
     assert await store.count() == {RolloutStatus.QUEUED: 2000}
-    assert store._opened._unanswered == 0
+    assert store._opened._pending == 0
 
 
 async def test_a_write_cancelled_in_time_is_not_written(store: SQLiteStore) -> None:
     writing = asyncio.create_task(store.enqueue([make_rollout("ro-1")]))
-    lock = store._opened._turn
-    lock.acquire()  # nobody writes now
+    lock = store._opened._db_lock
+    lock.acquire()  # no thread can write now
     await asyncio.sleep(0)
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -230,8 +200,8 @@ def test_two_event_loops_share_a_store(tmp_path: Path) -> None:
 async def test_the_log_is_moved_into_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No commit does it (`keep_log`), the writer's thread does."""
-    monkeypatch.setattr(sqlite_database, "_LOG_PAGES", 100)
+    """Commits do not move the log (`disable_checkpoints`), the writer's thread does."""
+    monkeypatch.setattr(sqlite_database, "_MAX_LOG_PAGES", 100)
     path = tmp_path / "x.db"
     async with SQLiteStore(path) as store:
         [automatic] = store._opened.tables._db.execute("PRAGMA wal_autocheckpoint").fetchone()

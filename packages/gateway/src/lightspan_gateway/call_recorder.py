@@ -12,7 +12,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.content import without_keys
 from lightspan.schema.genai_attributes import request_attributes
 from lightspan.schema.genai_messages import dump_json
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
 from lightspan.schema.token_records import CallOutcome, TokenRecord
@@ -168,7 +168,7 @@ def call_span(
         start_ns=info.start_ns,
         end_ns=now_ns(),
         status=SpanStatus.ERROR if outcome is CallOutcome.ERROR else SpanStatus.OK,
-        status_message=kept_text(message),
+        status_message=bounded_text(message),
         attributes=clean_attributes({**request, **attributes}),
         sequence_start=info.sequence_start,
         sequence_end=end,

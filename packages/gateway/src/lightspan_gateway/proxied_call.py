@@ -131,7 +131,7 @@ class ProxiedCall(ServedCall):
 def _completion(span: Span) -> dict[str, Any]:
     """Return the chat completion that a span records."""
     attributes: Mapping[str, Any] = span.attributes
-    answers = genai_messages.answers_of(attributes)
+    answers = genai_messages.output_messages_of(attributes)
     reasons = attributes.get(c.FINISH_REASONS, ())
     choices = [
         {"index": index, "message": message, "finish_reason": reason or None}

@@ -190,7 +190,7 @@ async def test_an_outage_is_told_once(
             with pytest.raises(StoreUnreachableError):
                 await open_store(served.url).open()
             assert caplog.messages == []
-            errors = await asyncio.gather(store.peers(), store.lease_time(), return_exceptions=True)
+            errors = await asyncio.gather(store.peers(), store.count(), return_exceptions=True)
             assert {type(item) for item in errors} == {StoreUnreachableError}
             assert len([item for item in pauses if item > 5]) == 4
             [message] = caplog.messages

@@ -181,7 +181,6 @@ async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> Non
         refusals = [
             *(store.put_resources({}), store.allot_version("sql"), store.policy_versions("sql")),
             *(store.enqueue([make_rollout("ro-2")]), store.start([production]), store.expire()),
-            store.lease_time(),
             *(store.cancel(["ro-1"]), store.watch(), store.count(), store.attempt("at-1")),
             *(store.claim_of_token("token"), store.mark_damaged("at-1", "x")),
             *(store.add_calls([span]), store.mark_call("at-1", "call-1", "ok")),
@@ -270,7 +269,7 @@ async def test_what_is_no_operation_is_refused_by_name(served: Served) -> None:
         ("count", b"\x81\xa6run_id\xa2\xff\xfe", "the arguments of count cannot be read"),
         ("watch", packed(cursor=9, timeout_s=math.nan), "timeout_s=nan must be a finite number"),
         ("claim", packed(runner_id="r", slots=1, lease_s=math.inf), "lease_s=inf must be a finite"),
-        ("rollouts", packed(limit=2**63), "limit=9223372036854775808 is no integer"),
+        ("rollouts", packed(limit=2**63), "limit=9223372036854775808 must be an integer"),
     ],
 )
 async def test_arguments_that_are_none(served: Served, name: str, body: bytes, said: str) -> None:

@@ -21,7 +21,7 @@ from typing import IO, Any, Final, NamedTuple, cast
 
 from lightspan.errors import DataError
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 from lightspan.stores.protocol import Store
 from lightspan_otel import export_formats
 from lightspan_otel.ingest import running, store_spans, trace_of
@@ -111,7 +111,7 @@ async def import_file(
     """
 
     def report(text: str) -> None:
-        refuse(kept_text(text, MAX_ERROR_LENGTH))
+        refuse(bounded_text(text, MAX_ERROR_LENGTH))
 
     writer = _Writer(store, report)
     errors = scores = read = 0
@@ -126,7 +126,7 @@ async def import_file(
             advance(portion.size)
     except DataError as broken:  # such as a truncated gzip file
         if not read:
-            raise DataError(kept_text(str(broken), MAX_ERROR_LENGTH)) from broken
+            raise DataError(bounded_text(str(broken), MAX_ERROR_LENGTH)) from broken
         report(str(broken))
         errors += 1
     await writer.write()

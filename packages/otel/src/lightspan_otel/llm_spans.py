@@ -22,7 +22,7 @@ from lightspan.capture.adapter import add_capture_error
 from lightspan.capture.context import AgentContext, CallEnd, make_span
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 from lightspan_otel.agent_names import Role
@@ -130,7 +130,7 @@ def _content(span: Span, keys: frozenset[str]) -> MessageContent:
 
 def _clean(attributes: Mapping[str, Any]) -> Attributes:
     """Redact the attributes of an exception: endpoints' messages may quote a key."""
-    return {k: kept_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
+    return {k: bounded_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
 def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:

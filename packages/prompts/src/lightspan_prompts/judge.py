@@ -17,7 +17,7 @@ from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import plural
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 from lightspan.schema.validation import check_choice, check_number, check_whole
 from lightspan.training.jsonl_log import append, read
 from lightspan.training.rewards import (
@@ -231,7 +231,7 @@ class _OpenJudge:
         except EngineError as error:
             if _is_permanent(error):
                 raise
-            return kept_text(str(error), MAX_REASON_LENGTH)
+            return bounded_text(str(error), MAX_REASON_LENGTH)
         judgement = Judgement(
             key=key,
             asked=text,

@@ -147,8 +147,11 @@ class Recorded:
         """Return the model calls with their texts."""
         return [
             Exchange(
-                str(genai_messages.asked_of(span.attributes)[-1]["content"]),
-                "".join(str(one["content"]) for one in genai_messages.answers_of(span.attributes)),
+                str(genai_messages.input_messages_of(span.attributes)[-1]["content"]),
+                "".join(
+                    str(one["content"])
+                    for one in genai_messages.output_messages_of(span.attributes)
+                ),
             )
             for span in self.calls
         ]

@@ -291,11 +291,11 @@ def _message_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> It
             continue
         span = entry.call.span
         attributes: Mapping[str, Any] = {} if span is None else span.attributes
-        answers = genai_messages.answers_of(attributes)
+        answers = genai_messages.output_messages_of(attributes)
         if entry.call.choice >= len(answers):
             left_out["calls without an answer"] += 1
             continue
-        prompt = genai_messages.asked_of(attributes)
+        prompt = genai_messages.input_messages_of(attributes)
         tools = attributes.get(c.TOOL_DEFINITIONS)
         yield {
             **_rollout_fields(view),

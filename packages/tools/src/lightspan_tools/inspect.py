@@ -424,6 +424,9 @@ def _message_lines(call: Call) -> Iterator[str]:
     if c.PROMPT_APPLIED in attributes:
         original, reason = attributes.get(c.PROMPT_ORIGINAL), attributes.get(c.PROMPT_REASON)
         yield f"prompt as in the app: {reason}" if reason else f"prompt in the app: {original!r}"
-    for message in (*genai_messages.asked_of(attributes), *genai_messages.answers_of(attributes)):
+    for message in (
+        *genai_messages.input_messages_of(attributes),
+        *genai_messages.output_messages_of(attributes),
+    ):
         yield f"--- {message['role']}"
         yield str(message.get("content") or message.get("tool_calls") or "")

@@ -14,7 +14,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.token_records import Sampling
-from lightspan.stores.keepalive import watched
+from lightspan.stores.keepalive import keepalive_socket
 from lightspan_gateway.openai_engine import server_events
 from lightspan_vllm.config import Link
 from lightspan_vllm.requirements import ServerInfo, without_routes
@@ -135,7 +135,7 @@ class Client:
             connector = aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=KEEPALIVE_S)
         else:
             connector = aiohttp.TCPConnector(
-                limit=0, socket_factory=watched, keepalive_timeout=KEEPALIVE_S
+                limit=0, socket_factory=keepalive_socket, keepalive_timeout=KEEPALIVE_S
             )
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)

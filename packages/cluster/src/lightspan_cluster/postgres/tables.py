@@ -56,8 +56,8 @@ class _Session(SQLTables):
     def _translate(self, query: str) -> str:
         return _translate(query)
 
-    def _ask_of(self, name: str, ids: Sequence[str]) -> list[Any]:
-        return self._ask(name, list(ids))  # one array, however many ids
+    def _execute_for(self, name: str, ids: Sequence[str]) -> list[Any]:
+        return self._execute(name, list(ids))  # one array, however many ids
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._db.cursor(binary=True) as cursor:
@@ -111,7 +111,7 @@ class PostgresWriteTables(_Session, WriteTables):
             last.insert(0, f"UPDATE ends SET {ends}{notify}".encode())
         self._send(last)
 
-    def _known_ends(self) -> Ends:
+    def _current_ends(self) -> Ends:
         assert self._ends is not None, "the transaction only adds rows"
         return self._ends
 
@@ -149,18 +149,18 @@ class PostgresWriteTables(_Session, WriteTables):
         self.begun += [attempt.attempt_id for attempt in rows]
         super().insert_attempts(rows)
 
-    def _ask_writers(self, attempt_ids: Sequence[str]) -> list[Any]:
+    def _writer_rows(self, attempt_ids: Sequence[str]) -> list[Any]:
         # No other transaction moves an attempt while this one holds the row of `ends`. Without it
         # the attempts are locked instead, unless one is being moved: waiting for that while holding
         # others could be a deadlock.
-        return self._ask("writers_now" if self._ends is None else "writers", list(attempt_ids))
+        return self._execute("writers_now" if self._ends is None else "writers", list(attempt_ids))
 
 
 class PostgresReadTables(_Session, ReadTables):
     """The tables of the reader."""
 
     def now(self) -> float:
-        return float(self._ask("now")[0][0]) if self._clock is None else self._clock()
+        return float(self._execute("now")[0][0]) if self._clock is None else self._clock()
 
 
 @cache

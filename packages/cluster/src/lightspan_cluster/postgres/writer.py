@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from psycopg import errors
 
 from lightspan.errors import StoreClosedError
-from lightspan.stores._sql.group_commit import Committer, Job, Work, answers_of, first_jobs
+from lightspan.stores._sql.group_commit import Committer, Job, Work, first_jobs, run_jobs
 from lightspan_cluster.postgres.server import (
     RETRY_TIMEOUT_S,
     Retry,
@@ -72,25 +72,25 @@ class WriterThread(Committer):
         with self._lock:
             if self._closed:
                 raise StoreClosedError
-            self._handed.put([job])
+            self._queue.put([job])
         return cast("asyncio.Future[list[R]]", job.future)
 
     def stop(self) -> None:
         """Write the submitted jobs, then end the thread and close the connection."""
         with self._lock:
             self._closed = True
-            self._handed.put(None)
+            self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         going = True
         while going:
-            jobs, going = self._take()
+            jobs, going = self._dequeue()
             while jobs:
                 jobs = jobs[self._commit(first_jobs(jobs)) :]
         self._tables.link.close()
 
-    def _settled(self, number: int) -> None:
+    def _on_done(self, number: int) -> None:
         """Do nothing: the number of jobs is not used."""
 
     def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
@@ -123,15 +123,15 @@ class WriterThread(Committer):
             tables.moved = True
             return sent.answers
         self._sent = None
-        answers = answers_of(jobs)
+        answers = run_jobs(jobs)
         self._sent = _Sent(tables.begun, answers)
         tables.commit()
         return answers
 
-    def _is_of_one(self, error: BaseException) -> bool:
+    def _may_be_one_jobs(self, error: BaseException) -> bool:
         return not is_connection_lost(error)
 
-    def _explained(self, error: BaseException) -> BaseException:
+    def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, Exception) and needs_explanation(error):
             explained = self._tables.link.server.explain(error)
             explained.__cause__ = error

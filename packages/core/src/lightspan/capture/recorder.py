@@ -10,7 +10,7 @@ from collections.abc import Callable
 from lightspan.schema.content import without_keys
 from lightspan.schema.provenance import Request
 from lightspan.schema.records import new_id
-from lightspan.schema.redaction import clean_text, kept_text
+from lightspan.schema.redaction import bounded_text, clean_text
 from lightspan.schema.spans import Span, SpanKind
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Recorder:
     def add(self, span: Span) -> None:
         """Keep a span with its keys redacted; count it as dropped where the limit is reached."""
         if span.status_message or not span.name.isascii():
-            name, message = clean_text(span.name), kept_text(span.status_message)
+            name, message = clean_text(span.name), bounded_text(span.status_message)
             span = span.replace(name=name, status_message=message)
         span = without_keys(span)
         self.has_called = self.has_called or span.kind is SpanKind.LLM
@@ -68,7 +68,7 @@ class Recorder:
     def add_capture_error(self, reason: str) -> None:
         """Record a capture error, so that the attempt is not trained."""
         with self._lock:
-            self._capture_errors.append(kept_text(reason))
+            self._capture_errors.append(bounded_text(reason))
 
     def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
         """Register open work; `give_up` records that it never ended."""

@@ -54,13 +54,13 @@ from lightspan.schema import semconv as c
 from lightspan.schema.genai_attributes import (
     StreamedAnswer,
     answer_attributes,
-    choices_asked,
     has_content,
     request_attributes,
+    requested_choices,
 )
 from lightspan.schema.genai_messages import MAPPING
 from lightspan.schema.records import Mode
-from lightspan.schema.redaction import add_clients_key
+from lightspan.schema.redaction import add_client_key
 from lightspan.schema.routing import Route, Target, split_path
 from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns, text_of
@@ -201,7 +201,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
         current, attempt = start_attempt(current, None)
         misattributed_calls.check_call(current)
         notify_end = notify_call_start(current)
-        add_clients_key(getattr(client, "api_key", None))
+        add_client_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
         path, body = current.path, _body(options)
         target = _target(current, path, address)
@@ -376,7 +376,7 @@ class SdkCall:
 
     def new_answer(self) -> StreamedAnswer:
         """Return a collector for the chunks of the answer."""
-        return StreamedAnswer(choices=choices_asked(self.body))
+        return StreamedAnswer(choices=requested_choices(self.body))
 
     def register_pending(self, give_up: Callable[[], None], response: Any) -> None:
         """Register the answer as open.

@@ -111,8 +111,8 @@ class CallMessages(msgspec.Struct, frozen=True):
         if call.span is None:
             return cls(())
         attributes = call.span.attributes
-        messages = genai_messages.asked_of(attributes)
-        answers = genai_messages.answers_of(attributes)
+        messages = genai_messages.input_messages_of(attributes)
+        answers = genai_messages.output_messages_of(attributes)
         answer = Message.of(answers[call.choice]) if call.choice < len(answers) else None
         tools = str(attributes.get(c.TOOL_DEFINITIONS, ""))
         return cls(tuple(map(Message.of, messages)), answer, tools)

@@ -55,7 +55,7 @@ def state_of(call: Call, task_id: str, turn: int) -> State:
     messages: Sequence[Mapping[str, Any]] = ()
     if call.span is not None:
         try:
-            messages = genai_messages.asked_of(call.span.attributes)
+            messages = genai_messages.input_messages_of(call.span.attributes)
         except ValueError:  # truncated, or not JSON
             messages = ()
     return State(task_id=task_id, agent_path=call.agent_path, turn=turn, messages=messages)

@@ -69,7 +69,7 @@ def _call_lines(call: Call, written: set[str]) -> Iterator[str]:
     """Yield the new lines of a call, and add them to the agent's lines so far."""
     yield f"Model call of the agent {call.agent_path!r}:"
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
-    for message in genai_messages.asked_of(attributes):
+    for message in genai_messages.input_messages_of(attributes):
         line = f"  {message.get('role')}: {_shortened(_text(message))}"
         if line not in written:
             written.add(line)
@@ -85,7 +85,7 @@ def _call_lines(call: Call, written: set[str]) -> Iterator[str]:
 
 def _answer(call: Call) -> dict[str, Any] | None:
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
-    answers = genai_messages.answers_of(attributes)
+    answers = genai_messages.output_messages_of(attributes)
     return answers[call.choice] if call.choice < len(answers) else None
 
 

@@ -199,7 +199,7 @@ def task_of(spans: list[Span], *, is_call: bool) -> Json:
     if first is None:
         return None
     try:
-        messages = genai_messages.asked_of(first.attributes)
+        messages = genai_messages.input_messages_of(first.attributes)
     except (ValueError, KeyError, TypeError, AttributeError):  # a hook changed the structure
         return None
     own_roles = () if is_call else ("system", "developer")

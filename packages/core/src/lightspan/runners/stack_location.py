@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import lightspan
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 
 _MAX_LINE_LENGTH: Final = 100
 _LIGHTSPAN: Final = f"{Path(lightspan.__file__).parent}{os.sep}"
@@ -45,7 +45,7 @@ def describe_stack(stack: Sequence[StackLocation]) -> str:
     place = next((place for place in outside if _INSTALLED.search(place.file) is None), outside[0])
     source = linecache.getline(place.file, place.line).strip()
     at = f"{os.path.basename(place.file)}:{place.line} in {place.function}"
-    return kept_text(f"`{source[:_MAX_LINE_LENGTH]}` at {at}" if source else at)
+    return bounded_text(f"`{source[:_MAX_LINE_LENGTH]}` at {at}" if source else at)
 
 
 def frame_stack(frame: FrameType | None) -> list[StackLocation]:

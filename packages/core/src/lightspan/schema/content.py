@@ -1,4 +1,4 @@
-"""What is kept of what was said: a model or a tool may echo a key."""
+"""Removal of keys from the recorded content of spans: a model or a tool may echo a key."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ CONTENT: Final = frozenset(
         c.PROMPT_ORIGINAL,
     }
 )
-"""Attributes that hold what was said. Others say who and what: a name is no key, whatever it is."""
+"""Attributes with recorded texts. The others are names and numbers, which contain no keys."""
 
 
 def without_keys(span: Span) -> Span:
-    """A copy in whose content no key stands (`texts.values_without_keys`). It says so
-    (`KEYS_REPLACED`), if one stood there."""
+    """Return the span with keys in its content replaced (`redaction.values_without_keys`).
+
+    Sets `KEYS_REPLACED` if there were any.
+    """
     attributes = span.attributes
-    said: Attributes = {key: attributes[key] for key in CONTENT.intersection(attributes)}
-    if not said:
+    content: Attributes = {key: attributes[key] for key in CONTENT.intersection(attributes)}
+    redacted = values_without_keys(content) if content else content
+    if redacted == content:
         return span
-    kept = values_without_keys(said)
-    if kept == said:
-        return span
-    return span.replace(attributes={**attributes, **kept, c.KEYS_REPLACED: True})
+    return span.replace(attributes={**attributes, **redacted, c.KEYS_REPLACED: True})

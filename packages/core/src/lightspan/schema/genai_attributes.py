@@ -1,7 +1,6 @@
-"""The GenAI attributes of a model call: of its request, and of its answer, streamed or whole.
+"""GenAI attributes of a model call's request and answer, streamed or whole.
 
-The wire shim and the gateway record the same call alike, because both take its attributes from
-here.
+The SDK instrumentation and the gateway both use them, so that they record a call alike.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from lightspan.schema.spans import Attributes
 
 
 class StreamedAnswer:
-    """Puts the chunks of a streamed completion, or the events of a response or a message, together
-    again.
+    """An accumulator of a streamed answer: a completion's chunks, or events of the other APIs.
 
     Args:
-        choices: how many answers were asked for.
+        choices: the number of requested answers.
     """
 
     def __init__(self, choices: int = 1) -> None:
-        self._asked = choices
+        self._requested = choices
         self._events: (
             openai_responses.StreamedResponse | anthropic_messages.StreamedMessage | None
         ) = None
@@ -30,7 +28,7 @@ class StreamedAnswer:
         self._choices: dict[int, dict[str, Any]] = {}
 
     def add(self, chunk: Any) -> None:
-        """Add one chunk: a pydantic model of the SDK or a mapping."""
+        """Add a chunk: a pydantic model of the SDK, or a mapping."""
         data = chunk if isinstance(chunk, Mapping) else chunk.model_dump(exclude_unset=True)
         if not isinstance(data, Mapping):
             return
@@ -52,10 +50,10 @@ class StreamedAnswer:
         index = choice.get("index", 0)
         whole = self._choices.setdefault(index, {"message": {"role": "assistant"}, "calls": {}})
         delta = choice.get("delta") or {}
-        text = delta.get("content") or choice.get("text")  # of a chat, of a text completion
-        for name, said in (("content", text), ("refusal", delta.get("refusal"))):
-            if said:
-                whole["message"][name] = whole["message"].get(name, "") + said
+        content = delta.get("content") or choice.get("text")  # of a chat, of a text completion
+        for name, text in (("content", content), ("refusal", delta.get("refusal"))):
+            if text:
+                whole["message"][name] = whole["message"].get(name, "") + text
         for call in delta.get("tool_calls") or ():
             _add_tool_call(whole["calls"], call)
         if choice.get("finish_reason"):
@@ -63,14 +61,14 @@ class StreamedAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether every answer has come to its end: nothing follows but usage."""
+        """Whether all answers are complete, after which only the usage follows."""
         if self._events is not None:
             return self._events.ended
         ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
-        return len(ended) >= max(self._asked, len(self._choices))
+        return len(ended) >= max(self._requested, len(self._choices))
 
     def answer(self) -> dict[str, Any]:
-        """The completion as if it had not been streamed, as far as it came."""
+        """Return the completion as without streaming, as far as it arrived."""
         if self._events is not None:
             return self._events.answer()
         choices = []
@@ -84,7 +82,7 @@ class StreamedAnswer:
 
 def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
     empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-    call = calls.setdefault(_number_of(calls, delta), empty)
+    call = calls.setdefault(_call_index(calls, delta), empty)
     call["id"] = delta.get("id") or call["id"]
     function = delta.get("function") or {}
     call["function"]["name"] += function.get("name") or ""
@@ -92,13 +90,16 @@ def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -
 
 
 def has_content(answer: Mapping[str, Any]) -> bool:
-    """Whether anything of an answer has come."""
+    """Return whether a part of the answer has arrived."""
     return any(answer.get(key) for key in ("choices", "output", "content"))
 
 
-def _number_of(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]) -> int:
-    """Which call a delta belongs to. Some servers leave `index` out: then another id begins a call,
-    or without one another name, and the rest is of the latest."""
+def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]) -> int:
+    """Return the index of a delta's call.
+
+    Some servers omit `index`: then another id, or another name without an id, begins a call, and
+    other deltas belong to the latest one.
+    """
     index, call_id = delta.get("index"), delta.get("id")
     if isinstance(index, int):
         return index
@@ -106,21 +107,20 @@ def _number_of(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any])
         return 0
     latest = max(calls)
     if call_id:
-        same = (number for number, call in calls.items() if call["id"] == call_id)
-        return next(same, latest + 1)
+        return next((n for n, call in calls.items() if call["id"] == call_id), latest + 1)
     begins = (delta.get("function") or {}).get("name") and calls[latest]["function"]["name"]
     return latest + 1 if begins else latest
 
 
-def choices_asked(body: Mapping[str, Any]) -> int:
-    """How many answers a request asks for: `n` for each of its prompts."""
-    several = body.get("n")
+def requested_choices(body: Mapping[str, Any]) -> int:
+    """Return the number of answers that a request asks for: `n` for each of its prompts."""
+    n = body.get("n")
     prompts = _prompts_of(body["prompt"]) if "prompt" in body else [None]
-    return (several if isinstance(several, int) else 1) * len(prompts)
+    return (n if isinstance(n, int) else 1) * len(prompts)
 
 
 def request_attributes(body: Mapping[str, Any]) -> Attributes:
-    """GenAI attributes of a request for a chat or text completion, a response or a message."""
+    """Return the GenAI attributes of a request: chat, text completion, response or message."""
     is_response = openai_responses.is_response(body)
     is_message = anthropic_messages.is_message_request(body)
     completes_text = "prompt" in body and "messages" not in body and not is_response
@@ -143,30 +143,25 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
         prompt = openai_responses.messages_of(body, openai_responses.as_it_is)
     elif is_message:
         prompt = anthropic_messages.messages_of(body, openai_responses.as_it_is)
-    # A body is recorded before anybody has checked it: what should be a list may be anything.
+    # The body is not validated yet, so fields that should be lists may be anything.
     if prompt is not None:
-        several = prompt if isinstance(prompt, list | tuple) else [prompt]
-        attributes[c.INPUT_MESSAGES] = genai_messages.dump(several)
+        messages = prompt if isinstance(prompt, list | tuple) else [prompt]
+        attributes[c.INPUT_MESSAGES] = genai_messages.dump(messages)
     tools = body.get("tools")
     if tools:
-        if is_response and isinstance(tools, list | tuple):
-            tools = openai_responses.tools_to_chat(tools)
-        elif is_message and isinstance(tools, list | tuple):
-            tools = anthropic_messages.tools_to_chat(tools)
+        if (is_response or is_message) and isinstance(tools, list | tuple):
+            dialect = openai_responses if is_response else anthropic_messages
+            tools = dialect.tools_to_chat(tools)
         attributes[c.TOOL_DEFINITIONS] = genai_messages.dump_json(tools)
     return attributes
 
 
 def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
-    """The prompts of a text completion as messages; token ids as JSON."""
+    """Convert the prompts of a text completion to messages; token ids become JSON."""
     is_single = not isinstance(prompt, list | tuple) or all(isinstance(i, int) for i in prompt)
-    return [
-        {
-            "role": "user",
-            "content": text if isinstance(text, str) else genai_messages.dump_json(text),
-        }
-        for text in ([prompt] if is_single else prompt)
-    ]
+    prompts = [prompt] if is_single else prompt
+    texts = (text if isinstance(text, str) else genai_messages.dump_json(text) for text in prompts)
+    return [{"role": "user", "content": text} for text in texts]
 
 
 ANSWER_FIELDS: Final[dict[str, Any]] = {
@@ -177,12 +172,12 @@ ANSWER_FIELDS: Final[dict[str, Any]] = {
     **dict.fromkeys(("output", "status", "incomplete_details"), True),  # of a response
     **dict.fromkeys(("type", "content", "stop_reason"), True),  # of a message
 }
-"""What `answer_attributes` reads of an answer, as pydantic's `include`: log-probabilities, or all
-that was asked, may be many times as long."""
+"""Fields of an answer that `answer_attributes` reads, as pydantic's `include`: log-probabilities or
+an echoed request may be many times as long."""
 
 
 def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
-    """GenAI attributes of a chat or text completion, a response or a message."""
+    """Return the GenAI attributes of a chat or text completion, response or message."""
     if anthropic_messages.is_message(answer):
         answer = anthropic_messages.completion_of(answer)
     elif "output" in answer and "choices" not in answer:

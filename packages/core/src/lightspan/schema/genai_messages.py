@@ -1,4 +1,4 @@
-"""OpenAI chat messages ↔ OpenTelemetry's GenAI message schema (role and parts)."""
+"""Conversion of OpenAI chat messages to OpenTelemetry's GenAI message schema, and back."""
 
 from __future__ import annotations
 
@@ -13,45 +13,42 @@ from lightspan.schema.media import reference
 
 ChatMessage = Mapping[str, Any]
 MAPPING: Final = (dict, Mapping)
-"""What is a mapping, for `isinstance`: of a `dict` it says so in a tenth of the time."""
+"""Types for `isinstance`, which is ten times as fast for a `dict` as with `Mapping` alone."""
 
 CALL_OPEN: Final = "<tool_call>"
 CALL_CLOSE: Final = "</tool_call>"
 PYTHON_TAG: Final = "<|python_tag|>"
-"""What marks a tool call in the text that a model writes: the first two stand around one in Hermes'
-format, the third before one in Llama's."""
+"""Tags of a tool call in a model's text: the first two enclose one in Hermes' format, the third
+precedes one in Llama's."""
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def to_genai(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
-    """OpenAI chat messages as `gen_ai.*.messages`: `{"role": …, "parts": […]}`.
+    """Convert OpenAI chat messages to `gen_ai.*.messages`: `{"role": …, "parts": […]}`.
 
-    What is no message is kept as text of an `unknown` role, because a request that was refused is
+    Items that are not messages become texts of an `unknown` role, because rejected requests are
     recorded too. Images, sounds and files become references (`schema.media`).
     """
     return [_to_parts(message) for message in messages]
 
 
 def from_genai(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The inverse of `to_genai` for text, tool calls and tool results; references stay such."""
+    """Convert messages from `to_genai` back to OpenAI chat messages; references stay references."""
     return [_from_parts(message) for message in messages]
 
 
 def dump(messages: Iterable[ChatMessage]) -> str:
-    """OpenAI chat messages as the JSON text of a `gen_ai.*.messages` attribute."""
+    """Return OpenAI chat messages as the JSON of a `gen_ai.*.messages` attribute."""
     return dump_json(to_genai(messages))
 
 
 def dump_json(value: Any) -> str:
-    """Compact JSON that never fails (what JSON cannot say becomes its `str`)."""
+    """Return a value as compact JSON, with `str` of values that JSON lacks. Never raises."""
     try:
         return _encode(value).decode()
-    except Exception:  # a lone surrogate, a key that is no text, a circle, a failing __str__
-        return _dump_slowly(value)
-
-
-def _dump_slowly(value: Any) -> str:
+    except Exception:  # a lone surrogate, a key that is not a text, a cycle, a failing __str__
+        pass
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
     except Exception:
@@ -60,25 +57,24 @@ def _dump_slowly(value: Any) -> str:
 
 
 def load(text: str) -> list[dict[str, Any]]:
-    """The inverse of `dump`."""
+    """Return OpenAI chat messages from the JSON of `dump`."""
     return from_genai(json.loads(text))
 
 
-def asked_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages that a span's call sent; none if they were not recorded."""
+def input_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages that a span's call sent; none if they were not recorded."""
     return load(str(attributes.get(c.INPUT_MESSAGES, "[]")))
 
 
-def answers_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages that a span's call was answered with, one per choice; none if they were not
-    recorded."""
+def output_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the answers to a span's call, one per choice; none if they were not recorded."""
     return load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))
 
 
 def overrides_of(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Field of a span's request → what the app asked, and what was used in its place."""
+    """Return, per overridden field of a span's request, the app's value and the value used."""
     overrides = json.loads(str(attributes.get(c.SAMPLING_OVERRIDES) or "{}"))
-    return {field: (asked, used) for field, (asked, used) in overrides.items()}
+    return {field: (requested, used) for field, (requested, used) in overrides.items()}
 
 
 def _to_parts(message: Any) -> dict[str, Any]:
@@ -89,26 +85,20 @@ def _to_parts(message: Any) -> dict[str, Any]:
         response = {"type": "tool_call_response", "response": _result(message.get("content"))}
         return {"role": role, "parts": [{**response, "id": message.get("tool_call_id")}]}
     parts = _content_parts(message.get("content"))
-    if message.get("tool_calls"):
-        parts += _call_parts(message["tool_calls"])
+    calls = message.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        parts += [_call_part(call) for call in calls if isinstance(call, Mapping)]
     if isinstance(message.get("refusal"), str):
         parts.append({"type": "text", "content": message["refusal"]})
     audio = message.get("audio")
     if audio is not None and isinstance(audio, MAPPING):
-        parts += _spoken_parts(audio)
-    made: dict[str, Any] = {"role": role}
-    if message.get("name"):
-        made["name"] = message["name"]
-    made["parts"] = parts
-    if message.get("finish_reason"):
-        made["finish_reason"] = message["finish_reason"]
-    return made
-
-
-def _spoken_parts(audio: Mapping[str, Any]) -> list[dict[str, Any]]:
-    said = audio.get("transcript")
-    text = [{"type": "text", "content": said}] if isinstance(said, str) and said else []
-    return [*text, reference({"type": "audio", **audio})]
+        transcript = audio.get("transcript")
+        if isinstance(transcript, str) and transcript:
+            parts.append({"type": "text", "content": transcript})
+        parts.append(reference({"type": "audio", **audio}))
+    name = {"name": message["name"]} if message.get("name") else {}
+    reason = message.get("finish_reason")
+    return {"role": role, **name, "parts": parts, **({"finish_reason": reason} if reason else {})}
 
 
 def _content_parts(content: Any) -> list[dict[str, Any]]:
@@ -128,19 +118,13 @@ def _content_part(part: Any) -> dict[str, Any]:
 
 
 def _result(content: Any) -> Any:
-    """What a tool gave: a text, or parts."""
+    """Convert the result of a tool: a text, or parts."""
     if not isinstance(content, list | tuple):
         return content
     return [
         reference(part) if isinstance(part, Mapping) and part.get("type") != "text" else part
         for part in content
     ]
-
-
-def _call_parts(calls: Any) -> list[dict[str, Any]]:
-    if not isinstance(calls, list | tuple):
-        return []
-    return [_call_part(call) for call in calls if isinstance(call, Mapping)]
 
 
 def _call_part(call: Mapping[str, Any]) -> dict[str, Any]:

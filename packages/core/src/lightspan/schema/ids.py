@@ -1,7 +1,7 @@
-"""Random digits for ids, from the system.
+"""Random hex digits for ids, from the operating system.
 
-They are fetched many at a time: asking for those of one id costs more than all else that is done
-to make a span of it.
+Digits are read for many ids at a time: one call of `os.urandom` costs more than the rest of making
+a span.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import os
 from typing import Final
 
 _DIGITS: Final = 16
-_MAX_CONCURRENT: Final = 256
+_IDS_PER_READ: Final = 256
 
-_fetched: Final[list[str]] = []
+_ids: Final[list[str]] = []
 
 
 def random_digits() -> str:
-    """16 hex digits that nobody was given before; 64 random bits. Thread-safe."""
+    """Return 16 unused hex digits (64 random bits). Thread-safe."""
     try:
-        return _fetched.pop()
+        return _ids.pop()
     except IndexError:
-        several = os.urandom(_MAX_CONCURRENT * _DIGITS // 2).hex()
-        ids = [several[start : start + _DIGITS] for start in range(0, len(several), _DIGITS)]
-        _fetched.extend(ids[1:])
+        digits = os.urandom(_IDS_PER_READ * _DIGITS // 2).hex()
+        ids = [digits[start : start + _DIGITS] for start in range(0, len(digits), _DIGITS)]
+        _ids.extend(ids[1:])
         return ids[0]
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_fetched.clear)  # or parent and child would share them
+    os.register_at_fork(after_in_child=_ids.clear)  # else parent and child would use the same ids

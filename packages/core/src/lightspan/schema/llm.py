@@ -12,12 +12,13 @@ from lightspan.schema.redaction import add_key_variable
 
 
 class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
-    """An OpenAI-compatible endpoint. A key is kept by its variable's *name*, never by value."""
+    """An OpenAI-compatible endpoint, with the name of its key's environment variable."""
 
     base_url: str
     model: str
-    """Empty: whatever model the app names."""
+    """Model name; empty: the one that the app names."""
     api_key_env: str | None = None
+    """Environment variable of the key; the key itself is never stored."""
     sampling: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -33,10 +34,10 @@ class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
         """
         if self.api_key_env is None:
             return "none"
-        try:
-            return os.environ[self.api_key_env]
-        except KeyError:
+        key = os.environ.get(self.api_key_env)
+        if key is None:
             raise ConfigError(
                 f"the endpoint {self.base_url} needs the key in ${self.api_key_env}, "
                 "which is not set"
-            ) from None
+            )
+        return key

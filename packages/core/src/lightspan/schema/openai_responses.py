@@ -1,7 +1,7 @@
-"""OpenAI's Responses API as chat: its items as chat messages, its tools as chat tools. Pure.
+"""Conversion of OpenAI's Responses API to chat: its items, tools, responses and events.
 
-The gateway understands requests with it, the wire shim records them. Both turn everything into
-chat, so that a conversation looks the same whichever of the two an app speaks.
+The gateway serves requests with it, and the SDK instrumentation records them, so that recorded
+conversations do not depend on the API.
 """
 
 from __future__ import annotations
@@ -15,47 +15,49 @@ Message = dict[str, Any]
 
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
-"""The events that carry the whole response."""
+"""Types of the events with the whole response."""
 
 
 class ItemError(ValueError):
-    """An item that has no form in chat; `where` names it."""
+    """An item without an equivalent in chat."""
 
     def __init__(self, message: str, where: str, *, is_media: bool) -> None:
         super().__init__(message)
         self.where = where
+        """Path of the item in the request."""
         self.is_media = is_media
         """Whether it is an image, a sound, a video or a file."""
 
 
 Other = Callable[[Any, str], Message]
-"""Called with an item that has no form in chat, and its place: returns a message or raises."""
+"""Handler of an item without an equivalent in chat, and its path: returns a message or raises."""
 
 
 def is_response(body: Mapping[str, Any]) -> bool:
-    """Whether the body of a request is one for `/v1/responses`."""
+    """Return whether the body of a request is one for `/v1/responses`."""
     return "messages" not in body and ("input" in body or "instructions" in body)
 
 
 def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
-    """The messages of a request: its instructions, if any, then its input."""
+    """Convert the instructions, if any, and the input of a request to chat messages."""
     return [*instructions_of(body), *items_to_messages(body.get("input"), other)]
 
 
 def instructions_of(body: Mapping[str, Any]) -> list[Message]:
-    """The system message of a request; none if it has no instructions."""
+    """Return the system message of a request; none if it has no instructions."""
     instructions = body.get("instructions")
     return [{"role": "system", "content": instructions}] if instructions else []
 
 
 def items_to_messages(items: Any, other: Other) -> list[Message]:
-    """Input or output items as chat messages.
+    """Convert input or output items to chat messages.
 
-    A function call belongs to the assistant's message just before it, as the model wrote them.
+    A function call becomes a part of the assistant's message just before it, as the model wrote
+    them.
 
     Args:
         items: a text, or an array of items.
-        other: called for what has no form in chat.
+        other: called for items without an equivalent in chat.
     """
     if items is None:
         return []
@@ -75,8 +77,8 @@ def _add_item(messages: list[Message], item: Any, where: str, other: Other) -> N
         _add_call(messages, item)
     elif kind == "function_call_output":
         content = _content(item.get("output"), f"{where}.output", other)
-        called = item.get("call_id")
-        messages.append({"role": "tool", "tool_call_id": called, "content": content})
+        call_id = item.get("call_id")
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
     elif kind in (None, "message") and isinstance(item, Mapping) and "role" in item:
         content = _content(item.get("content"), f"{where}.content", other)
         messages.append({"role": item["role"], "content": content})
@@ -93,12 +95,28 @@ def _add_call(messages: list[Message], item: Mapping[str, Any]) -> None:
 
 
 def _content(content: Any, where: str, other: Other) -> Any:
-    """Text where all parts are text, else a list of parts; `other` may refuse one."""
+    return convert_content(content, where, other, _part)
+
+
+def convert_content(
+    content: Any, where: str, other: Other, convert_part: Callable[[Any, str, Other], Any]
+) -> Any:
+    """Convert the content of a message to a text if all parts are texts, else to a list of parts.
+
+    Args:
+        convert_part: returns a text, or a part that stays as it is.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):
         return other(content, where).get("content")
-    parts = [_part(part, f"{where}[{n}]", other) for n, part in enumerate(content)]
+    return join_parts(
+        [convert_part(part, f"{where}[{n}]", other) for n, part in enumerate(content)]
+    )
+
+
+def join_parts(parts: Sequence[Any]) -> Any:
+    """Join texts to one; return a list of parts if not all parts are texts."""
     if all(isinstance(part, str) for part in parts):
         return "".join(parts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
@@ -115,17 +133,13 @@ def _part(part: Any, where: str, other: Other) -> Any:
 
 
 def as_it_is(item: Any, where: str) -> Message:
-    """An `Other` for records: an item that has no form in chat is kept as it is."""
+    """Keep an item as it is, in a message (an `Other` for recording)."""
     role = item.get("role") if isinstance(item, Mapping) else None
     return {"role": role or "unknown", "content": [item]}
 
 
 def refused(item: Any, where: str) -> Message:
-    """An `Other` for an endpoint that speaks chat only.
-
-    Raises:
-        ItemError: always.
-    """
+    """Raise `ItemError` (an `Other` for an endpoint that supports chat only)."""
     kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
     raise ItemError(
         f"{where} is of type {kind!r}: only messages with text, function calls and their outputs "
@@ -136,21 +150,25 @@ def refused(item: Any, where: str) -> Message:
 
 
 def tools_to_chat(tools: Sequence[Any]) -> list[Any]:
-    """Function tools as chat has them; others as they are."""
-    return [_tool(tool) for tool in tools]
+    """Convert function tools to chat's; others stay as they are."""
+    return [
+        chat_tool(tool)
+        if isinstance(tool, Mapping) and tool.get("type") == "function" and "function" not in tool
+        else tool
+        for tool in tools
+    ]
 
 
-def _tool(tool: Any) -> Any:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function" or "function" in tool:
-        return tool
+def chat_tool(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function tool of chat with these fields, without those that are None."""
     keys = ("name", "description", "parameters", "strict")
-    function = {key: tool[key] for key in keys if tool.get(key) is not None}
+    function = {key: fields[key] for key in keys if fields.get(key) is not None}
     return {"type": "function", "function": function}
 
 
 # --- answers --------------------------------------------------------------------------------
 def completion_of(response: Mapping[str, Any]) -> dict[str, Any]:
-    """A response as a chat completion, for a record."""
+    """Convert a response to a chat completion, for recording."""
     usage = response.get("usage") or {}
     return {
         "id": response.get("id"),
@@ -171,7 +189,7 @@ def _choices(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _merged(messages: list[Message]) -> Message:
-    """The messages of one answer as one message."""
+    """Merge the messages of an answer into one."""
     contents = [m["content"] for m in messages if m.get("content")]
     texts = [content for content in contents if isinstance(content, str)]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
@@ -184,7 +202,7 @@ def _merged(messages: list[Message]) -> Message:
 
 
 def _finish(response: Mapping[str, Any], output: list[Message]) -> str | None:
-    if response.get("status") in ("queued", "in_progress"):  # its stream was cut
+    if response.get("status") in ("queued", "in_progress"):  # the stream was cut off
         return None
     if response.get("status") == "incomplete":
         reason = (response.get("incomplete_details") or {}).get("reason")
@@ -193,7 +211,7 @@ def _finish(response: Mapping[str, Any], output: list[Message]) -> str | None:
 
 
 class StreamedResponse:
-    """The events of a streamed response, gathered into one answer."""
+    """An accumulator of a streamed response's events."""
 
     def __init__(self) -> None:
         self._response: dict[str, Any] = {}
@@ -201,7 +219,7 @@ class StreamedResponse:
         self._texts: dict[int, str] = {}
         self._calls: dict[int, dict[str, Any]] = {}
         self.ended = False
-        """Whether the whole response has come."""
+        """Whether the whole response has arrived."""
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add one event."""
@@ -223,13 +241,10 @@ class StreamedResponse:
             call["arguments"] = call.get("arguments", "") + str(event.get("delta") or "")
 
     def answer(self) -> dict[str, Any]:
-        """The response as if it had not been streamed; as far as it came, if it was cut."""
+        """Return the response as without streaming; the part that arrived, if it was cut off."""
         if self.ended:
             return self._response
-        written = {index: _text_item(text) for index, text in self._texts.items()}
-        output = [item for _, item in sorted({**written, **self._calls, **self._items}.items())]
+        message = {"type": "message", "role": "assistant"}
+        texts = {index: {**message, "content": text} for index, text in self._texts.items()}
+        output = [item for _, item in sorted({**texts, **self._calls, **self._items}.items())]
         return {**self._response, "output": output}
-
-
-def _text_item(text: str) -> Mapping[str, Any]:
-    return {"type": "message", "role": "assistant", "content": text}

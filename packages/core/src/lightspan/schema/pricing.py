@@ -1,4 +1,4 @@
-"""What tokens cost."""
+"""Prices of tokens."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _TOKENS = 1_000_000
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a million tokens of a model, in whichever currency: all that are compared have one.
+    """The price of a million tokens of a model; all prices that are compared need one currency.
 
     Raises:
-        ConfigError: a price is no finite number, or below 0.
+        ConfigError: a price is not a finite number of at least 0.
     """
 
     input: float
-    """Of tokens that are sent."""
+    """Price of a million input tokens."""
     output: float
-    """Of tokens that are answered."""
+    """Price of a million output tokens."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             check_number(f"Price({name}=)", getattr(self, name), low=0)
 
-    def of(self, asked: float, answered: float) -> float:
-        """What so many tokens cost."""
-        return (asked * self.input + answered * self.output) / _TOKENS
+    def of(self, input_tokens: float, output_tokens: float) -> float:
+        """Return the cost of a number of tokens."""
+        return (input_tokens * self.input + output_tokens * self.output) / _TOKENS

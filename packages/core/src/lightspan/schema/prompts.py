@@ -1,8 +1,8 @@
-"""Prompts: templates with named placeholders, and what became of one that was learned.
+"""Prompt templates with named placeholders, and learned prompts.
 
-A template is Python's: `{question}` is a placeholder, `{{` and `}}` are braces. A text that Python
-could not fill, because its braces are its own (`Answer as {"answer": 1}`), is taken as it is, with
-`{name}` alone as a placeholder: braces never fail.
+A template has the syntax of `str.format`: `{question}` is a placeholder, `{{` and `}}` are braces.
+In a text that `str.format` cannot fill, such as `Answer as {"answer": 1}`, only `{name}` is a
+placeholder and all other braces are literal, so braces never raise.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import msgspec
 from lightspan.errors import ConfigError, UnsupportedError
 
 ENGINES: Final = ("f-string",)
-"""What fills a template."""
+"""Supported template syntaxes."""
 
 _NAME: Final = re.compile(r"[^\W\d]\w*")
-"""What a placeholder begins with: the name of the value that it shows."""
+"""Name of the value of a placeholder, at its start."""
 _OPENED: Final = re.compile(rf"\{{({_NAME.pattern})")
 _FIELD: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern}|\[[^\[\]{{}}]+\])*")
-"""A name, and what is taken of its value: `{customer.name}`, `{rows[0]}`."""
+"""A name with attributes and items of its value: `{customer.name}`, `{rows[0]}`."""
 _CONVERSIONS: Final = (None, "", "r", "s", "a")
 _PLAIN: Final = re.compile(rf"\{{{_NAME.pattern}\}}")
 
 
 class PromptPlace(StrEnum):
-    """How a prompt gets into an app."""
+    """The way in which a prompt reaches an app."""
 
     ARGUMENT = "argument"
     """The app takes it as an argument."""
     AGENT = "agent"
-    """It is the instructions that an agent's requests carry; nothing in the app knows of it."""
+    """It replaces the instructions in an agent's requests, without any change of the app."""
     CODE = "code"
-    """The app asks for it: `lightspan.prompt(name, text)`."""
+    """The app calls `lightspan.prompt(name, text)`."""
 
 
 class _Piece(NamedTuple):
-    """A part of a template."""
+    """A placeholder or a literal text of a template."""
 
     text: str
-    """As it reads: of a placeholder with its braces, of other text with no brace doubled."""
+    """A placeholder with its braces, or a literal text with single braces."""
     is_placeholder: bool
 
 
@@ -63,33 +63,33 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise UnsupportedError(
-                f"PromptTemplate(engine={self.engine!r}): only {ENGINES[0]!r} is filled here; "
+                f"PromptTemplate(engine={self.engine!r}): only {ENGINES[0]!r} is supported; "
                 "render `template` in the app itself, and learn a template of that kind"
             )
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """The names of the values that it shows, in order, each once."""
-        written = (piece.text for piece in _pieces(self.template) if piece.is_placeholder)
-        # one may show another: {price:{width}}
-        return tuple(dict.fromkeys(name for text in written for name in _OPENED.findall(text)))
+        """Names of the values in placeholders, in order, each once."""
+        # A placeholder may contain others: {price:{width}}.
+        names = (name for field in self.fields for name in _OPENED.findall(field))
+        return tuple(dict.fromkeys(names))
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The placeholders as they are written, such as `{price:.2f}`, each once."""
+        """Placeholders as they are written, such as `{price:.2f}`, each once."""
         pieces = _pieces(self.template)
         return tuple(dict.fromkeys(piece.text for piece in pieces if piece.is_placeholder))
 
     @property
     def text(self) -> str:
-        """As a person reads it: placeholders as written, and no brace doubled."""
+        """The template for people: placeholders as written, and literal braces single."""
         return "".join(piece.text for piece in _pieces(self.template))
 
     def format(self, **values: Any) -> str:
         """Fill the placeholders; other braces stay.
 
         Raises:
-            ConfigError: a placeholder has no value, or cannot show the one that it has.
+            ConfigError: a placeholder has no value, or cannot format it.
         """
         try:
             return "".join(
@@ -104,8 +104,10 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
             ) from error
 
     def match(self, text: str) -> dict[str, str] | None:
-        """The inverse of `format` for placeholders that are a name alone: the values with which
-        this template is that text. None: with none, or with several, and which is not known."""
+        """Return the values with which `format` returns a text (the inverse of `format`).
+
+        None if there are none or several possible ones, or if a placeholder is more than a name.
+        """
         pieces = _pieces(self.template)
         names = [piece.text[1:-1] for piece in pieces if piece.is_placeholder]
         if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
@@ -121,34 +123,34 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         return dict(zip(names, values, strict=True))
 
     def rewritten(self, text: str) -> PromptTemplate:
-        """Another text with these placeholders: whatever else has braces there is meant as it is.
+        """Return a template of another text with these placeholders; its other braces are literal.
 
         Args:
-            text: as `text` has it.
+            text: the template for people, as in `text`.
 
         Raises:
-            ConfigError: a placeholder is missing in it.
+            ConfigError: the text lacks a placeholder.
         """
-        lost = [field for field in self.fields if field not in text]
-        if lost:
-            raise ConfigError(f"the text has no {' and no '.join(lost)}")
-        wanted = _split(text, self.fields)
-        if _pieces(text) == wanted:  # such as one for an app that fills nothing
+        missing = [field for field in self.fields if field not in text]
+        if missing:
+            raise ConfigError(f"the text has no {' and no '.join(missing)}")
+        pieces = _split(text, self.fields)
+        if _pieces(text) == pieces:  # needs no doubled braces: an app may use it without filling it
             return PromptTemplate(text, engine=self.engine)
-        return PromptTemplate(_escaped(wanted), engine=self.engine)
+        return PromptTemplate(_escaped(pieces), engine=self.engine)
 
 
 @lru_cache(maxsize=1024)
 def _pieces(template: str) -> tuple[_Piece, ...]:
-    """The parts of a template, two texts never side by side."""
+    """Split a template into pieces, without adjacent literal texts."""
     pieces = _parsed(template)
-    if pieces is None:  # a brace of the text's own
+    if pieces is None:
         return _split(template, dict.fromkeys(_PLAIN.findall(template)))
     return _joined(pieces)
 
 
 def _parsed(template: str) -> list[_Piece] | None:
-    """The parts as Python has them; None: its `format` could not fill them."""
+    """Parse a template as `str.format` does; return None if it could not fill it."""
     try:
         parsed = list(Formatter().parse(template))
     except ValueError:
@@ -159,13 +161,13 @@ def _parsed(template: str) -> list[_Piece] | None:
         if field is not None:
             if not _can_be_filled(field, spec or "", conversion):
                 return None
-            how = f"!{conversion}" if conversion else ""
-            pieces.append(_Piece(f"{{{field}{how}{f':{spec}' if spec else ''}}}", True))
+            suffix = f"!{conversion}" * bool(conversion) + f":{spec}" * bool(spec)
+            pieces.append(_Piece(f"{{{field}{suffix}}}", True))
     return pieces
 
 
 def _escaped(pieces: Iterable[_Piece]) -> str:
-    """A template that reads so."""
+    """Return the template of pieces, with literal braces doubled."""
     return "".join(
         piece.text if piece.is_placeholder else piece.text.replace("{", "{{").replace("}", "}}")
         for piece in pieces
@@ -173,30 +175,32 @@ def _escaped(pieces: Iterable[_Piece]) -> str:
 
 
 def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
-    """Whether it is not only parsed by Python but also filled, unlike `{a.}`, `{a!x}`."""
+    """Return whether `str.format` can fill a parsed placeholder, unlike `{a.}` or `{a!x}`."""
     if not _FIELD.fullmatch(field) or conversion not in _CONVERSIONS:
         return False
     try:
-        within = [part for part in Formatter().parse(spec) if part[1] is not None]
-        if conversion and not within:
-            format("", spec)  # it shows a text, whatever the value is
+        nested = [part for part in Formatter().parse(spec) if part[1] is not None]
+        if conversion and not nested:
+            format("", spec)  # a converted value is a text
     except ValueError:
         return False
     return all(
-        not deeper and _can_be_filled(name or "", "", how) for _, name, deeper, how in within
+        not nested_spec and _can_be_filled(name or "", "", nested_conversion)
+        for _, name, nested_spec, nested_conversion in nested
     )
 
 
 def _split(text: str, fields: Iterable[str]) -> tuple[_Piece, ...]:
-    """A text in parts, where it holds these placeholders."""
-    known = [re.escape(field) for field in fields]
-    if not known:
+    """Split a text at placeholders."""
+    patterns = [re.escape(field) for field in fields]
+    if not patterns:
         return _joined([_Piece(text, False)])
-    parts = re.split(f"({'|'.join(known)})", text)
+    parts = re.split(f"({'|'.join(patterns)})", text)
     return _joined([_Piece(part, number % 2 == 1) for number, part in enumerate(parts)])
 
 
 def _joined(pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
+    """Join adjacent literal texts and drop empty pieces."""
     joined: list[_Piece] = []
     for piece in pieces:
         if joined and not (piece.is_placeholder or joined[-1].is_placeholder):
@@ -207,7 +211,7 @@ def _joined(pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
 
 
 def _between(pieces: Sequence[_Piece]) -> list[str] | None:
-    """The texts before, between and after the placeholders; None where two stand side by side."""
+    """Return the texts before, between and after placeholders; None if two are adjacent."""
     literals, after_placeholder = [""], False
     for piece in pieces:
         if not piece.is_placeholder:
@@ -221,8 +225,10 @@ def _between(pieces: Sequence[_Piece]) -> list[str] | None:
 
 
 def _first_places(literals: Sequence[str], text: str) -> list[int] | None:
-    """Where each of these begins, as early as possible: the first at the beginning, the last at the
-    end, the others in between, in order. None: they do not stand there."""
+    """Return the earliest positions of literals in a text, in order; None if there are none.
+
+    The first literal is at its beginning and the last one at its end.
+    """
     if not (text.startswith(literals[0]) and text.endswith(literals[-1])):
         return None
     if len(literals) == 1:
@@ -238,7 +244,7 @@ def _first_places(literals: Sequence[str], text: str) -> list[int] | None:
 
 
 def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
-    """The same, as late as possible."""
+    """Return the latest positions of literals in a text, like `_first_places`."""
     if len(literals) == 1:
         return _first_places(literals, text)
     begin, last = len(literals[0]), len(text) - len(literals[-1])
@@ -251,26 +257,28 @@ def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
     return [0, *places]
 
 
-def filled_as(given: str, learned: str) -> str:
-    """A learned template that `str.format` fills, where it fills the given one: an app may call it
-    itself."""
-    if _parsed(given) is None or _parsed(learned) is not None:
+def filled_as(original: str, learned: str) -> str:
+    """Return a learned template that `str.format` can fill if it can fill the original.
+
+    An app may call `str.format` itself.
+    """
+    if _parsed(original) is None or _parsed(learned) is not None:
         return learned
     return _escaped(_pieces(learned))
 
 
 class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt that was learned."""
+    """A prompt before and after its training."""
 
     before: PromptTemplate
     after: PromptTemplate
     place: PromptPlace = PromptPlace.ARGUMENT
     agent: str = ""
-    """The path of the agent whose instructions it is."""
+    """Path of the agent, for instructions of an agent."""
 
     @property
     def template(self) -> str:
-        """What to use: the template that was learned."""
+        """The learned template."""
         return self.after.template
 
     @property
@@ -278,7 +286,7 @@ class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self.after != self.before
 
     def diff(self) -> str:
-        """What changed, line by line; empty where nothing did."""
+        """Return the unified diff from `before` to `after`; empty if they are equal."""
         before, after = self.before.text.splitlines(), self.after.text.splitlines()
         lines = difflib.unified_diff(before, after, "before", "after", lineterm="")
         return "\n".join(lines)

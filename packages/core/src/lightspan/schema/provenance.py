@@ -1,4 +1,4 @@
-"""Requests to models that no SDK made, as the root span of a dry run's attempt holds them."""
+"""Requests to models by clients that are not captured, on the root span of a dry run's attempt."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Request(NamedTuple):
     """A request to a model by a client that is not captured."""
 
     agent: str
-    """The path of the agent that asked."""
+    """Path of the agent that sent it."""
     client: str
-    """The package that called the HTTP client, such as `litellm` or the app's own."""
+    """Package that called the HTTP client, such as `litellm` or the app's own."""
     model: str
-    """Empty if the request names none."""
+    """Model name; empty if the request has none."""
     url: str
-    """Without query and credentials."""
+    """URL without query and credentials."""
 
 
 def uncaptured_attributes(requests: Mapping[Request, int]) -> Attributes:
@@ -38,6 +38,3 @@ def requests_of(spans: Iterable[Span]) -> Counter[Request]:
         for *request, count in json.loads(str(span.attributes.get(c.REQUESTS_PAST, "[]"))):
             requests[Request(*request)] += count
     return requests
-
-
-__all__ = ["Request", "requests_of", "uncaptured_attributes"]

@@ -1,12 +1,12 @@
-"""What the store keeps beside spans: tasks, rollouts, attempts, token records, rewards.
+"""Tasks, rollouts and attempts as a store holds them, and their state machine.
 
-The state machine of a rollout (R) and of its attempts (A). Everything not listed is illegal and
-raises `IllegalMoveError`; repeating a move that already happened is a no-op (idempotence).
+The table lists the legal moves of a rollout (R) and of its attempts (A). Any other one raises
+`IllegalMoveError`; repeating a move is a no-op (idempotence).
 
 =========  ==========  =======================================================================
 from       to          when
 =========  ==========  =======================================================================
-R queued   running     a runner claimed it: a new attempt A is `running`
+R queued   running     a runner claimed it: a new attempt is `running`
 R queued   cancelled   the algorithm cancelled it
 R running  succeeded   its attempt reported `succeeded`
 R running  failed      its attempt reported `failed` or `timeout` (an outcome of the app)
@@ -21,7 +21,7 @@ A running  cancelled   the rollout was cancelled
 =========  ==========  =======================================================================
 
 `succeeded`, `failed`, `lost`, `cancelled` (rollout) and every attempt status but `running` are
-final: a finished attempt is finished once, and what arrives later is kept, marked late, and never
+final. Spans and calls that arrive after an attempt's end are stored with the mark `late` and never
 trained.
 """
 
@@ -43,19 +43,21 @@ Json = Any
 
 
 class Mode(StrEnum):
-    """What a rollout is for. It decides sampling: train and dev use the algorithm's, val the app's
-    own."""
+    """The purpose of a rollout.
+
+    It decides the sampling: the algorithm's in `train` and `dev`, the app's own in `val`.
+    """
 
     TRAIN = "train"
     VAL = "val"
     DEV = "dev"
     PRODUCTION = "production"
-    """Nobody asked for it: the app ran by itself and was recorded (`lightspan.record`). No runner
-    can claim it, and no policy gradient is ever taken of it."""
+    """The app ran by itself and was recorded (`lightspan.record`). No runner can claim such a
+    rollout, and no policy gradient is computed from it."""
 
 
 class RolloutStatus(StrEnum):
-    """Where a rollout is in its life; the module's table says what may follow what."""
+    """The status of a rollout; the module's docstring lists the legal moves."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -70,7 +72,7 @@ class RolloutStatus(StrEnum):
 
 
 class AttemptStatus(StrEnum):
-    """Where an attempt is in its life; the module's table says what may follow what."""
+    """The status of an attempt; the module's docstring lists the legal moves."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -84,18 +86,14 @@ class AttemptStatus(StrEnum):
         return self is not AttemptStatus.RUNNING
 
 
-LEGAL_ROLLOUT_MOVES: Final[frozenset[tuple[RolloutStatus, RolloutStatus]]] = frozenset(
-    {
+LEGAL_ROLLOUT_MOVES: Final = frozenset(
+    [
         (RolloutStatus.QUEUED, RolloutStatus.RUNNING),
         (RolloutStatus.QUEUED, RolloutStatus.CANCELLED),
-        (RolloutStatus.RUNNING, RolloutStatus.SUCCEEDED),
-        (RolloutStatus.RUNNING, RolloutStatus.FAILED),
-        (RolloutStatus.RUNNING, RolloutStatus.QUEUED),
-        (RolloutStatus.RUNNING, RolloutStatus.LOST),
-        (RolloutStatus.RUNNING, RolloutStatus.CANCELLED),
-    }
+        *((RolloutStatus.RUNNING, after) for after in RolloutStatus if after != "running"),
+    ]
 )
-LEGAL_ATTEMPT_MOVES: Final[frozenset[tuple[AttemptStatus, AttemptStatus]]] = frozenset(
+LEGAL_ATTEMPT_MOVES: Final = frozenset(
     (AttemptStatus.RUNNING, status) for status in AttemptStatus if status.final
 )
 
@@ -115,12 +113,12 @@ def check_attempt_move(before: AttemptStatus, after: AttemptStatus) -> None:
 def rollout_status_after(
     attempt: AttemptStatus, infrastructure_tries: int, max_infrastructure_tries: int
 ) -> RolloutStatus:
-    """The rollout's status once its attempt ended.
+    """Return the status of a rollout after the end of its attempt.
 
     Args:
         attempt: the final status of the attempt.
-        infrastructure_tries: tries used up by lost attempts, this one counted.
-        max_infrastructure_tries: as the rollout allows.
+        infrastructure_tries: number of tries used up by lost attempts, including this one.
+        max_infrastructure_tries: the rollout's limit.
     """
     match attempt:
         case AttemptStatus.SUCCEEDED:
@@ -130,8 +128,8 @@ def rollout_status_after(
         case AttemptStatus.CANCELLED:
             return RolloutStatus.CANCELLED
         case AttemptStatus.LOST:
-            left = infrastructure_tries < max_infrastructure_tries
-            return RolloutStatus.QUEUED if left else RolloutStatus.LOST
+            has_tries_left = infrastructure_tries < max_infrastructure_tries
+            return RolloutStatus.QUEUED if has_tries_left else RolloutStatus.LOST
         case _:
             raise IllegalMoveError(f"attempt status {attempt} does not end an attempt")
 
@@ -140,66 +138,66 @@ _json_encoder: Final = msgspec.json.Encoder(order="deterministic")
 
 
 def task_id(task: Json) -> str:
-    """The task's own `id`, else a hash of its content: equal for equal tasks."""
+    """Return the task's own `id`, else a hash of its content."""
     if isinstance(task, dict) and isinstance(task.get("id"), str | int):
         return str(task["id"])
     return fingerprint(task)
 
 
 def fingerprint(value: Json) -> str:
-    """A short hash of a JSON value: equal for equal values, in whatever order of keys."""
+    """Return a short hash of a JSON value that does not depend on the order of keys."""
     return hashlib.sha256(_json_encoder.encode(value)).hexdigest()[:16]
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id such as `call-18…`: the caller makes ids so that every write can be repeated.
+    """Return a new id such as `call-18…`.
 
-    Ids begin with the time, so that those of one batch lie together in a store's indexes, and end
-    with 64 random bits.
+    Callers make ids themselves so that they can repeat every write. Ids begin with the time, so
+    that those of one batch are adjacent in a store's indexes, and end with 64 random bits.
     """
     return f"{prefix}-{clock.now_ns():016x}{random_digits()}"
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution asked for on a task, as the algorithm enqueues it. It never changes."""
+    """One run of the app on a task, as the algorithm enqueues it. It never changes."""
 
     rollout_id: str
     task: Json
-    """The input, as JSON."""
+    """The app's input."""
     task_id: str
-    """Equal for equal tasks: the rollouts of a group share it."""
+    """Id that is equal for equal tasks, such as those of a group's rollouts."""
     run_id: str = ""
-    """The training run that asked for it."""
+    """The training run that enqueued it."""
     group_id: str = ""
-    """The group whose rewards are compared; empty outside training."""
+    """The group of rollouts whose rewards are compared; empty outside training."""
     mode: Mode = Mode.TRAIN
     resources_id: str = ""
     step: int = 0
-    """The optimiser iteration, or evaluation, that asked for it."""
+    """The optimiser iteration, or evaluation, that enqueued it."""
     timeout_s: float | None = None
     max_infrastructure_tries: int = 3
     app: str = ""
-    """`module:name` of the app that it is for: no runner gives it to another. Empty: any."""
+    """`module:name` of the app that must run it; empty: any app."""
 
 
 class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout with what became of it."""
+    """A rollout with its status."""
 
     rollout: Rollout
     status: RolloutStatus
     infrastructure_tries: int = 0
-    """Tries used up by lost attempts."""
+    """Number of tries used up by lost attempts."""
     attempt_id: str | None = None
-    """The latest attempt."""
+    """Id of the latest attempt."""
     created_at: float = 0.0
-    """Seconds since the epoch, by the store's clock."""
+    """Seconds since the epoch by the store's clock."""
     finished_at: float | None = None
     change: int = 0
     """The cursor value of the latest status change (`Store.watch`)."""
 
 
 class Outcome(StrEnum):
-    """Why an attempt ended as it did; data, not exceptions (design law 4)."""
+    """The reason for which an attempt ended."""
 
     OK = "ok"
     APP_ERROR = "app_error"
@@ -207,7 +205,7 @@ class Outcome(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     BUDGET = "budget"
     BAD_REWARD = "bad_reward"
-    """The app returned something that is no reward."""
+    """The app returned a value that is not a reward."""
     INFRASTRUCTURE = "infrastructure"
     CANCELLED = "cancelled"
 
@@ -220,31 +218,31 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """1 for the first try."""
     epoch: int
-    """What every write of the runner must carry. Grows with each claim of the rollout."""
+    """Fencing token of the runner's writes. It grows with each claim of the rollout."""
     status: AttemptStatus = AttemptStatus.RUNNING
     runner_id: str = ""
     call_token: str = ""
-    """Opens this attempt's model calls at the gateway, and nothing else."""
+    """Secret that authorises this attempt's model calls at the gateway, and nothing else."""
     lease_until: float = 0.0
-    """By the store's clock, in seconds since the epoch."""
+    """End of the lease, in seconds since the epoch by the store's clock."""
     started_at: float = 0.0
     ended_at: float | None = None
     reward: Reward | None = None
     outcome: Outcome | None = None
     message: str = ""
-    """What went wrong, for people."""
+    """Description of the failure, for people."""
     capture_errors: list[str] = msgspec.field(default_factory=list)
-    """Capture errors. An attempt with any is never trained."""
+    """Errors of recording the attempt. An attempt with any is never trained."""
 
     @property
     def sealed(self) -> bool:
-        """True once reported: what arrives later is late."""
+        """Whether the attempt has ended, so that later writes are late."""
         return self.status.final
 
     def report(
         self, status: AttemptStatus, outcome: Outcome, message: str = "", **fields: Any
     ) -> Report:
-        """The report that ends this attempt so, under its own epoch."""
+        """Return a report that ends this attempt, under its own epoch."""
         return Report(
             attempt_id=self.attempt_id,
             epoch=self.epoch,
@@ -256,23 +254,23 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout and its new attempt, as a runner gets them."""
+    """A rollout and its new attempt, for a runner."""
 
     rollout: Rollout
     attempt: Attempt
     alone: bool = False
-    """Run it alone in its process: an attempt before it was in one that died, and it may be why."""
+    """Whether it must run alone in its process, because an earlier attempt may have crashed one."""
 
 
 class AttemptRef(msgspec.Struct, frozen=True, order=True):
-    """An attempt and the epoch under which somebody writes to it."""
+    """An attempt's id, and the epoch of the writer."""
 
     attempt_id: str
     epoch: int
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of an attempt, as its runner tells it. It seals the attempt."""
+    """The end of an attempt, reported by its runner. It seals the attempt."""
 
     attempt_id: str
     epoch: int
@@ -282,39 +280,39 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     capture_errors: list[str] = msgspec.field(default_factory=list)
     counts: bool = True
-    """False for a lost attempt that uses up no try (a neighbour of a dead process)."""
+    """False for a lost attempt that uses up no try, because another one crashed the process."""
     alone: bool = False
-    """Of a lost attempt: the next one is to be run alone in its process (`Claim.alone`)."""
+    """Whether the attempt after a lost one must run alone in its process (`Claim.alone`)."""
 
 
 class PeerRole(StrEnum):
-    """What a peer does."""
+    """The role of a peer."""
 
     TRAINER = "trainer"
     RUNNER = "runner"
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that works with a store, as it says itself now and then (`Store.announce`).
+    """A process that uses a store and announces itself every few seconds (`Store.announce`).
 
-    Peers of other versions read it: fields are only ever added, with a default.
+    Peers of other versions read it, so new fields need a default and old ones must stay.
     """
 
     peer_id: str
     role: PeerRole
     app: str
-    """`module:name`: what a trainer asks for, or a runner runs."""
+    """`module:name` of the app that a trainer trains or a runner runs."""
     protocol: int
     """`semconv.PROTOCOL_VERSION` of its lightspan."""
     lightspan: str
-    """The version of its lightspan."""
+    """Version of its lightspan."""
     python: str = ""
-    """Its interpreter."""
+    """Path of its interpreter."""
     run_id: str = ""
-    """The training run; of a runner, the only one that it works for (empty: any)."""
+    """A trainer's run, or the only run that a runner works for (empty: any)."""
     slots: int = 0
-    """Attempts at once of a runner."""
+    """Maximum number of concurrent attempts of a runner."""
     complete: bool = False
-    """A trainer's run has nothing left to do."""
+    """Whether a trainer's run has nothing left to do."""
     silent_s: float = 0.0
-    """Seconds since it was heard of, by the store's clock."""
+    """Seconds since its last announcement, by the store's clock."""

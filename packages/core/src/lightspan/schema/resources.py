@@ -1,4 +1,4 @@
-"""Resources: the versioned things that an algorithm hands to apps."""
+"""Resources: the versioned prompts, endpoints and routes that an algorithm gives to apps."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ from lightspan.schema.system_prompts import Instructions
 Resource = LLM | PromptTemplate | Routing | Instructions
 NamedResources = dict[str, Resource]
 Resources = Mapping[str, LLM | PromptTemplate | Instructions]
-"""What an algorithm hands to apps, by name."""
+"""The resources that an algorithm gives to apps, by name."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(NamedResources)
 
 
 def encode_resources(resources: NamedResources) -> bytes:
-    """Canonical JSON."""
+    """Return resources as canonical JSON."""
     return _encoder.encode(resources)
 
 
 def decode_resources(data: bytes) -> NamedResources:
-    """The inverse of `encode_resources`."""
+    """Decode resources from `encode_resources`."""
     return _decoder.decode(data)
 
 
 def resources_id(resources: NamedResources) -> str:
-    """An id made from the content: equal resources are one version."""
+    """Return the id of resources, a hash of their content."""
     return "re-" + hashlib.sha256(encode_resources(resources)).hexdigest()[:32]
 
 
 ROUTING: Final = "routing"
-"""The name under which an algorithm publishes its routing table among the resources."""
+"""Name of the routing table among the resources."""
 
 
 def routing_of(resources: NamedResources) -> Routing:
-    """The routing table among the resources; an empty one if there is none."""
+    """Return the routing table among the resources; an empty one if there is none."""
     routing = resources.get(ROUTING)
     return routing if isinstance(routing, Routing) else Routing()
 
 
 INSTRUCTIONS: Final = "instructions of agents"
-"""The name of what agents are told among the resources; no argument of an app can be called so."""
+"""Name of the agents' instructions among the resources; not an identifier, so no app argument has
+it."""
 
 
 def instructions_in(resources: NamedResources) -> Instructions | None:
-    """What agents are told; None: what the app says."""
+    """Return the agents' instructions among the resources; None if the app's own apply."""
     instructions = resources.get(INSTRUCTIONS)
     return instructions if isinstance(instructions, Instructions) else None

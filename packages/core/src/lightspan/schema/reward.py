@@ -1,4 +1,4 @@
-"""The reward of a rollout: from what a person returned or emitted to a float64 or dimensions."""
+"""Rewards: parsing an app's return value into a float64 or named dimensions."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from lightspan.errors import RewardError
 from lightspan.schema.redaction import clean_text
 
 MAX_NAME_LENGTH: Final = 1_024
-"""Characters of a dimension's name."""
+"""Maximum characters of a dimension's name."""
 LARGEST: Final = 1e100
-"""Of a reward, in size: sums and squares of such ones are still numbers. What is larger, such as
-`-sys.float_info.max` for a failure, is no more use than infinity."""
+"""Largest absolute value of a reward. Sums and squares of larger ones, such as
+`-sys.float_info.max` for a failure, would overflow."""
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """A reward: float64, or several named dimensions of which one is the value.
-
-    `value` is None when the rollout is unscored, which is not zero (design law 4).
-    """
+    """A reward: a number, or several named dimensions of which one is the value."""
 
     value: float | None
+    """None for an unscored rollout, which is not the same as zero."""
     dimensions: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
-    """A reward from what a person wrote.
+    """Parse an app's reward; None stays None.
 
-    None is no value at all (the result is None). A number or bool is a value; NaN, infinity and
-    what is as good as infinite (`LARGEST`) are unscored. A mapping of names to numbers is named
-    dimensions: `primary` names the one that is the value, by default the one called `"reward"`,
-    else the first.
+    A number or bool is a value. NaN, infinity and numbers beyond `LARGEST` are unscored. A mapping
+    of names to numbers has named dimensions.
+
+    Args:
+        primary: the dimension that is the value; by default `"reward"`, else the first one.
 
     Raises:
-        RewardError: a string or any other type, a primary that is not among the dimensions, or a
+        RewardError: a string or any other type, a `primary` that is not among the dimensions, or a
             name that is too long.
     """
     if value is None or isinstance(value, Reward):
@@ -47,7 +46,7 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
 
 
 def usable(number: float) -> float | None:
-    """The number as float64; None if it is of no use as a reward: NaN, or larger than `LARGEST`."""
+    """Return a number as float64; None for NaN and numbers beyond `LARGEST`."""
     return float(number) if -LARGEST <= number <= LARGEST else None
 
 
@@ -55,18 +54,18 @@ def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
     if not value:
         raise RewardError("a reward with named dimensions needs at least one: got {}")
     dimensions = {_name(name): _number(number) for name, number in value.items()}
-    chosen = primary or ("reward" if "reward" in dimensions else next(iter(dimensions)))
-    if chosen not in dimensions:
-        raise RewardError(f"primary reward {chosen!r} is not among {sorted(dimensions)}")
-    used = {name: number for name, number in dimensions.items() if usable(number) is not None}
-    return Reward(usable(dimensions[chosen]), used)
+    primary = primary or ("reward" if "reward" in dimensions else next(iter(dimensions)))
+    if primary not in dimensions:
+        raise RewardError(f"primary reward {primary!r} is not among {sorted(dimensions)}")
+    finite = {name: number for name, number in dimensions.items() if usable(number) is not None}
+    return Reward(usable(dimensions[primary]), finite)
 
 
 def _name(name: Any) -> str:
     text = clean_text(str(name))
     if len(text) > MAX_NAME_LENGTH:
         raise RewardError(
-            f"the name of a reward's dimension has {len(text)} characters, which are more than "
+            f"the name of a reward's dimension has {len(text)} characters, more than "
             f"{MAX_NAME_LENGTH}: {text[:40]!r}…"
         )
     return text

@@ -1,6 +1,6 @@
-"""Which model call goes where: patterns on agent paths, and the routes that they choose.
+"""Routing of model calls: patterns on agent paths, and the routes that they choose.
 
-An *agent path* names the agents from the outermost to the acting one, joined by `/`
+An *agent path* has the names of the agents from the outermost to the current one, joined by `/`
 (`team/writer`); a `/` inside a name is written `%2F`. The unnamed agent is `app`.
 
 A pattern without `/` matches the innermost name, a pattern with `/` the whole path; `*` matches
@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode
@@ -24,39 +25,38 @@ from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.token_records import Sampling
 
 BASE_POLICY: Final = "base"
-"""The policy name of the starting weights, for agents frozen as `"base"`."""
+"""Policy name of the starting weights, for agents frozen as `"base"`."""
 
 
 class AgentPaths(NamedTuple):
-    """The agents of an app that can be optimised: what an adapter's `agents(app)` returns."""
+    """The agents of an app that can be optimised, from an adapter's `agents(app)`."""
 
     paths: tuple[str, ...]
     """Agent paths, in the order of the app."""
     complete: bool
-    """Whether no other agent can appear at run time."""
+    """Whether no further agent can appear at run time."""
 
 
 def join_path(names: Iterable[str]) -> str:
-    """The agent path of these names; `app` for none."""
+    """Return the agent path of names; `app` for none."""
     escaped = [name.replace("%", "%25").replace("/", "%2F") for name in names]
     return "/".join(escaped) or UNNAMED_AGENT
 
 
 def split_path(path: str) -> list[str]:
-    """The names of an agent path."""
+    """Return the names in an agent path."""
     return [part.replace("%2F", "/").replace("%25", "%") for part in path.split("/")]
 
 
 def agent_name(path: str) -> str:
-    """The innermost name of an agent path."""
+    """Return the innermost name of an agent path."""
     return split_path(path)[-1]
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether the pattern matches the agent path (see the module)."""
-    if "/" in pattern or pattern == "**":
-        return _regex(pattern).fullmatch(path) is not None
-    return _regex(pattern).fullmatch(path.rpartition("/")[2]) is not None
+    """Return whether the pattern matches the agent path (see the module)."""
+    has_levels = "/" in pattern or pattern == "**"
+    return _regex(pattern).fullmatch(path if has_levels else path.rpartition("/")[2]) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -66,119 +66,109 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(_GLOB.get(part) or re.escape(part) for part in parts), re.DOTALL)
 
 
-_GLOB: Final = {
-    "**/": "(?:.*/)?",
-    "/**": "(?:/.*)?",
-    "**": ".*",
-    "*": "[^/]*",
-}
+_GLOB: Final = {"**/": "(?:.*/)?", "/**": "(?:/.*)?", "**": ".*", "*": "[^/]*"}
 
 
 class Route(StrEnum):
-    """Where a call goes."""
+    """The destination of a model call."""
 
     POLICY = "policy"
-    """The trained policy: the call is selected."""
+    """The policy's current weights, and the call is trained."""
     BASE = "base"
-    """Our engine with the starting weights."""
+    """The starting weights, in the training's engine."""
     SHARED = "shared"
-    """Our engine with the moving weights, untrained."""
+    """The policy's current weights, but the call is not trained."""
     ENDPOINT = "endpoint"
-    """A given endpoint, through the gateway."""
+    """Another endpoint, through the gateway."""
     APP = "app"
-    """Where the app pointed it, untouched but recorded."""
+    """The app's own endpoint; the call is only recorded."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A route, and the policy or endpoint at its end."""
+    """A route with its policy or endpoint."""
 
     route: Route
     policy: str = ""
-    """For `policy` and `shared`."""
+    """Policy of the routes `policy` and `shared`."""
     endpoint: LLM | None = None
-    """For `endpoint`."""
+    """Endpoint of the route `endpoint`."""
     sampling: Sampling | None = None
-    """What training samples with, whatever the app asked (train mode, trained policies)."""
+    """Sampling of trained policies in training, which overrides the app's."""
     validate_temperature: float | None = None
-    """What validation samples at, whatever the app asked (val mode, trained policies)."""
+    """Temperature of trained policies in validation, which overrides the app's."""
 
     @property
     def selected(self) -> bool:
         return self.route is Route.POLICY
 
     def forced(self, mode: Mode) -> Sampling | None:
-        """What the app does not choose in a rollout of this mode: in validation the temperature
-        alone, else all of the sampling. None: it chooses."""
-        if not self.selected:
-            return None
-        if mode is not Mode.VAL:
-            return self.sampling
+        """Return the sampling that overrides the app's in a mode, or None if the app decides.
+
+        In validation it overrides the temperature alone.
+        """
+        if not self.selected or mode is not Mode.VAL:
+            return self.sampling if self.selected else None
         if self.validate_temperature is None:
             return None
         return Sampling(temperature=self.validate_temperature)
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Where the calls of the agents that a pattern matches go."""
+    """The destination of the calls of all agents that a pattern matches."""
 
     pattern: str
     target: Target
 
     def matches(self, path: str) -> bool:
-        """Whether the agent at this path is meant."""
+        """Return whether the rule applies to an agent path."""
         return matches(self.pattern, path)
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
-    """An ordered table of rules; the first that matches decides, else `default`."""
+    """An ordered list of rules, of which the first that matches applies, else `default`."""
 
     rules: list[Rule] = msgspec.field(default_factory=list)
     gateway_url: str = ""
-    """Origin of the gateway that serves the routes; runners read it here."""
+    """Origin of the gateway that serves the routes, for runners."""
     default: Target = Target(route=Route.APP)
 
     @property
     def serves(self) -> bool:
-        """Whether any call is to go through the gateway."""
+        """Whether any call goes through the gateway."""
         targets = [self.default, *(rule.target for rule in self.rules)]
         return any(target.route is not Route.APP for target in targets)
 
     def target(self, path: str) -> Target:
-        """Where the call of the agent at this path goes."""
+        """Return the destination of the calls of an agent."""
         for rule in self.rules:
             if rule.matches(path):
                 return rule.target
         return self.default
 
     def choose_name(self, names: Sequence[str]) -> str:
-        """Return the name of an agent that a rule's pattern matches alone, else the first."""
+        """Return the first name that a rule's pattern distinguishes from others, else the first."""
         for rule in self.rules:
             for segment in rule.pattern.split("/"):
-                known = [name for name in names if matches(segment, join_path([name]))]
-                if known and len(known) < len(names):
-                    return known[0]
+                matching = [name for name in names if matches(segment, join_path([name]))]
+                if matching and len(matching) < len(names):
+                    return matching[0]
         return names[0]
 
     def naming(self, paths: Iterable[str]) -> Routing:
-        """The same routes with a rule for each of these agents, so that a request that names one of
-        them as its model is that agent's."""
+        """Return the routing with a rule for each agent, so that requests can name it as model."""
         rules = [Rule(path, self.target(path)) for path in paths if "*" not in path]
-        return msgspec.structs.replace(self, rules=[*rules, *self.rules])
+        return replace(self, rules=[*rules, *self.rules])
 
     def validating_at(self, temperature: float | None) -> Routing:
-        """The same routes, the trained policies sampled at this temperature in validation; None:
-        at what the app asks."""
+        """Return the routing with another temperature in validation; None: the app's."""
         rules = [
-            msgspec.structs.replace(
-                rule,
-                target=msgspec.structs.replace(rule.target, validate_temperature=temperature),
-            )
+            Rule(rule.pattern, replace(rule.target, validate_temperature=temperature))
             for rule in self.rules
         ]
-        return msgspec.structs.replace(self, rules=rules)
+        return replace(self, rules=rules)
 
     def unmatched(self, paths: Iterable[str]) -> list[str]:
-        """Patterns of trained policies that match none of the paths (an error of the user's)."""
+        """Return the patterns of trained policies that match no path (a mistake of the user)."""
         agents = list(paths)
         return [
             rule.pattern
@@ -188,10 +178,10 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
 
 
 def frozen_target(frozen: str | LLM | None, policy: str) -> Target:
-    """Where the calls of an agent go that `frozen=` is said of.
+    """Return the destination of the calls of a frozen agent.
 
     Raises:
-        ValueError: a string other than "base" and "shared".
+        ValueError: `frozen` is a string other than "base" and "shared".
     """
     match frozen:
         case None:
@@ -204,8 +194,8 @@ def frozen_target(frozen: str | LLM | None, policy: str) -> Target:
             return Target(route=Route.ENDPOINT, endpoint=frozen)
         case _:
             raise ValueError(
-                f"frozen={frozen!r}: use None (the call goes where the app pointed it), "
-                '"base" (the starting weights), "shared" (the moving weights) or an LLM'
+                f"frozen={frozen!r}: use None (the call goes to the app's own endpoint), "
+                '"base" (the starting weights), "shared" (the current weights) or an LLM'
             )
 
 
@@ -215,9 +205,9 @@ def make_routing(
     default_policy: str,
     sampling: Sampling | None = None,
 ) -> Routing:
-    """The routing table of `optimize=` (pattern → policy) and `frozen=`.
+    """Return the routing table of `optimize=` (pattern → policy) and `frozen=`.
 
-    The more specific pattern comes first, so that naming an agent beats matching it: literal before
+    More specific patterns come first, so that an agent's name wins over a glob: literal before
     glob, a whole path before a name, more literal characters before fewer.
     """
     selected = [

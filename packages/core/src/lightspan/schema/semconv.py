@@ -1,9 +1,9 @@
-"""Attribute names: what lightspan writes, and how it reads three dialects.
+"""Attribute names of spans, and reading them in three dialects.
 
-lightspan writes OpenTelemetry's GenAI attributes (`gen_ai.*`) and, so that Phoenix and its like
-show agents as agents, a few of OpenInference's. It reads `gen_ai.*`, OpenInference and OpenLLMetry
-(`traceloop.*`, `llm.*`). The GenAI constants in OpenTelemetry's semantic conventions package are
-all marked "moved", so the strings stand here.
+lightspan writes OpenTelemetry's GenAI attributes (`gen_ai.*`) and a few of OpenInference's, by
+which Phoenix displays agents. It reads `gen_ai.*`, OpenInference and OpenLLMetry (`traceloop.*`,
+`llm.*`). The GenAI constants in OpenTelemetry's semantic conventions package are all deprecated
+("moved"), so the names are defined here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightspan.schema.redaction import kept_text
+from lightspan.schema.redaction import bounded_text
 from lightspan.schema.spans import Attributes, SpanKind, text_of
 
 # --- OpenTelemetry GenAI ------------------------------------------------------------------
@@ -53,55 +53,53 @@ OPENINFERENCE_AGENT: Final = "agent.name"
 OPENINFERENCE_NODE: Final = "graph.node.id"
 OPENINFERENCE_PARENT: Final = "graph.node.parent_id"
 
-# --- ours ---------------------------------------------------------------------------------
+# --- lightspan ----------------------------------------------------------------------------
 ROLLOUT_ID: Final = "lightspan.rollout.id"
 ATTEMPT_ID: Final = "lightspan.attempt.id"
 CALL_ID: Final = "lightspan.call.id"
 AGENT_PATH: Final = "lightspan.agent.path"
-"""The agents from the outermost to the acting one, joined by `/`; a `/` in a name is `%2F`."""
+"""Names of the agents from the outermost to the current one, joined by `/` (`routing`)."""
 SELECTED: Final = "lightspan.agent.selected"
 POLICY: Final = "lightspan.policy"
 ROUTE: Final = "lightspan.route"
-"""Where the call went: `policy`, `base`, `shared`, `endpoint` or `app`."""
+"""Destination of the call: `policy`, `base`, `shared`, `endpoint` or `app`."""
 SAMPLING_OVERRIDES: Final = "lightspan.sampling.overrides"
-"""JSON: {field: [what the app asked, what was used]}."""
+"""JSON: {field: [value in the app's request, value used]}."""
 CALL_OUTCOME: Final = "lightspan.call.outcome"
 """A value of `lightspan.schema.token_records.CallOutcome`."""
 CLIENT: Final = "lightspan.client"
-"""The class of a model client that asked past lightspan, such as `langchain_ollama.ChatOllama`."""
+"""Class of a model client that bypassed lightspan, such as `langchain_ollama.ChatOllama`."""
 CLIENT_FIX: Final = "lightspan.client.fix"
-"""What to do so that its calls can be trained."""
+"""Advice on how to make the client's calls trainable."""
 REQUESTS_PAST: Final = "lightspan.requests.past"
-"""JSON, on an attempt of a dry run: [[agent path, client, model, URL, count], …] of requests to
-models that no SDK made (`origins`)."""
+"""JSON, on an attempt of a dry run: uncaptured requests to models as [[agent path, client, model,
+URL, count], …] (`provenance`)."""
 CALL_REFUSED: Final = "lightspan.call.refused"
-"""The field that the gateway refused the request for; empty where it is of none."""
+"""The request field for which the gateway rejected the call; may be empty."""
 CONTEXT_OVERFLOW: Final = "context_length_exceeded"
-"""OpenAI's code for a prompt that does not fit; runners read it to tell the outcome."""
+"""OpenAI's error code for a prompt that is too long; runners derive the outcome from it."""
 UNSUPPORTED_CONTENT: Final = "unsupported_content"
-"""`error.type` of a refused call with an image, a sound or a file: no model of ours reads them, in
-whichever mode."""
+"""`error.type` of a rejected call with an image, a sound or a file, which no engine supports."""
 KEYS_REPLACED: Final = "lightspan.keys.replaced"
-"""True: keys stood in its texts, which say `<key>` there; so they are not what was said."""
+"""True if keys in the recorded texts were replaced by `<key>`."""
 CHAT_ONLY: Final = "chat_only"
-"""`error.type` of a refused call at an endpoint that is asked for chat completions only."""
+"""`error.type` of a call rejected because its endpoint gets chat completions only."""
 CALL_RESAMPLED: Final = "lightspan.call.resampled"
-"""True: sampled anew after a try whose tokens are gone, whatever the outcome says later."""
+"""True if sampled again after a try whose tokens are gone; later outcomes do not change it."""
 REQUEST_HASH: Final = "lightspan.request.hash"
-"""Hash of the request's body: tells a retry from another call after a restart."""
+"""Hash of the request's body, which distinguishes a retry from another call after a restart."""
 INSTRUCTIONS: Final = "lightspan.request.instructions"
-"""True: the first input message is a response's `instructions`, which no later one inherits."""
+"""True if the first input message is `instructions`, which later responses do not inherit."""
 PROMPT_NAME: Final = "lightspan.prompt.name"
-"""Of a text that the app asked for by name (`lightspan.prompt`)."""
+"""Name of a prompt in the app's code (`lightspan.prompt`)."""
 PROMPT_CALL: Final = "lightspan.prompt.call"
-"""The call whose instructions these are, where the call's own span cannot say so."""
+"""Id of the call with these instructions, if they cannot be attributes of its own span."""
 PROMPT_ORIGINAL: Final = "lightspan.prompt.original"
-"""The instructions that the app gave, where others may be sent: `gen_ai.input.messages` has those
-that were."""
+"""The app's own instructions; `gen_ai.input.messages` has those that were sent."""
 PROMPT_APPLIED: Final = "lightspan.prompt.applied"
-"""Whether the text of a candidate, or a learned one, was sent (it may be equal)."""
+"""Whether a candidate or learned text was sent instead; it may equal the original."""
 PROMPT_REASON: Final = "lightspan.prompt.reason"
-"""Why it was not."""
+"""The reason for which none was sent."""
 SEQUENCE_START: Final = "lightspan.sequence.start"
 SEQUENCE_END: Final = "lightspan.sequence.end"
 SPAN_KIND: Final = "lightspan.span.kind"
@@ -113,15 +111,15 @@ REWARD_DIMENSION: Final = "lightspan.reward.dimension."
 REWARD_CALL_ID: Final = "lightspan.reward.call_id"
 REWARD_SPAN_ID: Final = "lightspan.reward.span_id"
 EPISODE_REWARD: Final = "lightspan.episode.reward"
-"""Of an attempt's outermost spans, as they are sent elsewhere: what the attempt earned."""
+"""Reward of the attempt, on its outermost spans, in exports only."""
 CALL_REWARD: Final = "lightspan.call.reward"
-"""Of a call, as it is sent elsewhere; a list where it has several answers that differ."""
+"""Reward of the call, in exports only; a list if it differs between its choices."""
 ADVANTAGE: Final = "lightspan.advantage"
-"""Likewise: what the learner was told of the call."""
+"""Advantage of the call, in exports only; a list if it differs between its choices."""
 STEP: Final = "lightspan.step"
-"""Likewise: the iteration of the training."""
+"""Training iteration, in exports only."""
 FEEDBACK: Final = "lightspan.feedback"
-"""True on a reward that came after the fact (`lightspan.feedback`)."""
+"""True on a reward given after the attempt (`lightspan.feedback`)."""
 FEEDBACK_COMMENT: Final = "lightspan.feedback.comment"
 ANNOTATION: Final = "lightspan.annotation."
 MESSAGE_BODY: Final = "lightspan.message.body"
@@ -134,24 +132,24 @@ COMMAND_STATUS: Final = "process.exit.code"
 COMMAND_STDOUT: Final = "lightspan.command.stdout"
 COMMAND_STDERR: Final = "lightspan.command.stderr"
 
-# --- HTTP between the shim and the gateway ------------------------------------------------
+# --- HTTP between the SDK instrumentation and the gateway ---------------------------------
 HEADER_CALL_ID: Final = "x-lightspan-call-id"
 HEADER_ATTEMPT: Final = "x-lightspan-attempt"
 HEADER_AGENT: Final = "x-lightspan-agent"
 """The agent path, each name percent-encoded, joined by `/`."""
 HEADER_PARENT: Final = "traceparent"
 NO_PARENT: Final = "0000000000000001"
-"""The parent in `traceparent` where there is none (it may not be all zeros)."""
+"""Value of `traceparent` for no parent, which may not be all zeros."""
 HEADER_PROTOCOL: Final = "x-lightspan-protocol"
 PROTOCOL_VERSION: Final = 2
-"""2: runners show their claims with heartbeats and all reports too; `finish` is asked."""
+"""Version 2: heartbeats and reports carry claim tokens too, and there is `finish`."""
 HEADER_VERSION: Final = "x-lightspan-version"
-"""Of the lightspan that answers, for people."""
+"""Version of the answering lightspan, for people."""
 HEADER_RELAYED: Final = "x-lightspan-relayed"
-"""On what a store's server hands on. Where that is cut off, the server may have died, or the
-network, and whoever asked comes again."""
+"""Marks responses that a store's server relays. If one is cut off, the server or the network may
+have failed, so the client retries."""
 ROUTING_PATH: Final = "/lightspan/routing"
-"""Where a server says which agents it answers."""
+"""Path at which a server lists the agents that it serves."""
 
 UNNAMED_AGENT: Final = "app"
 
@@ -180,7 +178,7 @@ _KIND_OF_OPENLLMETRY: Final = {
 
 
 def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
-    """The kind that a span's attributes say, in whichever dialect; OTHER if none does."""
+    """Return the kind of a span by its attributes in any dialect; `OTHER` if none tells."""
     own = str(attributes.get(SPAN_KIND))
     if own in _KINDS:
         return SpanKind(own)
@@ -194,40 +192,31 @@ def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
 
 
 def agent_name_of(attributes: Mapping[str, Any]) -> str | None:
-    """The agent that a span names, in whichever dialect."""
-    for key in (AGENT_NAME, OPENINFERENCE_AGENT, OPENINFERENCE_NODE):
-        if attributes.get(key):
-            return str(attributes[key])
-    if attributes.get("traceloop.span.kind") == "agent" and attributes.get("traceloop.entity.name"):
-        return str(attributes["traceloop.entity.name"])
-    return None
+    """Return the agent name in a span's attributes, in any dialect."""
+    name = _first_text(attributes, AGENT_NAME, OPENINFERENCE_AGENT, OPENINFERENCE_NODE)
+    if name is None and attributes.get("traceloop.span.kind") == "agent":
+        return _first_text(attributes, "traceloop.entity.name")
+    return name
 
 
 def model_of(attributes: Mapping[str, Any]) -> str | None:
-    """The model that a span names, in whichever dialect."""
-    for key in (REQUEST_MODEL, RESPONSE_MODEL, "llm.model_name", "llm.request.model"):
-        if attributes.get(key):
-            return str(attributes[key])
-    return None
+    """Return the model name in a span's attributes, in any dialect."""
+    keys = (REQUEST_MODEL, RESPONSE_MODEL, "llm.model_name", "llm.request.model")
+    return _first_text(attributes, *keys)
+
+
+def _first_text(attributes: Mapping[str, Any], *keys: str) -> str | None:
+    return next((str(attributes[key]) for key in keys if attributes.get(key)), None)
 
 
 def usage_of(attributes: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """(prompt tokens, completion tokens) in whichever dialect."""
-    prompt = _first_int(
-        attributes,
-        INPUT_TOKENS,
-        "gen_ai.usage.prompt_tokens",
-        "llm.token_count.prompt",
-        "llm.usage.prompt_tokens",
+    """Return the numbers of prompt and completion tokens, in any dialect."""
+    prompt = ("gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "llm.usage.prompt_tokens")
+    completion = [key.replace("prompt", "completion") for key in prompt]
+    return (
+        _first_int(attributes, INPUT_TOKENS, *prompt),
+        _first_int(attributes, OUTPUT_TOKENS, *completion),
     )
-    completion = _first_int(
-        attributes,
-        OUTPUT_TOKENS,
-        "gen_ai.usage.completion_tokens",
-        "llm.token_count.completion",
-        "llm.usage.completion_tokens",
-    )
-    return prompt, completion
 
 
 def _first_int(attributes: Mapping[str, Any], *keys: str) -> int | None:
@@ -240,13 +229,13 @@ def _first_int(attributes: Mapping[str, Any], *keys: str) -> int | None:
 
 def _stack_of(error: BaseException) -> str:
     try:
-        return kept_text("".join(traceback.format_exception(error)))
-    except BaseException as failure:  # an exception may make anything of its own parts
+        return bounded_text("".join(traceback.format_exception(error)))
+    except BaseException as failure:  # formatting an app's exception may raise anything
         return f"<no stack: {type(failure).__name__}>"
 
 
 def exception_attributes(error: BaseException) -> Attributes:
-    """OpenTelemetry's exception attributes."""
+    """Return OpenTelemetry's attributes of an exception."""
     return {
         EXCEPTION_TYPE: type(error).__qualname__,
         EXCEPTION_MESSAGE: text_of(error),

@@ -1,9 +1,9 @@
-"""Span: one OpenTelemetry span as lightspan keeps it.
+"""Span: an OpenTelemetry span with the fields that lightspan adds.
 
-A span is frozen and carries OpenTelemetry's fields plus three of ours: the rollout and attempt that
-it belongs to, and the per-attempt sequence numbers that order model calls (design: never by
-clocks). Spans travel and rest as MessagePack (`encode_spans`, `decode_spans`); token ids and
-log-probabilities never live in a span, they are in `lightspan.schema.token_records.TokenRecord`.
+These are its rollout and attempt, and the sequence numbers that order an attempt's model calls
+independently of clocks. Spans are sent and stored as MessagePack (`encode_span`).
+Token ids and log-probabilities are not in spans but in
+`lightspan.schema.token_records.TokenRecord`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import msgspec
 from lightspan.errors import DataError
 from lightspan.schema import clock
 from lightspan.schema.ids import random_digits
-from lightspan.schema.redaction import clean_text, kept_text
+from lightspan.schema.redaction import bounded_text, clean_text
 
 SCHEMA_VERSION = 1
 
 AttributeValue = str | bool | int | float | list[str | bool | int | float]
-"""OpenTelemetry's attribute values; a list holds values of one type."""
+"""An attribute value of OpenTelemetry; the items of a list have one type."""
 Attributes = dict[str, AttributeValue]
 
 
 class SpanKind(StrEnum):
-    """What a span says about an agent app (a coarse reading of `gen_ai.operation.name`)."""
+    """The kind of a span, a coarser classification than `gen_ai.operation.name`."""
 
     LLM = "llm"
     AGENT = "agent"
@@ -52,7 +52,7 @@ class SpanStatus(StrEnum):
 
 
 class SpanEvent(msgspec.Struct, frozen=True, array_like=True):
-    """A timestamped event inside a span."""
+    """An event inside a span."""
 
     name: str
     time_ns: int
@@ -60,7 +60,7 @@ class SpanEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpanLink(msgspec.Struct, frozen=True, array_like=True):
-    """A link to another span (a reward links to the call that it rewards)."""
+    """A link to another span, such as from a reward to the call that it rewards."""
 
     trace_id: str
     span_id: str
@@ -68,7 +68,7 @@ class SpanLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One span. Ids are lower-case hex as in OpenTelemetry: 16 digits a span, 32 a trace."""
+    """A span. Its ids are lower-case hex as in OpenTelemetry."""
 
     span_id: str
     """16 hex digits, unique within the attempt."""
@@ -76,12 +76,12 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """32 hex digits."""
     name: str
     rollout_id: str = ""
-    """Empty outside any rollout."""
+    """Id of its rollout; empty outside rollouts."""
     attempt_id: str = ""
     kind: SpanKind = SpanKind.OTHER
     parent_id: str | None = None
     start_ns: int = 0
-    """Nanoseconds since the epoch; for display, never for ordering calls."""
+    """Nanoseconds since the epoch, for display; sequence numbers order calls."""
     end_ns: int = 0
     status: SpanStatus = SpanStatus.UNSET
     status_message: str = ""
@@ -90,15 +90,15 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     links: list[SpanLink] = msgspec.field(default_factory=list)
     resource: Attributes = msgspec.field(default_factory=dict)
     sequence_start: int | None = None
-    """Per-attempt sequence number that the gateway gave when the call began."""
+    """The gateway's sequence number, per attempt, of the call's start."""
     sequence_end: int | None = None
-    """Per-attempt sequence number that the gateway gave when the call ended."""
+    """The gateway's sequence number, per attempt, of the call's end."""
     late: bool = False
-    """Written under a lost epoch or after the attempt was sealed: kept, never trained."""
+    """Whether it was written under a lost epoch or after the attempt's end, so is never trained."""
     schema: int = SCHEMA_VERSION
 
     def replace(self, **changes: Any) -> Span:
-        """A copy with the given fields changed."""
+        """Return a copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
     @property
@@ -109,62 +109,50 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _span_decoder = msgspec.msgpack.Decoder(Span)
-_spans_decoder = msgspec.msgpack.Decoder(list[Span])
 
 
 def encode_span(span: Span) -> bytes:
-    """MessagePack of one span."""
+    """Encode a span as MessagePack."""
     return _encoder.encode(span)
 
 
 def decode_span(data: bytes) -> Span:
-    """The inverse of `encode_span`.
+    """Decode a span from `encode_span`.
 
     Raises:
-        DataError: the bytes are no span, or one of a newer schema.
+        DataError: the bytes are not a span, or one of a newer schema.
     """
     try:
-        return _checked(_span_decoder.decode(data))
+        span = _span_decoder.decode(data)
     except msgspec.DecodeError as error:
         raise DataError(f"not a span: {error}") from error
-
-
-def encode_spans(spans: Sequence[Span]) -> bytes:
-    """MessagePack of many spans."""
-    return _encoder.encode(spans)
-
-
-def decode_spans(data: bytes) -> list[Span]:
-    """The inverse of `encode_spans`.
-
-    Raises:
-        DataError: the bytes are no spans, or of a newer schema.
-    """
-    try:
-        return [_checked(span) for span in _spans_decoder.decode(data)]
-    except msgspec.DecodeError as error:
-        raise DataError(f"not spans: {error}") from error
+    if span.schema > SCHEMA_VERSION:
+        raise DataError(
+            f"span {span.span_id} has schema {span.schema}, this lightspan reads up to "
+            f"{SCHEMA_VERSION}; upgrade lightspan"
+        )
+    return span
 
 
 new_span_id: Final = random_digits
-"""16 random hex digits (never OpenTelemetry's own: those are 0 where its SDK is disabled)."""
+"""Return 16 random hex digits. OpenTelemetry's own ids are 0 if its SDK is disabled."""
 
 
 def new_trace_id() -> str:
-    """32 random hex digits."""
+    """Return 32 random hex digits."""
     return secrets.token_hex(16)
 
 
 now_ns: Final = clock.now_ns
-"""Nanoseconds since the epoch."""
+"""Return the time in nanoseconds since the epoch."""
 
 
 def clean_attributes(values: Mapping[str, Any]) -> Attributes:
-    """The mapping with values that OpenTelemetry allows and MessagePack can carry.
+    """Convert values to ones that OpenTelemetry allows and MessagePack can encode.
 
-    None is left out. Subclasses (an enum, numpy's float64) become plain values, lone surrogates
-    become U+FFFD, and what has no such form (an object, a mixed list, an integer beyond 64 bits)
-    becomes its `repr`. Never raises: it runs inside apps.
+    Drops None. Subclasses (an enum, numpy's float64) become plain values, lone surrogates become
+    U+FFFD, and any other value (an object, a mixed list, an integer beyond 64 bits) becomes its
+    `repr`. Never raises, because it runs inside apps.
     """
     return {
         (key if type(key) is str and key.isascii() else clean_text(str(key))): (
@@ -215,18 +203,9 @@ def _repr(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _checked(span: Span) -> Span:
-    if span.schema > SCHEMA_VERSION:
-        raise DataError(
-            f"span {span.span_id} has schema {span.schema}, this lightspan reads up to "
-            f"{SCHEMA_VERSION}; upgrade lightspan"
-        )
-    return span
-
-
 def text_of(error: BaseException) -> str:
-    """`str(error)`, whatever the exception's author made of it, as it is kept (`kept_text`)."""
+    """Return `str(error)`, bounded and without keys (`bounded_text`). Never raises."""
     try:
-        return kept_text(str(error))
-    except BaseException:  # a SystemExit too, or a cancellation that nobody asked for
+        return bounded_text(str(error))
+    except BaseException:  # `__str__` of an app's exception may raise anything, even a SystemExit
         return f"<{type(error).__name__}>"

@@ -1,9 +1,8 @@
-"""The instructions that an agent's request carries: found, and others put in their place.
+"""Finding and replacing the instructions (system prompt) in an agent's request.
 
-They are the first message of a chat completion, where that is a system or developer message; the
-`instructions` of a response; Anthropic's `system`. Whatever the app sends otherwise (further system
-messages, several parts, a prompt that the provider keeps) is left alone, for a reason that has a
-name.
+They are the first message of a chat completion, if that is a system or developer message, the
+`instructions` of a response, or Anthropic's `system`. Other forms (further system messages, several
+parts, a prompt stored at the provider) are not replaced, with one of the reasons below.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from lightspan.schema.prompts import LearnedPrompt, PromptTemplate, filled_as
 from lightspan.schema.routing import matches
 
 Body = Mapping[str, Any]
-"""Of a request, as JSON."""
+"""Body of a request, as JSON."""
 
 NO_INSTRUCTIONS: Final = "the request has no system message or instructions"
 SEVERAL_PARTS: Final = "its instructions come in several parts"
@@ -34,17 +33,17 @@ _PARTS: Final = ("text", "input_text")
 
 
 class Slot(NamedTuple):
-    """Where the instructions stand in a body."""
+    """The position of the instructions in a body, and their text."""
 
     key: str
     item: int | None
-    """Which of several messages; None: the key's own value."""
+    """Index of the message; None if the key's value is the content."""
     part: int | None
-    """Which part of its content; None: the content is the text."""
+    """Index of the part in the content; None if the content is the text."""
     text: str
 
     def put(self, body: Body, text: str) -> Any:
-        """The value of `key` with another text: a copy, of which all else is as it was."""
+        """Return a copy of the value of `key` with another text."""
         value = body[self.key]
         if self.item is None:
             return _put(value, self.part, text)
@@ -58,23 +57,23 @@ def _put(content: Any, part: int | None, text: str) -> Any:
     if part is None:
         return text
     parts = list(content)
-    parts[part] = {**parts[part], "text": text}  # with its `cache_control`
+    parts[part] = {**parts[part], "text": text}  # keeps its `cache_control`
     return parts
 
 
 def find(body: Body) -> Slot | str:
-    """Where the instructions of a request stand; else why they are left alone."""
+    """Return the position of a request's instructions, or the reason for not replacing them."""
     if "messages" not in body and body.get("prompt") is not None:
         return STORED if isinstance(body["prompt"], Mapping) else COMPLETION
     key = "messages" if "messages" in body else "input"
     items = body.get(key)
     items = items if isinstance(items, list | tuple) else ()
     systems = [number for number, item in enumerate(items) if _role(item) in _ROLES]
-    own = [name for name in ("instructions", "system") if body.get(name)]
-    if own:
-        if systems or len(own) > 1:
+    fields = [name for name in ("instructions", "system") if body.get(name)]
+    if fields:
+        if systems or len(fields) > 1:
             return SEVERAL_PARTS
-        return _slot(own[0], None, body[own[0]])
+        return _slot(fields[0], None, body[fields[0]])
     if not systems:
         return NO_INSTRUCTIONS
     if systems != [0]:
@@ -84,7 +83,7 @@ def find(body: Body) -> Slot | str:
 
 
 def _role(item: Any) -> Any:
-    # an app may send the SDK's own objects back, such as what the model said
+    # An app may send back objects of the SDK, such as the model's answer.
     return item.get("role") if isinstance(item, Mapping) else getattr(item, "role", None)
 
 
@@ -101,31 +100,32 @@ def _slot(key: str, item: int | None, content: Any) -> Slot | str:
 
 
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
-    """What the instructions of one agent are, and what they are to be."""
+    """A replacement of the instructions of one agent."""
 
     agent: str
-    """Its path."""
+    """Path of the agent."""
     template: str
+    """Template of the app's instructions."""
     text: str
     """Another template with the same placeholders."""
 
-    def of(self, text: str) -> str | None:
-        """What is to be sent for this text; None: it is none of the template."""
+    def apply(self, text: str) -> str | None:
+        """Return the replacement of a text; None if the text does not match the template."""
         values = PromptTemplate(self.template).match(text)
-        if values is None:
-            return None
-        return text if self.text == self.template else PromptTemplate(self.text).format(**values)
+        if values is None or self.text == self.template:
+            return None if values is None else text
+        return PromptTemplate(self.text).format(**values)
 
 
 class Reading(NamedTuple):
-    """What a request says to its model, and what it is to say."""
+    """The instructions in a request, and their replacement."""
 
     original: str | None
-    """The instructions that the app gave it; None where they cannot be replaced."""
+    """The app's instructions; None if they cannot be replaced."""
     sent: str | None = None
-    """What is to be sent in their place; it may be equal. None: the original is sent."""
+    """The text to send instead, which may be equal; None: the original is sent."""
     reason: str = ""
-    """Why it is, unless they are only looked at."""
+    """The reason for sending the original; empty if it is only recorded."""
     slot: Slot | None = None
 
     @property
@@ -137,13 +137,13 @@ class Reading(NamedTuple):
 class Instructions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="instructions"
 ):
-    """What the agents of an attempt are told: travels with its resources.
+    """Replacements of prompts in an attempt, sent with its resources.
 
     Args:
-        surveyed: patterns of agents and of prompts whose texts are written down.
-        rewrites: of agents, each path once.
-        prompts: those that the app asks for by name (`lightspan.prompt`).
-        left_out: agents that match a pattern and have no rewrite, and why.
+        surveyed: patterns of the agents and prompts whose texts are recorded.
+        rewrites: replacements of agents' instructions, one per path.
+        prompts: replacements of prompts in the app's code (`lightspan.prompt`).
+        left_out: agents that match a pattern and have no rewrite, with the reason.
     """
 
     surveyed: list[str] = msgspec.field(default_factory=list)
@@ -153,11 +153,11 @@ class Instructions(
 
     @property
     def is_survey(self) -> bool:
-        """Whether texts are only written down: of prompts all, for who asks in vain for one."""
+        """Whether texts are only recorded, and none replaced."""
         return bool(self.surveyed) and not self.rewrites and not self.prompts
 
     def concerns(self, path: str) -> bool:
-        """Whether the agent at this path, or the prompt of this name, is one of those meant."""
+        """Return whether an agent or prompt is recorded or replaced."""
         return (
             any(rewrite.agent == path for rewrite in self.rewrites)
             or path in self.prompts
@@ -165,8 +165,8 @@ class Instructions(
         )
 
     def read(self, path: str, body: Body) -> Reading | None:
-        """What the request of the agent at this path is to say; None: nothing is meant for it."""
-        rewrite = next((each for each in self.rewrites if each.agent == path), None)
+        """Return the instructions in an agent's request; None if they are not recorded."""
+        rewrite = next((rewrite for rewrite in self.rewrites if rewrite.agent == path), None)
         if rewrite is None and not any(matches(pattern, path) for pattern in self.surveyed):
             return None
         slot = find(body)
@@ -175,11 +175,14 @@ class Instructions(
         if rewrite is None:
             reason = "" if self.is_survey else self.left_out.get(path, NEW_AGENT)
             return Reading(slot.text, reason=reason, slot=slot)
-        sent = rewrite.of(slot.text)
+        sent = rewrite.apply(slot.text)
         return Reading(slot.text, sent, "" if sent is not None else OTHER_TEXT, slot)
 
     def text_of(self, name: str, text: str) -> Reading | None:
-        """The same of a prompt that the app asks for."""
+        """Return a prompt in the app's code and its replacement; None if it is not recorded.
+
+        A survey records all prompts, so that an error can list them.
+        """
         learned = self.prompts.get(name)
         if learned is None:
             return Reading(text) if self.is_survey else None
@@ -187,6 +190,6 @@ class Instructions(
             return Reading(text, reason=OTHER_PROMPT)
         if learned.after == learned.before:
             return Reading(text, text)
-        # one with placeholders is filled by the app, braces and all
+        # The app fills a template with placeholders itself, so its braces stay doubled.
         after = learned.after
         return Reading(text, filled_as(text, after.template) if after.fields else after.format())

@@ -1,4 +1,4 @@
-"""The tokens of a model call: how they were sampled, which they are, how it ended."""
+"""Token records: the exact tokens of a model call, their sampling and its outcome."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lightspan.errors import DataError
 
 
 class CallOutcome(StrEnum):
-    """What became of one model call."""
+    """The outcome of a model call."""
 
     OK = "ok"
     CANCELLED = "cancelled"
-    """The client left; nobody got the answer."""
+    """The client disconnected before the answer."""
     UNDELIVERED = "undelivered"
-    """Answered, but the answer did not arrive and no retry fetched it."""
+    """The answer did not reach the client, and no retry fetched it."""
     RESAMPLED = "resampled"
-    """Sampled anew after a cancelled try whose tokens are gone: biased, so never trained."""
+    """Sampled again after a cancelled try whose tokens are gone: biased, so never trained."""
     ERROR = "error"
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended."""
+    """The reason for which a generation ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -36,38 +36,37 @@ class FinishReason(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. Log-probabilities are of this distribution."""
+    """Sampling parameters. Recorded log-probabilities are of this distribution."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0: no truncation."""
+    """Number of most likely tokens to sample from; 0: all."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
-        """True if nothing is truncated, so that the log-probabilities serve policy gradients."""
+        """Whether nothing is truncated, so that policy gradients can use the log-probabilities."""
         return self.top_p >= 1.0 and self.top_k == 0 and self.temperature > 0
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact tokens of one choice of one call: (attempt, call id, choice index).
-
-    Arrays are little-endian binary: ids int32, log-probabilities float32.
-    """
+    """The exact tokens of one choice of one call: (attempt, call id, choice index)."""
 
     attempt_id: str
     call_id: str
     choice: int
     policy: str
-    """The policy that sampled; empty when a frozen endpoint did."""
+    """The policy that sampled the tokens; empty for a frozen endpoint."""
     prompt: bytes
+    """Prompt token ids, int32 little-endian."""
     response: bytes
+    """Response token ids, int32 little-endian."""
     logprob_data: bytes
-    """float32 per response token, of the distribution sampled from."""
+    """Log-probability of each response token, float32 little-endian."""
     versions: list[tuple[int, int]]
-    """Run-length encoded policy versions of the response tokens: (version, number of tokens)."""
+    """Policy versions of the response tokens, run-length encoded: (version, number of tokens)."""
     sampling: Sampling = Sampling()
     finish_reason: FinishReason = FinishReason.STOP
     span_id: str = ""
@@ -76,9 +75,9 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     sequence_end: int = 0
     outcome: CallOutcome = CallOutcome.OK
     grammar: str = ""
-    """The grammar that it was sampled under (`lightspan_torch.engine.grammars`); empty for none."""
+    """The grammar of constrained sampling (`lightspan_torch.engine.grammars`); empty for none."""
     grammar_library: str = ""
-    """Name and version of what compiled the grammar."""
+    """Name and version of the library that compiled the grammar."""
     late: bool = False
 
     @classmethod
@@ -91,7 +90,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
         versions: Iterable[tuple[int, int]],
         **fields: Any,
     ) -> TokenRecord:
-        """Build from plain sequences.
+        """Return a record of plain sequences.
 
         Raises:
             DataError: lengths differ, a version run is not positive, or a log-probability is not
@@ -114,37 +113,27 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def constrained(self) -> bool:
-        """Sampled under a grammar: a response format, or strict or forced tools."""
+        """Whether a grammar constrained the sampling: a response format, strict or forced tools."""
         return bool(self.grammar)
 
     @property
     def prompt_ids(self) -> list[int]:
-        return unpack_ids(self.prompt)
+        return array("i", self.prompt).tolist()
 
     @property
     def response_ids(self) -> list[int]:
-        return unpack_ids(self.response)
+        return array("i", self.response).tolist()
 
     @property
     def logprobs(self) -> list[float]:
-        return unpack_floats(self.logprob_data)
+        return array("f", self.logprob_data).tolist()
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """int32 little-endian."""
+    """Return token ids as int32, little-endian."""
     return array("i", ids).tobytes()
 
 
-def unpack_ids(data: bytes) -> list[int]:
-    """The inverse of `pack_ids`."""
-    return array("i", data).tolist()
-
-
 def pack_floats(values: Sequence[float]) -> bytes:
-    """float32 little-endian."""
+    """Return numbers as float32, little-endian."""
     return array("f", values).tobytes()
-
-
-def unpack_floats(data: bytes) -> list[float]:
-    """The inverse of `pack_floats`."""
-    return array("f", data).tolist()

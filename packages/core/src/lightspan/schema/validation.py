@@ -1,4 +1,4 @@
-"""Checks of arguments that a person gives, made where they are given: each names the argument."""
+"""Validation of users' arguments, with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from lightspan.errors import ConfigError
 
 _UNBOUNDED: Final = (None, math.inf, -math.inf)
 MAX_SEED: Final = 2**63 - 1
-"""What generators of random numbers take."""
+"""Largest seed of random number generators."""
 MAX_S: Final = 1e9
-"""What clocks and timers take, and more than 30 years."""
+"""Largest number of seconds for clocks and timers: more than 30 years."""
 
 
 def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise `ConfigError` unless the value is a whole number of at least `low`, and at most
-    `high`."""
+    """Raise `ConfigError` unless the value is a whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
     if int(value) < low:
@@ -39,8 +38,14 @@ def check_number(
     high: float = math.inf,
     below: float = math.inf,
 ) -> None:
-    """Raise `ConfigError` unless the value is a finite number in the range: more than `above` (or
-    at least `low`), at most `high` and less than `below`."""
+    """Raise `ConfigError` unless the value is a finite number in the range.
+
+    Args:
+        above: exclusive lower bound.
+        low: inclusive lower bound.
+        high: inclusive upper bound.
+        below: exclusive upper bound.
+    """
     is_above = is_number(value) and (above is None or value > above)
     if is_number(value) and is_above and low <= value <= high and value < below:
         return
@@ -50,20 +55,20 @@ def check_number(
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number, which a bool is not."""
+    """Return whether the value is a finite number and not a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value)
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise `ConfigError` unless the value is one of those allowed."""
+    """Raise `ConfigError` unless the value is one of the allowed ones."""
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}: use one of {', '.join(map(repr, allowed))}")
 
 
 def check_date(name: str, value: object) -> None:
-    """Raise `ConfigError` unless the value is a day."""
+    """Raise `ConfigError` unless the value is a date."""
     if isinstance(value, datetime.date):
         return
     raise ConfigError(f"{name}={value!r} must be a date, such as datetime.date(2026, 11, 20)")
@@ -76,21 +81,21 @@ def check_kind(name: str, value: object, kind: type) -> None:
 
 
 def check_url(url: str, what: str) -> None:
-    """Raise `ConfigError` unless it is the URL of a web server."""
+    """Raise `ConfigError` unless the text is an http or https URL."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname)
-        good = good and parts.port != 0  # a port that is no number raises
+        good = good and parts.port != 0  # reading a port that is not a number raises
     except ValueError:
         good = False
     if not good:
         raise ConfigError(
-            f"{what} {url!r} is no http or https URL: write it as in http://127.0.0.1:8000/v1"
+            f"{what} {url!r} is not an http or https URL: write it as in http://127.0.0.1:8000/v1"
         )
 
 
 def check_device_name(device: object) -> None:
-    """Raise `ConfigError` for a kind of device that models cannot be on. Loads no torch."""
+    """Raise `ConfigError` unless the device is a CPU or a GPU, without importing torch."""
     if not isinstance(device, str) or re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
         raise ConfigError(
             f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU ("cuda:1" for the '
@@ -111,10 +116,10 @@ def parse_gateway_address(text: str) -> tuple[str, int]:
     except (TypeError, ValueError):
         host, port, is_valid = "", 0, False
     if not is_valid:
-        raise ConfigError(f'gateway={text!r} is no address: give "HOST" or "HOST:PORT"')
+        raise ConfigError(f'gateway={text!r} is not an address: give "HOST" or "HOST:PORT"')
     if host in ("0.0.0.0", "::"):
         raise ConfigError(
-            f"gateway={text!r} is every address of this machine, and others have to be told one: "
-            "give the one by which the store's server reaches it"
+            f"gateway={text!r} means all addresses of this machine: give the one by which the "
+            "store's server reaches it"
         )
     return host, port

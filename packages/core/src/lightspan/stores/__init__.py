@@ -1,12 +1,12 @@
-"""Stores hold rollouts, attempts, spans, token records and resources, between agents and learner.
+"""Stores of rollouts, attempts, spans, token records and resources, between agents and learner.
 
 `protocol` defines a store. `memory` is for one process, `sqlite` a file for every process of one
 machine; plugins add others by URL scheme (PostgreSQL, HTTP). `_state_machine` moves rollouts and
-attempts, `_leases` grants, extends and ends leases, `_idempotency` lets a claim be repeated,
-`_validation` checks arguments, `_encoding` serialises records, `_signal` wakes who waits for a
-change, `_process_local` keeps connections per process, `_sql` is shared by stores in SQL.
-`credentials` keeps passwords out of URLs, `aio` runs a store from plain code, `keepalive`
-configures sockets. Most code needs only `open_store`.
+attempts, `_leases` grants, extends and ends leases, `_idempotency` makes claims repeatable,
+`_validation` checks arguments, `_encoding` serialises records, `_signal` wakes coroutines that wait
+for a change, `_process_local` opens connections per process, `_sql` has the shared parts of SQL
+stores. `credentials` keeps passwords out of URLs, `aio` runs a store from synchronous code,
+`keepalive` configures sockets. Most code needs only `open_store`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 _SUFFIXES: Final = (".db", ".sqlite")
 _OWN_SCHEMES: Final = ("memory", "sqlite")
 _KNOWN_SCHEMES: Final = ("postgresql", "http", "https")
-"""Schemes of our own plugins: an error says how to install one that is missing."""
+"""Schemes of lightspan's plugins: an error tells how to install one that is missing."""
 _POWER_LOSS: Final = "power_loss=true"
 _ALTERNATIVES: Final = (
     "use 'memory:' (this process only), 'sqlite:///absolute/path.db', 'sqlite:relative/path.db', "
@@ -42,21 +42,22 @@ _ALTERNATIVES: Final = (
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store that a URL names, not opened yet: use it in `async with`, or call its `open`.
+    """Return the store of a URL, not opened: use it in `async with`, or call its `open`.
 
     `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
     `kill -9`, at the price of one disk flush per transaction. `postgresql://user@host/database` is
-    a schema of a database (`lightspan[postgres]`), `lightspan` or the one of `?schema=…`.
-    `https://host:port` is what `lightspan serve --store` serves there (`lightspan[http]`); its key
-    is in `LIGHTSPAN_STORE_KEY`, or in the variable of `?api_key_env=…`.
+    a schema of a database (`lightspan[postgres]`): `lightspan` or the one of `?schema=…`.
+    `https://host:port` is the store that `lightspan serve --store` serves there
+    (`lightspan[http]`); its key is in `LIGHTSPAN_STORE_KEY`, or in the variable of
+    `?api_key_env=…`.
 
     Raises:
-        ConfigError: the URL names no store, or what it needs is not installed.
+        ConfigError: the URL names no store, or the package that it needs is not installed.
     """
-    return _named(os.fspath(url), create=True)
+    return _make_store(os.fspath(url), create=True)
 
 
-def _named(text: str, *, create: bool) -> Store:
+def _make_store(text: str, *, create: bool) -> Store:
     text = _normalized(text)
     if (plugin := _plugin(text)) is not None:
         return plugin.make_store(text, create=create)
@@ -71,7 +72,7 @@ def _named(text: str, *, create: bool) -> Store:
 
 
 def _plugin(text: str) -> StorePlugin | None:
-    """Return the plugin of a URL's scheme; None for a scheme of the core, a path or another text.
+    """Return the plugin of a URL's scheme; None for a core scheme, a path or another text.
 
     Raises:
         ConfigError: no plugin of the scheme is installed.
@@ -80,19 +81,19 @@ def _plugin(text: str) -> StorePlugin | None:
     if not separator or scheme in _OWN_SCHEMES or not scheme.isidentifier():
         return None
     if scheme not in installed_plugins("stores") and scheme not in _KNOWN_SCHEMES:
-        return None  # `_sqlite_path` says what there is
+        return None  # `_sqlite_path` lists the schemes in its error
     plugin: StorePlugin = load_plugin("stores", scheme)
     return plugin
 
 
 def open_existing(url: str | os.PathLike[str]) -> Store:
-    """`open_store` for a reader: a mistyped path is an error, and makes no empty store.
+    """Return the store of a URL, not opened, without ever creating an empty one.
 
     Raises:
         ConfigError: the URL names no store.
-        NotFoundError: it names a file that does not exist. A database says so when it is opened.
+        NotFoundError: the file does not exist. A database raises it in `open`.
     """
-    store = _named(os.fspath(url), create=False)
+    store = _make_store(os.fspath(url), create=False)
     path: Path | None = getattr(store, "path", None)
     if path is not None and not os.path.exists(path):  # `Path.exists` raises for some paths
         raise NotFoundError(f"there is no store {path}: nothing was recorded there")
@@ -107,8 +108,9 @@ def names_store(text: str) -> bool:
 
 
 def public_url(url: str | os.PathLike[str]) -> str:
-    """Return a store's URL without its password, which this process keeps, so that the URL opens
-    the same store.
+    """Return a store's URL without its password, which stays in this process (`credentials`).
+
+    The URL returned opens the same store in this process.
 
     Raises:
         ConfigError: the URL cannot be read.
@@ -119,8 +121,9 @@ def public_url(url: str | os.PathLike[str]) -> str:
 
 
 def take_credentials(url: str) -> None:
-    """Keep the credentials that the environment has for a URL, and remove them there: an app that
-    is loaded later, or a process that is started later, must not find them.
+    """Move a URL's credentials from the environment to this process's memory.
+
+    Apps that are loaded later and processes that are started later must not find them.
 
     Raises:
         ConfigError: a variable that the URL names is not set.
@@ -154,7 +157,7 @@ def _normalized(text: str) -> str:
 
 def _sqlite_path(url: str) -> tuple[str, bool]:
     name, _, option = url.partition("?")
-    shown = re.sub(r":[^:]*@", ":…@", url)  # another scheme's, perhaps with a password
+    shown = re.sub(r":[^:]*@", ":…@", url)  # a URL of another scheme may have a password
     if option not in ("", _POWER_LOSS):
         raise ConfigError(f"store {shown!r}: no option {option!r}; the only one is {_POWER_LOSS!r}")
     path = name.removeprefix("sqlite:")

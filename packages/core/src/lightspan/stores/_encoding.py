@@ -1,7 +1,7 @@
-"""What a store keeps of rollouts, spans and token records: bytes, with few columns to search by.
+"""Serialisation of rollouts, spans and token records to bytes and the few columns to search by.
 
-Packing happens before any lock or transaction is taken, so that these stay short, and rejects what
-cannot be kept.
+Packing rejects values that cannot be stored. It happens before a lock or a transaction, so that
+these stay short.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _record_decoder = msgspec.msgpack.Decoder(TokenRecord)
 class PackedRollout(NamedTuple):
     rollout: Rollout
     body: bytes
-    """Its canonical bytes: equal for equal rollouts."""
+    """Canonical MessagePack of the rollout: equal for equal rollouts."""
 
     @property
     def size(self) -> int:
@@ -41,7 +41,7 @@ class PackedSpan(NamedTuple):
     span_id: str
     call_id: str
     late: bool
-    """True if it was late before it came here (copied from another store)."""
+    """Whether it was late before this write: copied from another store."""
     body: bytes
 
     @property
@@ -55,7 +55,7 @@ class PackedRecord(NamedTuple):
     sequence_start: int
     late: bool
     head: bytes
-    """Everything but the arrays."""
+    """MessagePack of all fields but the arrays."""
     prompt: bytes
     response: bytes
     logprobs: bytes
@@ -75,73 +75,67 @@ class PackedCall(NamedTuple):
 
 
 def pack_rollout(rollout: Rollout) -> PackedRollout:
-    """Raises `DataError` if the task is no JSON, or a number is none that a store can keep."""
-    what = f"rollout {rollout.rollout_id!r:.100}"
-    check_integer(f"{what}: step", rollout.step)
-    check_integer(f"{what}: max_infrastructure_tries", rollout.max_infrastructure_tries)
+    """Serialise a rollout; raise `DataError` for a task that is not JSON or an invalid number."""
+    name = f"rollout {rollout.rollout_id!r:.100}"
+    check_integer(f"{name}: step", rollout.step)
+    check_integer(f"{name}: max_infrastructure_tries", rollout.max_infrastructure_tries)
     return PackedRollout(rollout, _encode(f"the task of rollout {rollout.rollout_id!r}", rollout))
 
 
 def unpack_rollout(body: bytes) -> Rollout:
-    """A fresh copy: what an app does to its task stays with the app."""
+    """Return a fresh copy of a rollout, whose task an app may change."""
     return _rollout_decoder.decode(body)
 
 
 def pack_span(attempt: AttemptRef, span: Span) -> PackedSpan:
-    """Raises `DataError`."""
+    """Serialise a span; raise `DataError` if it is another attempt's or cannot be stored."""
     if span.attempt_id != attempt.attempt_id:
         _check_owner(span.attempt_id, f"span {span.span_id!r}", attempt.attempt_id)
     check_integer("epoch", attempt.epoch)
     try:
         body = encode_span(span)
     except (TypeError, ValueError, OverflowError) as error:
-        raise _unstorable(f"span {span.span_id!r} ({span.name})", error) from error
+        raise DataError(f"span {span.span_id!r} ({span.name}) cannot be stored: {error}") from error
     call_id = str(span.attributes.get(CALL_ID, ""))
     return PackedSpan(attempt.attempt_id, attempt.epoch, span.span_id, call_id, span.late, body)
 
 
 def pack_call(call: StoredCall) -> PackedCall:
-    """Raises `DataError`."""
+    """Serialise a call; raise `DataError` if a part is another attempt's or cannot be stored."""
     attempt = AttemptRef(call.span.attempt_id, call.epoch)
     return PackedCall(
         pack_span(attempt, call.span),
-        [pack_record(attempt.attempt_id, record) for record in call.records],
+        [_pack_record(attempt.attempt_id, record) for record in call.records],
     )
 
 
-def pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
-    """Raises `DataError`."""
-    _check_owner(record.attempt_id, f"token record {record.call_id!r}", attempt_id)
+def _pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
+    name = f"token record {record.call_id!r}"
+    _check_owner(record.attempt_id, name, attempt_id)
     check_integer("choice", record.choice)
     check_integer("sequence_start", record.sequence_start)
-    head = _replace(record, prompt=b"", response=b"", logprob_data=b"")
-    return PackedRecord(
-        record.call_id,
-        record.choice,
-        record.sequence_start,
-        record.late,
-        _encode(f"token record {record.call_id!r}", head),
-        record.prompt,
-        record.response,
-        record.logprob_data,
-    )
+    head = _encode(name, _replace(record, prompt=b"", response=b"", logprob_data=b""))
+    key = (record.call_id, record.choice, record.sequence_start)
+    arrays = (record.prompt, record.response, record.logprob_data)
+    return PackedRecord(*key, record.late, head, *arrays)
 
 
 def pack_peer(peer: Peer) -> bytes:
-    """JSON with field names: peers of other versions read it."""
+    """Serialise a peer as JSON with field names, which peers of other versions can read."""
     return msgspec.json.encode(peer)
 
 
 def unpack_peer(body: bytes, silent_s: float) -> Peer:
-    """The peer as it spoke, and how long ago."""
+    """Return an announced peer, with the seconds since then."""
     return _replace(msgspec.json.decode(body, type=Peer), silent_s=max(0.0, silent_s))
 
 
 def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> bool:
-    """Whether a call that is written again replaces what was written first.
+    """Return whether a call that is written again replaces the stored one.
 
-    It does if the first try was cancelled or failed and this one ended later: a retry went on. And
-    what is late never keeps out what is in time: whoever may send spans could have taken its id.
+    It does if the stored try was cancelled or failed and this one, a retry, ended later. A call
+    that is not late replaces a late one, because any client that may send spans could have used its
+    id.
     """
     if old_late and not new_late:
         return True
@@ -153,7 +147,7 @@ def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> b
 
 
 def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
-    """The span as written, with what the store learnt since."""
+    """Return a span as written, with its later call outcome and late mark."""
     span = decode_span(body)
     if outcome is not None:
         span = span.replace(attributes={**span.attributes, CALL_OUTCOME: str(outcome)})
@@ -163,7 +157,7 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
 def unpack_record(
     head: bytes, arrays: Sequence[bytes], late: bool, outcome: str | None
 ) -> TokenRecord:
-    """The record as written, with what the store learnt since."""
+    """Return a token record as written, with its later call outcome and late mark."""
     prompt, response, logprobs = arrays
     changes: dict[str, Any] = {"prompt": prompt, "response": response, "logprob_data": logprobs}
     if late:
@@ -173,18 +167,14 @@ def unpack_record(
     return _replace(_record_decoder.decode(head), **changes)
 
 
-def _check_owner(owner: str, what: str, attempt_id: str) -> None:
-    """Raise `DataError` where something is written to one attempt and names another."""
+def _check_owner(owner: str, name: str, attempt_id: str) -> None:
+    """Raise `DataError` for an object that is written to an attempt and names another one."""
     if owner not in ("", attempt_id):
-        raise DataError(f"{what} belongs to attempt {owner!r} but was written to {attempt_id!r}")
+        raise DataError(f"{name} belongs to attempt {owner!r} but was written to {attempt_id!r}")
 
 
-def _encode(what: str, value: object) -> bytes:
+def _encode(name: str, value: object) -> bytes:
     try:
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _unstorable(what, error) from error
-
-
-def _unstorable(what: str, error: Exception) -> DataError:
-    return DataError(f"{what} cannot be stored: {error}")
+        raise DataError(f"{name} cannot be stored: {error}") from error

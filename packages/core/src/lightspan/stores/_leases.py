@@ -1,11 +1,12 @@
-"""The lease of an attempt: a runner takes it with a claim, extends it, and loses it by silence.
+"""Leases of attempts: granted by a claim, extended by heartbeats, ended by their absence.
 
-A lease that ran out is lost when somebody claims or expires, not before: until then its runner may
-still extend it or report. Leases run by the store's clock: this machine's for a file, the server's
-for a database. To lose it seals the attempt, and the rollout is queued for another one with another
-epoch: what the old runner still writes is late (`is_late`), kept and never trained.
+An expired lease ends when a runner claims or a caller expires, not before: until then its runner
+may still extend it or report. Leases run by the store's clock: this machine's for a file, the
+server's for a database. Ending one seals the attempt and queues its rollout for another attempt
+with another epoch. Later writes of the old runner are stored as late (`AttemptKey.is_late`) and
+never trained.
 
-A claim can be repeated by whoever got no answer (`_requests`).
+A claim can be repeated by a runner that got no answer (`_idempotency`).
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from lightspan.stores._state_machine import Ledger, Progress, Tables, started
 from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_lease
 
 ALONE: Final = "alone"
-"""The place in its claim of a rollout that is to be run alone, and so the only one."""
+"""Place, in its claim, of a rollout that must run alone: the only one of the claim."""
 
-_LOOK: Final = (16, 256)
-"""How many places of a repeated claim are looked at in one query, at least and at most."""
+_LOOKUP_SIZES: Final = (16, 256)
+"""Minimum and maximum number of places of a repeated claim in one query."""
 
 
 class ClaimRequest(NamedTuple):
-    """What a runner asks for: `Store.claim`."""
+    """The arguments of `Store.claim`."""
 
     runner_id: str
     slots: int
@@ -40,26 +41,26 @@ class ClaimRequest(NamedTuple):
     idle: bool
     request_id: str
     may_be_repeated: bool
-    """Whether the caller made the id, and so may have asked under it before."""
+    """Whether the caller made the id, and so may have sent this request before."""
     first: int = 0
-    """How many were taken under this id before: a large claim is made in parts."""
+    """Number of rollouts claimed under this id before: a large claim is made in parts."""
 
-    def part(self, taken: int, most: int) -> ClaimRequest:
-        """What is left after so many were taken; of this, so many at most."""
-        left = max(0, min(self.slots - taken, most))
-        return self._replace(slots=left, first=taken, idle=self.idle and not taken)
+    def part(self, claimed: int, max_slots: int) -> ClaimRequest:
+        """Return the next part of the request, of at most `max_slots`, after `claimed` rollouts."""
+        slots = max(0, min(self.slots - claimed, max_slots))
+        return self._replace(slots=slots, first=claimed, idle=self.idle and not claimed)
 
     def attempt_id(self, place: int | str) -> str:
-        """Of the attempt at this place in the claim."""
+        """Return the id of the attempt at a place of the claim."""
         return derived_id("at", self.request_id, place)
 
 
 class Claimed(NamedTuple):
-    """What a request was given."""
+    """The result of a claim request."""
 
     claims: list[Claim]
-    taken: int
-    """How many rollouts it took at first; of one repeated later some may be lost."""
+    total: int
+    """Number of rollouts claimed at first; attempts of a repeated claim may be over by now."""
 
 
 def claim_request(
@@ -70,83 +71,91 @@ def claim_request(
     idle: bool,
     request_id: str | None,
 ) -> ClaimRequest:
-    """What `Store.claim` was asked, under an id of its own if the caller gave none.
+    """Check the arguments of `Store.claim`, and make a request id if the caller gave none.
 
-    Raises `DataError`.
+    Raises:
+        DataError: an argument is out of range.
     """
-    check_integer("slots", slots, low=-LARGEST_INTEGER)  # fewer than none are none
+    check_integer("slots", slots, low=-LARGEST_INTEGER)  # fewer than one claim nothing
     check_lease(lease_s)
-    if request_id is not None:
-        check_id(request_id)
-    made = new_id("claim") if request_id is None else request_id
-    return ClaimRequest(runner_id, slots, lease_s, run_id, idle, made, request_id is not None)
+    may_be_repeated = request_id is not None
+    if request_id is None:
+        request_id = new_id("claim")
+    check_id(request_id)
+    return ClaimRequest(runner_id, slots, lease_s, run_id, idle, request_id, may_be_repeated)
 
 
 def claim(tables: Tables, request: ClaimRequest, now: float) -> Claimed:
-    """Start an attempt for each of the oldest queued rollouts; for one that is to be run alone if
-    there is one and the runner is idle. A repeated request gets what it got before.
+    """Start an attempt for each of the oldest queued rollouts, or return a repeated claim again.
 
-    Raises `ConflictError`.
+    An idle runner gets one that must run alone first.
+
+    Raises:
+        ConflictError: another runner has claimed under this request id.
     """
-    if request.may_be_repeated and (before := _begun(tables, request)):
-        return _again(tables, request, before, now)
+    if request.may_be_repeated and (attempts := _earlier_attempts(tables, request)):
+        return _claim_again(tables, request, attempts, now)
     claims = _new_claims(tables, request, now)
     return Claimed(claims, len(claims))
 
 
-def _begun(tables: Tables, request: ClaimRequest) -> list[Attempt]:
-    """The attempts that this request began when it was asked before, in the order of the claim:
-    all of them, however many slots it says now, or those left out would be stranded.
+def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
+    """Return the attempts that an earlier request with this id started, in the claim's order.
 
-    Raises `ConflictError`.
+    These are all of them, whatever `slots` is now: those left out would be stranded.
+
+    Raises:
+        ConflictError: another runner has claimed under this request id.
     """
     ids = [request.attempt_id(ALONE), request.attempt_id(request.first)]
-    found = tables.attempts_by_id(ids)
-    at_once = min(max(request.slots, _LOOK[0]), _LOOK[1])
-    place, goes_on = request.first + 1, ids[1] in found
-    while goes_on:
-        some = [request.attempt_id(each) for each in range(place, place + at_once)]
-        more = tables.attempts_by_id(some)
-        ids, found = ids + some, {**found, **more}
-        place, goes_on = place + at_once, len(more) == at_once
-    for attempt in found.values():
+    attempts = tables.attempts_by_id(ids)
+    size = min(max(request.slots, _LOOKUP_SIZES[0]), _LOOKUP_SIZES[1])
+    place, has_more = request.first + 1, ids[1] in attempts
+    while has_more:
+        next_ids = [request.attempt_id(number) for number in range(place, place + size)]
+        more = tables.attempts_by_id(next_ids)
+        ids, attempts = ids + next_ids, {**attempts, **more}
+        place, has_more = place + size, len(more) == size
+    for attempt in attempts.values():
         if attempt.runner_id != request.runner_id:
             raise ConflictError(
                 f"runner {attempt.runner_id!r} has claimed under the request id that runner "
-                f"{request.runner_id!r} gives; each request needs an id of its own"
+                f"{request.runner_id!r} gives: each request needs its own id"
             )
-    return [found[attempt_id] for attempt_id in ids if attempt_id in found]
+    return [attempts[attempt_id] for attempt_id in ids if attempt_id in attempts]
 
 
-def _again(tables: Tables, request: ClaimRequest, begun: Sequence[Attempt], now: float) -> Claimed:
-    """The claim of before, without what is over. Whoever asks lives, as by a heartbeat."""
-    lease_until, alone = now + request.lease_s, request.attempt_id(ALONE)
-    going = [replace(each, lease_until=lease_until) for each in begun if not each.sealed]
-    tables.update_attempts(going)
-    bodies = tables.bodies([attempt.rollout_id for attempt in going])
+def _claim_again(
+    tables: Tables, request: ClaimRequest, attempts: Sequence[Attempt], now: float
+) -> Claimed:
+    """Return an earlier claim without the attempts that are over, and extend its leases."""
+    lease_until, alone_id = now + request.lease_s, request.attempt_id(ALONE)
+    running = [replace(each, lease_until=lease_until) for each in attempts if not each.sealed]
+    tables.update_attempts(running)
+    bodies = tables.bodies([attempt.rollout_id for attempt in running])
     claims = [
         Claim(
             rollout=unpack_rollout(bodies[attempt.rollout_id]),
             attempt=attempt,
-            alone=attempt.attempt_id == alone,
+            alone=attempt.attempt_id == alone_id,
         )
-        for attempt in going
+        for attempt in running
     ]
-    return Claimed(claims, len(begun))
+    return Claimed(claims, len(attempts))
 
 
 def _new_claims(tables: Tables, request: ClaimRequest, now: float) -> list[Claim]:
     claims, moved = [], []
-    one = min(request.slots, 1) if request.idle else 0
-    taken = tables.take_queued(one, request.run_id, alone=True)
-    queued = taken or tables.take_queued(request.slots, request.run_id)
+    alone_limit = min(request.slots, 1) if request.idle else 0
+    queued = tables.dequeue(alone_limit, request.run_id, alone=True)
+    queued = queued or tables.dequeue(request.slots, request.run_id)
     for place, (before, rollout) in enumerate(queued, request.first):
         attempt_id = request.attempt_id(ALONE if before.alone else place)
         attempt = _new_attempt(attempt_id, before, request, now)
         claims.append(Claim(rollout=rollout, attempt=attempt, alone=before.alone))
         moved.append(started(before, attempt, tables.next_change()))
     if claims:
-        tables.insert_attempts([made.attempt for made in claims])
+        tables.insert_attempts([claim.attempt for claim in claims])
         tables.update_rollouts(moved)
     return claims
 
@@ -159,7 +168,7 @@ def _new_attempt(attempt_id: str, before: Progress, request: ClaimRequest, now: 
         number=number,
         epoch=number,  # grows with each claim, as an epoch must
         runner_id=request.runner_id,
-        # it names the attempt that it opens, so that no store needs an index of tokens
+        # The token contains the attempt's id, so no store needs an index of tokens.
         call_token=f"{attempt_id}.{secrets.token_urlsafe(24)}",
         lease_until=now + request.lease_s,
         started_at=now,
@@ -167,36 +176,30 @@ def _new_attempt(attempt_id: str, before: Progress, request: ClaimRequest, now: 
 
 
 def attempt_of_token(call_token: str) -> str:
-    """The id of the attempt that a call token claims to open; whether it does, only the token
-    kept with that attempt can tell."""
+    """Return the attempt id in a call token; the caller must compare the attempt's own token."""
     return call_token.rpartition(".")[0]
 
 
 def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: float) -> list[bool]:
-    """Extend the lease of each attempt that is still this writer's; True for those."""
+    """Extend leases; return, per attempt, whether it is still this writer's and so extended."""
     attempts = tables.attempts_by_id([ref.attempt_id for ref, _ in items])
-    mine = [_is_mine(attempts.get(ref.attempt_id), ref) for ref, _ in items]
+    extended = [_is_current(attempts.get(ref.attempt_id), ref) for ref, _ in items]
     tables.update_attempts(
         [
             replace(attempts[ref.attempt_id], lease_until=now + lease_s)
-            for (ref, lease_s), is_mine in zip(items, mine, strict=True)
-            if is_mine
+            for (ref, lease_s), is_extended in zip(items, extended, strict=True)
+            if is_extended
         ]
     )
-    return mine
+    return extended
 
 
-def _is_mine(attempt: Attempt | None, ref: AttemptRef) -> bool:
-    return attempt is not None and not is_late(attempt, ref.epoch)
-
-
-def is_late(attempt: Attempt, epoch: int) -> bool:
-    """True if a write under this epoch comes after the lease was lost or the attempt sealed."""
-    return attempt.sealed or attempt.epoch != epoch
+def _is_current(attempt: Attempt | None, ref: AttemptRef) -> bool:
+    return attempt is not None and not attempt.sealed and attempt.epoch == ref.epoch
 
 
 def expire(tables: Tables, limit: int, now: float) -> int:
-    """Lose at most `limit` attempts whose lease ran out; returns how many."""
+    """End at most `limit` attempts whose lease expired; return how many."""
     expired = tables.expired(now, limit)
     if not expired:
         return 0

@@ -11,16 +11,16 @@ from lightspan.stores.aio import wait_for_event
 
 
 class Signal:
-    """A hint that something happened; each waiter looks for itself what."""
+    """A notification that the store may have changed; each waiter queries the store itself."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiters: set[Waiter] = set()
 
     def notify(self) -> None:
-        """Wake every waiter; callable from any thread."""
-        # Read without the lock, as each write passes here: who registers after this look has not
-        # looked at the store yet, and so misses nothing.
+        """Wake all waiters, from any thread."""
+        # Every write comes here, so the set is read without the lock. A waiter that registers after
+        # this read has not queried the store yet, so it misses nothing.
         if not self._waiters:
             return
         with self._lock:
@@ -30,7 +30,7 @@ class Signal:
 
     @contextmanager
     def waiter(self) -> Iterator[Waiter]:
-        """A waiter that misses nothing from here on. Needs a running event loop."""
+        """Yield a waiter that notices every notification from here on, in a running event loop."""
         waiter = Waiter()
         with self._lock:
             self._waiters.add(waiter)
@@ -49,10 +49,10 @@ class Waiter:
         self._event = asyncio.Event()
 
     def wake(self) -> None:
-        with suppress(RuntimeError):  # its event loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when woken since the last wait, or after the time."""
+        """Return once woken since the last wait, or after the timeout."""
         await wait_for_event(timeout_s, self._event)
         self._event.clear()

@@ -1,18 +1,17 @@
 """The state machine of rollouts and attempts, over the few table operations that a store offers.
 
-Written once for all stores: what may follow what is said in `schema.records`, how a lease is taken
-and lost in `_leases`. Every function takes a batch of items and answers per item. It checks the
-whole batch before it writes anything, so a refused batch leaves no trace even where there is no
-transaction to undo.
+It serves all stores. `schema.records` lists the legal moves; `_leases` grants and ends leases.
+Every function takes a batch of items and returns one result per item. It checks the whole batch
+before it writes, so a rejected batch changes nothing even without a transaction to roll back.
 
-Uncounted losses (`Report.counts=False`: a neighbour of a dead process) use up no try, but only
-`MAX_UNCOUNTED_LOSSES` times per rollout: after that they count, or a task that kills its process
-would be queued again for ever. No column keeps their number: every attempt before the current one
-was lost, so it is the attempts so far less the infrastructure tries used up.
+Uncounted losses (`Report.counts=False`: another attempt crashed the process) use up no try, but
+only `MAX_UNCOUNTED_LOSSES` times per rollout. After that they count, because a task that crashes
+its process would be queued again forever. No column stores their number: every attempt before the
+current one was lost, so it is the number of attempts so far minus the infrastructure tries used.
 
-A rollout that is to be run alone is so once it is queued (`Progress.alone`), whoever claims it: the
-supervisor that knew of the dead process may be gone. One with bad neighbours time and again is run
-alone too (`MAX_BAD_NEIGHBOURS`), so that they never cost it a try.
+A rollout that must run alone does so when it is queued again (`Progress.alone`), whichever runner
+claims it, because the supervisor of the dead process may be gone. A rollout with
+`MAX_BAD_NEIGHBOURS` uncounted losses runs alone too, so that other attempts never cost it a try.
 """
 
 from __future__ import annotations
@@ -39,12 +38,13 @@ from lightspan.schema.records import (
 from lightspan.stores._encoding import PackedRollout
 
 MAX_UNCOUNTED_LOSSES: Final = 5
+"""Maximum number of lost attempts of a rollout that use up no try."""
 MAX_BAD_NEIGHBOURS: Final = 3
-"""After so many uncounted losses a rollout is run alone."""
+"""Number of uncounted losses after which a rollout runs alone in its process."""
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a rollout that moves, and the limit that decides where to."""
+class Progress(msgspec.Struct, frozen=True):
+    """The fields of a rollout that change, and its limit of infrastructure tries."""
 
     rollout_id: str
     max_infrastructure_tries: int
@@ -53,45 +53,48 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     change: int
     infrastructure_tries: int = 0
     attempts: int = 0
-    """How many there were; the latest one's number and epoch."""
+    """Number of attempts so far: the number and epoch of the latest one."""
     attempt_id: str | None = None
     finished_at: float | None = None
     alone: bool = False
-    """Queued, to be run alone in its process."""
+    """Whether it is queued and must run alone in its process."""
 
 
 class Lookup(Protocol):
-    """What checks need of a store; a reader outside of transactions offers it too."""
+    """The queries of a store that checks need; a reader outside of transactions has them too."""
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
-        """The bytes of those rollouts that exist."""
+        """Return the packed rollouts that exist, by id."""
         ...
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
-        """Those that exist."""
+        """Return the attempts that exist, by id."""
         ...
 
 
 class Tables(Lookup, Protocol):
-    """What moves need of a store, inside one transaction of its own."""
+    """The table operations of a store that moves need, inside one transaction."""
 
     def next_change(self) -> int:
-        """The next number of the cursor of `Store.watch`."""
+        """Return the next number of the cursor of `Store.watch`."""
         ...
 
     def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None: ...
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
-        """Of those that exist."""
+        """Return the progress of the rollouts that exist, by id."""
         ...
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None: ...
 
-    def take_queued(
+    def dequeue(
         self, limit: int, run_id: str | None, alone: bool = False
     ) -> list[tuple[Progress, Rollout]]:
-        """The oldest queued rollouts, of those that are to be run alone or of the others; the
-        caller starts every one of them."""
+        """Return the oldest queued rollouts, all of which the caller starts.
+
+        Args:
+            alone: whether to return those that must run alone, or the others.
+        """
         ...
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None: ...
@@ -99,55 +102,64 @@ class Tables(Lookup, Protocol):
     def update_attempts(self, rows: Sequence[Attempt]) -> None: ...
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
-        """Running attempts whose lease ended at `now`, in store time, or before, the earliest
-        first."""
+        """Return running attempts whose lease ended by `now`, in store time, earliest end first."""
         ...
 
 
 def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[None]:
-    """Queue what is new. Raises `ConflictError` or `IllegalMoveError`."""
-    fresh = new_ones(tables, items)
-    tables.insert_rollouts([(item, _queued(item.rollout, tables, now)) for item in fresh])
+    """Queue the rollouts that are new.
+
+    Raises:
+        ConflictError: a rollout is stored with another content.
+        IllegalMoveError: a rollout has mode production.
+    """
+    new = select_new(tables, items)
+    tables.insert_rollouts([(item, _queued(item.rollout, tables, now)) for item in new])
     return [None] * len(items)
 
 
-class Begun(NamedTuple):
-    """A rollout that nobody asked for, and its attempt, which runs already."""
+class StartedRollout(NamedTuple):
+    """A rollout of mode production, and its attempt, which runs already."""
 
-    new: PackedRollout
+    packed: PackedRollout
     attempt: Attempt
 
     @property
     def size(self) -> int:
-        return self.new.size
+        return self.packed.size
 
 
-def start(tables: Tables, items: Sequence[Begun], now: float) -> list[None]:
-    """Keep what is new, running. Raises `ConflictError` or `IllegalMoveError`."""
-    check_begun(items)
-    # of two with one id the first counts, as in `_unknown`
-    attempts = {new.rollout.rollout_id: attempt for new, attempt in reversed(items)}
-    fresh = _unknown(tables, [item.new for item in items])
-    made = [attempts[new.rollout.rollout_id] for new in fresh]
+def start(tables: Tables, items: Sequence[StartedRollout], now: float) -> list[None]:
+    """Store the rollouts that are new, with their running attempts.
+
+    Raises:
+        ConflictError: a rollout is stored with another content.
+        IllegalMoveError: see `check_starts`.
+    """
+    check_starts(items)
+    # Of two items with one id the first counts, as in `_select_unknown`.
+    attempts = {packed.rollout.rollout_id: attempt for packed, attempt in reversed(items)}
+    new = _select_unknown(tables, [item.packed for item in items])
+    new_attempts = [attempts[item.rollout.rollout_id] for item in new]
     running = []
-    for new, attempt in zip(fresh, made, strict=True):
-        before = _queued(new.rollout, tables, now)
+    for item, attempt in zip(new, new_attempts, strict=True):
+        before = _queued(item.rollout, tables, now)
         running.append(started(before, attempt, before.change))
-    tables.insert_rollouts(list(zip(fresh, running, strict=True)))
-    tables.insert_attempts(made)
-    # Only now do rollouts name their attempt: one that is inserted takes what its rollout names for
-    # the attempt before it.
+    tables.insert_rollouts(list(zip(new, running, strict=True)))
+    tables.insert_attempts(new_attempts)
+    # Inserting an attempt records its rollout's `attempt_id` as the previous attempt, so the
+    # rollouts get theirs only now.
     tables.update_rollouts(running)
     return [None] * len(items)
 
 
-def check_begun(items: Iterable[Begun]) -> None:
-    """Raise `IllegalMoveError` for what must be queued, or is no beginning."""
+def check_starts(items: Iterable[StartedRollout]) -> None:
+    """Raise `IllegalMoveError` unless mode is production and the attempt is the first, running."""
     for (rollout, _), attempt in items:
         if rollout.mode is not Mode.PRODUCTION:
             raise IllegalMoveError(
-                f"rollout {rollout.rollout_id!r} has mode {rollout.mode}: it has to be enqueued "
-                f"and claimed; only production starts by itself"
+                f"rollout {rollout.rollout_id!r} has mode {rollout.mode}: enqueue and claim it; "
+                "only rollouts of mode production start by themselves"
             )
         first = (attempt.rollout_id, attempt.number, attempt.epoch, attempt.status)
         if first != (rollout.rollout_id, 1, 1, AttemptStatus.RUNNING):
@@ -158,7 +170,7 @@ def check_begun(items: Iterable[Begun]) -> None:
 
 
 def started(before: Progress, attempt: Attempt, change: int) -> Progress:
-    """A rollout whose attempt has begun."""
+    """Return the progress of a rollout once its attempt runs."""
     check_rollout_move(before.status, RolloutStatus.RUNNING)
     return replace(
         before,
@@ -170,33 +182,36 @@ def started(before: Progress, attempt: Attempt, change: int) -> Progress:
     )
 
 
-def new_ones(tables: Lookup, items: Sequence[PackedRollout]) -> list[PackedRollout]:
-    """The items that the store does not know. Raises `ConflictError` or `IllegalMoveError`."""
+def select_new(tables: Lookup, items: Sequence[PackedRollout]) -> list[PackedRollout]:
+    """Return the rollouts that the store does not have.
+
+    Raises:
+        ConflictError: a rollout is stored with another content.
+        IllegalMoveError: a rollout has mode production.
+    """
     for item in items:
         if item.rollout.mode is Mode.PRODUCTION:
             raise IllegalMoveError(
-                f"rollout {item.rollout.rollout_id!r} has mode production: nobody runs it again; "
-                f"enqueue a rollout of its task (lightspan.tasks_from_store)"
+                f"rollout {item.rollout.rollout_id!r} has mode production and cannot be run again: "
+                "enqueue a rollout of its task (lightspan.tasks_from_store)"
             )
-    return _unknown(tables, items)
+    return _select_unknown(tables, items)
 
 
-def _unknown(tables: Lookup, items: Sequence[PackedRollout]) -> list[PackedRollout]:
+def _select_unknown(tables: Lookup, items: Sequence[PackedRollout]) -> list[PackedRollout]:
     bodies = tables.bodies([item.rollout.rollout_id for item in items])
-    return [item for item in items if _is_new(bodies, item)]
-
-
-def _is_new(bodies: dict[str, bytes], item: PackedRollout) -> bool:
-    rollout_id = item.rollout.rollout_id
-    if rollout_id not in bodies:
-        bodies[rollout_id] = item.body
-        return True
-    if bodies[rollout_id] != item.body:
-        raise ConflictError(
-            f"rollout {rollout_id!r} is already known with other content; a rollout never changes, "
-            f"give the new one an id of its own"
-        )
-    return False
+    new = []
+    for item in items:
+        rollout_id = item.rollout.rollout_id
+        if rollout_id not in bodies:
+            bodies[rollout_id] = item.body
+            new.append(item)
+        elif bodies[rollout_id] != item.body:
+            raise ConflictError(
+                f"rollout {rollout_id!r} is already stored with another content: a rollout never "
+                "changes, so give the new one its own id"
+            )
+    return new
 
 
 def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
@@ -210,7 +225,7 @@ def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
 
 
 def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
-    """End attempts; True where the report is in force."""
+    """End attempts; return, per report, whether it is in force."""
     ledger = Ledger(tables, check_reports(tables, items), now)
     in_force = [ledger.apply(item) for item in items]
     ledger.write()
@@ -218,18 +233,23 @@ def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
 
 
 def check_reports(tables: Lookup, items: Sequence[Report]) -> dict[str, Attempt]:
-    """The attempts reported on. Raises `IllegalMoveError` or `NotFoundError`."""
+    """Return the attempts of reports by id.
+
+    Raises:
+        IllegalMoveError: the status of a report is not final.
+        NotFoundError: an attempt is unknown.
+    """
     for item in items:
         if not item.status.final:
             raise IllegalMoveError(
-                f"the report on attempt {item.attempt_id!r} says {item.status}, which does not "
-                f"end it"
+                f"the report on attempt {item.attempt_id!r} has status {item.status}, which does "
+                "not end an attempt"
             )
     return find_attempts(tables, [item.attempt_id for item in items])
 
 
 def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]:
-    """Cancel what has not ended; True for those that this call cancelled."""
+    """Cancel the rollouts that have not ended; return, per rollout, whether this call did."""
     rollouts = tables.progress(rollout_ids)
     check_known("rollout", rollout_ids, rollouts)
     running = [state.attempt_id for state in rollouts.values() if state.attempt_id is not None]
@@ -240,19 +260,18 @@ def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]
 
 
 def mark_damaged(tables: Tables, items: Sequence[tuple[str, str]]) -> list[None]:
-    """Add (attempt, reason) to the capture errors, each reason once."""
+    """Add each (attempt id, reason) to the attempt's capture errors, each reason once."""
     attempts = find_attempts(tables, [attempt_id for attempt_id, _ in items])
     for attempt_id, reason in items:
         before = attempts[attempt_id]
-        attempts[attempt_id] = replace(
-            before, capture_errors=_union(before.capture_errors, [reason])
-        )
+        errors = _union(before.capture_errors, [reason])
+        attempts[attempt_id] = replace(before, capture_errors=errors)
     tables.update_attempts(list(attempts.values()))
     return [None] * len(items)
 
 
 def find_attempts(tables: Lookup, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
-    """All of them. Raises `NotFoundError`."""
+    """Return the attempts by id; raise `NotFoundError` if one is unknown."""
     attempts = tables.attempts_by_id(attempt_ids)
     check_known("attempt", attempt_ids, attempts)
     return attempts
@@ -260,13 +279,13 @@ def find_attempts(tables: Lookup, attempt_ids: Sequence[str]) -> dict[str, Attem
 
 def check_known(what: str, ids: Iterable[str], stored: Mapping[str, object]) -> None:
     """Raise `NotFoundError` for the first id that is not stored."""
-    for each in ids:
-        if each not in stored:
-            raise NotFoundError(f"this store knows no {what} {each!r}")
+    for id in ids:
+        if id not in stored:
+            raise NotFoundError(f"this store has no {what} {id!r}")
 
 
 class Ledger:
-    """Attempts and rollouts of one batch: read together, changed here, written together."""
+    """The attempts and rollouts of one batch: read together, changed here, written together."""
 
     def __init__(
         self,
@@ -285,24 +304,24 @@ class Ledger:
         self._moved: list[Progress] = []
 
     def apply(self, item: Report) -> bool:
-        """Apply a report; True if it is in force now or was already."""
+        """Apply a report; return whether it is in force, now or since an equal report."""
         attempt = self._attempts[item.attempt_id]
         if attempt.epoch != item.epoch:
             return False
         if attempt.sealed:
-            return _says(attempt, item)
+            return _has_same_end(attempt, item)
         self.end(item)
         return True
 
     def cancel(self, rollout_id: str) -> bool:
-        """Cancel a rollout; True unless it had ended."""
+        """Cancel a rollout; return False if it had ended."""
         before = self._rollouts[rollout_id]
         if before.status.final:
             return False
         if before.status is RolloutStatus.RUNNING and before.attempt_id is not None:
-            attempt, outcome = self._attempts[before.attempt_id], Outcome.CANCELLED
-            message = "the rollout was cancelled"
-            self.end(attempt.report(AttemptStatus.CANCELLED, outcome, message))
+            attempt = self._attempts[before.attempt_id]
+            status, outcome = AttemptStatus.CANCELLED, Outcome.CANCELLED
+            self.end(attempt.report(status, outcome, "the rollout was cancelled"))
         else:
             self._move(before, RolloutStatus.CANCELLED, before.infrastructure_tries)
         return True
@@ -359,13 +378,13 @@ def _tries_after(before: Progress, attempt: Attempt, item: Report) -> int:
     return before.infrastructure_tries + counts
 
 
-def _says(attempt: Attempt, item: Report) -> bool:
-    """True if a sealed attempt says what the report says."""
+def _has_same_end(attempt: Attempt, item: Report) -> bool:
+    """Return whether a sealed attempt ended as the report says."""
     stored = (attempt.status, attempt.outcome, attempt.reward, attempt.message)
     return stored == (item.status, item.outcome, item.reward, item.message) and set(
         item.capture_errors
     ) <= set(attempt.capture_errors)
 
 
-def _union(damage: Sequence[str], more: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys((*damage, *more)))
+def _union(errors: Sequence[str], more: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys((*errors, *more)))

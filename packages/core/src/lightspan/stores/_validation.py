@@ -1,5 +1,8 @@
-"""What is checked of arguments before a store looks at them: numbers that no store can keep or
-count with would fail as if it were damaged, or hold whoever asks for ever."""
+"""Validation of store arguments.
+
+A number that a store cannot hold or compute with would fail like a damaged store, or block its
+caller forever.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,42 @@ from typing import Final
 from lightspan.errors import DataError
 from lightspan.schema.records import Report
 from lightspan.schema.reward import LARGEST, usable
-from lightspan.schema.validation import is_number
+from lightspan.schema.validation import MAX_S, is_number
 
 LARGEST_INTEGER: Final = 2**63 - 1
-"""That a column of a database takes."""
-MAX_S: Final = 1e9
-"""Of a lease, and of a wait for a change: some thirty years."""
+"""Largest integer in a database column."""
 
 
 def check_integer(name: str, value: object, low: int = 0) -> None:
-    """Raise `DataError` unless it is an integer from `low` on that every store can keep."""
+    """Raise `DataError` unless the value is an integer from `low` to `LARGEST_INTEGER`."""
     if not isinstance(value, int) or not low <= value <= LARGEST_INTEGER:
         raise DataError(
-            f"{name}={value!r:.100} is no integer from {low} to {LARGEST_INTEGER} (2**63 - 1): "
-            "give one"
+            f"{name}={value!r:.100} must be an integer from {low} to {LARGEST_INTEGER} (2**63 - 1)"
         )
 
 
-def check_lease(lease_s: float, longest_s: float = MAX_S) -> None:
-    """Raise `DataError` unless a lease may take so many seconds."""
-    _check_seconds("lease_s", lease_s, longest_s)
+def check_lease(lease_s: float) -> None:
+    """Raise `DataError` unless `lease_s` is a valid duration of a lease, in seconds."""
+    _check_seconds("lease_s", lease_s)
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise `DataError` unless somebody may wait so many seconds for a change."""
-    _check_seconds("timeout_s", timeout_s, MAX_S)
+    """Raise `DataError` unless `timeout_s` is a valid timeout, in seconds."""
+    _check_seconds("timeout_s", timeout_s)
 
 
 def check_pruning(older_than_s: float, limit: int) -> None:
-    """Raise `DataError` unless so many rollouts of that age can be forgotten."""
-    _check_seconds("older_than_s", older_than_s, MAX_S)
+    """Raise `DataError` unless the arguments of `Store.prune` are in range."""
+    _check_seconds("older_than_s", older_than_s)
     check_integer("limit", limit, 1)
 
 
 def check_rewards(reports: Iterable[Report]) -> None:
-    """Raise `DataError` for a reward that `parse_reward` would not give: it is no number to learn
-    from, and NaN, which differs from itself, never equals its own report asked again."""
+    """Raise `DataError` for a reward that `parse_reward` cannot return.
+
+    NaN is no reward to learn from, and since it differs from itself, a repeated report with it
+    would never equal the first one.
+    """
     for report in reports:
         if report.reward is None:
             continue
@@ -53,11 +56,11 @@ def check_rewards(reports: Iterable[Report]) -> None:
             if number is not None and usable(number) is None:
                 raise DataError(
                     f"the reward of attempt {report.attempt_id!r:.100} has {name!r:.100} = "
-                    f"{number!r}: give a finite number of at most {LARGEST:g} in size, or none "
+                    f"{number!r}: give a finite number of at most {LARGEST:g} in size, or None "
                     "(lightspan.schema.reward.parse_reward)"
                 )
 
 
-def _check_seconds(name: str, value: float, longest_s: float) -> None:
-    if not is_number(value) or not 0 <= value <= longest_s:
-        raise DataError(f"{name}={value!r} must be a finite number from 0 to {longest_s:g} seconds")
+def _check_seconds(name: str, value: float) -> None:
+    if not is_number(value) or not 0 <= value <= MAX_S:
+        raise DataError(f"{name}={value!r} must be a finite number from 0 to {MAX_S:g} seconds")

@@ -1,5 +1,5 @@
-"""Event loops for plain code (`run_sync`), and by the real clock (`use_real_clock`); a wait for an
-event that has an end (`wait_for_event`)."""
+"""Helpers for asyncio: running a coroutine from synchronous code, waiting with a timeout, and event
+loops that ignore a frozen clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def wait_for_event(timeout_s: float | None, event: asyncio.Event) -> bool:
-    """Wait for the event; False if it did not come in time."""
+    """Wait for an event; return False if the timeout ended first."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
@@ -28,19 +28,19 @@ async def wait_for_event(timeout_s: float | None, event: asyncio.Event) -> bool:
 
 
 def use_real_clock(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the loop's timers go by the real clock, whatever becomes of `time.monotonic`."""
-    if isinstance(loop, asyncio.BaseEventLoop):  # others, as uvloop's, have a clock of their own
+    """Make the loop's timers use the real clock even if an app replaces `time.monotonic`."""
+    if isinstance(loop, asyncio.BaseEventLoop):  # others, such as uvloop's, use their own clock
         loop.time = clock.monotonic  # type: ignore[method-assign]
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where an event loop is running already (a notebook).
+    """Run a coroutine to its end, also while an event loop is running (in a notebook).
 
-    Ctrl-C cancels it and lets it clean up first; a second one ends the process and its child
-    processes.
+    Ctrl-C cancels the coroutine and waits for its clean-up; a second one ends the process and its
+    child processes.
 
     Raises:
-        KeyboardInterrupt: it was interrupted; without the cancellation as its context.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     try:
         asyncio.get_running_loop()
@@ -50,7 +50,7 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
         return _run_in_thread(work)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return asyncio.run(work)  # somebody else handles Ctrl-C
+        return asyncio.run(work)  # another handler gets Ctrl-C
     is_interrupted = False
 
     async def main() -> T:
@@ -60,8 +60,8 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
         def interrupt(number: int, frame: FrameType | None) -> None:
             nonlocal is_interrupted
             is_interrupted = True
-            # asyncio would raise the second one in whatever callback runs, where it can leave a
-            # lock taken or cut the closing short: the process then hung for ever
+            # asyncio would raise the second one inside the callback that happens to run, which may
+            # leave a lock held or cut the closing short: the process then hangs forever.
             signal.signal(signal.SIGINT, _end_process)
             with contextlib.suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(task.cancel)
@@ -76,19 +76,21 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
             raise
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    raise KeyboardInterrupt  # a new one: the cancellation behind it says nothing to a person
+    raise KeyboardInterrupt  # a new one, without the cancellation as its context
 
 
 def _end_process(number: int, frame: FrameType | None) -> None:
-    """End this process by the signal, and its child processes: one that keeps the GIL would not
-    notice that its parent is gone."""
+    """End this process and its child processes by a signal handler.
+
+    A child that holds the GIL would not notice that its parent is gone.
+    """
     signal.signal(number, signal.SIG_DFL)
     child_processes.kill(child_processes.left_by(os.getpid()))
     os.kill(os.getpid(), number)
 
 
 def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine in an event loop of its own, in a thread of its own."""
+    """Run a coroutine in a new event loop in a new thread."""
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
     result: Future[T] = Future()
 
@@ -104,7 +106,8 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    # a daemon: what does not end after a second Ctrl-C must not keep the kernel from ending
+    # A daemon thread, so that a coroutine that ignores its cancellation does not keep the
+    # notebook's kernel from ending.
     thread = threading.Thread(target=run, name="lightspan-fit", daemon=True)
     try:
         thread.start()
@@ -112,7 +115,7 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     except KeyboardInterrupt:
         if thread.ident is not None and not result.done():
             loop, task = started.result()
-            with contextlib.suppress(RuntimeError):  # it has just ended
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(task.cancel)
-            result.exception()  # wait until it has cleaned up
+            result.exception()  # wait for its clean-up
         raise

@@ -1,7 +1,7 @@
-"""What this process was told besides a store's URL, by that URL: it is shown and written nowhere.
+"""Credentials of store URLs in this process's memory, by the URL without them.
 
-A process that starts others which open the same store hands it on to them (`secrets_of`,
-`keep_secrets`), never by their environment, which an app could read.
+They are neither shown nor written. A process that starts others which open the same store hands
+them over (`secrets_of`, `keep_secrets`), never by the environment, which an app could read.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _secrets: Final[dict[str, dict[str, str]]] = {}
 
 
 def keep_secrets(url: str, secrets: Mapping[str, str]) -> None:
-    """Remember what belongs to a URL, in place of what was known."""
+    """Store the secrets of a URL, replacing earlier ones."""
     if secrets:
         _secrets[url] = dict(secrets)
 
 
 def secrets_of(url: str) -> dict[str, str]:
-    """What is known besides a URL that has no secret in it."""
+    """Return the secrets stored for a URL."""
     return dict(_secrets.get(url, {}))

@@ -1,7 +1,7 @@
-"""Sockets that notice when the machine at the other end is gone.
+"""Sockets with TCP keepalive, which detect that the machine at the other end is gone.
 
-A model may think for an hour, in which its connection carries nothing. A machine without power or
-network says nothing either, and who waits for it would wait for ever.
+A model may generate for an hour, in which its connection carries no data. A machine without power
+or network sends no data either, so its clients would wait forever.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 _OPTIONS: Final[Mapping[str, int]] = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
-"""Seconds of silence until the other end is asked whether it is there, seconds between questions,
-and questions without an answer after which it is gone: 70 s in all."""
+"""Idle seconds before the first probe, seconds between probes, and the number of unanswered probes
+after which the connection is closed: 70 s in all."""
 
 
-def watched(address: Sequence[Any]) -> socket.socket:
-    """A socket for that address (an item of `getaddrinfo`), not yet connected."""
+def keepalive_socket(address: Sequence[Any]) -> socket.socket:
+    """Return an unconnected socket with keepalive for an address (an item of `getaddrinfo`)."""
     family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection = socket.socket(family, kind, protocol)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _OPTIONS.items():
-        option = getattr(socket, name, None)  # systems have names of their own for some
+        option = getattr(socket, name, None)  # some systems lack some of them
         if option is not None:
-            made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
-
-
-__all__ = ["watched"]
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection

@@ -1,7 +1,7 @@
-"""The Store protocol: what joins the agents' world and the learner's.
+"""The Store protocol, between runners, gateway and learner.
 
-Async only, batch first, idempotent by ids that the caller makes. Implementations: memory, SQLite
-and PostgreSQL (`lightspan.stores`); each passes `lightspan_testing.StoreSuite`.
+Its methods are asynchronous, take batches and are idempotent by ids that the caller makes. Every
+implementation passes `lightspan_testing.StoreSuite`.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 
 RETRY_BACKOFF_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
-"""Between the tries to write to a store that is out of reach, in whoever goes on without it."""
+"""Seconds between tries to write to an unreachable store, in callers that continue without it."""
 PRUNED_AT_ONCE: Final = 1_000
-"""Rollouts that one call of `Store.prune` forgets unless told otherwise."""
+"""Default limit of `Store.prune`, in rollouts."""
 PEER_KEPT_S: Final = 86_400.0
-"""How long a peer that is silent is remembered."""
+"""Seconds after its last announcement at which a peer is deleted."""
 
 
 class StoreCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store promises beyond the protocol."""
+    """The guarantees of a store beyond the protocol."""
 
     durable: bool
-    """What was acknowledged survives `kill -9` of any process."""
+    """Whether acknowledged writes survive `kill -9` of any process."""
     multi_process: bool
-    """Several processes may open it at once."""
+    """Whether several processes may open the store at once."""
     power_loss: bool = False
-    """What was acknowledged survives a power loss too."""
+    """Whether acknowledged writes survive a power loss too."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Store.watch` saw: rollouts whose status changed after a cursor, oldest change first."""
+    """The rollouts whose status changed after a cursor, oldest change first (`Store.watch`)."""
 
     cursor: int
+    """The cursor for the next call."""
     rollouts: list[RolloutState]
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a policy. Versions are allotted by the store and never reused."""
+    """A version of a policy. The store allots versions and never reuses one."""
 
     policy: str
     version: int
@@ -64,7 +65,7 @@ class PolicyVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One model call as the gateway writes it: its span, and a token record per choice."""
+    """A model call as the gateway writes it: its span, and a token record per choice."""
 
     span: Span
     records: list[TokenRecord]
@@ -73,20 +74,20 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Store(Protocol):
-    """Rollouts, attempts, spans and token records, kept for runners, gateway and learner.
+    """A store of rollouts, attempts, spans and token records.
 
-    Every method may raise `StoreClosedError`, and `DataError` for a number that no store can keep
-    or count with: NaN or infinity, a negative one, an integer of 2**63 or more.
+    Every method may raise `StoreClosedError`, and `DataError` for a number that no store can hold
+    or compute with: NaN or infinity, a negative one, an integer of 2**63 or more.
 
-    Every write may be repeated, as by whoever got no answer and does not know whether it was done.
-    Most go by ids in what is written; those that make ids themselves (`claim`, `allot_version`)
-    take a `request_id`, as `records.new_id` makes it. What a repeated write answers is what it
-    answered at first, but for `cancel`, `expire` and `prune`, which count what was left to do.
+    Every write may be repeated by a caller that got no answer. Most are idempotent by ids in their
+    arguments. Methods that make ids themselves (`claim`, `allot_version`) take a `request_id` as
+    idempotency key, which `records.new_id` makes. A repeated write returns its first result, except
+    that `cancel`, `expire` and `prune` count what was left to do.
 
     Time is the store's own, because the clocks of runners differ: the machine's for memory and
-    SQLite, the server's for PostgreSQL. A machine that was suspended may find its leases lost,
-    which uses up a try. A write under a lost epoch, or to a sealed attempt, never changes state,
-    reward or seal; its spans and token records are kept, marked `late`.
+    SQLite, the server's for PostgreSQL. After a machine was suspended its leases may be lost, which
+    uses up a try. A write under a lost epoch or to a sealed attempt never changes status, reward or
+    seal; its spans and token records are stored with the mark `late`.
     """
 
     @property
@@ -94,13 +95,13 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """What `open_store` takes to open the same store; `memory:` cannot be shared."""
+        """The URL with which `open_store` opens the same store; `memory:` cannot be shared."""
         ...
 
     async def open(self) -> None: ...
 
     async def close(self) -> None:
-        """Idempotent. Waits for writes under way."""
+        """Close the store after the writes under way. Idempotent."""
         ...
 
     async def __aenter__(self) -> Self:
@@ -117,20 +118,20 @@ class Store(Protocol):
 
     # --- resources and policies -----------------------------------------------------------
     async def put_resources(self, resources: NamedResources) -> str:
-        """Keep the resources and return their id (equal content: equal id)."""
+        """Store resources and return their id, which is equal for equal content."""
         ...
 
     async def get_resources(self, resources_id: str) -> NamedResources:
-        """Raises `NotFoundError`."""
+        """Return the resources with an id; raise `NotFoundError` if there are none."""
         ...
 
     async def allot_version(
         self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
     ) -> int:
-        """The policy's next version, 1 first; never the same twice, whoever asks.
+        """Return the policy's next version, starting at 1; no two requests get the same.
 
-        The same `request_id` asked again for the same policy gives the same version. Without one
-        whoever got no answer asks for another version, and one is passed over.
+        A repeated request with the same `request_id` for the same policy gets the same version.
+        Without a `request_id` it gets another one, and one version is skipped.
         """
         ...
 
@@ -138,22 +139,22 @@ class Store(Protocol):
 
     # --- rollouts -------------------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        """Queue them in order. Repeating an equal rollout is a no-op.
+        """Queue rollouts in order. Repeating an equal rollout is a no-op.
 
         Raises:
-            ConflictError: an id is known with other content; nothing is queued then.
-            IllegalMoveError: a rollout of `Mode.PRODUCTION`, which nobody may run again.
+            ConflictError: an id is stored with another content; nothing is queued then.
+            IllegalMoveError: a rollout of `Mode.PRODUCTION`, which cannot be run again.
         """
         ...
 
     async def start(self, claims: Sequence[Claim]) -> None:
-        """Keep rollouts of `Mode.PRODUCTION` whose attempt runs already, made by the caller.
+        """Store rollouts of `Mode.PRODUCTION` with their attempts, which the caller already runs.
 
-        They are never queued, so no runner can claim them, and no lease of theirs runs out; spans
+        They are never queued, so no runner can claim them, and their leases do not expire. Spans
         and a report follow as for any attempt. Repeating one is a no-op.
 
         Raises:
-            ConflictError: a rollout id is known with other content; nothing is started then.
+            ConflictError: a rollout id is stored with another content; nothing is started then.
             IllegalMoveError: a rollout of another mode, or an attempt that is not the rollout's
                 first, running one.
         """
@@ -169,16 +170,20 @@ class Store(Protocol):
         *,
         request_id: str | None = None,
     ) -> list[Claim]:
-        """At most `slots` queued rollouts (oldest first), each with a new running attempt.
+        """Claim at most `slots` queued rollouts, oldest first, each with a new running attempt.
 
-        The same `request_id` asked again gives the same claim, with its leases extended, but for
-        attempts that are over by now; only if there was nothing to claim it is a new one. So
-        whoever got no answer strands nothing by asking again. Who has the id has the claim: it is
-        in no attempt id, and nobody else needs to know it.
+        A repeated request with the same `request_id` gets the same claim without the attempts that
+        are over by now, and extends its leases; it is a new claim only if there was nothing to
+        claim. So repeating an unanswered request strands no rollout. The id proves ownership of the
+        claim: it is contained in no attempt id, so only the caller has it.
 
-        Expired leases are lost first. `run_id` limits the claim to one run's rollouts. A rollout
-        that is queued again keeps its place; one that is to be run alone (`Report.alone`) comes
-        first and is claimed alone, by a runner that has nothing under way (`idle`).
+        Expired leases are ended first. A rollout that is queued again keeps its place. One that
+        must run alone (`Report.alone`) comes first and is the only one of its claim.
+
+        Args:
+            run_id: claim only rollouts of this run.
+            idle: whether the runner has no attempt under way; only then it gets a rollout that must
+                run alone.
 
         Raises:
             ConflictError: another runner has claimed under this `request_id`.
@@ -189,41 +194,43 @@ class Store(Protocol):
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
-        """Whether one of these runs (None: any) has a queued rollout; waits up to `timeout_s` for
-        one.
+        """Return whether one of the runs (None: any) has a queued rollout, waiting for one.
 
-        For runners that found nothing to claim. It begins nothing, so that who is gone before the
-        answer strands nothing; whoever claims first has the rollout. A lease that ran out is no
-        queued rollout until somebody claims or expires, so who waits claims now and then all the
-        same.
+        For runners that got nothing from `claim`. It starts nothing, so a caller that disconnects
+        before the answer strands no rollout. An expired lease queues no rollout until a `claim` or
+        `expire`, so waiting runners must claim now and then too.
+
+        Args:
+            timeout_s: maximum seconds to wait.
         """
         ...
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
-        """Extend the leases. Returns those that are not this writer's any more (stop them).
+        """Extend leases; return the attempts that are lost, which the caller must stop.
 
-        A lease that ran out is lost when somebody claims or expires, not before: until then its
-        runner may still renew it or report.
+        An expired lease is lost at the next `claim` or `expire` of any caller. Until then its
+        runner may still extend it or report.
         """
         ...
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
-        """End attempts, per report: True if it is now (or already was, by an equal report) in
-        force, False if the epoch was lost or the attempt is sealed otherwise.
+        """End attempts; return, per report, whether it is in force, now or since an equal report.
 
-        A `lost` attempt queues its rollout again while tries are left (`records`); with
-        `counts=False` it uses up none, at most five times per rollout, and is run alone from the
-        third time on. A report with a
-        status that is not final raises `IllegalMoveError`, an unknown attempt `NotFoundError`;
-        nothing of the batch is written then.
+        It is not if the epoch was lost or the attempt was sealed by another report. A `lost`
+        attempt queues its rollout again while tries are left (`records`). With `counts=False` it
+        uses up no try, at most five times per rollout, and the rollout runs alone from the third
+        time on.
+
+        Raises:
+            IllegalMoveError: a status is not final; nothing is written then.
+            NotFoundError: an attempt is unknown; nothing is written then.
         """
         ...
 
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
-        """Keep an attempt's last spans, then end it, as `add_spans` and `report` do one after the
-        other; True if the report is in force.
+        """Store an attempt's last spans (`add_spans`), then end it (`report`).
 
-        Spans that cannot be stored keep no attempt from ending: it is damaged then.
+        If the spans cannot be stored, the attempt ends all the same, with a capture error.
         """
         try:
             await self.add_spans(AttemptRef(report.attempt_id, report.epoch), spans)
@@ -233,20 +240,18 @@ class Store(Protocol):
         [in_force] = await self.report([report])
         return in_force
 
-    async def lease_time(self) -> float:
-        """Return the store's time, by which leases run (`Attempt.lease_until`), in seconds since
-        the epoch."""
-        ...
-
     async def expire(self) -> int:
-        """Lose every attempt whose lease ran out; returns how many, of this time."""
+        """End every attempt whose lease expired; return how many this call ended."""
         ...
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        """Cancel those that have not ended, running attempts too; returns how many, of this time.
+        """Cancel the rollouts that have not ended, and their running attempts.
+
+        Returns:
+            The number of rollouts that this call cancelled.
 
         Raises:
-            NotFoundError: one of them is unknown; nothing is cancelled then.
+            NotFoundError: a rollout is unknown; nothing is cancelled then.
         """
         ...
 
@@ -260,7 +265,7 @@ class Store(Protocol):
         status: Sequence[RolloutStatus] | None = None,
         limit: int | None = None,
     ) -> list[RolloutState]:
-        """Rollouts that match every filter given, in the order in which they were enqueued.
+        """Return the rollouts that match all filters, in the order in which they were enqueued.
 
         Raises:
             NotFoundError: one of `rollout_ids` is unknown.
@@ -270,100 +275,111 @@ class Store(Protocol):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
-        """Status changes after `cursor`; waits up to `timeout_s` for the first one.
+        """Return the status changes after `cursor`, waiting up to `timeout_s` for the first one.
 
-        Level-triggered: a missed notification costs time, never a change.
+        Level-triggered: a missed notification delays a change and never loses it.
         """
         ...
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
-        """How many rollouts are in each status (statuses with none are left out)."""
+        """Return the number of rollouts per status, without the statuses of none."""
         ...
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
-        """Forget at most `limit` rollouts that ended more than `older_than_s` seconds ago, oldest
-        first, with their attempts and all that was recorded of these; returns how many, of this
-        time: less than `limit` if no more are left.
+        """Delete at most `limit` rollouts that ended more than `older_than_s` seconds ago.
 
-        The two rollouts that came and that moved last are kept, whenever that was: from them it is
-        counted on. What is resources' and policies' stays.
+        The oldest go first, with their attempts and everything recorded of these. The rollout that
+        was enqueued last and the one that changed last stay, because positions and changes are
+        counted on from them. Resources and policies stay too.
+
+        Returns:
+            The number of rollouts that this call deleted: less than `limit` if no more are left.
 
         Raises:
-            DataError: `older_than_s` is no number of seconds, or `limit` is not at least 1.
+            DataError: `older_than_s` is not a number of seconds, or `limit` is less than 1.
         """
         ...
 
-    # --- who works with it ----------------------------------------------------------------
+    # --- peers ----------------------------------------------------------------------------
     async def announce(self, peer: Peer) -> None:
-        """Keep what a peer says of itself, in place of what it said before. A peer repeats itself
-        every few seconds, or it counts as gone."""
+        """Store a peer, replacing its earlier announcement.
+
+        A peer announces itself every few seconds; other peers take a silent one for gone.
+        """
         ...
 
     async def withdraw(self, peer_id: str) -> None:
-        """Forget a peer. Idempotent."""
+        """Delete a peer. Idempotent."""
         ...
 
     async def peers(self) -> list[Peer]:
-        """Every peer of the last day by its id, `silent_s` filled in."""
+        """Return the peers of the last day, sorted by id, with `silent_s` set."""
         ...
 
-    # --- attempts and what they did -------------------------------------------------------
+    # --- attempts, spans and calls --------------------------------------------------------
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
-        """Every attempt of these rollouts, by rollout as given, then by number."""
+        """Return all attempts of rollouts, in the order of `rollout_ids`, then by number."""
         ...
 
     async def attempt(self, attempt_id: str) -> Attempt:
-        """Raises `NotFoundError`."""
+        """Return an attempt; raise `NotFoundError` if it is unknown."""
         ...
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
-        """The rollout and attempt that a call token opens; None for a token of no attempt."""
+        """Return the rollout and attempt of a call token; None for an unknown token."""
         ...
 
     async def mark_damaged(self, attempt_id: str, reason: str) -> None:
-        """Add a capture error. Allowed on sealed attempts: it only ever forbids training."""
+        """Add a capture error to an attempt, also to a sealed one: it only excludes training."""
         ...
 
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
-        """Keep spans (repeating one is a no-op); returns how many of those kept are late.
+        """Store spans; return how many of the stored ones are late. Repeating one is a no-op.
 
         Raises:
-            DataError: a span is another attempt's, or holds what cannot be stored.
+            DataError: a span is another attempt's, or has a value that cannot be stored.
             NotFoundError: the attempt is unknown.
         """
         ...
 
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
-        """Keep model calls atomically, each with its token records; per call, True if late.
+        """Store model calls with their token records, atomically; return, per call, if it is late.
 
-        Repeating a call is a no-op, but for one recorded as cancelled or failed: a later try of it
-        (the same span id, a larger `sequence_end`) replaces its span, records and mark, unless that
-        one is late. When this returns, they survive what the store survives. Raises as
-        `add_spans` does; nothing of the batch is written then.
+        Repeating a call is a no-op, unless the stored one was cancelled or failed: then a later try
+        (the same span id, a larger `sequence_end`) that is not late replaces its span, records and
+        outcome.
+
+        Raises:
+            DataError: as in `add_spans`; nothing is written then.
+            NotFoundError: as in `add_spans`; nothing is written then.
         """
         ...
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
-        """Change what became of a call (a failed delivery, or its retry that succeeded).
+        """Change the outcome of a call, after a failed delivery or a retry that succeeded.
 
-        Token records say it in `outcome`, spans in `lightspan.call.outcome`. Allowed on sealed
-        attempts: the answer may fail to arrive when the app has already returned. Raises
-        `NotFoundError`.
+        It is `outcome` of the token records and the attribute `lightspan.call.outcome` of the span.
+        Sealed attempts allow it, because a delivery may fail after the app has returned.
+
+        Raises:
+            NotFoundError: the call is unknown.
         """
         ...
 
     async def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
-        """Spans per attempt, in the order in which they arrived; empty where there are none."""
+        """Return the spans of each attempt, in the order in which they arrived."""
         ...
 
     async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
-        """Token records per attempt, by (sequence_start, call_id, choice)."""
+        """Return the token records of each attempt, sorted by (sequence_start, call_id, choice)."""
         ...
 
 
 class StorePlugin(Protocol):
-    """The stores of a URL scheme: a module or an object that an entry point of `lightspan.stores`
-    names; the entry point's name is the scheme."""
+    """The plugin of a URL scheme: a module or object of an entry point in `lightspan.stores`.
+
+    The entry point's name is the scheme.
+    """
 
     IS_SHARED: bool
     """Whether processes on several machines can open the same store."""
@@ -381,7 +397,7 @@ class StorePlugin(Protocol):
         ...
 
     def public_url(self, url: str) -> str:
-        """Return the URL without what is secret, which this process keeps (`keep_secrets`).
+        """Return the URL without its secrets, which stay in this process (`keep_secrets`).
 
         Raises:
             ConfigError: the URL cannot be read.
@@ -389,8 +405,7 @@ class StorePlugin(Protocol):
         ...
 
     def take_credentials(self, url: str) -> None:
-        """Keep the credentials that the environment has for a URL, and remove them there, so that
-        an app that is loaded later does not find them.
+        """Move a URL's credentials from the environment, where apps find them, to this process.
 
         Raises:
             ConfigError: a variable that the URL names is not set.
@@ -398,6 +413,5 @@ class StorePlugin(Protocol):
         ...
 
     def relay_url(self, url: str) -> str:
-        """Return where the store's server relays model calls to the gateways of its trainings;
-        empty for a store without a server."""
+        """Return the URL that relays model calls to trainings' gateways; empty without a server."""
         ...

@@ -165,7 +165,6 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         Operation(Store.heartbeat, _ALL),
         Operation(Store.report, _ALL, batch=True),
         Operation(Store.finish, _ALL, batch=True),
-        Operation(Store.lease_time, _TRAINERS, batch=True),
         Operation(Store.expire, _TRAINERS),
         Operation(Store.cancel, _TRAINERS),
         Operation(Store.prune, frozenset({Role.ADMIN})),

@@ -101,7 +101,6 @@ class RemoteStore(OpenedStore[ServerConnection]):
     heartbeat = _remote(Store.heartbeat)
     report = _remote(Store.report)
     _finish = _remote(Store.finish)
-    lease_time = _remote(Store.lease_time)
     expire = _remote(Store.expire)
     cancel = _remote(Store.cancel)
     prune = _remote(Store.prune)

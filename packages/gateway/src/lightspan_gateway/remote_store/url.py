@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from lightspan.errors import ConfigError
-from lightspan.schema.redaction import add_clients_key, add_key_variable
+from lightspan.schema.redaction import add_client_key, add_key_variable
 from lightspan.stores.credentials import keep_secrets, secrets_of
 
 KEY_VARIABLE: Final = "LIGHTSPAN_STORE_KEY"
@@ -47,7 +47,7 @@ class RemoteAddress(NamedTuple):
                 f"store {self.url}: {_OPTION}={self.key_variable}: that variable is not set"
             )
         check_key(key, self.key_variable)
-        add_clients_key(key)
+        add_client_key(key)
         keep_secrets(self.url, {_KEY: key} if key else {})
         return key
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 from lightspan.errors import ConfigError
-from lightspan.schema.redaction import SHORTEST_KEY_IN_TALK, add_clients_key, add_key_variable
+from lightspan.schema.redaction import MIN_MESSAGE_KEY_LENGTH, add_client_key, add_key_variable
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.remote_store.url import check_key
 
-MIN_KEY_LENGTH: Final = SHORTEST_KEY_IN_TALK
+MIN_KEY_LENGTH: Final = MIN_MESSAGE_KEY_LENGTH
 """Minimum characters of a key: a shorter one can be found by brute force."""
 
 
@@ -72,7 +72,7 @@ def take_keys(
         check_key(key, variables[role])
         if key in keys.values():
             raise ConfigError(f"{where} holds the key of another role: a key has one role")
-        add_clients_key(key)
+        add_client_key(key)
         keys[role] = key
     if not keys:
         raise ConfigError(

@@ -27,7 +27,7 @@ from lightspan.errors import StoreError
 from lightspan.schema import clock
 from lightspan.schema.resources import routing_of
 from lightspan.schema.semconv import HEADER_RELAYED
-from lightspan.stores.keepalive import watched
+from lightspan.stores.keepalive import keepalive_socket
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
@@ -190,7 +190,7 @@ class GatewayProxy:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=15.0, socket_factory=watched
+                    limit=0, keepalive_timeout=15.0, socket_factory=keepalive_socket
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,

@@ -115,9 +115,9 @@ def _lines(episode: Episode, task: Json) -> Iterator[str]:
 def _call_lines(call: Call) -> Iterator[str]:
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     yield f"Model call of the agent {call.agent_path!r}:"
-    for message in genai_messages.asked_of(attributes):
+    for message in genai_messages.input_messages_of(attributes):
         yield f"  {message.get('role')}: {_message_text(message)}"
-    answers = genai_messages.answers_of(attributes)
+    answers = genai_messages.output_messages_of(attributes)
     for answer in answers[call.choice : call.choice + 1]:
         yield f"  answer: {_message_text(answer)}"
     if call.span is not None and call.span.status is SpanStatus.ERROR:

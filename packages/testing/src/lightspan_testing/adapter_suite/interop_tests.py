@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from lightspan.schema.spans import decode_spans
+from lightspan.schema.spans import Span
 from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
 from lightspan_testing.adapter_suite.process import CHILD, NO_WAY_OUT, scope_as_json
@@ -97,6 +98,7 @@ class InteropTests(AdapterTests):
         assert done.returncode == 0, done.stderr
         lines = [line for line in done.stdout.splitlines() if line.startswith("spans:")]
         for (name, attempt), line in zip(played, lines, strict=True):
-            attempt.spans += decode_spans(bytes.fromhex(line.removeprefix("spans:")))
+            data = bytes.fromhex(line.removeprefix("spans:"))
+            attempt.spans += msgspec.msgpack.decode(data, type=list[Span])
             stage.close(attempt)
             self.check(attempt, name, apps[name], stage)

@@ -8,10 +8,11 @@ import json
 import sys
 from typing import Final
 
+import msgspec
+
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.schema.spans import encode_spans
 from lightspan_testing.adapter_harness import POLICY, Played
 from lightspan_testing.adapter_suite.scenarios import Model
 from lightspan_testing.attempts import ROOT_ID
@@ -61,7 +62,7 @@ def child() -> None:
             with open_scope(scope):
                 await apps[name].run(text)
             assert scope.recorder.capture_errors() == []
-            print("spans:" + encode_spans(scope.recorder.drain()).hex())
+            print("spans:" + msgspec.msgpack.encode(scope.recorder.drain()).hex())
         await sdk_instrumentation.aclose()
 
     asyncio.run(attempts())

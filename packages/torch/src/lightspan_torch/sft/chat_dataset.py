@@ -92,7 +92,10 @@ def chat_of(call: Call) -> dict[str, Json] | str:
     if attributes.get(c.KEYS_REPLACED):
         return "with keys in them, which are not kept"
     try:
-        prompt, answers = genai_messages.asked_of(attributes), genai_messages.answers_of(attributes)
+        prompt, answers = (
+            genai_messages.input_messages_of(attributes),
+            genai_messages.output_messages_of(attributes),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return "unreadable"
     if not prompt or not answers:

@@ -1,6 +1,6 @@
-"""What the SQL stores share: all but connections and dialect.
+"""The parts that SQL stores share: everything but connections and SQL dialect.
 
-`store` is the store, `connections` its writer and readers with the state machine bound to its
-tables. `tables` runs the queries of `queries.sql`, which `queries` loads for a dialect, `rows`
-converts records, `group_commit` commits together what arrives together.
+`store` implements the store's methods, `connections` holds a writer and a reader with the state
+machine bound to their tables. `tables` runs the queries of `queries.sql`, which `queries` loads for
+a dialect, `rows` converts records, `group_commit` commits writes in groups.
 """

@@ -1,11 +1,12 @@
-"""What an open store in SQL has: who writes, who reads, and the moves bound to their tables."""
+"""An open SQL store: its writer, its reader, and the state machine bound to their tables."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from lightspan.errors import StoreClosedError
@@ -20,17 +21,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CHUNK: Final = 128
-"""Items that one transaction takes at most of one call."""
+"""Maximum number of items of one call in one transaction."""
 _PAGE: Final = 4096
+"""Bytes of data that cost as much as one item."""
 
 
 def cost_of(item: object) -> int:
-    """What an item costs; what is packed says how many bytes it has."""
+    """Return the cost of an item; a packed one has its size in bytes."""
     return 1 + int(getattr(item, "size", 0)) // _PAGE
 
 
 def in_chunks(items: Sequence[T]) -> Iterator[tuple[list[T], int]]:
-    """The items cut so that each chunk fits a short transaction, with what each costs."""
+    """Yield the items in chunks that each fit a short transaction, with the cost of each chunk."""
     chunk: list[T] = []
     cost = 0
     for item in items:
@@ -44,14 +46,15 @@ def in_chunks(items: Sequence[T]) -> Iterator[tuple[list[T], int]]:
 
 
 class OpenDatabase(ABC):
-    """A store's connections and their threads, of one process.
+    """The connections of a store in one process, and their threads.
 
-    The writer's methods take items and answer per item (`jobs.Work`); they run in a transaction.
+    The writer's methods take items and return one result per item (`group_commit.Work`); they run
+    in a transaction.
 
     Args:
-        moving: the tables in which rollouts and attempts move.
-        adding: those to which spans and calls are added; perhaps the same.
-        reader: whatever was committed.
+        moving: the tables in which rollouts and attempts change their status.
+        adding: the tables to which spans and calls are added; may be `moving`.
+        reader: the tables with everything that was committed.
     """
 
     def __init__(self, moving: WriteTables, adding: WriteTables, reader: ReadTables) -> None:
@@ -68,30 +71,39 @@ class OpenDatabase(ABC):
 
     @abstractmethod
     def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:
-        """Write the items; their answers once they are committed. Raises `StoreClosedError`."""
+        """Write items and return their results once they are committed.
+
+        Raises:
+            StoreClosedError: the store was closed.
+        """
 
     @abstractmethod
     def stop(self) -> None:
-        """Finish what is under way and let go of what is open."""
+        """Finish the writes under way and close the connections."""
 
     @abstractmethod
     def _query(self, query: Callable[[], R]) -> R:
-        """Run a query of the reader, in its thread; explain what goes wrong."""
+        """Run a query in the reader's thread, and explain its errors."""
 
-    def read(self, query: Callable[[], R]) -> Future[R]:
-        """Have the reader do it."""
+    async def read(self, query: Callable[[], R]) -> R:
+        """Run a query in the reader's thread and return its result.
+
+        Raises:
+            StoreClosedError: the store was closed.
+        """
         try:
-            return self._read_thread.submit(self._query, query)
-        except RuntimeError:  # all that an executor says when it was shut down
+            future = self._read_thread.submit(self._query, query)
+        except RuntimeError:  # the executor was shut down
             raise StoreClosedError from None
+        return await asyncio.wrap_future(future)
 
     # --- the writer's work ----------------------------------------------------------------
     def _timed(self, move: Callable[[WriteTables, Sequence[T], float], list[R]]) -> Work[T, R]:
-        """Bind a move to these tables and their clock."""
+        """Bind a function of the state machine to the writer's tables and their clock."""
         return lambda items: move(self.moving, items, self.moving.now())
 
     def claim(self, items: Sequence[ClaimRequest]) -> list[Claimed | None]:
-        """Per request what it gets; None if so many leases had run out that there may be more."""
+        """Return the claims of each request; None if there may be more expired leases to end."""
         now = self.moving.now()
         if _leases.expire(self.moving, CHUNK, now) == CHUNK:
             return [None] * len(items)
@@ -101,7 +113,7 @@ class OpenDatabase(ABC):
         return [_leases.expire(self.moving, limit, self.moving.now()) for limit in limits]
 
     def prune(self, items: Sequence[tuple[float, int]]) -> list[int]:
-        """Per (seconds ago, limit) how many rollouts were forgotten."""
+        """Return, per (age in seconds, limit), the number of rollouts that were deleted."""
         now = self.moving.now()
         return [self.moving.prune(now - older_than_s, limit) for older_than_s, limit in items]
 
@@ -114,17 +126,17 @@ class OpenDatabase(ABC):
 
     # --- the reader's checks of a batch that is too large for one transaction -------------
     def check_new(self, items: Sequence[PackedRollout]) -> None:
-        """Raises `ConflictError`."""
-        _state_machine.new_ones(self.reader, items)
+        """Raise `ConflictError` or `IllegalMoveError` for rollouts that cannot be enqueued."""
+        _state_machine.select_new(self.reader, items)
 
     def check_reports(self, items: Sequence[Report]) -> None:
-        """Raises `IllegalMoveError` or `NotFoundError`."""
+        """Raise `IllegalMoveError` or `NotFoundError` for reports that cannot be applied."""
         _state_machine.check_reports(self.reader, items)
 
     def check_spans(self, items: Sequence[PackedSpan]) -> None:
-        """Raises `NotFoundError`."""
+        """Raise `NotFoundError` if the attempt of a span is unknown."""
         _state_machine.find_attempts(self.reader, [item.attempt_id for item in items])
 
     def check_calls(self, items: Sequence[PackedCall]) -> None:
-        """Raises `NotFoundError`."""
+        """Raise `NotFoundError` if the attempt of a call is unknown."""
         self.check_spans([item.span for item in items])

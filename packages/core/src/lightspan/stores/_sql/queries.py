@@ -1,6 +1,6 @@
-"""The SQL that lies in files: the queries that all stores share, in the words of each, and its own.
+"""Loading of the named SQL queries: those that all stores share, and each store's own.
 
-In `queries.sql` beside this, `?` and `:name` stand for values and `IN (?...)` for one of a list.
+In `queries.sql` of this package `?` and `:name` stand for values and `IN (?...)` for a list.
 """
 
 from __future__ import annotations
@@ -9,43 +9,44 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Final
 
-ANY_OF: Final = "IN (?...)"
-_HERE: Final = "lightspan.stores._sql"
-# Imports what reads files. Else a thread that is the first to ask for a query does, and a child
-# that is forked meanwhile has half a module for ever.
-resources.files(_HERE)
+_LIST: Final = "IN (?...)"
+_PACKAGE: Final = "lightspan.stores._sql"
+# Import the readers of `importlib.resources` now. Otherwise the first thread that loads a query
+# imports them, and a child process forked meanwhile has a half-imported module for good.
+resources.files(_PACKAGE)
 
 
 def named_queries(package: str, translate: Callable[[str], str]) -> dict[str, str]:
-    """The shared queries by name, translated, and those of a package's own file, as they are.
+    """Return the queries by name: the shared ones, translated, and those of a package's own file.
 
-    A query of its own takes the place of a shared one of the same name.
+    A query of the package replaces a shared one of the same name.
     """
-    shared = {name: translate(query) for name, query in _named(_HERE).items()}
-    return shared | _named(package)
+    shared = {name: translate(query) for name, query in _load_queries(_PACKAGE).items()}
+    return shared | _load_queries(package)
 
 
 def queries_of_one(package: str, translate: Callable[[str], str]) -> dict[str, str]:
-    """The shared queries that take nothing but a list, for a list of one: without its cost."""
+    """Return the shared queries whose only value is a list, for one item: without a list's cost."""
+    own = _load_queries(package)
     return {
-        name: translate(query.replace(ANY_OF, "= ?"))
-        for name, query in _named(_HERE).items()
-        if ANY_OF in query and name not in _named(package)
+        name: translate(query.replace(_LIST, "= ?"))
+        for name, query in _load_queries(_PACKAGE).items()
+        if _LIST in query and name not in own
     }
 
 
 def statements_of(text: str) -> list[str]:
-    """The statements of a file: split at semicolons, so nothing in it may contain one."""
+    """Split a file at semicolons into its statements; no statement may contain one."""
     code = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
     return [statement.strip() for statement in code.split(";") if statement.strip()]
 
 
 def read_text(package: str, name: str) -> str:
-    """A file that lies in a package."""
+    """Return the text of a file in a package."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
-def _named(package: str) -> dict[str, str]:
+def _load_queries(package: str) -> dict[str, str]:
     _, *parts = read_text(package, "queries.sql").split("-- name: ")
-    named = (part.split("\n", 1) for part in parts)
-    return {name.strip(): query.strip() for name, query in named}
+    queries = (part.split("\n", 1) for part in parts)
+    return {name.strip(): query.strip() for name, query in queries}

@@ -1,4 +1,4 @@
--- Named queries in the words of every store; `statements` says what stands for values.
+-- Named queries that all stores share; `queries.py` explains the placeholders.
 
 -- name: put_resources
 INSERT INTO resources (resources_id, body)

@@ -1,12 +1,11 @@
-"""A store that keeps SQL tables, as its callers see it.
+"""The methods of a store in SQL tables.
 
-What is written at the same time is committed together (`jobs`). Reads have a connection and a
-thread of their own.
+Writes that wait at the same time are committed together (`group_commit`). Reads use their own
+connection and thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
@@ -33,7 +32,7 @@ from lightspan.stores._process_local import OpenedStore
 from lightspan.stores._signal import Signal
 from lightspan.stores._sql.connections import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.group_commit import GROUP_COST, Work
-from lightspan.stores._state_machine import Begun, check_begun
+from lightspan.stores._state_machine import StartedRollout, check_starts
 from lightspan.stores._validation import (
     check_integer,
     check_lease,
@@ -49,24 +48,25 @@ R = TypeVar("R")
 
 D = TypeVar("D", bound=OpenDatabase)
 
-_PRUNED: Final = 16
-"""Rollouts that one transaction deletes, with all that they have."""
-_POLL_INTERVALS_S: Final = (0.02, 1.0)
-"""Between two looks of `await_work` at what other processes may have queued, at least and most."""
+_PRUNE_CHUNK: Final = 16
+"""Rollouts that one transaction deletes, with their attempts and what was recorded of these."""
+_WORK_POLL_INTERVALS_S: Final = (0.02, 1.0)
+"""Shortest and longest time between two polls of `await_work` for rollouts that other processes
+queued."""
 
 
 class SQLStore(OpenedStore[D]):
-    """Open it in each process that uses it; after a fork, again."""
+    """A store in SQL tables. Open it in each process that uses it, and again after a fork.
 
-    def __init__(self, place: str, polls_s: tuple[float, float]) -> None:
-        """
-        Args:
-            place: what errors call the store.
-            polls_s: the shortest and the longest pause after which `watch` looks again at what
-                other processes may have changed.
-        """
-        super().__init__(place)
-        self._polls_s = polls_s
+    Args:
+        name: the store's name in errors.
+        poll_intervals_s: shortest and longest time between two polls of `watch` for changes by
+            other processes.
+    """
+
+    def __init__(self, name: str, poll_intervals_s: tuple[float, float]) -> None:
+        super().__init__(name)
+        self._poll_intervals_s = poll_intervals_s
         self._signal = Signal()
 
     async def close(self) -> None:
@@ -74,8 +74,8 @@ class SQLStore(OpenedStore[D]):
         self._signal.notify()
 
     async def _read(self, query: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a query of the reader in its thread."""
-        return await asyncio.wrap_future(self._opened.read(lambda: query(*args, **kwargs)))
+        """Run a query of the reader in its thread and return its result."""
+        return await self._opened.read(lambda: query(*args, **kwargs))
 
     async def _write(
         self,
@@ -84,9 +84,9 @@ class SQLStore(OpenedStore[D]):
         *,
         check: Callable[[Sequence[T]], object] | None = None,
     ) -> list[R]:
-        """Write items chunk by chunk, each chunk in one short transaction.
+        """Write items in chunks, each in one short transaction, and return their results.
 
-        `work` refuses a chunk as a whole; where there are several, `check` refuses all of them
+        `work` rejects a chunk as a whole. If there are several chunks, `check` rejects all of them
         before the first is written.
         """
         database = self._opened
@@ -129,8 +129,8 @@ class SQLStore(OpenedStore[D]):
         await self._write(database.enqueue, packed, check=database.check_new)
 
     async def start(self, claims: Sequence[Claim]) -> None:
-        begun = [Begun(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
-        await self._write(self._opened.start, begun, check=check_begun)
+        starts = [StartedRollout(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
+        await self._write(self._opened.start, starts, check=check_starts)
 
     async def claim(
         self,
@@ -142,39 +142,36 @@ class SQLStore(OpenedStore[D]):
         *,
         request_id: str | None = None,
     ) -> list[Claim]:
-        whole = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
+        request = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
         claims: list[Claim] = []
-        taken = 0
+        count = 0
         while True:
-            part = whole.part(taken, CHUNK)
+            part = request.part(count, CHUNK)
             [claimed] = await self._write(self._opened.claim, [part])
-            if claimed is None:  # leases had run out; there may be more
+            if claimed is None:  # there may be more expired leases to end first
                 continue
             claims += claimed.claims
-            taken += claimed.taken
-            if claimed.taken < part.slots or taken >= slots:
+            count += claimed.total
+            if claimed.total < part.slots or count >= slots:
                 return claims
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
         check_lease(lease_s)
         items = [(ref, lease_s) for ref in attempts]
-        mine = await self._write(self._opened.heartbeat, items)
-        return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
+        extended = await self._write(self._opened.heartbeat, items)
+        return [ref for ref, is_extended in zip(attempts, extended, strict=True) if not is_extended]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
         check_rewards(reports)
         database = self._opened
         return await self._write(database.report, reports, check=database.check_reports)
 
-    async def lease_time(self) -> float:
-        return await self._read(self._opened.reader.now)
-
     async def expire(self) -> int:
         total = 0
         while True:
-            [lost] = await self._write(self._opened.expire, [CHUNK])
-            total += lost
-            if lost < CHUNK:
+            [expired] = await self._write(self._opened.expire, [CHUNK])
+            total += expired
+            if expired < CHUNK:
                 return total
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
@@ -204,33 +201,33 @@ class SQLStore(OpenedStore[D]):
         check_integer("cursor", cursor)
         check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
-        pause, longest = self._polls_s
+        interval, max_interval = self._poll_intervals_s
         with self._signal.waiter() as waiter:
             while True:
                 changes = await self._read(self._opened.reader.changes, cursor, run_id)
-                left = deadline - clock.monotonic()
-                if changes.rollouts or left <= 0:
+                remaining = deadline - clock.monotonic()
+                if changes.rollouts or remaining <= 0:
                     return changes
-                await waiter.wait(min(left, pause))
-                pause = min(1.5 * pause, longest)
+                await waiter.wait(min(remaining, interval))
+                interval = min(1.5 * interval, max_interval)
 
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
         check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
-        pause, longest = _POLL_INTERVALS_S
+        interval, max_interval = _WORK_POLL_INTERVALS_S
         with self._signal.waiter() as waiter:
             while True:
                 queued = await self._read(self._opened.reader.queued_runs)
                 if queued if run_ids is None else queued.intersection(run_ids):
                     return True
-                left = deadline - clock.monotonic()
-                if left <= 0:
+                remaining = deadline - clock.monotonic()
+                if remaining <= 0:
                     return False
-                # Jitter: many who wait would ask the store in the same moment.
-                await waiter.wait(min(left, random.uniform(0.5, 1.0) * pause))
-                pause = min(1.5 * pause, longest)
+                # Without jitter all waiting runners would query the store at the same moment.
+                await waiter.wait(min(remaining, random.uniform(0.5, 1.0) * interval))
+                interval = min(1.5 * interval, max_interval)
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         return await self._read(self._opened.reader.count, run_id)
@@ -239,9 +236,9 @@ class SQLStore(OpenedStore[D]):
         check_pruning(older_than_s, limit)
         total = 0
         while total < limit:
-            part = min(_PRUNED, limit - total)
-            # The cost has the writer's thread do it: in the event loop, megabytes of spans that are
-            # deleted would hold up who extends a lease.
+            part = min(_PRUNE_CHUNK, limit - total)
+            # Deleting megabytes of spans would block the event loop, and heartbeats with it. The
+            # high cost makes the writer's thread do it.
             database = self._opened
             [pruned] = await database.write(database.prune, [(older_than_s, part)], GROUP_COST)
             total += pruned
@@ -249,7 +246,7 @@ class SQLStore(OpenedStore[D]):
                 break
         return total
 
-    # --- who works with it ----------------------------------------------------------------
+    # --- peers ----------------------------------------------------------------------------
     async def announce(self, peer: Peer) -> None:
         await self._write(self._opened.announce, [(peer.peer_id, pack_peer(peer))])
 
@@ -259,7 +256,7 @@ class SQLStore(OpenedStore[D]):
     async def peers(self) -> list[Peer]:
         return await self._read(self._opened.reader.peers)
 
-    # --- attempts and what they did -------------------------------------------------------
+    # --- attempts, spans and calls --------------------------------------------------------
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
         return await self._read(self._opened.reader.attempts, rollout_ids)
 
@@ -267,7 +264,7 @@ class SQLStore(OpenedStore[D]):
         return await self._read(self._opened.reader.attempt, attempt_id)
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
-        # whatever a client sent: what no database takes as a text is no token of ours
+        # The client may send any text. One that a database cannot take is not a call token.
         if not call_token.isascii() or "\0" in call_token:
             return None
         return await self._read(self._opened.reader.claim_of_token, call_token)
@@ -278,7 +275,7 @@ class SQLStore(OpenedStore[D]):
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
         packed = [pack_span(attempt, span) for span in spans]
         database = self._opened
-        if not packed:  # nothing to write: that the attempt exists is checked all the same
+        if not packed:  # no write checks that the attempt exists
             await self.attempt(attempt.attempt_id)
         return sum(await self._write(database.adding.add_spans, packed, check=database.check_spans))
 

@@ -1,7 +1,7 @@
-"""The tables of a store in SQL: the writer's, for the state machine, and the reader's queries.
+"""The tables of a SQL store: the writer's, for the state machine, and the reader's queries.
 
-A store's own module says how its database is asked (`Tables` below, abstract), and where it goes
-its own way.
+Each store subclasses them for its database (the abstract methods) and overrides queries where it
+differs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from lightspan.stores._leases import attempt_of_token
 from lightspan.stores._sql.rows import (
     ALONE,
     QUEUED,
-    Writing,
+    AttemptKey,
+    attempt_changes,
     attempt_row,
-    moving,
     progress_row,
     queue_row,
     read_attempt,
@@ -58,11 +58,11 @@ from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion
 _AFTER_RUNNING: Final = frozenset(
     {RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.LOST}
 )
-"""What a rollout becomes only from running: the queue stays as it is."""
+"""Statuses that only a running rollout moves to, so its `queued` column does not change."""
 
 _FILTERS: Final = {
     "rollout_ids": "rollout_id IN (:rollout_ids...)",
-    # sorted as a list of positions, not as rows with their tasks
+    # Makes SQLite sort a list of positions instead of rows with their tasks.
     "run_id": "position IN (SELECT position FROM rollouts WHERE run_id = :run_id)",
     "mode": "mode = :mode",
     "step": "step = :step",
@@ -74,77 +74,76 @@ _FILTERS: Final = {
 
 @dataclass(slots=True)
 class Ends:
-    """What a transaction goes on from."""
+    """The largest numbers that a store has used."""
 
     change: int
-    """The last one."""
+    """Number of the last status change."""
     position: int
-    """Of the last rollout."""
+    """Position of the last rollout."""
 
 
 class SQLTables(ABC):
-    """A connection that is asked queries by their names."""
+    """A connection that runs queries by their names."""
 
     filters: ClassVar[Mapping[str, str]] = _FILTERS
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since the epoch by the store's clock."""
+        """Return the store's time, in seconds since the epoch."""
 
     @abstractmethod
     def _queries(self) -> Mapping[str, str]:
-        """By name."""
+        """Return the queries by name."""
 
     @abstractmethod
     def _queries_of_one(self) -> Mapping[str, str]:
-        """Those that take a list, for a list of one."""
+        """Return the queries whose only value is a list, for one item."""
 
     @abstractmethod
     def _translate(self, query: str) -> str:
-        """A query in the shared words, in those of the database."""
+        """Translate a shared query to the database's dialect."""
 
     @abstractmethod
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-        """The rows that a query returns."""
+        """Run a query and return its rows."""
 
     @abstractmethod
     def _list(self, values: Sequence[str] | Sequence[int]) -> Any:
-        """A list as one value of a query."""
+        """Convert a list to one value of a query."""
 
     def _pack_text(self, text: str) -> Any:
-        """A text of any characters, as it is kept."""
+        """Convert a text of any characters to a value of a query."""
         return text
 
-    def _read_text(self, kept: Any) -> str:
-        return str(kept)
+    def _read_text(self, value: Any) -> str:
+        return str(value)
 
-    def _ask(self, name: str, *values: Any) -> list[Any]:
+    def _execute(self, name: str, *values: Any) -> list[Any]:
         return self._run(self._queries()[name], values)
 
-    def _ask_of(self, name: str, ids: Sequence[str]) -> list[Any]:
-        """A query that takes nothing but ids: for one, without the list's cost."""
+    def _execute_for(self, name: str, ids: Sequence[str]) -> list[Any]:
+        """Run a query whose only value is a list of ids; for one id, without a list's cost."""
         if len(ids) == 1:
             return self._run(self._queries_of_one()[name], ids)
-        return self._ask(name, self._list(ids))
+        return self._execute(name, self._list(ids))
 
     def _read_attempt(self, row: Sequence[Any]) -> Attempt:
         return read_attempt(row, self._read_text)
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
-        return dict(self._ask_of("bodies", rollout_ids))
+        return dict(self._execute_for("bodies", rollout_ids))
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
-        return {
-            row[0]: self._read_attempt(row) for row in self._ask_of("attempts_by_id", attempt_ids)
-        }
+        rows = self._execute_for("attempts_by_id", attempt_ids)
+        return {row[0]: self._read_attempt(row) for row in rows}
 
-    def take_queued(
+    def dequeue(
         self, limit: int, run_id: str | None, alone: bool = False
     ) -> list[tuple[Progress, Rollout]]:
         if limit <= 0:
             return []
-        if run_id is None:  # mostly there is one run, and its own query does less
-            [(first, last)] = self._ask("ends_of_runs")
+        if run_id is None:  # most stores have one run, whose own query does less
+            [(first, last)] = self._execute("ends_of_runs")
             run_id = first if first == last else None
         query = self._queries()["queued" if run_id is None else "queued_of_run"]
         queued = ALONE if alone else QUEUED
@@ -153,95 +152,95 @@ class SQLTables(ABC):
 
 
 class WriteTables(SQLTables, _state_machine.Tables):
-    """The writer's view, inside a transaction that somebody else begins and commits."""
+    """The writer's tables, inside a transaction that the caller begins and commits."""
 
     moved = False
-    """True if this transaction changed the status of a rollout."""
+    """Whether this transaction changed the status of a rollout."""
 
     @abstractmethod
-    def _known_ends(self) -> Ends:
-        """The ends, as this transaction has moved them."""
+    def _current_ends(self) -> Ends:
+        """Return the numbers that this transaction continues from and increases."""
 
     @abstractmethod
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Insert rows; returns how many were new."""
+        """Insert rows and return how many were new."""
 
     @abstractmethod
     def _update(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a query for each of these values."""
+        """Run a query once for each row of values."""
 
     def put_resources(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
         self._insert("put_resources", items)
         return [None] * len(items)
 
     def allot_versions(self, items: Sequence[tuple[str, str, int, str | None]]) -> list[int]:
-        """Per (policy, run id, step, request id) the policy's next version."""
+        """Return the policy's next version for each (policy, run id, step, request id)."""
         return [self._allot_version(*item) for item in items]
 
     def _allot_version(self, policy: str, run_id: str, step: int, request_id: str | None) -> int:
         if request_id is not None:
-            for (known,) in self._ask("allotted_version", policy, request_id):
-                return int(known)
-        version = int(self._ask("last_version", policy)[0][0]) + 1
+            for (version,) in self._execute("allotted_version", policy, request_id):
+                return int(version)
+        version = int(self._execute("last_version", policy)[0][0]) + 1
         self._insert("insert_version", [(policy, version, run_id, step, request_id)])
         return version
 
     def add_spans(self, items: Sequence[PackedSpan]) -> list[bool]:
-        """Keep the spans that are not there; per span, True if what is kept is late."""
-        attempts = self._writings([*{item.attempt_id for item in items}])
+        """Insert the spans that are new; return, per span, whether the stored one is late."""
+        attempts = self._attempt_keys([*{item.attempt_id for item in items}])
         rows = [span_row(attempts[item.attempt_id], item) for item in items]
         if self._insert("insert_spans", rows) == len(rows):
             return [bool(late) for _, _, _, late, _ in rows]
-        return [bool(self._ask("span_is_late", row[0], row[1])[0][0]) for row in rows]
+        return [bool(self._execute("span_is_late", row[0], row[1])[0][0]) for row in rows]
 
     def add_calls(self, items: Sequence[PackedCall]) -> list[bool]:
-        """Keep the calls that are not there, finished; per call, True if what is kept is late."""
-        attempts = self._writings([item.span.attempt_id for item in items])
+        """Insert the calls that are new; return, per call, whether the stored one is late."""
+        attempts = self._attempt_keys([item.span.attempt_id for item in items])
         spans = [span_row(attempts[item.span.attempt_id], item.span) for item in items]
         if self._insert("insert_spans", spans) < len(spans):
-            return [self._add_known_call(attempts[item.span.attempt_id], item) for item in items]
+            return [self._add_call_again(attempts[item.span.attempt_id], item) for item in items]
         rows = [row for item in items for row in record_rows(attempts[item.span.attempt_id], item)]
         self._insert("insert_records", rows)
         return [bool(late) for _, _, _, late, _ in spans]
 
-    def _add_known_call(self, attempt: Writing, call: PackedCall) -> bool:
-        """Keep a call whose span is there: perhaps this very one, perhaps an earlier try of it."""
+    def _add_call_again(self, attempt: AttemptKey, call: PackedCall) -> bool:
+        """Write a call whose span is stored: of this very call, or of an earlier try of it."""
         position, span_id, call_id, late, body = span_row(attempt, call.span)
-        [(kept_late, kept)] = self._ask("span_of", position, span_id)
-        if kept != body:
-            if supersedes(call.span, late, kept, bool(kept_late)):
-                self._ask("drop_records", position, call_id)
-                self._ask("drop_outcome", position, call_id)
-                self._ask("replace_span", late, body, position, span_id)
-                kept_late = late
-            elif self._ask("has_records", position, call_id):
-                return bool(kept_late)
+        [(stored_late, stored_body)] = self._execute("span_of", position, span_id)
+        if stored_body != body:
+            if supersedes(call.span, late, stored_body, bool(stored_late)):
+                self._execute("drop_records", position, call_id)
+                self._execute("drop_outcome", position, call_id)
+                self._execute("replace_span", late, body, position, span_id)
+                stored_late = late
+            elif self._execute("has_records", position, call_id):
+                return bool(stored_late)
         self._insert("insert_records", record_rows(attempt, call))
-        return bool(kept_late)
+        return bool(stored_late)
 
     def put_peers(self, items: Sequence[tuple[str, float, bytes]]) -> list[None]:
-        """Per (peer id, time, body)."""
+        """Store peers, each a (peer id, time, body)."""
         for peer_id, seen_at, body in items:
-            self._ask("forget_peers", seen_at - PEER_KEPT_S)
-            self._ask("put_peer", peer_id, seen_at, body)
+            self._execute("forget_peers", seen_at - PEER_KEPT_S)
+            self._execute("put_peer", peer_id, seen_at, body)
         return [None] * len(items)
 
     def drop_peers(self, peer_ids: Sequence[str]) -> list[None]:
         for peer_id in peer_ids:
-            self._ask("drop_peer", peer_id)
+            self._execute("drop_peer", peer_id)
         return [None] * len(peer_ids)
 
-    def _writings(self, attempt_ids: Sequence[str]) -> dict[str, Writing]:
+    def _attempt_keys(self, attempt_ids: Sequence[str]) -> dict[str, AttemptKey]:
         attempts = {
-            attempt_id: Writing(position, epoch, AttemptStatus(status).final)
-            for attempt_id, position, epoch, status in self._ask_writers(attempt_ids)
+            attempt_id: AttemptKey(position, epoch, AttemptStatus(status).final)
+            for attempt_id, position, epoch, status in self._writer_rows(attempt_ids)
         }
         check_known("attempt", attempt_ids, attempts)
         return attempts
 
-    def _ask_writers(self, attempt_ids: Sequence[str]) -> list[Any]:
-        """What decides whether a write is late, until the transaction ends."""
-        return self._ask_of("writers", attempt_ids)
+    def _writer_rows(self, attempt_ids: Sequence[str]) -> list[Any]:
+        """Return id, position, epoch and status of attempts, which no other transaction changes."""
+        return self._execute_for("writers", attempt_ids)
 
     def mark_calls(self, items: Sequence[tuple[str, str, CallOutcome]]) -> list[None]:
         for attempt_id, call_id, outcome in items:
@@ -249,48 +248,49 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [None] * len(items)
 
     def _mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
-        for _, position, _, _ in self._ask_writers([attempt_id]):
+        for _, position, _, _ in self._writer_rows([attempt_id]):
             if call_id and self._has_call(position, call_id):
-                self._ask("put_outcome", position, call_id, str(outcome))
+                self._execute("put_outcome", position, call_id, str(outcome))
                 return
-        raise NotFoundError(f"this store knows no call {call_id!r} of {attempt_id!r}")
+        raise NotFoundError(f"this store has no call {call_id!r} of attempt {attempt_id!r}")
 
     def _has_call(self, position: int, call_id: str) -> bool:
-        wanted = {"attempt": position, "call_id": call_id}
-        return bool(self._run(self._queries()["has_call"], wanted)[0][0])
+        values = {"attempt": position, "call_id": call_id}
+        return bool(self._run(self._queries()["has_call"], values)[0][0])
 
     def prune(self, before: float, limit: int) -> int:
-        """Forget at most so many rollouts that ended before that time; how many there were."""
-        ended = self._ask("prunable", before, limit)
+        """Delete at most `limit` rollouts that ended before a time; return how many."""
+        ended = self._execute("prunable", before, limit)
         if not ended:
             return 0
-        ids = self._list([rollout_id for _, rollout_id in ended])
-        made = [row[0] for row in self._ask("attempts_of_rollouts", ids)]
-        written = self._list([position for _, position, _, _ in self._ask_writers(made)])
-        self._ask("prune_attempts", self._list(made))  # first: who adds to one is waited for
+        rollout_ids = self._list([rollout_id for _, rollout_id in ended])
+        attempt_ids = [row[0] for row in self._execute("attempts_of_rollouts", rollout_ids)]
+        attempts = self._list([position for _, position, *_ in self._writer_rows(attempt_ids)])
+        # The attempts go first: deleting them waits for writers that add to one of them.
+        self._execute("prune_attempts", self._list(attempt_ids))
         for name in ("prune_spans", "prune_records", "prune_outcomes"):
-            self._ask(name, written)
-        places = self._list([position for position, _ in ended])
+            self._execute(name, attempts)
+        positions = self._list([position for position, _ in ended])
         for name in ("prune_bodies", "prune_rollouts"):
-            self._ask(name, places)
+            self._execute(name, positions)
         return len(ended)
 
     # --- _state_machine.Tables ------------------------------------------------------------
     def next_change(self) -> int:
-        ends = self._known_ends()
+        ends = self._current_ends()
         ends.change += 1
         self.moved = True
         return ends.change
 
     def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None:
-        ends = self._known_ends()
+        ends = self._current_ends()
         numbered = list(enumerate(rows, ends.position + 1))
         ends.position += len(rows)
         self._insert("insert_rollouts", [rollout_row(n, *row) for n, row in numbered])
         self._insert("insert_bodies", [(n, new.body) for n, (new, _) in numbered])
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
-        return {row[0]: read_progress(row) for row in self._ask_of("progress", rollout_ids)}
+        return {row[0]: read_progress(row) for row in self._execute_for("progress", rollout_ids)}
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None:
         reported = [row for row in rows if row.status in _AFTER_RUNNING]
@@ -299,40 +299,40 @@ class WriteTables(SQLTables, _state_machine.Tables):
         self._update("update_queue", [queue_row(row) for row in others])
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
-        self._insert("insert_attempts", [attempt_row(one, self._pack_text) for one in rows])
+        self._insert("insert_attempts", [attempt_row(row, self._pack_text) for row in rows])
 
     def update_attempts(self, rows: Sequence[Attempt]) -> None:
-        changes = [(*moving(attempt, self._pack_text), attempt.attempt_id) for attempt in rows]
+        changes = [(*attempt_changes(row, self._pack_text), row.attempt_id) for row in rows]
         self._update("update_attempts", changes)
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
-        return [self._read_attempt(row) for row in self._ask("expired", now, limit)]
+        return [self._read_attempt(row) for row in self._execute("expired", now, limit)]
 
 
 class ReadTables(SQLTables):
-    """The reader's view: whatever was committed."""
+    """The reader's tables, with everything that was committed."""
 
     def resources(self, resources_id: str) -> NamedResources:
-        rows = self._ask("get_resources", resources_id)
+        rows = self._execute("get_resources", resources_id)
         if not rows:
-            raise NotFoundError(f"this store knows no resources {resources_id!r}")
+            raise NotFoundError(f"this store has no resources {resources_id!r}")
         return decode_resources(rows[0][0])
 
     def policy_versions(self, policy: str) -> list[PolicyVersion]:
         return [
             PolicyVersion(policy=name, version=version, run_id=run_id, step=step)
-            for name, version, run_id, step in self._ask("policy_versions", policy)
+            for name, version, run_id, step in self._execute("policy_versions", policy)
         ]
 
     def peers(self) -> list[Peer]:
         now = self.now()
-        rows = self._ask("peers", now - PEER_KEPT_S)
+        rows = self._execute("peers", now - PEER_KEPT_S)
         return [unpack_peer(body, now - seen_at) for seen_at, body in rows]
 
     def rollouts(
         self, rollout_ids: Sequence[str] | None, limit: int | None, filters: dict[str, Any]
     ) -> list[RolloutState]:
-        """Those that match, in the order in which they were enqueued."""
+        """Return the rollouts that match, in the order in which they were enqueued."""
         if rollout_ids is not None:
             filters = {**filters, "rollout_ids": self._list(rollout_ids)}
             self.check_rollouts(rollout_ids)
@@ -341,10 +341,10 @@ class ReadTables(SQLTables):
         return self._states(filters, "position", limit)
 
     def changes(self, cursor: int, run_id: str | None) -> Changes:
-        """Everything after the cursor. The last number is read first: what moves between the two
-        queries is seen again next time, never missed.
-        """
-        last = int(self._ask("last_change")[0][0])
+        """Return all changes after the cursor."""
+        # Read the last number first: a rollout that moves between the two queries is returned again
+        # by the next call, never missed.
+        last = int(self._execute("last_change")[0][0])
         if last <= cursor:
             return Changes(cursor=cursor, rollouts=[])
         states = self._states({"cursor": cursor, "watched_run": run_id}, "change", None)
@@ -362,30 +362,30 @@ class ReadTables(SQLTables):
         return [read_state(row) for row in self._run(query, values)]
 
     def queued_runs(self) -> set[str]:
-        """Those that have something to claim."""
-        return {run_id for (run_id,) in self._ask("queued_runs")}
+        """Return the runs that have a queued rollout."""
+        return {run_id for (run_id,) in self._execute("queued_runs")}
 
     def count(self, run_id: str | None) -> dict[RolloutStatus, int]:
-        rows = self._ask("count") if run_id is None else self._ask("count_of_run", run_id)
+        rows = self._execute("count") if run_id is None else self._execute("count_of_run", run_id)
         return {RolloutStatus(status): number for status, number in rows}
 
     def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
         return [
             self._read_attempt(row)
-            for row in self._ask("attempts_of_rollouts", self._list(rollout_ids))
+            for row in self._execute("attempts_of_rollouts", self._list(rollout_ids))
         ]
 
     def attempt(self, attempt_id: str) -> Attempt:
         return find_attempts(self, [attempt_id])[attempt_id]
 
     def check_rollouts(self, rollout_ids: Sequence[str]) -> None:
-        """Raises `NotFoundError`."""
-        stored = {row[0]: row for row in self._ask("known_rollouts", self._list(rollout_ids))}
+        """Raise `NotFoundError` unless all rollouts are stored."""
+        stored = {row[0]: row for row in self._execute("known_rollouts", self._list(rollout_ids))}
         check_known("rollout", rollout_ids, stored)
 
     def claim_of_token(self, call_token: str) -> Claim | None:
         for attempt in self.attempts_by_id([attempt_of_token(call_token)]).values():
-            # in constant time: how long a wrong guess takes must not tell how much of it is right
+            # A comparison that stops at the first difference would leak the token by its time.
             if not secrets.compare_digest(attempt.call_token.encode(), call_token.encode()):
                 return None
             body = self.bodies([attempt.rollout_id])[attempt.rollout_id]
@@ -394,13 +394,13 @@ class ReadTables(SQLTables):
 
     def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
         spans: dict[str, list[Span]] = {attempt_id: [] for attempt_id in attempt_ids}
-        for attempt_id, body, late, outcome in self._ask("spans", self._list(list(spans))):
+        for attempt_id, body, late, outcome in self._execute("spans", self._list(list(spans))):
             spans[attempt_id].append(unpack_span(body, bool(late), outcome))
         return spans
 
     def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
         records: dict[str, list[TokenRecord]] = {attempt_id: [] for attempt_id in attempt_ids}
-        rows = self._ask("token_records", self._list(list(records)))
+        rows = self._execute("token_records", self._list(list(records)))
         for attempt_id, head, *arrays, late, outcome in rows:
             records[attempt_id].append(unpack_record(head, arrays, bool(late), outcome))
         return records

@@ -1,18 +1,14 @@
-"""What an open SQLite store has: who writes, who reads, each with a connection.
+"""An open SQLite store: its writer and its reader, each with a connection.
 
-Many coroutines write at once; one transaction for all of them costs little more than one for each
-of them. What an event loop's tasks write in one turn of the loop is one group. A small group is
-written in the loop's own thread: handing it over would cost more than writing it. A larger group
-goes to a thread, and so does a small one while that thread has work, while another process holds
-the lock, and where every commit waits for the disk. The thread also moves the write-ahead log into
-the file, which waits for the disk too.
+Writes of one turn of an event loop form a group, because one transaction for many writes costs
+little more than one for each. A small group is written in the loop's own thread: handing it over
+would cost more than writing it. A larger group goes to the writer's thread, and so does a small one
+while that thread has work, while another process holds the lock, and where every commit waits for
+the disk. The writer's thread also moves the write-ahead log into the file, which waits for the disk
+too.
 
-A task that writes again, with no other task's write in between, is taken to be the only one that
-writes: its small writes wait for no group and no turn of the loop, but for one in
-`_MAX_CONCURRENT`.
-
-Few statements count here: each gives up the interpreter lock, and in a busy process getting it back
-can take 5 ms.
+Few statements matter here: each releases the GIL, and in a busy process acquiring it again can take
+5 ms.
 """
 
 from __future__ import annotations
@@ -20,45 +16,34 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from lightspan.errors import StoreClosedError
 from lightspan.stores._sql.connections import OpenDatabase
-from lightspan.stores._sql.group_commit import (
-    Committer,
-    Job,
-    Work,
-    Write,
-    answers_of,
-    first_jobs,
-    tell,
-)
+from lightspan.stores._sql.group_commit import Committer, Job, Work, first_jobs, resolve, run_jobs
 from lightspan.stores.sqlite import file
 from lightspan.stores.sqlite.tables import SQLiteReadTables, SQLiteWriteTables
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-SMALL_COST: Final = 16
-"""A group up to this is written in the event loop's thread: about 0.2 ms."""
-_MAX_CONCURRENT: Final = 8
-"""Of so many writes that one task makes in succession, one lets the event loop turn."""
+_SMALL_COST: Final = 16
+"""Maximum cost of a group that is written in the event loop's thread: about 0.2 ms."""
 _YIELD_S: Final = 0.0001
-"""Between two transactions when there is more to do, so that another process gets the lock."""
-_LOG_PAGES: Final = 4000
-"""How far the log grows before it is moved into the file, about. SQLite's default is 1000; pages
-that change often are moved less often this way, for 16 MB beside the file."""
-_PAGES: Final = 3
-"""About how many pages a transaction changes beside those of its items."""
+"""Seconds between two transactions of a busy writer, in which another process gets the lock."""
+_MAX_LOG_PAGES: Final = 4000
+"""Approximate length of the log, in pages, at which it is moved into the file. SQLite's default is
+1000; pages that change often are moved less often this way, at the price of a log of 16 MB."""
+_PAGES_PER_TRANSACTION: Final = 3
+"""Approximate number of pages that a transaction changes in addition to those of its items."""
 
 
 class SQLiteDatabase(OpenDatabase, Committer):
-    """Two connections and their threads, of one process.
+    """The two connections of a SQLite store in one process, and their threads.
 
-    The writing one is used by a thread of its own or by the event loops, one at a time.
+    The writer's connection is used by its thread or by event loops, one at a time.
     """
 
     def __init__(
@@ -72,60 +57,30 @@ class SQLiteDatabase(OpenDatabase, Committer):
         self._on_move = on_move
         self._db = file.connect(path, power_loss=power_loss)
         try:
-            self._reading = file.connect(path, read_only=True)
+            self._reader_db = file.connect(path, read_only=True)
         except BaseException:
             self._db.close()
             raise
         self.tables = SQLiteWriteTables(self._db, clock)
-        OpenDatabase.__init__(
-            self, self.tables, self.tables, SQLiteReadTables(self._reading, clock)
-        )
+        reader = SQLiteReadTables(self._reader_db, clock)
+        OpenDatabase.__init__(self, self.tables, self.tables, reader)
         Committer.__init__(self)
         self._writes_in_loop = not power_loss
-        self._turn = threading.Lock()
-        """Whoever holds it uses the connection."""
+        self._db_lock = threading.Lock()
+        """Held by the thread that uses the writer's connection."""
         self._log_pages = 0
         self._lock = threading.Lock()
-        """Guards what is below; whoever waits for `_turn` does not hold it."""
+        """Guards the fields below; a thread that waits for `_db_lock` does not hold it."""
         self._groups: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-        """What each event loop has submitted in its present turn."""
-        self._unanswered = 0
-        """Jobs that were handed to the thread and are not answered yet."""
-        self._latest: weakref.ref[asyncio.Task[Any]] | None = None
-        """The task that submitted last."""
-        self._in_succession = 0
-        """How many writes it made before."""
+        """Jobs that each event loop has submitted in its current turn."""
+        self._pending = 0
+        """Number of jobs that the writer's thread has not finished."""
         self._closed = False
-        file.keep_log(self._db)
+        file.disable_checkpoints(self._db)
         self._thread = threading.Thread(target=self._run, name="lightspan-store", daemon=True)
         self._thread.start()
 
-    async def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> list[R]:
-        task = asyncio.current_task()
-        with self._lock:
-            if self._closed:
-                raise StoreClosedError
-            at_once = self._is_alone(task, cost)
-            answers = self._write_here([Write(work, items, cost)]) if at_once else []
-        return answers[0] if answers else await self._submit(work, items, cost)
-
-    def _is_alone(self, task: asyncio.Task[Any] | None, cost: int) -> bool:
-        """Whether nobody else is likely to write with this task. Counts its writes."""
-        latest = self._latest and self._latest()
-        if task is None or task is not latest:
-            self._latest = None if task is None else weakref.ref(task)
-            self._in_succession = 0
-            return False
-        self._in_succession += 1
-        return (
-            self._in_succession % _MAX_CONCURRENT != 0
-            and cost <= SMALL_COST
-            and not self._groups
-            and self._can_write_here()
-        )
-
-    def _submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> asyncio.Future[list[R]]:
-        """Write the items with what else is submitted in this turn of the running event loop."""
+    def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> asyncio.Future[list[R]]:
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
@@ -133,13 +88,13 @@ class SQLiteDatabase(OpenDatabase, Committer):
             job = Job(work, items, cost, loop)
             group = self._groups.setdefault(loop, [])
             group.append(job)
-            if len(group) == 1:  # tasks that are ready to run may add to it first
+            if len(group) == 1:  # other tasks that are ready may add to the group first
                 loop.call_soon(self._flush, loop)
         return cast("asyncio.Future[list[R]]", job.future)
 
     def _query(self, query: Callable[[], R]) -> R:
         try:
-            return file.patiently(query)
+            return file.retry_while_busy(query)
         except Exception as error:
             if not file.is_low_level(error):
                 raise
@@ -147,86 +102,87 @@ class SQLiteDatabase(OpenDatabase, Committer):
 
     def stop(self) -> None:
         self._read_thread.shutdown()
-        self._reading.close()
+        self._reader_db.close()
         with self._lock:
             self._closed = True
             for group in self._groups.values():
                 self._hand_over(group)
             self._groups.clear()
-            self._handed.put(None)
+            self._queue.put(None)
         self._thread.join()
 
     # --- in an event loop's thread --------------------------------------------------------
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             group = self._groups.pop(loop, [])
-            is_small = self._can_write_here() and sum(job.cost for job in group) <= SMALL_COST
-            answers = self._write_here(group) if is_small else []
-            if len(answers) < len(group) or self._log_pages > _LOG_PAGES:
+            can_write = (
+                self._writes_in_loop
+                and not self._pending
+                and self._log_pages <= _MAX_LOG_PAGES  # else the thread is about to move it
+                and sum(job.cost for job in group) <= _SMALL_COST
+            )
+            answers = self._write_in_loop(group) if can_write else []
+            if len(answers) < len(group) or self._log_pages > _MAX_LOG_PAGES:
                 self._hand_over(group[len(answers) :])
-        tell(zip(group, answers, strict=False))
-
-    def _can_write_here(self) -> bool:
-        """False where something waits for the thread, which may be the log."""
-        return self._writes_in_loop and not self._unanswered and self._log_pages <= _LOG_PAGES
+        resolve(zip(group, answers, strict=False))
 
     def _hand_over(self, group: list[Job]) -> None:
-        self._unanswered += len(group)
-        self._handed.put(group)
+        self._pending += len(group)
+        self._queue.put(group)
 
-    def _write_here(self, group: Sequence[Write]) -> list[list[Any]]:
-        """The answers of the first jobs; the rest is for the thread."""
-        if not self._turn.acquire(blocking=False):
+    def _write_in_loop(self, group: Sequence[Job]) -> list[list[Any]]:
+        """Write the first jobs and return their results; the writer's thread gets the others."""
+        if not self._db_lock.acquire(blocking=False):
             return []
         try:
-            return self._transaction(group) if file.begin_now(self._db) else []
-        except Exception:  # the thread tries each job by itself, and explains what goes wrong
+            return self._transaction(group) if file.try_begin(self._db) else []
+        except Exception:  # the writer's thread tries each job by itself and explains its error
             return []
         finally:
-            self._turn.release()
+            self._db_lock.release()
 
     # --- in the writer's thread -----------------------------------------------------------
     def _run(self) -> None:
-        going = True
-        while going:
-            jobs, going = self._take()
+        is_open = True
+        while is_open:
+            jobs, is_open = self._dequeue()
             while jobs:
                 jobs = jobs[self._commit(first_jobs(jobs)) :]
-                if jobs or not self._handed.empty():
+                if jobs or not self._queue.empty():
                     time.sleep(_YIELD_S)
-            if self._log_pages > _LOG_PAGES:
-                with self._turn:
+            if self._log_pages > _MAX_LOG_PAGES:
+                with self._db_lock:
                     self._log_pages = 0
-                    file.shorten_log(self._db)
+                    file.checkpoint(self._db)
         self._db.close()
 
-    def _settled(self, number: int) -> None:
+    def _on_done(self, number: int) -> None:
         with self._lock:
-            self._unanswered -= number
+            self._pending -= number
 
     def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
-        with self._turn:
+        with self._db_lock:
             file.begin(self._db)
             return self._transaction(jobs)
 
-    # --- in the thread that has the turn --------------------------------------------------
-    def _transaction(self, jobs: Sequence[Write]) -> list[list[Any]]:
-        """Write the first jobs, and commit, in a transaction just begun; returns their answers."""
+    # --- in the thread that holds `_db_lock` ----------------------------------------------
+    def _transaction(self, jobs: Sequence[Job]) -> list[list[Any]]:
+        """Run the first jobs in a transaction just begun, commit it and return their results."""
         changes = self._db.total_changes
         try:
             self.tables.begin()
-            answers = answers_of(jobs)
+            answers = run_jobs(jobs)
             self._db.execute("COMMIT")
         except BaseException:
             file.roll_back(self._db)
             raise
         if self._db.total_changes > changes:
-            self._log_pages += _PAGES + 2 * sum(job.cost for job in jobs)
+            self._log_pages += _PAGES_PER_TRANSACTION + 2 * sum(job.cost for job in jobs)
         if self.tables.moved:
             self._on_move()
         return answers
 
-    def _explained(self, error: BaseException) -> BaseException:
+    def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, Exception) and file.is_low_level(error):
             explained = file.explain(error, self._path)
             explained.__cause__ = error

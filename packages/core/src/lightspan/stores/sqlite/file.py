@@ -1,8 +1,8 @@
-"""The file of a SQLite store: creating, recognising and opening it, and what its errors mean.
+"""The file of a SQLite store: creating, recognising and opening it, and translating its errors.
 
-Nothing here may open the file other than through SQLite: closing any descriptor of a file drops
-the locks that this process holds on it, so a mere look at the header could corrupt a store that is
-open elsewhere in the process.
+This module opens the file through SQLite only. Closing any descriptor of a file drops the locks
+that this process holds on it, so even reading the header could corrupt a store that is open
+elsewhere in the process.
 """
 
 from __future__ import annotations
@@ -27,98 +27,123 @@ from lightspan.schema import clock
 from lightspan.stores._sql.queries import read_text, statements_of
 
 APPLICATION_ID: Final = 0x6C737061
-"""'lspa': how a store is told from any other SQLite file."""
+"""'lspa': distinguishes a store from any other SQLite file."""
 FORMAT_VERSION: Final = 5
-_PACKAGE: Final = "lightspan.stores.sqlite"
 _BUSY_S: Final = 30.0
-_MAX_PAUSE_S: Final = 0.002
+"""Seconds after which waiting for another process's lock fails."""
+_MAX_BACKOFF_S: Final = 0.002
 _STATEMENTS: Final = 512
-"""Statements that a connection keeps compiled. An insert of n rows is another statement for each n,
-so SQLite's 128 would be compiled over and over."""
+"""Number of statements that a connection keeps compiled. An insert of n rows is another statement
+for each n, so SQLite's default of 128 would compile them again and again."""
 _opening = threading.Lock()
 
 T = TypeVar("T")
 
 
 def connect(path: Path, *, power_loss: bool = False, read_only: bool = False) -> sqlite3.Connection:
-    """A connection to the store at `path`, which is created if there is none.
+    """Return a connection to the store at `path`, which is created if there is none.
 
     Raises:
-        StoreFormatError: the file is not a store, or a newer one.
+        StoreFormatError: the file is not a store, or has another format version.
         StoreError: it cannot be opened or created.
     """
-    _check_place(path)
+    if path.is_dir():
+        raise StoreError(f"store {path}: this is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise StoreError(f"store {path}: the folder {path.parent} does not exist; create it first")
     try:
         with _opening:
             _create_private(path)
-            db = sqlite3.connect(
-                path,
-                timeout=0,  # we wait ourselves: `patiently`
-                isolation_level=None,
-                check_same_thread=False,  # several threads write, one at a time: `Writer._turn`
-                cached_statements=_STATEMENTS,
-            )
-            _prepare_or_close(db, path)
+            db = _connect(str(path))
+            try:
+                retry_while_busy(lambda: _prepare(db, path))
+            except BaseException:
+                db.close()
+                raise
         db.execute(f"PRAGMA synchronous = {'FULL' if power_loss else 'NORMAL'}")
-        # Not opened read-only: in WAL mode a reader, too, writes to the index beside the file.
+        # SQLite's read-only mode is no option: in WAL mode a reader writes to the index file too.
         db.execute(f"PRAGMA query_only = {int(read_only)}")
         return db
     except (sqlite3.Error, OSError) as error:
         raise explain(error, path) from error
 
 
-def patiently(function: Callable[[], T]) -> T:
-    """The function's result, tried again for a while as long as another process holds a lock.
+def connect_memory() -> sqlite3.Connection:
+    """Return a connection to a new store in memory."""
+    db = _connect(":memory:")
+    for statement in schema():
+        db.execute(statement)
+    return db
 
-    SQLite's own busy handler sleeps up to 100 ms at a time, so that a busy neighbour can starve
-    us; short random pauses do not.
+
+def _connect(name: str) -> sqlite3.Connection:
+    """Return a connection that several threads may use, one at a time, and that never waits."""
+    return sqlite3.connect(
+        name,
+        timeout=0,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS,
+    )
+
+
+def retry_while_busy(function: Callable[[], T]) -> T:
+    """Return the function's result, retried for `_BUSY_S` while another process holds a lock.
+
+    SQLite's own busy handler sleeps up to 100 ms at a time, so a busy process could starve this
+    one; short random sleeps prevent that.
     """
     deadline = clock.monotonic() + _BUSY_S
-    pause = _MAX_PAUSE_S / 16
+    backoff = _MAX_BACKOFF_S / 16
     while True:
         try:
             return function()
         except sqlite3.OperationalError as error:
-            if not error_name(error).startswith("SQLITE_BUSY") or clock.monotonic() > deadline:
+            if not _is_busy(error) or clock.monotonic() > deadline:
                 raise
-        time.sleep(random.uniform(0, pause))
-        pause = min(2 * pause, _MAX_PAUSE_S)
+        time.sleep(random.uniform(0, backoff))
+        backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
 
 def begin(db: sqlite3.Connection) -> None:
-    """Take the write lock."""
-    patiently(lambda: db.execute("BEGIN IMMEDIATE"))
+    """Begin a transaction with the write lock, waiting for another process's."""
+    retry_while_busy(lambda: db.execute("BEGIN IMMEDIATE"))
 
 
-def begin_now(db: sqlite3.Connection) -> bool:
-    """Take the write lock; False if another connection holds it."""
+def try_begin(db: sqlite3.Connection) -> bool:
+    """Begin a transaction with the write lock; return False if another connection holds it."""
     try:
         db.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        if error_name(error).startswith("SQLITE_BUSY"):
+        if _is_busy(error):
             return False
         raise
     return True
 
 
-def keep_log(db: sqlite3.Connection) -> None:
-    """Let no commit of this connection move the write-ahead log into the file: that waits for the
-    disk. Whoever calls this calls `shorten_log` now and then.
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return _error_name(error).startswith("SQLITE_BUSY")
+
+
+def disable_checkpoints(db: sqlite3.Connection) -> None:
+    """Keep commits from moving the write-ahead log into the file, which waits for the disk.
+
+    The caller must call `checkpoint` now and then.
     """
     db.execute("PRAGMA wal_autocheckpoint = 0")
 
 
-def shorten_log(db: sqlite3.Connection) -> None:
-    """Move what can be moved of the write-ahead log into the file. Keeps nobody from writing."""
-    with contextlib.suppress(sqlite3.Error):  # what was not moved stays in the log
+def checkpoint(db: sqlite3.Connection) -> None:
+    """Move as much of the write-ahead log as possible into the file, blocking no writer."""
+    with contextlib.suppress(sqlite3.Error):  # the rest stays in the log
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 def explain(error: Exception, path: Path) -> StoreError:
-    """What a low-level error (`is_low_level`) means, for the file concerned, and what to do."""
-    name = error_name(error)
+    """Return the store's error for a low-level one (`is_low_level`), with cause and remedy."""
+    name = _error_name(error)
     if isinstance(error, UNREADABLE):
-        return StoreFormatError(f"store {path}: {_DAMAGED} (what it holds cannot be read: {error})")
+        return StoreFormatError(f"store {path}: {_DAMAGED} (a value cannot be read: {error})")
     for prefix, (kind, advice) in _ADVICE.items():
         if name.startswith(prefix):
             return kind(f"store {path}: {advice} ({name}: {error})")
@@ -126,89 +151,68 @@ def explain(error: Exception, path: Path) -> StoreError:
 
 
 def is_low_level(error: BaseException) -> bool:
-    """Whether the error is of SQLite, the disk or what lies there, and not one that a caller is to
-    see as it is. The decoding of a row says `DataError`."""
+    """Return whether an error comes from SQLite, the disk or damaged data, and needs `explain`.
+
+    Decoding a damaged row raises `DataError`.
+    """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError)
     return isinstance(error, (sqlite3.Error, OSError, *UNREADABLE))
 
 
-def error_name(error: Exception) -> str:
-    """`SQLITE_BUSY` and the like; else the exception's own name."""
+def _error_name(error: Exception) -> str:
+    """Return SQLite's name of an error, such as `SQLITE_BUSY`, else the exception's type."""
     return str(getattr(error, "sqlite_errorname", type(error).__name__))
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError)
-"""What is raised where a row is not what was written there: SQLite has no checksums."""
+"""Errors of reading a row that is damaged: SQLite has no checksums."""
 _DAMAGED: Final = "the file is damaged: restore a copy, or salvage it with `sqlite3 FILE .recover`"
 _CHANGED: Final = (
-    "it lacks what every store has, so it is damaged or another program has changed it: restore a "
-    "copy"
+    "tables or columns are missing, so the file is damaged or another program has changed it: "
+    "restore a copy"
 )
 _WRITABLE: Final = (
     "it cannot be written: check the owner and permissions of the file and of its folder (SQLite "
-    "keeps two more files beside it), or name another place"
+    "keeps two more files there), or name another place"
 )
+_FULL: Final = (
+    "the disk or its quota is full: this write was refused and what was acknowledged before is "
+    "safe; free some space or move the file"
+)
+_FOREIGN: Final = "this is not a SQLite file, so no lightspan store: name another file"
+_BUSY: Final = f"another process has held its lock for {_BUSY_S:.0f} s: find out which has it open"
 _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
-    "SQLITE_FULL": (
-        StoreError,
-        "the disk or its quota is full: this write was refused and what was acknowledged before "
-        "is safe; free some space or move the file",
-    ),
-    "SQLITE_NOTADB": (
-        StoreFormatError,
-        "this is not a SQLite file, so no lightspan store: name another file",
-    ),
-    "SQLITE_CORRUPT": (
-        StoreFormatError,
-        _DAMAGED,
-    ),
+    "SQLITE_FULL": (StoreError, _FULL),
+    "SQLITE_NOTADB": (StoreFormatError, _FOREIGN),
+    "SQLITE_CORRUPT": (StoreFormatError, _DAMAGED),
     "SQLITE_ERROR": (StoreFormatError, _CHANGED),  # no such table, no such column
-    "OperationalError": (StoreFormatError, _DAMAGED),  # of Python's module: a text that is none
+    "OperationalError": (StoreFormatError, _DAMAGED),  # of Python's module: text that is not UTF-8
     "SQLITE_READONLY": (StoreError, _WRITABLE),
     "SQLITE_CANTOPEN": (StoreError, _WRITABLE),
     "SQLITE_PERM": (StoreError, _WRITABLE),
     "SQLITE_AUTH": (StoreError, _WRITABLE),
     "PermissionError": (StoreError, _WRITABLE),
-    "SQLITE_BUSY": (
-        StoreError,
-        f"another process has held its lock for {_BUSY_S:.0f} s: find out which has it open",
-    ),
+    "SQLITE_BUSY": (StoreError, _BUSY),
     "SQLITE_IOERR": (StoreError, "the disk failed: check it and its free space"),
 }
 
 
-def _check_place(path: Path) -> None:
-    if path.is_dir():
-        raise StoreError(f"store {path}: this is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise StoreError(f"store {path}: the folder {path.parent} does not exist; create it first")
-
-
 def _create_private(path: Path) -> None:
-    """Make an empty file that only its owner reads; SQLite gives its side files the same mode.
+    """Create an empty file that only its owner can read; SQLite's other files get the same mode.
 
-    Under `_opening`: no other store of this process may open the file before it is closed here.
+    The caller holds `_opening`: no other store of this process may open the file before its
+    descriptor is closed here.
     """
-    try:
+    with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        return
-
-
-def _prepare_or_close(db: sqlite3.Connection, path: Path) -> None:
-    try:
-        patiently(lambda: _prepare(db, path))
-    except BaseException:
-        db.close()
-        raise
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Recognise the file before anything in it is changed."""
-    db.execute("BEGIN")  # one moment of the file: another process may be making its tables
+    """Check the file before changing anything in it, then set its mode and create its tables."""
+    db.execute("BEGIN")  # one snapshot: another process may be creating the tables
     try:
-        empty = _is_empty(db, path)
+        is_empty = _is_empty(db, path)
     finally:
         roll_back(db)
     [mode] = db.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -217,16 +221,16 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
             f"store {path}: its file system cannot share memory between processes (journal mode "
             f"{mode!r}); put the store on a local disk"
         )
-    # SQLite opens a write-protected file for reading, silently: only a lock to write tells.
+    # SQLite opens a write-protected file for reading without an error; only a write lock raises it.
     db.execute("BEGIN IMMEDIATE")
     db.execute("ROLLBACK")
-    if empty:
+    if is_empty:
         _create_schema(db, path)
 
 
 def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
-    """True for a file without content, False for one of ours. Raises `StoreFormatError`."""
-    application, version = _number(db, "application_id"), _number(db, "user_version")
+    """Return True for an empty file and False for a store; raise `StoreFormatError` for others."""
+    application, version = _read_pragma(db, "application_id"), _read_pragma(db, "user_version")
     if application == APPLICATION_ID:
         _check_version(version, path)
         return False
@@ -255,7 +259,7 @@ def _check_version(version: int, path: Path) -> None:
 def _create_schema(db: sqlite3.Connection, path: Path) -> None:
     db.execute("BEGIN IMMEDIATE")
     try:
-        if _is_empty(db, path):  # nobody was faster
+        if _is_empty(db, path):  # another process may have created the tables meanwhile
             for statement in schema():
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -267,16 +271,16 @@ def _create_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def roll_back(db: sqlite3.Connection) -> None:
-    """Undo the transaction, if the error has not already undone it."""
+    """Roll the transaction back, unless the error has already done so."""
     if db.in_transaction:
         db.execute("ROLLBACK")
 
 
-def _number(db: sqlite3.Connection, pragma: str) -> int:
+def _read_pragma(db: sqlite3.Connection, pragma: str) -> int:
     return int(db.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
 @cache
 def schema() -> list[str]:
-    """The statements of schema.sql. Read once: an upgrade may replace it while we run."""
-    return statements_of(read_text(_PACKAGE, "schema.sql"))
+    """Return the statements of schema.sql, loaded once: an upgrade may replace it meanwhile."""
+    return statements_of(read_text("lightspan.stores.sqlite", "schema.sql"))

@@ -1,4 +1,4 @@
--- What SQLite is asked in its own words. Lists of ids come as one JSON array.
+-- Queries in the dialect of SQLite. A list of ids is one JSON array.
 
 -- name: last_change
 SELECT coalesce(max(change), 0) FROM rollouts
@@ -10,14 +10,14 @@ SELECT
     (SELECT min(lease_until) FROM attempts INDEXED BY attempts_by_lease WHERE status = 'running')
 
 -- name: attempts_of_rollouts
-WITH RECURSIVE made (place, attempt_id) AS (
-    SELECT asked.key, attempt_id
-    FROM json_each(?) AS asked CROSS JOIN rollouts ON rollout_id = asked.value
+WITH RECURSIVE chain (place, attempt_id) AS (
+    SELECT requested.key, attempt_id
+    FROM json_each(?) AS requested CROSS JOIN rollouts ON rollout_id = requested.value
     UNION ALL
-    SELECT place, previous FROM made CROSS JOIN attempts USING (attempt_id)
+    SELECT place, previous FROM chain CROSS JOIN attempts USING (attempt_id)
 )
 SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, capture_errors
-FROM made CROSS JOIN attempts USING (attempt_id)
+FROM chain CROSS JOIN attempts USING (attempt_id)
 ORDER BY place, number
 
 -- name: expired
@@ -28,16 +28,16 @@ ORDER BY lease_until, position LIMIT ?
 
 -- name: spans
 SELECT attempt_id, body, late, call_outcomes.outcome
-FROM json_each(?) AS asked
-    CROSS JOIN attempts ON attempt_id = asked.value
+FROM json_each(?) AS requested
+    CROSS JOIN attempts ON attempt_id = requested.value
     CROSS JOIN spans ON attempt = attempts.position
     LEFT JOIN call_outcomes USING (attempt, call_id)
-ORDER BY asked.key, spans.position
+ORDER BY requested.key, spans.position
 
 -- name: token_records
 SELECT attempt_id, head, prompt, response, logprobs, late, call_outcomes.outcome
-FROM json_each(?) AS asked
-    CROSS JOIN attempts ON attempt_id = asked.value
+FROM json_each(?) AS requested
+    CROSS JOIN attempts ON attempt_id = requested.value
     CROSS JOIN token_records ON attempt = attempts.position
     LEFT JOIN call_outcomes USING (attempt, call_id)
-ORDER BY asked.key, sequence_start, call_id, choice
+ORDER BY requested.key, sequence_start, call_id, choice

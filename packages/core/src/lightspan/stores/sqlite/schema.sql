@@ -14,9 +14,9 @@ CREATE TABLE policies (
     PRIMARY KEY (policy, version)
 ) WITHOUT ROWID;
 
--- What moves is apart from what does not: a task of 100 kB is written once. `queued` says again what
--- `status` does: a report, which leaves it as it is, need not touch its index. It is 2 where the
--- rollout is to be run alone.
+-- Columns that change have their own table, so that a task of 100 kB is written once. `queued` repeats
+-- a part of `status`: a report does not change it, so it need not update its index. It is 2 if the
+-- rollout must run alone.
 CREATE TABLE rollouts (
     position INTEGER PRIMARY KEY,
     rollout_id TEXT NOT NULL UNIQUE,
@@ -41,9 +41,9 @@ CREATE TABLE rollout_bodies (
     body BLOB NOT NULL
 );
 
--- Each change of an index is a page to write, so there is one way only to find an attempt: a call
--- token begins with its id, a rollout names its latest one, and each one that before it. `position`
--- is 2^20 times its rollout's plus its number.
+-- Each change of an index writes a page, so attempts have one key only: a call token begins with their
+-- id, a rollout has the id of its latest attempt, and each attempt that of the one before. `position`
+-- is 2^20 times the rollout's plus the attempt's number.
 CREATE TABLE attempts (
     attempt_id TEXT PRIMARY KEY,
     position INTEGER NOT NULL,
@@ -89,7 +89,7 @@ CREATE TABLE token_records (
     UNIQUE (attempt, call_id, choice)
 );
 
--- What became of a call after it was written; most calls have no row.
+-- Outcomes of calls that changed after they were written; most calls have no row.
 CREATE TABLE call_outcomes (
     attempt INTEGER NOT NULL,
     call_id TEXT NOT NULL,
@@ -97,7 +97,7 @@ CREATE TABLE call_outcomes (
     PRIMARY KEY (attempt, call_id)
 ) WITHOUT ROWID;
 
--- Who works with the store.
+-- Processes that use the store.
 CREATE TABLE peers (
     peer_id TEXT PRIMARY KEY,
     seen_at REAL NOT NULL,

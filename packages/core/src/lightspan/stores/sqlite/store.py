@@ -1,10 +1,4 @@
-"""SQLiteStore: one file, any number of processes on one machine.
-
-What is written at the same time is committed together, by the event loop itself if it is little and
-by a thread if it is more; what one task alone writes is committed at once (`database`). Reads have
-a connection and a thread of their own and, the file being in WAL mode, wait for nobody.
-What was acknowledged survives `kill -9`; with `power_loss=True` it survives a power loss too.
-"""
+"""SQLiteStore: one file, any number of processes on one machine."""
 
 from __future__ import annotations
 
@@ -18,13 +12,20 @@ from lightspan.stores._sql.store import SQLStore
 from lightspan.stores.protocol import StoreCapabilities
 from lightspan.stores.sqlite.database import SQLiteDatabase
 
-_POLLS_S: Final = (0.002, 0.02)
-"""Between two looks of `watch` at the file, because SQLite tells no process what another has
-written; a change of this process's own wakes it at once."""
+_POLL_INTERVALS_S: Final = (0.002, 0.02)
+"""Shortest and longest time between two polls of the file by `watch`: SQLite does not notify a
+process of another's writes. A change by this process ends the wait at once."""
 
 
 class SQLiteStore(SQLStore[SQLiteDatabase]):
-    """A store in a SQLite file. Open it in each process that uses it; after a fork, again."""
+    """A store in a SQLite file. Open it in each process that uses it, and again after a fork.
+
+    The file is in WAL mode, so reads never wait for writes. Acknowledged writes survive `kill -9`.
+
+    Args:
+        power_loss: whether they must survive a power loss too.
+        clock: seconds since the epoch, for tests.
+    """
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
         self.path: Final = Path(path).absolute()
         self._power_loss = power_loss
         self._clock = clock
-        super().__init__(str(self.path), _POLLS_S)
+        super().__init__(str(self.path), _POLL_INTERVALS_S)
 
     @property
     def capabilities(self) -> StoreCapabilities:

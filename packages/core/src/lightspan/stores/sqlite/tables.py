@@ -1,4 +1,4 @@
-"""The tables of a SQLite file: how SQLite is asked."""
+"""The tables of a SQLite store: running its queries in SQLite's dialect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _json = msgspec.json.Encoder()
 
 
 class _Connection(SQLTables):
-    # the plus: search by the cursor, not by the run
+    # The plus makes SQLite search by the cursor instead of by the run.
     filters: ClassVar[Mapping[str, str]] = {
         **SQLTables.filters,
         "watched_run": "+run_id = :watched_run",
@@ -51,30 +51,27 @@ class _Connection(SQLTables):
 
 
 class SQLiteWriteTables(_Connection, WriteTables):
-    """The writer's view."""
+    """The writer's tables."""
 
     def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         super().__init__(db, clock)
         self._ends: Ends | None = None
-        self._lease: float | None = None
+        self._first_lease_end: float | None = None
 
     def begin(self) -> None:
-        """A new transaction: forget what the last one knew."""
+        """Forget the values cached in the last transaction."""
         self._ends = None
         self.moved = False
 
-    def _known_ends(self) -> Ends:
+    def _current_ends(self) -> Ends:
         if self._ends is None:
-            [(change, position, self._lease)] = self._ask("ends")
+            [(change, position, self._first_lease_end)] = self._execute("ends")
             self._ends = Ends(change, position)
         return self._ends
 
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """With as few statements as possible.
-
-        Each statement gives up the interpreter lock, which in a busy process takes long to get
-        back.
-        """
+        # Each statement releases the GIL, which in a busy process takes long to acquire again, so
+        # one statement inserts many rows.
         new = 0
         for start in range(0, len(rows), _ROWS_PER_STATEMENT):
             block = rows[start : start + _ROWS_PER_STATEMENT]
@@ -94,26 +91,26 @@ class SQLiteWriteTables(_Connection, WriteTables):
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
         super().insert_attempts(rows)
-        self._ends = None  # another lease may end first now
+        self._ends = None  # another lease may end first
 
     def update_attempts(self, rows: Sequence[Attempt]) -> None:
         super().update_attempts(rows)
-        self._ends = None  # likewise
+        self._ends = None  # another lease may end first
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
-        self._known_ends()
-        if self._lease is None or self._lease > now:
+        self._current_ends()
+        if self._first_lease_end is None or self._first_lease_end > now:
             return []
         return super().expired(now, limit)
 
 
 class SQLiteReadTables(_Connection, ReadTables):
-    """The reader's view."""
+    """The reader's tables."""
 
 
 @cache
 def queries() -> Mapping[str, str]:
-    """The queries by name. Read once: an upgrade may replace the files while we run."""
+    """Return the queries by name, loaded once: an upgrade may replace the files meanwhile."""
     return named_queries(_PACKAGE, _translate)
 
 
@@ -123,5 +120,5 @@ def _queries_of_one() -> Mapping[str, str]:
 
 
 def _translate(query: str) -> str:
-    """SQLite takes a list as JSON."""
+    """Make lists JSON arrays: SQLite has no values that are lists."""
     return _LISTS.sub(r"IN (SELECT value FROM json_each(\1))", query)
