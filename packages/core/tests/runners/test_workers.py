@@ -27,8 +27,8 @@ from lightspan.stores.protocol import Store
 from lightspan_testing.scripted import ScriptedServer
 
 MISSING = (
-    "it made no model call that was seen, and one was made beside it for no attempt under way, by "
-    "{}, which belongs to {}: " + ADVICE
+    "it made no model call that was captured, and meanwhile one was made outside every open "
+    "attempt, by {}, which belongs to {}: " + ADVICE
 )
 THREAD = "the thread 'consumer'"
 
@@ -131,13 +131,13 @@ async def test_a_worker_of_an_attempt_that_is_over(store: Store, ask: Any) -> No
     """The call of the second attempt is attributed to the first."""
     consumer = Consumer(queue.Queue())
     errors = await damage_of(store, lambda task: consumer(ask))
-    assert errors == [[], [MISSING.format(THREAD, "one that is over")]]
+    assert errors == [[], [MISSING.format(THREAD, "an attempt that is over")]]
 
 
 async def test_a_worker_that_was_there_before(store: Store, ask: Any) -> None:
     context_propagation.carry()  # as a runner process does before it imports the app
     consumer = Consumer(queue.Queue(), at_once=True)
-    message = MISSING.format(THREAD, "none")
+    message = MISSING.format(THREAD, "no attempt")
     assert await damage_of(store, lambda task: consumer(ask)) == [[message]] * 2
     consumer.orders.put(None)
 
