@@ -246,7 +246,7 @@ def test_what_was_none_is_not_kept_unless_something_comes_late(url: str) -> None
         assert empty is not None
         assert late is not None
         assert full is not None
-        with context.entered(full):
+        with context.attempt_scope(full):
             lightspan.emit_message("hello")
             full.close_unless_empty()
         empty.close_unless_empty()
