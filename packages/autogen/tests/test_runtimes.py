@@ -552,7 +552,7 @@ async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
     def bad(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(_messages, "Posted", bad)
+    monkeypatch.setattr(_messages, "Message", bad)
     played = rig.stage.open(Part(SAYS), through_gateway=False)
     with open_scope(played.scope):
         await runtime.send_message(Question(played.text), AgentId("writer", "k"))

@@ -313,7 +313,7 @@ def test_a_bypassing_client_leaves_nothing_behind() -> None:
         next(Own().stream("go"))
         attempt = _hook._state.attempts[run.scope.recorder]
     gc.collect()
-    assert attempt.asks == {}
+    assert attempt.calls == {}
     assert len(run.spans) == 1
 
 

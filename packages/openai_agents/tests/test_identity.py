@@ -152,7 +152,7 @@ def test_a_handoff_of_nobody_or_to_nobody_is_none() -> None:
     run = begin(RUN, "", TOP)
     hand_over(inside(run, HANDOFF), "", "billing")
     hand_over(inside(inside(run, AGENT, "a"), HANDOFF), "a", "")
-    assert run.handed == {}
+    assert run.handoffs == {}
 
 
 # --- how it ended -----------------------------------------------------------------------------

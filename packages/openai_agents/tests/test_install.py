@@ -109,7 +109,7 @@ def test_an_attempt_leaves_nothing_behind(server: ScriptedServer) -> None:
         run_async(team(server))
     recorder = attempt.scope.recorder
     assert recorder._pending == {}
-    assert len(_hook._state.handed.get(recorder, {})) == 0
+    assert len(_hook._state.handoffs.get(recorder, {})) == 0
 
 
 def test_an_error_of_ours_damages_the_attempt_only(

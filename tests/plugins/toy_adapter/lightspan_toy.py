@@ -15,6 +15,7 @@ from lightspan.instrumentation import (
     Instrumentation,
     Location,
     Patch,
+    agent_span,
     patch_subclasses,
     require_framework,
     semconv,
@@ -39,7 +40,7 @@ def _run(original: Any, patch: Patch) -> Any:
     async def run(self: Any, text: str) -> str:
         if not patch.on:
             return await original(self, text)
-        with lightspan.agent(self.name, input=text):
+        with agent_span(self.name, input=text):
             return await original(self, text)
 
     return run

@@ -32,6 +32,7 @@ from lightspan.capture.context import (
     start_attempt,
 )
 from lightspan.capture.context_types import Resolver
+from lightspan.capture.emit import agent_span
 from lightspan.capture.other_clients import record_call
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
@@ -130,6 +131,7 @@ __all__ = [
     "SpanKind",
     "SpanStatus",
     "StreamedAnswer",
+    "agent_span",
     "current_agent",
     "current_context",
     "end_span",

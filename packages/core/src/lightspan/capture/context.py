@@ -248,6 +248,21 @@ def leave_step(generator: FrameType) -> None:
         _agent.set(generator_context.without(steps, _agent.get()))
 
 
+@contextmanager
+def push(frame: Frame) -> Iterator[AgentContext | None]:
+    """Push an agent's frame for a block; a no-op outside attempts."""
+    current = current_context()
+    if current is None:
+        yield None
+        return
+    inside = current.within(frame.span_id, (*current.frames, frame))
+    leave = set_agent(inside)
+    try:
+        yield inside
+    finally:
+        leave()
+
+
 def register_resolver(resolver: Resolver, *, first: bool = False) -> None:
     """Register a resolver; a no-op if it is registered.
 
@@ -283,7 +298,7 @@ def notify_call_start(context: AgentContext, *, besides: CallListener | None = N
     """
     ends: list[CallEnd] = []
     for listener in state.call_listeners:
-        if listener is besides:
+        if listener == besides:  # `==`, since each access to a bound method is another object
             continue
         try:
             end = listener(context)

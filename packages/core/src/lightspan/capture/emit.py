@@ -284,6 +284,16 @@ def agent(name: str, *, input: Any = None) -> _Block:
     return _Block(f"invoke_agent {name}", SpanKind.AGENT, attributes, input, agent=name)
 
 
+def agent_span(name: str, *, input: Any = None) -> _Block:
+    """Open an agent's AGENT span and push its frame, as `agent` does, without recording the input.
+
+    Args:
+        name: name of the agent or team.
+        input: input of an attempt that begins with the block.
+    """
+    return _Block(f"invoke_agent {name}", SpanKind.AGENT, {}, input, agent=name)
+
+
 def _input_attributes(value: Any) -> Attributes:
     return {} if value is None else {c.OPERATION_INPUT: dump_json(value)}
 
