@@ -109,7 +109,7 @@ class Wire:
         app.router.add_get("/health", self._empty)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/weight_info", self._info)
-        app.router.add_post("/collective_rpc", self._info)
+        app.router.add_post("/collective_rpc", self._description)
         app.router.add_post("/pause", self._pause)
         app.router.add_post("/abort_requests", self._abort)
         app.router.add_post("/resume", self._resume)
@@ -190,7 +190,7 @@ class Wire:
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.label})
 
-    async def _info(self, request: web.Request) -> web.Response:
+    async def _description(self, request: web.Request) -> web.Response:
         self._refusal(request)
         return web.json_response({"results": [self.info]})
 
