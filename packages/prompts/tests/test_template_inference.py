@@ -27,9 +27,9 @@ def test_every_kind(name: str) -> None:
     for n in range(100, 120):
         text = kind.text(n)
         same = Rewrite(agent="a", template=template.template, text=template.template)
-        assert same.of(text) == text
+        assert same.apply(text) == text
         other = Rewrite(agent="a", template=template.template, text=candidate.template)
-        sent = other.of(text)
+        sent = other.apply(text)
         assert sent is not None
         assert sent.startswith("ANEW ")
         assert sent.endswith(f"{text} {{of_its_own}}")
@@ -99,10 +99,10 @@ def test_a_text_that_is_no_match_is_sent_as_it_is(name: str, at: int, other: str
     values = template.match(broken)
     rewrite = Rewrite(agent="a", template=template.template, text=f"Anew: {template.template}")
     if values is None:
-        assert rewrite.of(broken) is None
+        assert rewrite.apply(broken) is None
     else:
         assert template.format(**values) == broken
-        assert rewrite.of(broken) == f"Anew: {broken}"
+        assert rewrite.apply(broken) == f"Anew: {broken}"
 
 
 def test_two_prompts_are_not_taken_for_one() -> None:
