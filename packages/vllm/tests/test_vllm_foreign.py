@@ -166,7 +166,7 @@ async def test_a_server_that_becomes_something_else_ends_the_policy(
             engine.usage()
     assert str(caught.value) == (
         f"there is no vLLM server at {server.address}, or it is too old: {server.address}/v1/models"
-        " answered what vLLM would not: Object missing required field `data` ('{}')"
+        " returned an invalid response: Object missing required field `data` ('{}')"
     )
 
 
@@ -302,7 +302,7 @@ async def test_what_is_no_vllm_is_not_waited_for(
             pass
     assert str(caught.value) == (
         "the vLLM server 0 of policy writer: there is no vLLM server at its address, or it "
-        f"requires a key ({server.address}/health: {said}): give the address of the server itself in "
+        f"requires a key ({server.address}/health: {said}): give the address of the server itself "
         "VLLM(addresses=…)"
     )
 
@@ -345,7 +345,7 @@ async def test_what_speaks_another_protocol(folder: Path, tmp_path: Path) -> Non
         await engine.start()
     assert str(caught.value).startswith(
         f"the vLLM server 0 of policy writer at {address} was not ready within 0.05 s "
-        f"(VLLM(start_s=…)): what answers at {address} does not speak HTTP: "
+        f"(VLLM(start_s=…)): the server at {address} does not speak HTTP: "
     )
     server.close()
     await server.wait_closed()
