@@ -303,7 +303,7 @@ async def test_what_is_no_vllm_is_not_waited_for(
     assert str(caught.value) == (
         "the vLLM server 0 of policy writer: there is no vLLM server at its address, or it "
         f"requires a key ({server.address}/health: {said}): give the address of the server itself "
-        "VLLM(addresses=…)"
+        "in VLLM(addresses=…)"
     )
 
 

@@ -149,7 +149,7 @@ class TestDescription:
             ),
             (
                 {"arguments": ["--max-num-seqs", 8]},
-                "arguments=['--max-num-seqs', 8] must be a list of texts, and 8 is none: write it "
+                "arguments=['--max-num-seqs', 8] must be a list of texts, but 8 is not a text: write it "
                 "as in ['--max-num-seqs', '64']",
             ),
             (
