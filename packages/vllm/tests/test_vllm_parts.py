@@ -149,8 +149,8 @@ class TestDescription:
             ),
             (
                 {"arguments": ["--max-num-seqs", 8]},
-                "arguments=['--max-num-seqs', 8] must be a list of texts, but 8 is not a text: write "
-                "it as in ['--max-num-seqs', '64']",
+                "arguments=['--max-num-seqs', 8] must be a list of texts, but 8 is not a text: "
+                "write it as in ['--max-num-seqs', '64']",
             ),
             (
                 {"environment": {"VLLM_CPU_KVCACHE_SPACE": 4}},
