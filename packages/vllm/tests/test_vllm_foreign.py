@@ -26,18 +26,18 @@ PROMPT = [5, 6, 7, 8]
 HANGS_S = 60
 """What takes so long hangs."""
 NO_MODELS = [
-    (b"{}", "what vLLM would not: Object missing required field `data`"),
-    (b"[]", "what vLLM would not: Expected `object`, got `array`"),
-    (b"null", "what vLLM would not: Expected `object`, got `null`"),
-    (b"5", "what vLLM would not: Expected `object`, got `int`"),
-    (b'{"data":"x"}', "what vLLM would not: Expected `array`, got `str` - at `$.data`"),
-    (b'{"data":[]}', "what vLLM would not: Expected `array` of length >= 1 - at `$.data`"),
+    (b"{}", "Object missing required field `data`"),
+    (b"[]", "Expected `object`, got `array`"),
+    (b"null", "Expected `object`, got `null`"),
+    (b"5", "Expected `object`, got `int`"),
+    (b'{"data":"x"}', "Expected `array`, got `str` - at `$.data`"),
+    (b'{"data":[]}', "Expected `array` of length >= 1 - at `$.data`"),
     (
         b'{"data":[{}]}',
-        "what vLLM would not: Object missing required field `id` - at `$.data[0]`",
+        "Object missing required field `id` - at `$.data[0]`",
     ),
-    (b"<h1>", "no JSON: JSON is malformed: invalid character (byte 0)"),
-    (b"", "no JSON: Input data was truncated"),
+    (b"<h1>", "JSON is malformed: invalid character (byte 0)"),
+    (b"", "Input data was truncated"),
 ]
 
 
@@ -87,7 +87,9 @@ async def test_what_names_no_models_is_no_vllm(folder: Path, answer: bytes, said
     server = Wire(folder)
     async with asked(server) as client:
         server.says["/v1/models"] = 200, answer
-        refusal = f"{server.address}/v1/models answered {said} ({answer.decode()!r})"
+        refusal = (
+            f"{server.address}/v1/models returned an invalid response: {said} ({answer.decode()!r})"
+        )
         with pytest.raises(ConfigError) as at_the_start:
             await client.info()
         with pytest.raises(Refused) as later:
@@ -101,14 +103,14 @@ async def test_what_names_no_models_is_no_vllm(folder: Path, answer: bytes, said
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("{}", "what vLLM would not: Object missing required field `weight_version`"),
-        ("[1]", "what vLLM would not: Expected `object`, got `array`"),
-        ("null", "what vLLM would not: Expected `object`, got `null`"),
+        ("{}", "Object missing required field `weight_version`"),
+        ("[1]", "Expected `object`, got `array`"),
+        ("null", "Expected `object`, got `null`"),
         (
             '{"weight_version":5}',
-            "what vLLM would not: Expected `str`, got `int` - at `$.weight_version`",
+            "Expected `str`, got `int` - at `$.weight_version`",
         ),
-        ("hello", "no JSON: JSON is malformed: invalid character (byte 0)"),
+        ("hello", "JSON is malformed: invalid character (byte 0)"),
     ],
 )
 async def test_a_server_that_does_not_say_which_weights_it_has_is_lost(
@@ -119,7 +121,10 @@ async def test_a_server_that_does_not_say_which_weights_it_has_is_lost(
         server.says["/weight_info"] = 200, answer.encode()
         with pytest.raises(Unreachable) as caught:
             await client.label()
-    assert str(caught.value) == f"{server.address}/weight_info answered {said} ({answer!r})"
+    assert (
+        str(caught.value)
+        == f"{server.address}/weight_info returned an invalid response: {said} ({answer!r})"
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,9 +142,10 @@ async def test_facts_that_cannot_be_read(folder: Path, answer: bytes, said: str)
         with pytest.raises(ConfigError) as caught:
             await client.info()
     assert str(caught.value) == (
-        f"the server at {server.address} says what is invalid "
-        f"({server.address}/collective_rpc answered what vLLM would not: {said} "
-        f"({answer.decode()!r})): start it again with the lightspan_vllm_plugin.py of this version"
+        f"the description of the server at {server.address} is invalid "
+        f"({server.address}/collective_rpc returned an invalid response: {said} "
+        f"({answer.decode()!r})): restart the server with the lightspan_vllm_plugin.py of this "
+        "version"
     )
 
 
@@ -160,7 +166,7 @@ async def test_a_server_that_becomes_something_else_ends_the_policy(
             engine.usage()
     assert str(caught.value) == (
         f"there is no vLLM server at {server.address}, or it is too old: {server.address}/v1/models"
-        " answered what vLLM would not: Object missing required field `data` ('{}')"
+        " returned an invalid response: Object missing required field `data` ('{}')"
     )
 
 
@@ -240,8 +246,8 @@ async def test_ids_that_the_model_has_no_token_for(
         with pytest.raises(EngineError) as caught:
             await generate(engine, PROMPT, max_tokens=2)
     assert str(caught.value) == (
-        f"{server.address} gave token id {foreign}, and those of its model are from 0 to "
-        f"{vocabulary - 1}: it is no vLLM, or something changes what it answers"
+        f"{server.address} returned token id {foreign}, but its model's ids are from 0 to "
+        f"{vocabulary - 1}: it is not vLLM, or a proxy changes its responses"
     )
 
 
@@ -263,7 +269,7 @@ async def test_log_probabilities_that_are_not_there(
         with pytest.raises(EngineError) as caught:
             await generate(engine, PROMPT)
     assert str(caught.value) == (
-        f"{server.address} gave {said} for 2 tokens: start it with --logprobs-mode "
+        f"{server.address} returned {said} for 2 tokens: start it with --logprobs-mode "
         "processed_logprobs, and no --max-logprobs 0"
     )
 
@@ -273,7 +279,7 @@ async def test_a_completion_that_is_no_text(folder: Path, tmp_path: Path) -> Non
     async with served(folder, tmp_path, server) as engine:
         for answer in (b'{"error":"\xff"}', b'{"error":' + b"[" * 10**5):
             server.says["/v1/completions"] = 200, answer
-            with pytest.raises(EngineError, match="answered what is no completion"):
+            with pytest.raises(EngineError, match="returned an invalid completion"):
                 await generate(engine, PROMPT)
 
 
@@ -295,9 +301,9 @@ async def test_what_is_no_vllm_is_not_waited_for(
         async with served(folder, tmp_path, server, start_s=10**6):
             pass
     assert str(caught.value) == (
-        "the vLLM server 0 of policy writer: what answers there is no vLLM server, or asks for a "
-        f"key ({server.address}/health: {said}): give the address of the server itself in "
-        "VLLM(addresses=…)"
+        "the vLLM server 0 of policy writer: there is no vLLM server at its address, or it "
+        f"requires a key ({server.address}/health: {said}): give the address of the server itself "
+        "in VLLM(addresses=…)"
     )
 
 
@@ -339,7 +345,7 @@ async def test_what_speaks_another_protocol(folder: Path, tmp_path: Path) -> Non
         await engine.start()
     assert str(caught.value).startswith(
         f"the vLLM server 0 of policy writer at {address} was not ready within 0.05 s "
-        f"(VLLM(start_s=…)): what answers at {address} does not speak HTTP: "
+        f"(VLLM(start_s=…)): the server at {address} does not speak HTTP: "
     )
     server.close()
     await server.wait_closed()

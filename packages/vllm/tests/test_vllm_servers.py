@@ -447,13 +447,13 @@ async def test_a_refused_call_is_not_tried_again(folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"choices": [{"token_ids": None, "finish_reason": "length"}]}, "gives no token ids"),
+        ({"choices": [{"token_ids": None, "finish_reason": "length"}]}, "returns no token ids"),
         ({"choices": [{"token_ids": [5], "logprobs": None}]}, "--logprobs-mode processed_logprobs"),
         (
             {"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [None]}}]},
             "--logprobs-mode",
         ),
-        ({"choices": "x"}, "no completion"),
+        ({"choices": "x"}, "invalid completion"),
     ],
 )
 async def test_answers_that_cannot_be_trained(

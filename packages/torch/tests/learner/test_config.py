@@ -9,6 +9,7 @@ import pytest
 from lightspan import LightningRL, Torch, Trainer
 from lightspan.errors import ConfigError
 from lightspan.training.backends import make_learner
+from lightspan_testing.tiny import tiny_model
 
 
 @pytest.mark.parametrize(
@@ -26,9 +27,11 @@ def test_what_a_description_refuses(options: dict[str, object], text: str) -> No
         Torch(**options)  # type: ignore[arg-type]
 
 
-def test_a_trainer_makes_the_learner_that_is_described(tiny: Path) -> None:
+def test_a_trainer_makes_the_learner_that_is_described(tmp_path: Path) -> None:
     described = Torch(device="cpu", dtype="float64", token_budget=99, share_prefixes=False)
-    trainer = Trainer(LightningRL(tiny), learner=described, device="cuda")
+    trainer = Trainer(
+        LightningRL(tiny_model(tmp_path / "model", seed=0)), learner=described, device="cuda"
+    )
     state = make_learner(trainer.settings).state()
     assert (state["device"], state["token_budget"]) == ("cpu", 99)
     assert list(state["share_prefixes"].values()) == ["each row by itself: share_prefixes=False"]
