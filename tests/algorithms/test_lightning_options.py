@@ -100,10 +100,10 @@ def test_shared_is_the_only_policy() -> None:
         ({"seed": 2**70}, "seed=1180591620717411303424 must be at most 9223372036854775807"),
         ({"credit": 5}, "credit=5: use 'terminal', .* or a rule"),
         ({"optimize": {5: Policy()}}, "optimize: 5 must be the name of an agent, or a pattern"),
-        ({"optimize": {"a": "../b"}}, "the policy '../b' cannot name the folder"),
-        ({"optimize": {"a": Policy(name="a\0b")}}, r"the policy 'a\\x00b' cannot name"),
+        ({"optimize": {"a": "../b"}}, "the policy '../b' cannot be the name of the folder"),
+        ({"optimize": {"a": Policy(name="a\0b")}}, r"the policy 'a\\x00b' cannot be the name"),
         ({"optimize": {"a": Policy(name="a" * 101)}}, "use at most 100 bytes of printable text"),
-        ({"optimize": {"a": Policy(name="..")}}, r"the policy '\.\.' cannot name"),
+        ({"optimize": {"a": Policy(name="..")}}, r"the policy '\.\.' cannot be the name"),
         ({"lora": 16}, r"lora=16: use LoRA\(rank=16\)"),
         ({"lora": True}, r"lora=True: use lightspan\.LoRA\(…\), or None"),
         ({"optimize": {"a": Policy(lora=8)}}, r"lora=8: use LoRA\(rank=8\)"),  # type: ignore[arg-type]

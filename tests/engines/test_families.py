@@ -310,7 +310,7 @@ async def test_two_turns_with_a_tool_are_one_row(
         last = await chat.ask(stream=stream, tools=[TOOL])
         assert (last.content, last.calls, last.reason) == ("It is one.", [], "stop")
         [row] = await chat.rows()
-        assert [transition.call_id for transition in row] == ["call-2", "call-4"]
+        assert [transition.record.call_id for transition in row] == ["call-2", "call-4"]
     finally:
         await chat.rig.gateway.close()
 

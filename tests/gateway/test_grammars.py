@@ -392,7 +392,7 @@ async def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.Monk
 
 
 def test_only_a_fast_tokenizer_has_grammars() -> None:
-    with pytest.raises(UnsupportedError, match="this is object"):
+    with pytest.raises(UnsupportedError, match="this tokenizer is a object"):
         Grammars(object(), vocabulary=5, eos_ids={1})
 
 

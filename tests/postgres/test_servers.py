@@ -25,7 +25,7 @@ from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite import LEASE_S, make_report, make_rollout, ref
 from packages.core.tests.stores.lives import check_once, live
 from packages.gateway.tests.remote_store.served import RUNNER, TRAINER
-from tests.conftest import APPS, questions, rl, tiny  # noqa: F401 - fixtures
+from tests.conftest import APPS, questions, rl  # noqa: F401 - fixtures
 
 KEYS = ("--trainer-key-env", "TRAINER_KEY", "--runner-key-env", "RUNNER_KEY")
 IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}

@@ -23,7 +23,7 @@ from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_tools.inspect import inspect_run
 from packages.core.tests.production.imports import imports_of_threads
-from tests.conftest import APPS, apps, questions, rl, tiny  # noqa: F401 - fixtures
+from tests.conftest import APPS, apps, questions, rl  # noqa: F401 - fixtures
 from tests.postgres.cluster import PASSWORD
 
 SECRET = quote(PASSWORD, safe="")

@@ -24,7 +24,7 @@ from serve_process import serving_store  # type: ignore[import-not-found]  # noq
 
 from lightspan.stores import open_store  # noqa: E402
 from lightspan.stores.protocol import Store  # noqa: E402
-from tests.conftest import APPS, apps, questions, rl, tiny  # noqa: E402, F401 - fixtures
+from tests.conftest import APPS, apps, questions, rl  # noqa: E402, F401 - fixtures
 from tests.ray_nodes.nodes import Cluster, Node  # noqa: E402
 
 TRAINER, RUNNER = "a-trainer-key-0123456789", "a-runner-key-0123456789"

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from serve_process import serving  # type: ignore[import-not-found]
@@ -37,7 +38,7 @@ def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if served is not None:
-        result[KEY] = served.as_json()
+        result[KEY] = msgspec.to_builtins(served)
     (folder / "result.json").write_text(json.dumps({"steps": 1, **result}))
     return folder
 

@@ -186,7 +186,9 @@ def test_an_algorithm_may_know_its_steps(apps: Any, tmp_path: Path) -> None:
     _trainer(apps.Trial(["{q}"], steps=1), tmp_path / "run", steps=1)
     for options in ({"steps": 3}, {"epochs": 2.0}):
         [name] = options
-        with pytest.raises(ConfigError, match=f"^{name}=.*knows itself .*1 step.*leave {name}= ou"):
+        with pytest.raises(
+            ConfigError, match=f"^{name}=.*sets its own .*1 step.*leave {name}= out"
+        ):
             _trainer(apps.Trial(["{q}"], steps=1), tmp_path / "run", **options)
 
 

@@ -62,7 +62,7 @@ class TestDescription:
             ({}, "neither was given"),
             ({"python": "p", "addresses": [HERE]}, "both was given"),
             ({"addresses": HERE}, "must be a list of texts"),
-            ({"addresses": ["10.0.0.7:8000"]}, "no http or https URL"),
+            ({"addresses": ["10.0.0.7:8000"]}, "is not an http or https URL"),
             (
                 {"addresses": ["http://me:secret@127.0.0.1:1"]},
                 r"of 127\.0\.0\.1 has a user or a pass",
