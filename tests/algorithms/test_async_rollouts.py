@@ -149,7 +149,5 @@ def test_it_may_reject_what_is_older_still() -> None:
 
 def test_prompts_and_weights_take_turns() -> None:
     prompts = GEPA(optimize=["a"], reflection=LLM(base_url="http://x", model="m"), max_rollouts=9)
-    with pytest.raises(
-        ConfigError, match=r"LightningRL\(overlap=1\)\): rollouts cannot overlap with"
-    ):
+    with pytest.raises(ConfigError, match=r"LightningRL\(overlap=1\)\): rollouts cannot"):
         Alternate(prompts, LightningRL("model", overlap=1), max_rollouts=10_000)

@@ -212,7 +212,10 @@ def _first_text(attributes: Mapping[str, Any], *keys: str) -> str | None:
 def usage_of(attributes: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return the numbers of prompt and completion tokens, in any dialect."""
     prompt = ("gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "llm.usage.prompt_tokens")
-    completion = [key.replace("prompt", "completion") for key in prompt]
+    completion = (
+        *("gen_ai.usage.completion_tokens", "llm.token_count.completion"),
+        "llm.usage.completion_tokens",
+    )
     return (
         _first_int(attributes, INPUT_TOKENS, *prompt),
         _first_int(attributes, OUTPUT_TOKENS, *completion),
