@@ -74,7 +74,7 @@ def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trained no policy, so it has no model"):
         load_served(bare)
     odd = write_run(tmp_path / "odd", None, **{KEY: {"policies": 3}})
-    with pytest.raises(ConfigError, match="cannot be served, its result.json is damaged"):
+    with pytest.raises(ConfigError, match=r"cannot be served, its result\.json is damaged"):
         load_served(odd)
 
 
