@@ -261,6 +261,7 @@ def lint(session: nox.Session) -> None:
     folders = [f"packages/{name}/src" for name in PACKAGES]
     folders += [str(path.parent) for path in ROOT.glob("examples/*/pyproject.toml")]
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": os.pathsep.join(folders)})
+    session.run("python", "tests/packaging/words.py")
 
 
 @nox.session(venv_backend="none", requires=["learning"])

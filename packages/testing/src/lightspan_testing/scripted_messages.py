@@ -17,7 +17,7 @@ def message(body: Mapping[str, Json], answer: Mapping[str, Json], finish: str) -
 
     Args:
         body: body of the request.
-        said: the answer as a chat message.
+        answer: the answer as a chat message.
         finish: its finish reason.
     """
     calls = [

@@ -52,7 +52,7 @@ class Listener:
             self._stopping.wait(_RETRY_S)
 
     def _listen(self) -> None:
-        """Listen until told to stop. Raises an error if the session is lost."""
+        """Listen until `stop` is called. Raises an error if the session is lost."""
         db = self._link.db
         db.execute(f"LISTEN {CHANNEL}".encode())
         self._on_move()  # earlier notifications were missed

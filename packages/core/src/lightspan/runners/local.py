@@ -67,7 +67,7 @@ class _Worker:
     process: BaseProcess | foreign_python.Subprocess
     name: str
     parent_pipe: Connection
-    """Closing it tells the process to end."""
+    """The process ends when it is closed."""
     started: float
     """Start time by `clock.monotonic`."""
     plan: RunnerPlan

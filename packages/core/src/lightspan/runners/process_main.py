@@ -132,7 +132,7 @@ def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
 
 
 async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) -> None:
-    """Work until told to end, or until a stuck app ends the process."""
+    """Work until a command to end, or until a stuck app ends the process."""
     parent = _Parent(parent_pipe)
     if plan.joins:
         await parent.has_decided.wait()

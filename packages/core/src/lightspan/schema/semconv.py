@@ -178,7 +178,7 @@ _KIND_OF_OPENLLMETRY: Final = {
 
 
 def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
-    """Return the kind of a span by its attributes in any dialect; `OTHER` if none tells."""
+    """Return the kind of a span by its attributes in any dialect; `OTHER` if none names one."""
     own = str(attributes.get(SPAN_KIND))
     if own in _KINDS:
         return SpanKind(own)

@@ -33,7 +33,7 @@ __all__ = [
 _SUFFIXES: Final = (".db", ".sqlite")
 _OWN_SCHEMES: Final = ("memory", "sqlite")
 _KNOWN_SCHEMES: Final = ("postgresql", "http", "https")
-"""Schemes of lightspan's plugins: an error tells how to install one that is missing."""
+"""Schemes of lightspan's plugins: an error says how to install one that is missing."""
 _POWER_LOSS: Final = "power_loss=true"
 _ALTERNATIVES: Final = (
     "use 'memory:' (this process only), 'sqlite:///absolute/path.db', 'sqlite:relative/path.db', "

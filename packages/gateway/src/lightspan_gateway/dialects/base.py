@@ -21,7 +21,7 @@ from lightspan_gateway.dialects.sse import Events
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 64
-"""Maximum number of stop strings: each one is searched for after every token."""
+"""Maximum number of stop strings: each is searched for after every token."""
 SUPPORTED_BY_ALL: Final = frozenset(
     {"model", "stream", "stream_options", "temperature", "top_p", "top_k", "stop"}
 )

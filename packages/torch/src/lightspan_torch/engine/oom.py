@@ -17,7 +17,7 @@ _OUT_OF_MEMORY: Final = re.compile(
     re.IGNORECASE,
 )
 """Messages of torch's allocators (CUDA, CPU), cuBLAS, C++ and transformers' cache. Most of them
-raise a plain `RuntimeError`, which only its message tells apart."""
+raise a plain `RuntimeError`, which only its message distinguishes."""
 _ALLOCATION: Final = re.compile(
     r"Tried to allocate [\d.]+ [KMG]iB|you tried to allocate \d+ bytes", re.IGNORECASE
 )
