@@ -93,15 +93,15 @@ class RayRunners:
             `HOST:PORT` join one in which this machine is a node; None uses `RAY_ADDRESS`, or else
             `"local"`.
         cpus: CPUs of the cluster that each actor occupies.
-        resources: further resources that each actor occupies, such as `{"apps": 1}` of nodes that
-            were started with them.
+        resources: further Ray resources that each actor occupies, such as `{"apps": 1}` for
+            nodes that were started with `--resources`.
         runtime_env: Ray's `runtime_env` of the actors, such as `{"pip": […]}`.
         isolation: `"thread"` or `"process"`, as in `LocalRunners`.
         python: the interpreter of the app's own environment, a path on the nodes; None for the
             nodes' own.
         app_dirs: folders on the nodes with the app's modules, in addition to installed packages;
             None for those of `LocalRunners(python=…)` in a local cluster, else for none.
-        timeout_s: seconds for which all actors together may find no room in the cluster.
+        timeout_s: seconds without a placed actor after which the training fails.
         without_token: accept a cluster that requires no token.
 
     Raises:

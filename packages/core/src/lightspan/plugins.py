@@ -7,7 +7,7 @@ implementation. Kinds:
     learners   name → `LearnerSpec` (`lightspan.protocols.learner`)
     stores     URL scheme → `StorePlugin` (`lightspan.stores.protocol`)
     gateway    "default" → a callable `(store, engine, *, host, port)` that returns a `Gateway`
-    runners    name → a callable that takes a number of slots and returns `Runners`
+    runners    name → a callable without arguments that returns `Runners`
     commands   name → an object with `add(subparsers)`: a command of `lightspan`
     sinks      name → a callable without arguments that returns a `MetricSink`
     listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation

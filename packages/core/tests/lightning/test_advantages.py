@@ -1,4 +1,4 @@
-"""Estimators as pure functions: tables, identities and edge cases (facts/algorithms.md §3, §6)."""
+"""Estimators as pure functions: tables, identities and edge cases."""
 
 import math
 import statistics

@@ -31,7 +31,7 @@ from packages.core.tests.lightning.enumerated import Process, bias, scaled
 
 EXACT = partial(pytest.approx, rel=0, abs=1e-12)
 BIASES = {"early": {0.95: 0.0055, 0.5: 0.0315}, "late": {0.95: 0.0009, 0.5: 0.0059}}
-"""The biases of facts/credit.md (.006 and .032), to four places."""
+"""The biases .006 and .032 of the credit study, to four places."""
 
 
 def calls_at(*intervals):

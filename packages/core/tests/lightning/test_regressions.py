@@ -1,7 +1,6 @@
 """One test for each known defect of the original system that concerns the pure part.
 
-Numbers and letters are those of facts/agent-lightning.md (§2, §5) and facts/algorithms.md: each
-test states what went wrong there and that it cannot here.
+Each test states what went wrong there and that it cannot here.
 """
 
 import ast

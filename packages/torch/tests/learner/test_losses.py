@@ -166,7 +166,7 @@ BASE = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
 
 
 def test_kl_estimators_on_three_tokens() -> None:
-    """The example of `facts/algorithms.md` §3.3: expectations over the policy."""
+    """Expectations over the policy."""
     expected = {"k1": 0.025267, "k2": 0.024862, "k3": 0.025267}
     exact = float((POLICY * (POLICY / BASE).log()).sum())
     for name, value in expected.items():

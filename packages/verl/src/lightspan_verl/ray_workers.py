@@ -2,7 +2,7 @@
 
 The trainer has neither verl nor Ray: the driver joins or starts the cluster, holds verl's
 `RayWorkerGroup`, and forwards the learner's orders. When the trainer ends, even by `kill -9`, a
-started cluster ends with it; in another cluster, its ranks do.
+cluster that the driver started ends too; in a cluster that it joined, its ranks end.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class AttemptHandle(Protocol):
         ...
 
     def close(self, error: BaseException | str | None = None) -> None:
-        """End the attempt, as failed if there is an error or its message. Never raises."""
+        """End the attempt; it has failed if `error` is given. Never raises."""
         ...
 
     def close_unless_empty(self) -> None:

@@ -328,7 +328,7 @@ class SdkCall:
         return sent
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that describe the call to the gateway."""
+        """Return the headers from which the gateway reads agent and call id."""
         scope = self.context.scope
         names = (quote(name, safe="") for name in split_path(self.path))
         parent = self.context.parent_span_id or c.NO_PARENT

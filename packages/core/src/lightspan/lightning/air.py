@@ -149,7 +149,7 @@ class ValidArguments(msgspec.Struct, frozen=True, kw_only=True, tag="valid_argum
     name: ClassVar[str] = "valid_arguments"
 
     def observe(self, trace: Trace) -> list[Observed]:
-        """Return the values of an attempt's model calls."""
+        """Return the value of the signal for each model call of an attempt."""
         observed = []
         for call in trace.calls:
             is_valid = _are_valid(call, trace.messages.get(call.key, {}))

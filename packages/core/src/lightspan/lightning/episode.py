@@ -103,7 +103,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def policy(self) -> str:
-        """The policy that sampled; empty if none of the training's did."""
+        """The policy that sampled the call; empty if it was no policy of this training."""
         return "" if self.record is None else self.record.policy
 
     @property

@@ -50,7 +50,7 @@ by others, retry for longer."""
 
 
 class RunnerContext(Protocol):
-    """The interface of a runner for its attempts (`Runner`)."""
+    """What an attempt can use of its runner (`Runner`)."""
 
     store: Store
     app: App

@@ -211,7 +211,7 @@ class Runner:
             self._has_work, self._work_poll = self._work_poll.result(), None
 
     async def _poll_work(self, runs: Sequence[str | None]) -> bool:
-        """Return whether the store has work, once it has some or the time is over."""
+        """Wait until the store has work or the timeout is over; return whether it has."""
         run_ids = None if None in runs else [run_id for run_id in runs if run_id is not None]
         timeout_s = min(_MAX_WORK_POLL_S, self.config.lease_s / 2)
         try:

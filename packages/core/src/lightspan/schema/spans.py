@@ -120,7 +120,7 @@ def decode_span(data: bytes) -> Span:
     """Decode a span from `encode_span`.
 
     Raises:
-        DataError: the bytes are not a span, or one of a newer schema.
+        DataError: the bytes are not a span, or the span has a newer schema.
     """
     try:
         span = _span_decoder.decode(data)

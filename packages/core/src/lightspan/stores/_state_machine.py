@@ -61,7 +61,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Lookup(Protocol):
-    """The queries of a store that checks need; a reader outside of transactions has them too."""
+    """Queries that checks use; readers outside of transactions have them too."""
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
         """Return the packed rollouts that exist, by id."""

@@ -41,7 +41,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rewritten."""
 
     def concerns(self, text: Text) -> bool:
-        """Return whether a text belongs to a pattern."""
+        """Return whether a text is by an agent that a pattern selects."""
         if text.name is None and text.agent in self.asking:
             return False
         return any(matches(pattern, text.name or text.agent) for pattern in self.patterns)
@@ -78,7 +78,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def learned(self, name: str, template: str) -> LearnedPrompt:
-        """Return the change of a component."""
+        """Return the prompt of a component with its learned text."""
         component = self.components[name]
         return LearnedPrompt(
             before=PromptTemplate(component.template),

@@ -68,7 +68,7 @@ _LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection | Survey)
 
 
 class SearchLog:
-    """Log in a file; its folder is created if missing.
+    """A log in a file, whose folder is created if missing.
 
     Args:
         path: path of the file.

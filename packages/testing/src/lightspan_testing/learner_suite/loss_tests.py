@@ -1,4 +1,4 @@
-"""Tests of losses against the reference, on rows at some distance from the model."""
+"""Tests of losses against the reference, on rows that another policy sampled."""
 
 from __future__ import annotations
 

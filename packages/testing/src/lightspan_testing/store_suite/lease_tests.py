@@ -60,7 +60,7 @@ class LeaseTests(StoreTests):
     async def test_a_late_heartbeat_keeps_what_nobody_found_lost(
         self, store: Store, clock: Clock
     ) -> None:
-        """A runner that was suspended for longer than its lease renews it before it claims."""
+        """A runner that was suspended for longer than its lease keeps an attempt by a heartbeat."""
         attempt = await start(store)
         clock.advance(LEASE_S * 2)
         assert await store.heartbeat([ref(attempt)], LEASE_S) == []

@@ -113,7 +113,7 @@ def destination(call: Call, target: Target) -> str:
 
 
 def endpoint_of(call: Call, target: Target) -> str:
-    """Return the endpoint of a frozen call, `model at host`, by its target or its span."""
+    """Return the endpoint of a frozen call as `model at host`, from its target or its span."""
     attributes = call.span.attributes if call.span is not None else {}
     model = c.model_of(attributes) or "a model"
     if target.endpoint is not None:

@@ -75,7 +75,7 @@ class CallStates:
         return both
 
     def collect(self, hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
-        """Collect the states of a pass; a `tree_forward.Head` without gradients."""
+        """Collect the hidden states of a pass (a `tree_forward.Head`), without gradients."""
         calls = self._call[current_pass.entries]
         starts = calls >= 0
         self.states[calls[starts]] = hidden.detach()[current_pass.places[starts]].float()

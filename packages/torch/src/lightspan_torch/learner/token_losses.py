@@ -147,7 +147,7 @@ def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _LogitChunk(NamedTuple):
-    """n tokens of a pass and their D distributions."""
+    """The logits of n tokens of a pass, which share D distinct distributions."""
 
     places: Tensor
     """[D] the predicting nodes of the pass."""
