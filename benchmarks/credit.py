@@ -63,6 +63,8 @@ RESULTS: Final = ROOT / "benchmarks" / "results" / "credit.jsonl"
 LATER: Final = {"overlap": 0}
 """Options of LightningRL that the first rows know nothing of, with what was done before there were
 any: such a setting makes no other arm."""
+LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
+"""Likewise parts of `PolicyLoss`."""
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -208,7 +210,9 @@ def _described(algorithm: LightningRL) -> dict[str, Any]:
     """The settings of an arm; where the weights are is not one."""
     config = algorithm.config()
     later = [name for name, before in LATER.items() if config[name] == before]
-    return {name: value for name, value in config.items() if name not in ("model", "seed", *later)}
+    loss = {k: v for k, v in config["loss"].items() if (k, v) not in LATER_OF_LOSS.items()}
+    left_out = ("model", "seed", *later)
+    return {name: value for name, value in {**config, "loss": loss}.items() if name not in left_out}
 
 
 def _training(result: FitResult) -> dict[str, Any]:

@@ -274,6 +274,7 @@ class Algorithm(Protocol):
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
         """Raise `UnsupportedError` for an option that this engine or learner does not support."""
+        return
 
     def policies(self) -> dict[str, PolicySpec]:
         """Return the policies to train.
@@ -302,6 +303,7 @@ class Algorithm(Protocol):
 
     def load_state(self, state: dict[str, Json]) -> None:
         """Restore the result of `state`."""
+        return
 
     def describe_choices(self) -> list[str]:
         """Return automatic choices of settings, with reasons, as text."""
