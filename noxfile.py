@@ -330,7 +330,15 @@ def release(session: nox.Session) -> None:
         session.error(f"{' '.join(session.posargs)}: the only argument is --upload")
     if uploads and lacking:
         session.error(f"nothing is uploaded: {lacking}")
-    install(session, *PINS, "build", "hatchling", "twine", *PYTEST, ours=["packages/core"])
+    install(
+        session,
+        *PINS,
+        "build",
+        "hatchling",
+        "twine",
+        *PYTEST,
+        ours=["packages/core", "packages/otel"],
+    )
     dist = ROOT / "dist"
     build_packages(session, dist)
     files = [str(path.relative_to(ROOT)) for path in sorted(dist.iterdir())]

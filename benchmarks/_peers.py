@@ -39,6 +39,7 @@ HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent
 FOLDER: Final = ROOT / ".nox" / "peers"
 CORE: Final = str(ROOT / "packages" / "core")
+GATEWAY: Final = str(ROOT / "packages" / "gateway")
 LANGGRAPH: Final = str(ROOT / "packages" / "langgraph")
 AUTOGEN: Final = str(ROOT / "packages" / "autogen")
 CREWAI: Final = str(ROOT / "packages" / "crewai")
@@ -100,7 +101,7 @@ PEERS: Final[Mapping[str, Peer]] = {
             "openinference-instrumentation-langchain==0.1.80",
             "openinference-instrumentation-openai==0.1.66",
         ),
-        ours=(f"{CORE}[serve]", LANGGRAPH),
+        ours=(CORE, GATEWAY, LANGGRAPH),
     ),
     "openinference-autogen": Peer(
         (
@@ -109,7 +110,7 @@ PEERS: Final[Mapping[str, Peer]] = {
             "openai==3.52.0",
             "openinference-instrumentation-autogen-agentchat==0.1.22",
         ),
-        ours=(f"{CORE}[serve]", AUTOGEN),
+        ours=(CORE, GATEWAY, AUTOGEN),
     ),
     "openinference-crewai": Peer(
         (
@@ -118,7 +119,7 @@ PEERS: Final[Mapping[str, Peer]] = {
             "openinference-instrumentation-crewai==1.1.21",
             "openinference-instrumentation-openai==0.1.66",
         ),
-        ours=(f"{CORE}[serve]", CREWAI),
+        ours=(CORE, GATEWAY, CREWAI),
     ),
     "openinference-openai-agents": Peer(
         (
@@ -126,7 +127,7 @@ PEERS: Final[Mapping[str, Peer]] = {
             "openai==3.52.0",
             "openinference-instrumentation-openai-agents==2.6.0",
         ),
-        ours=(f"{CORE}[serve]", OPENAI_AGENTS),
+        ours=(CORE, GATEWAY, OPENAI_AGENTS),
     ),
     # On Linux an index may give a torch with CUDA, which is run on the CPU all the same.
     "trl-1.16.0": Peer(
