@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("lightspan"):
+        if error.name is None or error.name.partition(".")[0] in ("lightspan", "lightspan_testing"):
             raise
         from lightspan.errors import how_to_install
 
