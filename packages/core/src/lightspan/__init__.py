@@ -143,22 +143,6 @@ __all__ = [
 ]
 
 
-_PLUGINS = {
-    "APO": "prompts",
-    "Alternate": "prompts",
-    "DevReport": "train",
-    "GEPA": "prompts",
-    "Judge": "prompts",
-    "RayRunners": "ray",
-    "SFT": "train",
-    "Torch": "train",
-    "Transformers": "train",
-    "VLLM": "vllm",
-    "Verl": "verl",
-}
-"""Names of plugins (entry points of `lightspan.api`) → extra that installs them."""
-
-
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
@@ -168,9 +152,11 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.partition(".")[0] == "lightspan":
             raise
         from lightspan.errors import how_to_install
+        from lightspan.plugins import extra_of
 
+        remedy = how_to_install(extra_of("api", name) or "train")
         raise ModuleNotFoundError(
-            f"lightspan.{name} needs {error.name!r}: {how_to_install(_PLUGINS.get(name, 'train'))}",
+            f"lightspan.{name} needs {error.name!r}: {remedy}",
             name=error.name,
         ) from error
     globals()[name] = value
@@ -181,17 +167,17 @@ def _find(name: str) -> Any:
     """Import a name of the core, or a plugin's from an entry point of `lightspan.api`."""
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    from lightspan.plugins import installed_plugins
+    from lightspan.plugins import extra_of, installed_plugins
 
     point = installed_plugins("api").get(name)
     if point is not None:
         return point.load()
-    if name in _PLUGINS:
+    if extra := extra_of("api", name):
         from lightspan.errors import how_to_install
 
         # No AttributeError: `from lightspan import GEPA` would drop its message.
         raise ModuleNotFoundError(
-            f"lightspan.{name} is not installed: {how_to_install(_PLUGINS[name])}",
+            f"lightspan.{name} is not installed: {how_to_install(extra)}",
             name=f"lightspan.{name}",
         )
     raise AttributeError(f"module 'lightspan' has no attribute {name!r}")

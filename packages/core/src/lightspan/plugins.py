@@ -32,19 +32,41 @@ from typing import Any, Final
 
 from lightspan.errors import ConfigError, how_to_install
 
-_EXTRAS: Final[dict[tuple[str, str], str]] = {
-    ("engines", "transformers"): "train",
-    ("learners", "torch"): "train",
-    ("gateway", "default"): "http",
-    ("api", "count_parameters"): "train",
-    ("engines", "vllm"): "vllm",
-    ("learners", "verl"): "verl",
-    ("stores", "postgresql"): "postgres",
-    ("stores", "http"): "http",
-    ("stores", "https"): "http",
-    ("runners", "ray"): "ray",
+_EXTRAS: Final[dict[str, dict[str, str]]] = {
+    "engines": {"transformers": "train", "vllm": "vllm"},
+    "learners": {"torch": "train", "verl": "verl"},
+    "gateway": {"default": "http"},
+    "stores": {"postgresql": "postgres", "http": "http", "https": "http"},
+    "runners": {"ray": "ray"},
+    "commands": {
+        "dev": "train",
+        "export": "train",
+        "inspect": "train",
+        "rescore": "train",
+        "import": "otel",
+        "serve": "http",
+    },
+    "api": {
+        "APO": "prompts",
+        "Alternate": "prompts",
+        "GEPA": "prompts",
+        "Judge": "prompts",
+        "DevReport": "train",
+        "SFT": "train",
+        "Torch": "train",
+        "Transformers": "train",
+        "RayRunners": "ray",
+        "VLLM": "vllm",
+        "Verl": "verl",
+        "count_parameters": "train",
+    },
 }
-"""Kind and name of lightspan's own plugins → extra of `lightspan` that installs them."""
+"""Kind → name of a plugin of this repository → the extra of `lightspan` that installs it."""
+
+
+def extra_of(kind: str, name: str) -> str | None:
+    """Return the extra that installs a plugin of this repository; None for another plugin."""
+    return _EXTRAS.get(kind, {}).get(name)
 
 
 @functools.cache
@@ -64,7 +86,7 @@ def load_plugin(kind: str, name: str) -> Any:
             is not installed.
     """
     point = installed_plugins(kind).get(name)
-    extra = _EXTRAS.get((kind, name))
+    extra = extra_of(kind, name)
     if point is None:
         hint = f": {how_to_install(extra)}" if extra else ""
         names = ", ".join(installed_plugins(kind)) or "none"

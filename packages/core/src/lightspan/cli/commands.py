@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lightspan import __version__
 from lightspan.errors import LightspanError, how_to_install
-from lightspan.plugins import installed_plugins
+from lightspan.plugins import extra_of, installed_plugins
 from lightspan.progress import print_line
 from lightspan.schema.redaction import without_keys
 
@@ -18,7 +18,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that it cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and (extra := _missing_extra(words[0])):
+        remedy = how_to_install(extra)
+        print_line(f"lightspan: the command {words[0]!r} is not installed: {remedy}", sys.stderr)
+        return 1
+    options = _parser().parse_args(words)
     try:
         text: str | None = options.run(options)
     except LightspanError as error:
@@ -37,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `lightspan inspect … | head`
         sys.stderr.close()  # Python would report the failed flush at exit
     return 0
+
+
+def _missing_extra(command: str) -> str | None:
+    """Return the extra that installs a command; None if it is installed or unknown."""
+    return None if command in installed_plugins("commands") else extra_of("commands", command)
 
 
 def _parser() -> argparse.ArgumentParser:

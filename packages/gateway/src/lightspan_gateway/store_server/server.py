@@ -17,7 +17,13 @@ import msgspec
 from aiohttp import web
 
 from lightspan import __version__
-from lightspan.errors import ConfigError, StoreClosedError, StoreError, StoreFormatError
+from lightspan.errors import (
+    ConfigError,
+    StoreClosedError,
+    StoreError,
+    StoreFormatError,
+    how_to_install,
+)
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import clean_text
@@ -158,7 +164,10 @@ class StoreServer(HttpServer):
             return encode(await asyncio.gather(*(reply_with(execute(*item)) for item in items)))
 
     async def _not_found(self, request: web.Request, role: Role) -> bytes:
-        raise ApiError(404, f"no such address: {request.method} {request.path}; see {PATH}")
+        missing = f"no such address: {request.method} {request.path}"
+        if request.path == "/v1/traces":  # a route of lightspan-otel
+            raise ApiError(404, f"{missing}; the server needs {how_to_install('otel')}")
+        raise ApiError(404, f"{missing}; see {PATH}")
 
     # --- authorisation --------------------------------------------------------------------
     def _role_of(self, request: web.Request) -> Role:
