@@ -169,9 +169,8 @@ def install_torch(session: nox.Session) -> None:
         session.log(
             "torch comes with CUDA, 3 GB; LIGHTSPAN_TORCH_INDEX may name a CPU build's index"
         )
-    session.install(
-        "--no-compile", *(["--extra-index-url", index] if index else []), *PINS, "torch"
-    )
+    source = ["--extra-index-url", index] if index else []
+    session.install("--no-compile", *source, *PINS, "torch", silent=False)  # gigabytes: show them
 
 
 def install_example(session: nox.Session, name: str) -> None:

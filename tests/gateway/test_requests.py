@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -216,6 +217,26 @@ async def test_a_body_that_is_too_large(store: Store) -> None:
         status, body = await post(rig, b" " * (16 * 2**20 + 1))
         assert status == 413
         assert body["error"]["message"].startswith("the request body is too large: ")
+
+
+async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
+    """It states no size: the limit applies to what arrives, and the rest is not read."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 2**20
+            sent.append(2**20)
+
+    sent: list[int] = []
+    async with make_rig(store, "ok") as rig:
+        url = f"{rig.gateway.url}/v1/chat/completions"
+        headers = {"Authorization": f"Bearer {rig.attempt.call_token}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, data=endless(), headers=headers) as response,
+        ):
+            assert response.status == 413
+    assert 16 <= len(sent) < 64
 
 
 @pytest.mark.parametrize(
