@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from lightspan.errors import StoreError
 from lightspan.schema import clock as machine
 from lightspan.stores._sql.connections import OpenDatabase
 from lightspan.stores._sql.group_commit import Work
@@ -43,8 +44,10 @@ class _MemoryDatabase(OpenDatabase):
                 self._tables.begin()
                 answers = work(items)
                 self._db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 file.roll_back(self._db)
+                if isinstance(error, sqlite3.Error):  # such as SQLITE_FULL and SQLITE_NOMEM
+                    raise StoreError(f"the store in memory refused a write: {error}") from error
                 raise
             moved = self._tables.moved
         if moved:
