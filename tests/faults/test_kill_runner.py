@@ -17,6 +17,7 @@ import pytest
 
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
@@ -44,11 +45,9 @@ def load(name: str) -> Any:
 @pytest.mark.parametrize("app", [pytest.param("answers", marks=pytest.mark.long), "answers_async"])
 async def test_kill_runners(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     moments: Callable[[Any], random.Random],
     app: str,
 ) -> None:
-    monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 1000)
     apps, checks = load("fault_apps"), load("checks")
     tokenizer, randomly = shared_tokenizer(), moments(app)
 
@@ -75,7 +74,11 @@ async def test_kill_runners(
         ]
         runners = LocalRunners(4, processes=2)
         plan = RunnerPlan(
-            store_url=store.url, app=f"fault_apps:{app}", sys_path=[str(HERE)], lease_s=5
+            store_url=store.url,
+            app=f"fault_apps:{app}",
+            sys_path=[str(HERE)],
+            lease_s=5,
+            timings=RunnerTimings(max_quick_deaths=1000),
         )
         await runners.start(plan)
         try:

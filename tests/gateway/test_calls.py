@@ -21,6 +21,7 @@ from lightspan.schema.token_records import CallOutcome, FinishReason
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store, StoredCall
 from lightspan_gateway import Gateway
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_testing.gateway_suite import MESSAGES, POLICY, Rig, make_rig
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from lightspan_testing.scripted_engine import Gate, Say
@@ -344,11 +345,11 @@ async def test_a_relayed_call_is_worked_on_when_its_connection_is_lost(store: St
 
 
 async def test_a_relayed_call_that_nobody_comes_back_for_is_cancelled(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store,
 ) -> None:
-    monkeypatch.setattr("lightspan_gateway.request_handler.RELAYED_S", 0.05)
-    gate = Gate()
-    async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
+    gate, limits = Gate(), GatewayLimits(relayed_s=0.05)
+    script = [Say(text="abc", gates={1: gate})]
+    async with make_rig(store, script, limits=limits) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)
         await wait_for_outcome(rig, CallOutcome.CANCELLED)
         assert len(rig.engine.cancelled) == 1
@@ -381,7 +382,7 @@ async def test_the_last_chunk_waits_for_the_store() -> None:
 async def test_a_slow_store_damages_the_attempt_and_not_the_app() -> None:
     async with HeldStore() as store, make_rig(store, "ok") as rig:
         await rig.gateway.close()
-        rig.gateway = Gateway(store, rig.engine, store_timeout_s=0.01)
+        rig.gateway = Gateway(store, rig.engine, limits=GatewayLimits(store_timeout_s=0.01))
         await rig.gateway.start()
         assert (await rig.ask()).choices[0].content == "ok"
         assert await wait_for_damage(rig) == ["the store took over 0.01 s for a call"]

@@ -358,8 +358,8 @@ class _Engine:
         assert self.go_on.wait(60)
 
 
-async def _refusal(engine: Any, schema: Any) -> ApiError:
-    cache = GrammarCache()
+async def _refusal(engine: Any, schema: Any, *, compile_timeout_s: float = 60.0) -> ApiError:
+    cache = GrammarCache(compile_timeout_s)
     constraint = Constraint(source=("response_format", schema), format=schema)
     with pytest.raises(ApiError) as caught:
         await cache.grammar(constraint, engine, "policy", "hermes")
@@ -385,9 +385,9 @@ async def test_what_the_library_would_fail_at_is_refused(schema: Any, reason: st
     assert re.search(reason, (await _refusal(_Engine(), schema)).message)
 
 
-async def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan_gateway.grammars.COMPILE_TIMEOUT_S", 0.05)
-    refusal = await _refusal(_Engine(is_slow=True), {"type": "object"})
+async def test_a_grammar_that_takes_too_long_is_refused() -> None:
+    engine = _Engine(is_slow=True)
+    refusal = await _refusal(engine, {"type": "object"}, compile_timeout_s=0.05)
     assert "takes over 0.05 s to compile" in refusal.message
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from lightspan.errors import ConfigError
 from lightspan.stores.protocol import Store
-from lightspan_gateway import Gateway, http_server
+from lightspan_gateway import Gateway
 from lightspan_gateway.http_server import check_port, raise_file_limit
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_testing.gateway_suite import Rig, make_rig
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -49,12 +50,9 @@ async def health(streams: Streams) -> bytes:
     return head.partition(b"\r\n")[0]
 
 
-async def test_a_connection_that_idles_is_closed(
-    store: Store, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_that_idles_is_closed(store: Store, connect: Connect) -> None:
     """An unused connection, a used one, and one with incomplete headers."""
-    monkeypatch.setattr(http_server, "KEEPALIVE_S", 0.3)
-    async with make_rig(store, "ok") as rig:
+    async with make_rig(store, "ok", limits=GatewayLimits(keepalive_s=0.3)) as rig:
         unused, used, dribbling = [await connect(rig) for _ in range(3)]
         assert await health(used) == b"HTTP/1.1 200 OK"
         dribbling[1].write(b"GET /health HTTP/1.1\r\nHost: a\r\nX: ")

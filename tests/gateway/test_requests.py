@@ -21,6 +21,7 @@ from lightspan.schema.spans import SpanStatus
 from lightspan.schema.token_records import CallOutcome, Sampling
 from lightspan.stores.protocol import Store
 from lightspan_gateway import Gateway
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_testing.gateway_suite import MESSAGES, POLICY, make_rig
 from tests.gateway.posting import ask, error, post
 
@@ -512,7 +513,7 @@ async def test_a_refused_call_is_recorded(store: Store, path: str, body: Any, me
     """A refused request is recorded as a failed call."""
     async with make_rig(store, "ok") as rig:
         await rig.gateway.close()
-        rig.gateway = Gateway(store, rig.engine, max_body=60_000)
+        rig.gateway = Gateway(store, rig.engine, limits=GatewayLimits(max_body_bytes=60_000))
         await rig.gateway.start()
         status, _ = await post(rig, body, path, **rig.headers("call-x"))
         assert 400 <= status < 500

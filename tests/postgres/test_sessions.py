@@ -17,7 +17,7 @@ from lightspan.errors import StoreClosedError, StoreUnreachableError
 from lightspan.schema.records import RolloutStatus
 from lightspan.schema.spans import encode_span
 from lightspan.stores import open_store
-from lightspan_cluster.postgres import database, writer
+from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.dsn import read_address
 from lightspan_cluster.postgres.store import PostgresStore
 from lightspan_cluster.postgres.tables import PostgresWriteTables
@@ -175,11 +175,10 @@ async def test_a_commit_without_an_answer_is_settled(
 
 
 async def test_a_server_that_stays_away_is_told(
-    own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    own_cluster: Cluster,
 ) -> None:
-    for module in (writer, database):
-        monkeypatch.setattr(module, "RETRY_TIMEOUT_S", 0.1)
-    async with PostgresStore(own_cluster.url("x")) as store:
+    timings = StoreTimings(database_retry_s=0.1)
+    async with PostgresStore(own_cluster.url("x"), timings=timings) as store:
         await store.enqueue([make_rollout()])
         own_cluster.kill()
         operations: list[Callable[[], Any]] = [
@@ -193,8 +192,7 @@ async def test_a_server_that_stays_away_is_told(
             ):
                 await operation()
         # waiting jobs fail together, and later ones do not wait as long
-        for module in (writer, database):
-            monkeypatch.setattr(module, "RETRY_TIMEOUT_S", 3600.0)
+        store._server.timings = StoreTimings(database_retry_s=3600.0)
         results = await asyncio.gather(
             *(store.enqueue([make_rollout(f"at-once-{n}")]) for n in range(300)),
             *(store.count() for _ in range(20)),

@@ -18,6 +18,7 @@ from lightspan.runners.app import App
 from lightspan.runners.outcome import _causes, classify
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
@@ -137,13 +138,11 @@ async def test_a_prompt_that_is_too_long_is_an_outcome(store: Store) -> None:
 
 
 @pytest.mark.parametrize("app", ["asks", "catches_and_hides"])
-async def test_a_gateway_that_is_gone_is_infrastructure(
-    store: Store, monkeypatch: pytest.MonkeyPatch, app: str
-) -> None:
-    monkeypatch.setattr("lightspan.runners.runner._RETRY_TIMEOUT_S", 0.1)
+async def test_a_gateway_that_is_gone_is_infrastructure(store: Store, app: str) -> None:
+    timings = RunnerTimings(gateway_retry_s=0.1)
     routing = Routing(gateway_url="http://127.0.0.1:9", default=WRITER.target)
     await enqueue(store, [{"text": "1"}], {"routing": routing}, max_infrastructure_tries=2)
-    async with running(store, getattr(apps, app)):
+    async with running(store, getattr(apps, app), timings=timings):
         [state] = await finished(store)
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.LOST, 2)
     attempts = await store.attempts(["ro-0"])

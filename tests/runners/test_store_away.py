@@ -12,6 +12,7 @@ from lightspan.errors import StoreError, StoreUnreachableError
 from lightspan.runners import process_main
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
@@ -65,10 +66,10 @@ def away(**fields: Any) -> RunnerPlan:
     return RunnerPlan(store_url="http://127.0.0.1:9", app="runner_apps:sleeps", **fields)
 
 
-async def test_after_a_lease_another_process_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_main, "QUICK_S", 1.0)
+async def test_after_a_lease_another_process_may_try() -> None:
+    timings = RunnerTimings(quick_death_s=1.0)
     with pytest.raises(Ended, match=r"^it could not open the store for \d+ s: store http://127"):
-        await opened(away(lease_s=0.5))
+        await opened(away(lease_s=0.5, timings=timings))
 
 
 async def test_who_is_to_end_does_not_wait() -> None:

@@ -372,7 +372,6 @@ def test_an_engine_that_has_died_ends_it(
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr("lightspan_torch.engine._batcher._GrammarMasks.prepare_tensor_args", breaks)
-    monkeypatch.setattr("lightspan_gateway.serving.endpoint.POLL_INTERVAL_S", 0.05)
     threads: list[threading.Thread] = []
 
     def ready(gateway: Any) -> None:

@@ -27,6 +27,7 @@ from lightspan.stores import open_store, relay_url
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway import Gateway
+from lightspan_gateway.limits import GatewayLimits, StoreServerLimits
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.scripted_engine import (
     Gate,
@@ -70,9 +71,11 @@ class Training:
 
 
 @asynccontextmanager
-async def training(store: Store, script: TokenScript) -> AsyncIterator[Training]:
+async def training(
+    store: Store, script: TokenScript, limits: GatewayLimits | None = None
+) -> AsyncIterator[Training]:
     engine = ScriptedEngine(TOKENIZER, script)
-    async with Gateway(store, engine) as gateway:
+    async with Gateway(store, engine, limits=limits) as gateway:
         yield Training(store, engine, gateway)
 
 
@@ -99,11 +102,17 @@ class Place:
             return answer.status, reply["error"]["message"]
 
 
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+@asynccontextmanager
+async def opened(tmp_path: Path, limits: StoreServerLimits | None = None) -> AsyncIterator[Place]:
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), limits=limits) as served:
         async with open_store(served.url) as store, aiohttp.ClientSession() as session:
             yield Place(served, store, session)
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with opened(tmp_path) as place:
+        yield place
 
 
 async def test_two_trainings_each_at_its_own_gateway(place: Place) -> None:
@@ -162,18 +171,15 @@ async def test_a_stream_comes_as_it_is_made(place: Place) -> None:
         assert "".join(part.get("content") or "" for part in parts) == "a b c"
 
 
-async def test_who_leaves_leaves_at_the_gateway_too(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_leaves_leaves_at_the_gateway_too(place: Place) -> None:
     """An abandoned call is cancelled; a retry with the same id gets the same call."""
-    monkeypatch.setattr("lightspan_gateway.request_handler.RELAYED_S", 0.1)
     gate, requests = Gate(), list[object]()
 
     def script(request: object) -> Say:
         requests.append(request)
         return Say(text="a b", gates={1: gate})
 
-    async with training(place.store, script) as run:
+    async with training(place.store, script, GatewayLimits(relayed_s=0.1)) as run:
         claim = await run.claim("a")
         headers = {c.HEADER_CALL_ID: "call-1"}
         first = asyncio.create_task(place.said(claim, headers=headers))
@@ -377,13 +383,12 @@ async def test_what_is_registered_is_no_gateway(
     assert (found, said in message) == (status, True), message
 
 
-async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits(tmp_path: Path) -> None:
     """A too large body is refused; calls beyond the number of slots wait."""
-    monkeypatch.setattr("lightspan_gateway.store_server.gateway_proxy.MAX_BODY", 1_000)
-    gate, places = Gate(), asyncio.Semaphore(1)
-    place.served.server._proxy._slots = places
+    limits = StoreServerLimits(max_relayed_bytes=1_000, max_relayed=1)
+    gate = Gate()
     script = [Say(text="a b", gates={1: gate}), "second"]
-    async with training(place.store, script) as run:
+    async with opened(tmp_path, limits) as place, training(place.store, script) as run:
         claim = await run.claim("a")
         large = {"messages": [{"role": "user", "content": "x" * 1_000}]}
         assert await place.said(claim, **large) == (
@@ -393,7 +398,8 @@ async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         first = asyncio.create_task(place.said(claim))
         await gate.reached.wait()
         second = asyncio.create_task(place.said(claim))
-        await until(lambda: bool(places._waiters))
+        slots = place.served.server._proxy._slots
+        await until(lambda: bool(slots._waiters))
         gate.open()
         assert await asyncio.gather(first, second) == [(200, "a b"), (200, "second")]
 

@@ -28,7 +28,7 @@ from lightspan.runners.foreign_python import (
     is_environment,
     mismatch,
 )
-from lightspan.runners.local import MAX_QUICK_DEATHS, as_failure, shares
+from lightspan.runners.local import as_failure, shares
 from lightspan.runners.protocol import RunnerPlan, check_importable
 from lightspan.schema import clock
 from lightspan.schema.records import new_id
@@ -335,6 +335,7 @@ class RayRunners:
     async def _replace(self, slot: _ActorSlot, reason: str) -> None:
         hello = slot.hello
         assert hello is not None
+        assert self._plan is not None
         slot.hello, slot.is_placed = None, False
         nodes = await _in_thread(self._ray.nodes)
         is_alive = any(node["NodeID"] == hello.node and node["Alive"] for node in nodes)
@@ -342,7 +343,7 @@ class RayRunners:
         log.warning("the actor at %s %s and is replaced: %s", hello.address, what, reason)
         is_useless = is_alive and not slot.status.claimed
         slot.quick_deaths = slot.quick_deaths + 1 if is_useless else 0
-        if slot.quick_deaths >= MAX_QUICK_DEATHS:
+        if slot.quick_deaths >= self._plan.timings.max_quick_deaths:
             raise LightspanError(
                 f"Ray actors died {slot.quick_deaths} times before they ran anything (the last "
                 f"one, at {hello.address}: {reason}); Ray's logs on that node have details"

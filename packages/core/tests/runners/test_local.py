@@ -22,6 +22,7 @@ from lightspan.runners import local
 from lightspan.runners.command.process import blocked_signals
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import (
     AttemptStatus,
     Mode,
@@ -280,12 +281,9 @@ async def test_a_process_that_cannot_read_its_orders_is_replaced(
         await until(lambda: runners.pids not in ([], first))
 
 
-async def test_processes_that_keep_dying(
-    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_processes_that_keep_dying(store: Store, make: Make, tmp_path: Path) -> None:
     """They die before they have claimed anything, so the app itself cannot start."""
-    monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 2)
-    monkeypatch.setattr("lightspan.runners.local.QUICK_S", 600.0)
+    timings = RunnerTimings(max_quick_deaths=2, quick_death_s=600.0)
     (tmp_path / "dying_app.py").write_text(
         "import os, threading, time\n"
         "def die():\n"
@@ -299,7 +297,7 @@ async def test_processes_that_keep_dying(
     runners = make(1)
     if runners.python is not None:
         runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    dying_plan = plan(store, "dying_app:answer")
+    dying_plan = plan(store, "dying_app:answer", timings=timings)
     dying_plan.sys_path.append(str(tmp_path))
     message = (
         r"died 2 times within 600 s of starting, before they ran anything \(the last one died by "
@@ -311,14 +309,12 @@ async def test_processes_that_keep_dying(
             await finished(store, runners)
 
 
-async def test_a_task_that_kills_its_process_ends_no_run(
-    store: Store, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_task_that_kills_its_process_ends_no_run(store: Store, make: Make) -> None:
     """The rollout is lost after its tries, and later ones are run."""
-    monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 2)
+    timings = RunnerTimings(max_quick_deaths=2)
     await enqueue(store, [{"dies": True}], max_infrastructure_tries=4)
     await enqueue(store, [{"dies": False}], first=1)
-    async with started(make(1), plan(store, "runner_apps:dies")) as runners:
+    async with started(make(1), plan(store, "runner_apps:dies", timings=timings)) as runners:
         states = await finished(store, runners)
     assert [(state.status, state.infrastructure_tries) for state in states] == [
         (RolloutStatus.LOST, 4),

@@ -16,6 +16,7 @@ from lightspan.runners.app import App
 from lightspan.runners.loop_watchdog import LoopWatchdog
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import (
     AttemptStatus,
     Outcome,
@@ -164,11 +165,9 @@ async def test_an_app_that_goes_on_when_it_is_cancelled(store: Store, tmp_path: 
 async def test_who_blocks_the_loop_without_a_limit_is_named(
     store: Store,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is named in one warning, because it has no time limit and the other attempts wait."""
-    monkeypatch.setattr("lightspan.runners.loop_watchdog.WARN_S", 0.2)
     looks, ended = 0, []
 
     def beat() -> None:
@@ -179,7 +178,8 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
             (tmp_path / "marker-2").touch()
 
     await store.enqueue([rollout(0, "alone", tmp_path)])
-    config = RunnerConfig(slots=1, grace_s=0.1, has_watchdog=True)
+    timings = RunnerTimings(blocked_warning_s=0.2)
+    config = RunnerConfig(slots=1, grace_s=0.1, has_watchdog=True, timings=timings)
     runner = Runner(store, App(apps.blocks_for_a_while), config)
     async with LoopWatchdog(runner, store.url, beat, ended.append):
         working = asyncio.create_task(runner.run())

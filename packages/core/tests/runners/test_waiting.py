@@ -12,6 +12,7 @@ from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import Claim, Outcome, RolloutStatus
 from lightspan.stores.memory import MemoryStore
 from lightspan_testing.wait import until
@@ -104,12 +105,12 @@ async def test_leases_that_ran_out_are_looked_at_now_and_then(observed: Observed
 
 
 async def test_work_that_is_not_to_be_had_is_not_asked_for_without_a_pause(
-    observed: Observed, monkeypatch: pytest.MonkeyPatch
+    observed: Observed,
 ) -> None:
     """As with a rollout that must run alone while this runner is busy."""
-    monkeypatch.setattr("lightspan.runners.runner._CLAIM_PAUSE_S", 3600.0)
+    timings = RunnerTimings(claim_pause_s=3600.0)
     observed.says_work = True
-    async with running(observed, apps.returns) as runner:
+    async with running(observed, apps.returns, timings=timings) as runner:
         await until(lambda: len(observed.requests) == 3)
         runner.work_for(["b"])  # ends the pause
         await until(lambda: len(observed.requests) == 6)

@@ -30,6 +30,7 @@ from lightspan.stores import open_store
 from lightspan.stores._sql import tables as sql_tables
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.sqlite import SQLiteStore, file as sqlite_file, tables as sqlite_tables
+from lightspan.stores.timings import StoreTimings
 from lightspan_testing.store_suite import (
     LEASE_S,
     Clock,
@@ -532,12 +533,9 @@ async def test_a_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> N
         assert await store.count() == {RolloutStatus.QUEUED: 1}
 
 
-async def test_a_lock_held_for_ever_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lock_held_for_ever_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    async with SQLiteStore(path) as store:
-        monkeypatch.setattr(sqlite_file, "_BUSY_S", 0.05)
+    async with SQLiteStore(path, timings=StoreTimings(busy_timeout_s=0.05)) as store:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match=r"x\.db.*another process"):

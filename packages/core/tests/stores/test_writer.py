@@ -14,7 +14,8 @@ import pytest
 from lightspan.errors import NotFoundError, StoreClosedError
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores._sql.group_commit import GROUP_COST
-from lightspan.stores.sqlite import SQLiteStore, database as sqlite_database
+from lightspan.stores.sqlite import SQLiteStore
+from lightspan.stores.timings import StoreTimings
 from lightspan_testing.store_suite import make_rollout, make_span, ref, start
 from lightspan_testing.wait import until
 
@@ -197,13 +198,10 @@ def test_two_event_loops_share_a_store(tmp_path: Path) -> None:
     asyncio.run(store.close())
 
 
-async def test_the_log_is_moved_into_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_log_is_moved_into_the_file(tmp_path: Path) -> None:
     """Commits do not move the log (`disable_checkpoints`), the writer's thread does."""
-    monkeypatch.setattr(sqlite_database, "_MAX_LOG_PAGES", 100)
     path = tmp_path / "x.db"
-    async with SQLiteStore(path) as store:
+    async with SQLiteStore(path, timings=StoreTimings(max_log_pages=100)) as store:
         [automatic] = store._opened.tables._db.execute("PRAGMA wal_autocheckpoint").fetchone()
         assert automatic == 0
         threads = spying(store)

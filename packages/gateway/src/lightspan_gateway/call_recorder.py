@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from lightspan.errors import DataError
 from lightspan.schema import semconv as c
@@ -24,12 +24,6 @@ from lightspan_gateway.request_body import to_thread_if_large
 
 log = logging.getLogger(__name__)
 
-RETRY_TIMEOUT_S: Final = 90.0
-"""Seconds for which an answer waits for the store.
-
-A remote store retries for a minute while its server restarts, and waits half a minute for an
-answer."""
-
 
 class CallRecorder(CallLog):
     """Write calls to the store.
@@ -41,7 +35,7 @@ class CallRecorder(CallLog):
             not trained.
     """
 
-    def __init__(self, store: Store, *, store_timeout_s: float = RETRY_TIMEOUT_S) -> None:
+    def __init__(self, store: Store, *, store_timeout_s: float) -> None:
         super().__init__()
         self._store = store
         self._store_timeout_s = store_timeout_s

@@ -29,7 +29,6 @@ from lightspan_gateway.request_body import digest_of
 
 MAX_LENGTH: Final = 2**18
 """Maximum characters of a grammar."""
-COMPILE_TIMEOUT_S: Final = 10.0
 COMPILE_THREADS: Final = 2
 """Size of the thread pool for compilation.
 
@@ -64,9 +63,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GrammarCache:
-    """A cache of compiled grammars."""
+    """A cache of compiled grammars.
 
-    def __init__(self) -> None:
+    Args:
+        compile_timeout_s: seconds that a grammar may take to compile.
+    """
+
+    def __init__(self, compile_timeout_s: float) -> None:
+        self._timeout_s = compile_timeout_s
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, "lightspan-grammars")
         self._grammars: OrderedDict[tuple[str, str], str] = OrderedDict()
         """(policy, digest of the constraint) → grammar."""
@@ -89,13 +93,13 @@ class GrammarCache:
         if key not in self._grammars:
             loop = asyncio.get_running_loop()
             try:
-                async with asyncio.timeout(COMPILE_TIMEOUT_S):
+                async with asyncio.timeout(self._timeout_s):
                     self._grammars[key] = await loop.run_in_executor(
                         self._threads, _compile, constraint, engine, policy, parser
                     )
             except (UnsupportedError, TimeoutError) as error:
                 field = constraint.source[0]
-                reason = str(error) or f"it takes over {COMPILE_TIMEOUT_S:g} s to compile"
+                reason = str(error) or f"it takes over {self._timeout_s:g} s to compile"
                 raise bad_request(f"'{field}' cannot be honoured: {reason}", field) from error
             if len(self._grammars) > MAX_GRAMMARS:
                 self._grammars.popitem(last=False)

@@ -14,12 +14,8 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from lightspan.errors import ConfigError
+from lightspan_gateway.limits import ServerLimits
 
-KEEPALIVE_S: Final = 75.0
-"""Keepalive timeout in seconds.
-
-Longer than that of clients (5 to 15 s), because a request that is sent while the server closes
-the connection is lost."""
 BACKLOG: Final = 1_024
 """Maximum number of connections that wait to be accepted."""
 MAX_OPEN_FILES: Final = 16_384
@@ -33,14 +29,14 @@ class HttpServer(ABC):
     Args:
         host: interface.
         port: port; 0 for a free one.
-        max_body: maximum size of a request in bytes.
+        limits: limits and times.
         shutdown_s: seconds for which handlers may continue after `close`.
     """
 
-    def __init__(self, host: str, port: int, *, max_body: int, shutdown_s: float) -> None:
+    def __init__(self, host: str, port: int, limits: ServerLimits, *, shutdown_s: float) -> None:
         self._host = host
         self._port = port
-        self._max_body = max_body
+        self._limits = limits
         self._shutdown_s = shutdown_s
         self._app_runner: web.AppRunner | None = None
 
@@ -54,7 +50,7 @@ class HttpServer(ABC):
         Raises:
             ConfigError: the port is not available.
         """
-        app = web.Application(client_max_size=self._max_body)
+        app = web.Application(client_max_size=self._limits.max_body_bytes)
         app.add_routes(self._routes())
         runner = web.AppRunner(
             app,
@@ -62,7 +58,7 @@ class HttpServer(ABC):
             handler_cancellation=True,
             # aiohttp would decompress on the event loop, before authentication
             auto_decompress=False,
-            keepalive_timeout=KEEPALIVE_S,
+            keepalive_timeout=self._limits.keepalive_s,
             logger=_log,
             access_log=None,
             shutdown_timeout=self._shutdown_s,

@@ -30,6 +30,7 @@ from lightspan_gateway.dialects.chat import parse_chat
 from lightspan_gateway.dialects.openai_responses import ID_PREFIX, recorded_conversation
 from lightspan_gateway.generated_call import GeneratedCall
 from lightspan_gateway.grammars import GrammarCache
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_gateway.proxied_call import ProxiedCall
 from lightspan_gateway.request_body import (
@@ -45,11 +46,6 @@ _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 MAX_NAME_LENGTH: Final = 1_000
 """Maximum characters of a model's name, which is matched with the patterns of agents."""
-RELAYED_S: Final = 30.0
-"""Seconds for which a call relayed by the store's server continues without a client.
-
-If that server dies, it is restarted meanwhile and the retry gets the answer. Cancelled calls would
-be resampled, which favours short answers and is not trained."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
@@ -59,13 +55,17 @@ class RequestHandler:
     Args:
         access: authenticates callers, and routes and records their calls.
         engine: serves the policies; None if an endpoint serves every agent.
+        limits: limits and times.
     """
 
-    def __init__(self, access: AccessPolicy, engine: TokenEngine | None) -> None:
+    def __init__(
+        self, access: AccessPolicy, engine: TokenEngine | None, limits: GatewayLimits
+    ) -> None:
         self._access = access
         self._engine = engine
         self._endpoints: dict[bytes, OpenAIEngine] = {}
-        self._grammars = GrammarCache()
+        self._relayed_s = limits.relayed_s
+        self._grammars = GrammarCache(limits.compile_timeout_s)
 
     async def close(self) -> None:
         """Close the connections to endpoints. Idempotent."""
@@ -98,10 +98,10 @@ class RequestHandler:
             path, target = self._route(session, agent, body)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent
-            info = _call_info(request, session, body, path, self._access.target(session, path))
+            info = self._call_info(request, session, body, path, self._access.target(session, path))
             await self._access.log.record_refusal(info, error)
             raise
-        info = _call_info(request, session, body, path, target)
+        info = self._call_info(request, session, body, path, target)
         try:
             return await self._find_or_create(info, parse)
         except ApiError as error:
@@ -130,7 +130,7 @@ class RequestHandler:
         path, target = self._route(session, _agent_path(request), body)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
-        info = _call_info(request, session, body, path, target)
+        info = self._call_info(request, session, body, path, target)
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
         _, prompts = await to_thread_if_large(body.size, _prepare, info, parse, tokenizer, None)
         return sum(map(len, prompts))
@@ -258,6 +258,34 @@ class RequestHandler:
         limit = sampling.max_tokens or self._access.max_tokens or available
         return msgspec.structs.replace(sampling, max_tokens=min(limit, available))
 
+    def _call_info(
+        self, request: web.Request, session: CallerSession, body: Body, path: str, target: Target
+    ) -> CallInfo:
+        call_id = request.headers.get(c.HEADER_CALL_ID)
+        if not call_id and request.headers.get(_RETRIES, "0") != "0":
+            # an SDK's own retry, without lightspan's header
+            call_id = session.undelivered(body.digest)
+        call_id = call_id or new_id("call")
+        traceparent = _TRACEPARENT.fullmatch(request.headers.get(c.HEADER_PARENT, ""))
+        trace_id, parent_id = traceparent.groups() if traceparent else (new_trace_id(), c.NO_PARENT)
+        is_relayed = c.HEADER_RELAYED in request.headers
+        return CallInfo(
+            session=session,
+            call_id=call_id,
+            agent_path=path,
+            target=target,
+            body=body.fields,
+            body_hash=body.digest,
+            size=body.size,
+            policy=BASE_POLICY if target.route is Route.BASE else target.policy,
+            # the same for every retry, so that recording the call again is idempotent
+            span_id=digest_of(f"{session.attempt_id}/{call_id}".encode(), 8),
+            parent_id=None if parent_id == c.NO_PARENT else parent_id,
+            trace_id=trace_id,
+            start_ns=now_ns(),
+            grace_s=self._relayed_s if is_relayed and not session.shared else 0.0,
+        )
+
 
 # --- requests -------------------------------------------------------------------
 def _agent_path(request: web.Request) -> str | None:
@@ -267,33 +295,6 @@ def _agent_path(request: web.Request) -> str | None:
         raw = request.rel_url.raw_path  # still encoded: a name may contain a slash
         names = raw.removeprefix("/agents/").rpartition("/v1/")[0]
     return None if names is None else join_path(unquote(part) for part in names.split("/"))
-
-
-def _call_info(
-    request: web.Request, session: CallerSession, body: Body, path: str, target: Target
-) -> CallInfo:
-    call_id = request.headers.get(c.HEADER_CALL_ID)
-    if not call_id and request.headers.get(_RETRIES, "0") != "0":
-        call_id = session.undelivered(body.digest)  # an SDK's own retry, without lightspan's header
-    call_id = call_id or new_id("call")
-    traceparent = _TRACEPARENT.fullmatch(request.headers.get(c.HEADER_PARENT, ""))
-    trace_id, parent_id = traceparent.groups() if traceparent else (new_trace_id(), c.NO_PARENT)
-    return CallInfo(
-        session=session,
-        call_id=call_id,
-        agent_path=path,
-        target=target,
-        body=body.fields,
-        body_hash=body.digest,
-        size=body.size,
-        policy=BASE_POLICY if target.route is Route.BASE else target.policy,
-        # the same for every retry, so that recording the call again is idempotent
-        span_id=digest_of(f"{session.attempt_id}/{call_id}".encode(), 8),
-        parent_id=None if parent_id == c.NO_PARENT else parent_id,
-        trace_id=trace_id,
-        start_ns=now_ns(),
-        grace_s=RELAYED_S if c.HEADER_RELAYED in request.headers and not session.shared else 0.0,
-    )
 
 
 def _prepare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -18,13 +18,11 @@ from lightspan_gateway.access_policy import AccessPolicy
 from lightspan_gateway.api_errors import ApiError, bad_request, no_model, openai_error
 from lightspan_gateway.dialects import DIALECTS, Dialect
 from lightspan_gateway.http_server import Handler, HttpServer
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.request_handler import RequestHandler
 from lightspan_gateway.response_writer import deliver
 
 log = logging.getLogger(__name__)
-
-MAX_BODY: Final = 16 * 2**20
-"""Maximum size of a request in bytes."""
 
 
 class Server(HttpServer):
@@ -35,7 +33,7 @@ class Server(HttpServer):
         engine: serves the policies; None if an endpoint serves every agent.
         host: interface.
         port: port; 0 for a free one.
-        max_body: maximum size of a request in bytes.
+        limits: limits and times, if not the defaults.
     """
 
     def __init__(
@@ -45,11 +43,12 @@ class Server(HttpServer):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        max_body: int = MAX_BODY,
+        limits: GatewayLimits | None = None,
     ) -> None:
-        super().__init__(host, port, max_body=max_body, shutdown_s=access.shutdown_s)
+        limits = limits or GatewayLimits()
+        super().__init__(host, port, limits, shutdown_s=access.shutdown_s)
         self.access = access
-        self._handler = RequestHandler(access, engine)
+        self._handler = RequestHandler(access, engine, limits)
 
     async def close(self) -> None:
         """Stop listening, cancel the running calls and record them. Idempotent."""

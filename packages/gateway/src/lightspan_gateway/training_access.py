@@ -21,9 +21,10 @@ from lightspan.schema.token_records import TokenRecord
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import AccessPolicy, token_of
 from lightspan_gateway.api_errors import ApiError, bad_request, no_model
-from lightspan_gateway.call_recorder import RETRY_TIMEOUT_S, CallRecorder
+from lightspan_gateway.call_recorder import CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
-from lightspan_gateway.server import MAX_BODY, Server
+from lightspan_gateway.limits import GatewayLimits
+from lightspan_gateway.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class TrainingAccess(AccessPolicy):
         store_timeout_s: seconds for which an answer waits for the store (see `CallRecorder`).
     """
 
-    def __init__(self, store: Store, *, store_timeout_s: float = RETRY_TIMEOUT_S) -> None:
+    def __init__(self, store: Store, *, store_timeout_s: float) -> None:
         super().__init__(CallRecorder(store, store_timeout_s=store_timeout_s))
         self._store = store
         self._open: OrderedDict[str, CallerSession] = OrderedDict()
@@ -165,8 +166,7 @@ class Gateway(Server):
         engine: serves the policies; None if an endpoint serves every agent.
         host: interface.
         port: port; 0 for a free one.
-        max_body: maximum size of a request in bytes.
-        store_timeout_s: seconds for which an answer waits for the store.
+        limits: limits and times, if not the defaults.
     """
 
     def __init__(
@@ -176,13 +176,13 @@ class Gateway(Server):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        max_body: int = MAX_BODY,
-        store_timeout_s: float = RETRY_TIMEOUT_S,
+        limits: GatewayLimits | None = None,
     ) -> None:
+        limits = limits or GatewayLimits()
         super().__init__(
-            TrainingAccess(store, store_timeout_s=store_timeout_s),
+            TrainingAccess(store, store_timeout_s=limits.store_timeout_s),
             engine,
             host=host,
             port=port,
-            max_body=max_body,
+            limits=limits,
         )

@@ -22,8 +22,11 @@ from lightspan.schema.records import AttemptRef, RolloutStatus
 from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores import open_existing, open_store
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan.stores.timings import StoreTimings
+from lightspan_gateway.limits import StoreServerLimits
 from lightspan_gateway.remote_store import client
 from lightspan_gateway.remote_store.rpc import OPERATIONS
+from lightspan_gateway.remote_store.store import RemoteStore
 from lightspan_gateway.store_server import server as store_server
 from lightspan_testing.store_suite import (
     LEASE_S,
@@ -99,12 +102,11 @@ async def test_every_answer_is_lost_once(served: Served, pauses: list[float]) ->
 
 
 async def test_a_connection_that_is_open_at_one_end_only(
-    served: Served, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+    served: Served, pauses: list[float]
 ) -> None:
     """A half-open connection is detected by the read timeout, and the request is retried."""
-    monkeypatch.setattr(client, "READ_TIMEOUT_S", 0.5)
     with lossy(served.url, silent=True) as proxy:
-        async with open_store(proxy.url) as store:
+        async with RemoteStore(proxy.url, timings=StoreTimings(read_timeout_s=0.5)) as store:
             await store.enqueue([make_rollout()])
             [claim] = await store.claim("runner", 1, LEASE_S)
         assert proxy.lost == 2
@@ -112,12 +114,11 @@ async def test_a_connection_that_is_open_at_one_end_only(
 
 
 async def test_a_heartbeat_knows_such_a_connection_in_time(
-    served: Served, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+    served: Served, pauses: list[float]
 ) -> None:
     """The read timeout is a quarter of the lease, and each heartbeat has its own connection."""
-    monkeypatch.setattr(client, "MIN_READ_TIMEOUT_S", 0.1)
     with lossy(served.url, silent=True) as proxy:
-        async with open_store(proxy.url) as store:
+        async with RemoteStore(proxy.url, timings=StoreTimings(min_read_timeout_s=0.1)) as store:
             assert await store.heartbeat([AttemptRef("at-none", 1)], 2.0)
         assert proxy.lost == 1
     assert len(pauses) == 1
@@ -211,7 +212,9 @@ async def test_a_busy_server_is_asked_again(pauses: list[float]) -> None:
 
 async def test_requests_wait_for_a_place(tmp_path: Path) -> None:
     """Urgent operations and long polls do not wait for a slot."""
-    with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_concurrent=1) as served:
+    with serving(
+        lambda: SQLiteStore(tmp_path / "store.db"), limits=StoreServerLimits(max_concurrent=1)
+    ) as served:
         places = served.server._slots
         async with open_store(served.url) as store:
             await asyncio.to_thread(served.run, places.acquire())
@@ -323,7 +326,9 @@ def test_a_wrong_address_is_no_wait() -> None:
 
 
 async def test_a_body_that_is_too_large(tmp_path: Path) -> None:
-    with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_body=100_000) as served:
+    with serving(
+        lambda: SQLiteStore(tmp_path / "store.db"), limits=StoreServerLimits(max_body_bytes=100_000)
+    ) as served:
         async with open_store(served.url) as store:
             with pytest.raises(StoreError, match=r"enqueue: .*at most 100,000 bytes"):
                 await store.enqueue([make_rollout(task="x" * 200_000)])

@@ -23,6 +23,7 @@ from lightspan.stores import open_store
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway.limits import StoreServerLimits
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.remote_store.rpc import OPERATIONS
 from lightspan_gateway.store_server.api_keys import Keys, take_keys
@@ -301,7 +302,9 @@ async def test_a_runner_of_another_version(
 
 async def test_a_body_that_says_no_size(tmp_path: Path) -> None:
     """The limit applies to chunked bodies too."""
-    with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_body=1_000) as served:
+    with serving(
+        lambda: SQLiteStore(tmp_path / "store.db"), limits=StoreServerLimits(max_body_bytes=1_000)
+    ) as served:
         host, port = served.url.removeprefix("http://").split(":")
         head = (
             f"POST /store/v1/count HTTP/1.1\r\nHost: {host}\r\n{HEADER_PROTOCOL}: "
@@ -372,16 +375,17 @@ async def test_health(served: Served) -> None:
     assert (answer.status, json.loads(answer.body)) == (503, {"status": "failed"})
 
 
-async def test_health_is_told_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A health check fails after seconds, though the store waits half a minute for its database."""
 
     async def away(policy: str) -> list[Any]:
         await asyncio.sleep(600)
         return []
 
-    monkeypatch.setattr("lightspan_gateway.store_server.server._HEALTH_S", 0.01)
-    monkeypatch.setattr(served.store, "policy_versions", away)
-    answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
+    limits = StoreServerLimits(health_timeout_s=0.01)
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), limits=limits) as served:
+        monkeypatch.setattr(served.store, "policy_versions", away)
+        answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
     assert (answer.status, json.loads(answer.body)) == (503, {"status": "failed"})
 
 

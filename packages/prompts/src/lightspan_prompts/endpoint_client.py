@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 MAX_TRIES: Final = 4
 """Attempts per request that fails; a rate-limited one (429) is retried until `patience_s`."""
-RETRY_BACKOFF_S: Final = 1.0
-"""Seconds before the first retry; doubled before each further one."""
 MAX_RETRY_BACKOFF_S: Final = 60.0
 _PERMANENT_CODES: Final = ("insufficient_quota", "billing_not_active")
 """Codes of a 429 that no waiting helps."""
@@ -43,6 +41,7 @@ class EndpointClient:
         note: called with a message on the first rate limit of a request.
         client: a client owned by the caller; None to create and close one.
         role: the model's role in messages.
+        retry_backoff_s: seconds before the first retry; doubled before each further one.
 
     Raises:
         ModuleNotFoundError: the OpenAI SDK is missing.
@@ -58,6 +57,7 @@ class EndpointClient:
         note: Callable[[str], None],
         client: openai.AsyncOpenAI | None = None,
         role: str = "reflection model",
+        retry_backoff_s: float = 1.0,
     ) -> None:
         try:
             from openai import AsyncOpenAI
@@ -70,6 +70,7 @@ class EndpointClient:
         self._patience_s = patience_s
         self._note = note
         self._role = role
+        self._retry_backoff_s = retry_backoff_s
         # The SDK's own retries are silent and give up on a 429 early.
         options: Any = {"max_retries": 0}
         if timeout_s is not None:
@@ -99,7 +100,7 @@ class EndpointClient:
         """
         import openai
 
-        tries, waited, pause = 0, 0.0, RETRY_BACKOFF_S
+        tries, waited, pause = 0, 0.0, self._retry_backoff_s
         while True:
             try:
                 # The SDK's timeout is for silence, and never fires while an endpoint sends blanks.

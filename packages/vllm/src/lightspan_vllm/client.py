@@ -18,15 +18,11 @@ from lightspan.stores.keepalive import keepalive_socket
 from lightspan_gateway.openai_engine import server_events
 from lightspan_vllm.config import Link
 from lightspan_vllm.requirements import ServerInfo, without_routes
+from lightspan_vllm.timings import ServerTimings
 from lightspan_vllm.weights import LABEL, LoRAFiles, Weights
 
 CONTROL_S: Final = 600.0
 """Timeout of control requests, such as loading weights, in seconds."""
-KEEPALIVE_S: Final = 2.0
-"""Seconds for which an idle connection is kept. vLLM closes idle connections after 5 s; a call sent
-at that moment would fail as if the server were gone, most likely on a busy machine."""
-_HEALTH_S: Final = 10.0
-"""Timeout of health checks, in seconds."""
 _NOT_LISTENING: Final = (errno.ECONNREFUSED, errno.ENOENT)
 """Errors of connecting to a closed port or a missing socket file."""
 _MAX_DETAIL: Final = 500
@@ -111,10 +107,12 @@ class Client:
 
     Args:
         address: URL of the server, or path of its socket.
+        timings: times and limits, if not the defaults.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timings: ServerTimings | None = None) -> None:
         self.address = address
+        self._timings = timings or ServerTimings()
         self._socket = self._base = ""
         self._session: aiohttp.ClientSession | None = None
         self._responses: set[aiohttp.ClientResponse] = set()
@@ -130,12 +128,13 @@ class Client:
         self._socket = "" if parts.scheme in ("http", "https") else address
         path = parts.path.rstrip("/").removesuffix("/v1")
         self._base = "http://vllm" if self._socket else f"{parts.scheme}://{parts.netloc}{path}"
+        idle_s = self._timings.keepalive_s
         connector: aiohttp.BaseConnector
         if self._socket:
-            connector = aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=KEEPALIVE_S)
+            connector = aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=idle_s)
         else:
             connector = aiohttp.TCPConnector(
-                limit=0, socket_factory=keepalive_socket, keepalive_timeout=KEEPALIVE_S
+                limit=0, socket_factory=keepalive_socket, keepalive_timeout=idle_s
             )
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)
@@ -158,7 +157,7 @@ class Client:
     async def health_error(self) -> EngineError | None:
         """Return why the server or its engine is not healthy; None if both are."""
         try:
-            await self._call("GET", "/health", timeout_s=_HEALTH_S)
+            await self._call("GET", "/health", timeout_s=self._timings.health_timeout_s)
         except EngineError as error:
             return error
         return None

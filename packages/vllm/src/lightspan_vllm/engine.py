@@ -49,6 +49,7 @@ from lightspan_vllm.process import Process, command, environment
 from lightspan_vllm.requirements import check_parallel, max_lora_rank
 from lightspan_vllm.server_pool import TEMPERATURES, ServerPool, first_of
 from lightspan_vllm.supervised_server import Server
+from lightspan_vllm.timings import ServerTimings
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, WeightStore
 
 CAPABILITIES: Final = EngineCapabilities(
@@ -83,6 +84,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             its own servers, with whole weights.
         logs: folder of the servers' logs.
         seed: seed of the servers' random generators.
+        timings: times and limits, if not the defaults.
 
     Raises:
         ConfigError: the settings do not fit the policies.
@@ -97,6 +99,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         lora: Mapping[str, int] | None = None,
         logs: str | Path,
         seed: int | None = None,
+        timings: ServerTimings | None = None,
     ) -> None:
         if not models:
             raise ConfigError("an engine needs at least one policy: models={'name': folder}")
@@ -110,6 +113,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
                 "merge=True, or use transfer='files'"
             )
         self.settings = settings
+        self._timings = timings
         self._logs = Path(logs).resolve()
         self._random = random.Random(seed) if seed is not None else None
         self._python = ""
@@ -335,6 +339,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
                 address=address,
                 on_loss=pool.recover,
                 link=self.settings.link,
+                timings=self._timings,
             )
             pool.servers.append(server)
         return pool

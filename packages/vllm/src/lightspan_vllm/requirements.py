@@ -32,7 +32,7 @@ ENVIRONMENT: Final = {
     "VLLM_SERVER_DEV_MODE": "1",
     UPDATING: "1",
     "VLLM_NO_USAGE_STATS": "1",
-    # longer than `client.KEEPALIVE_S`, so that the client closes idle connections first
+    # longer than `ServerTimings.keepalive_s`, so that the client closes idle connections first
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
     "PYTHONPATH": str(PLUGIN_FOLDER),
 }

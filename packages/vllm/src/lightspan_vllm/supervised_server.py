@@ -17,22 +17,14 @@ from lightspan_vllm.client import Chunk, Client, Refused, Unreachable, is_gone
 from lightspan_vllm.config import Link
 from lightspan_vllm.process import Process
 from lightspan_vllm.requirements import check_server_info
+from lightspan_vllm.timings import ServerTimings
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
 MAX_DEATHS: Final = 3
 """Maximum number of deaths of a server without a finished call in between."""
-POLL_INTERVAL_S: Final = 0.5
-"""Seconds between two polls of a server that is starting or seems to be gone."""
-HEALTH_INTERVAL_S: Final = 5.0
-"""Seconds between two health checks of a server with calls. When vLLM's engine dies, its front end
-stops listening but waits for its calls, which may never be answered."""
-_MAX_FAILED_POLLS: Final = 10
-"""Number of consecutive failed polls after which a server counts as gone."""
 _ABORT_INTERVAL_S: Final = 0.2
 """Seconds between two requests to abort calls."""
 _MAX_ABORTS: Final = 300
-_DYING_S: Final = 10.0
-"""Maximum seconds for which a server whose engine has died answers with errors."""
 
 Launch = Callable[[], tuple[Process, str]]
 """Starts a process and returns it with its future address."""
@@ -51,6 +43,7 @@ class Server:
         on_loss: called, with the reason if known, when a started process ends by itself, or when a
             server with calls stops listening.
         link: network transfer of weights; None if the server reads files.
+        timings: times and limits, if not the defaults.
     """
 
     def __init__(
@@ -64,9 +57,11 @@ class Server:
         address: str = "",
         on_loss: Callable[[Server, Exception | None], None] = lambda *_: None,
         link: Link | None = None,
+        timings: ServerTimings | None = None,
     ) -> None:
         self.name = name
-        self.client = Client(address)
+        self._timings = timings or ServerTimings()
+        self.client = Client(address, self._timings)
         self._address = address
         self.ready = False
         """Whether the server has the current weights and accepts calls."""
@@ -241,11 +236,11 @@ class Server:
             ) from error
 
     async def _is_dying(self) -> bool:
-        """Return whether the server ends or stops listening within `_DYING_S`."""
+        """Return whether the server ends or stops listening within `dying_s`."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _DYING_S
+        deadline = loop.time() + self._timings.dying_s
         while loop.time() < deadline:
-            if await wait_for_event(POLL_INTERVAL_S, self._ended) or is_gone(
+            if await wait_for_event(self._timings.poll_interval_s, self._ended) or is_gone(
                 await self.client.health_error()
             ):
                 return True
@@ -306,7 +301,7 @@ class Server:
                     raise failure
                 raise Unreachable(str(failure))  # it was ready before, so restart it
             failed_polls = failed_polls + 1 if is_gone(health_error) else 0
-            if failed_polls == _MAX_FAILED_POLLS and self._checked:
+            if failed_polls == self._timings.max_failed_polls and self._checked:
                 if self._process is not None:
                     raise Unreachable(f"{self.name} is ending but does not end")
                 self._checked = False  # another server may come up at the address
@@ -325,7 +320,7 @@ class Server:
                     f"{self.name} at {self.client.address} was not ready within "
                     f"{self._start_s:g} s (VLLM(start_s=…)): {health_error}{self._log_hint}"
                 )
-            await wait_for_event(POLL_INTERVAL_S, self._ended)
+            await wait_for_event(self._timings.poll_interval_s, self._ended)
 
     @property
     def _ended(self) -> asyncio.Event:
@@ -341,7 +336,7 @@ class Server:
     async def _check_health(self) -> None:
         """Check the health of the server while it has calls."""
         while True:
-            await asyncio.sleep(HEALTH_INTERVAL_S)
+            await asyncio.sleep(self._timings.health_interval_s)
             if self.ready and self._calls:
                 health_error = await self.client.health_error()
                 if self.ready and is_gone(health_error):

@@ -11,7 +11,6 @@ from lightspan.stores._sql.group_commit import Work
 from lightspan_cluster.postgres import schema
 from lightspan_cluster.postgres.listener import Listener
 from lightspan_cluster.postgres.server import (
-    RETRY_TIMEOUT_S,
     Connection,
     Link,
     Retry,
@@ -65,7 +64,7 @@ class PostgresDatabase(OpenDatabase):
 
     def _connect(self, create: bool) -> Connection:
         """Return a connection to tables of this version. Raises `StoreError`."""
-        retry = Retry(RETRY_TIMEOUT_S)
+        retry = Retry(self._server.timings.database_retry_s)
         while True:
             try:
                 db = self._server.connect()
@@ -95,7 +94,8 @@ class PostgresDatabase(OpenDatabase):
                 self._listener = Listener(self._server, self._on_move)
 
     def _query(self, query: Callable[[], R]) -> R:
-        retry = Retry(0.0 if self._is_unreachable else RETRY_TIMEOUT_S)
+        timeout_s = self._server.timings.database_retry_s
+        retry = Retry(0.0 if self._is_unreachable else timeout_s)
         while True:
             try:
                 result = query()

@@ -23,12 +23,11 @@ from lightspan.errors import (
     StoreUnreachableError,
 )
 from lightspan.schema import clock
+from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.dsn import Address
 
 Connection = psycopg.Connection[Any]
 
-RETRY_TIMEOUT_S: Final = 30.0
-"""Seconds to wait for a server that was reachable before."""
 _OLDEST: Final = 120000
 _MIN_BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
@@ -66,9 +65,10 @@ _LOSSES: Final = {
 class Server:
     """The server of one store: makes connections and explains errors."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, timings: StoreTimings) -> None:
         """Raises `ConfigError` for an option that libpq does not know."""
         self.address: Final = address
+        self.timings = timings
         self._parameters = {**_DEFAULTS, **address.parameters}
         try:
             psycopg.conninfo.make_conninfo("", **self._parameters)

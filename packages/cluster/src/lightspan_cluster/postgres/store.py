@@ -14,6 +14,7 @@ from lightspan.errors import ConfigError, how_to_install
 from lightspan.stores._sql.store import SQLStore
 from lightspan.stores._validation import check_timeout
 from lightspan.stores.protocol import Changes, StoreCapabilities
+from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.dsn import read_address
 
 try:
@@ -37,15 +38,21 @@ class PostgresStore(SQLStore[PostgresDatabase]):
             its own means. The default schema is `lightspan`.
         create: create the tables if there are none.
         clock: a clock for tests; None for the server's.
+        timings: times and limits, if not the defaults.
 
     Raises:
         ConfigError: the URL cannot be parsed.
     """
 
     def __init__(
-        self, url: str, *, create: bool = True, clock: Callable[[], float] | None = None
+        self,
+        url: str,
+        *,
+        create: bool = True,
+        clock: Callable[[], float] | None = None,
+        timings: StoreTimings | None = None,
     ) -> None:
-        self._server = Server(read_address(url))
+        self._server = Server(read_address(url), timings or StoreTimings())
         self._create = create
         self._clock = clock
         super().__init__(self.url, _POLLS_S)

@@ -18,7 +18,6 @@ from psycopg import errors
 from lightspan.errors import StoreClosedError
 from lightspan.stores._sql.group_commit import Committer, Job, Work, first_jobs, run_jobs
 from lightspan_cluster.postgres.server import (
-    RETRY_TIMEOUT_S,
     Retry,
     is_connection_lost,
     needs_explanation,
@@ -94,7 +93,8 @@ class WriterThread(Committer):
         """Do nothing: the number of jobs is not used."""
 
     def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
-        retry = Retry(0.0 if self._is_unreachable else RETRY_TIMEOUT_S)
+        timeout_s = self._tables.link.server.timings.database_retry_s
+        retry = Retry(0.0 if self._is_unreachable else timeout_s)
         to_move = self._moves
         self._sent = None
         while True:

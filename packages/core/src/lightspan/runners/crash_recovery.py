@@ -22,9 +22,6 @@ from lightspan.schema.records import (
 )
 from lightspan.stores.protocol import Store
 
-QUICK_S: Final = 10.0
-"""Seconds. A process that dies sooner, before it has claimed anything, has an app that cannot
-run."""
 _ROLLOUTS_PER_QUERY: Final = 1_000
 """Maximum number of rollouts whose attempts are read at once."""
 

@@ -8,8 +8,6 @@ import urllib.error
 import urllib.request
 from typing import Final, NamedTuple
 
-PROBE_INTERVAL_S: Final = 0.5
-"""Seconds between two probes."""
 _TIMEOUT_S: Final = 5.0
 """Seconds for an answer, which a store's server may relay to the gateway."""
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))

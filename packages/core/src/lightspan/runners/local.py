@@ -29,7 +29,7 @@ from lightspan import child_processes
 from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import foreign_python
 from lightspan.runners.command.process import blocked_signals
-from lightspan.runners.crash_recovery import QUICK_S, ProcessExit, describe_exit, requeue_attempts
+from lightspan.runners.crash_recovery import ProcessExit, describe_exit, requeue_attempts
 from lightspan.runners.process_main import DECODE_ERRORS, WorkerCommand, WorkerStatus, work
 from lightspan.runners.protocol import RunnerPlan, check_importable
 from lightspan.schema import clock
@@ -40,20 +40,11 @@ from lightspan.stores.credentials import secrets_of
 
 log = logging.getLogger(__name__)
 
-MAX_QUICK_DEATHS = 5
-"""Consecutive deaths within `QUICK_S` of starting, with no attempt claimed, after which the runners
-give up."""
 _MAX_SILENT_LEASES: Final = 2 / 3
 """Fraction of a lease after which a process without a heartbeat is ended. The lease still holds
 then: it was extended at most a sixth of a lease before the last heartbeat."""
-_MIN_SILENT_S: Final = 5.0
-"""Seconds without a heartbeat that every process may take, however short the lease."""
 _ABORT_S: Final = 2.0
 """Seconds that a process may take to print its stack."""
-_POLL_INTERVAL_S: Final = 0.1
-"""Seconds between two checks of the processes."""
-_END_S: Final = 10.0
-"""Seconds that processes may take to end before they are killed."""
 _IMPORTED_EXIT: Final = 4
 """Exit code of a process that imported a script which starts training when it is imported."""
 _PROCESSES: Final = multiprocessing.get_context("spawn")
@@ -78,7 +69,7 @@ class _Worker:
 
     def read_status(self) -> None:
         """Read the messages that the process has sent."""
-        self.silent_s += _POLL_INTERVAL_S
+        self.silent_s += self.plan.timings.poll_interval_s
         with contextlib.suppress(EOFError, OSError, *DECODE_ERRORS):
             while self.parent_pipe.poll():
                 self.latest = msgspec.json.decode(self.parent_pipe.recv_bytes(), type=WorkerStatus)
@@ -93,7 +84,7 @@ class _Worker:
     def is_silent(self) -> bool:
         """Whether heartbeats are missing for so long that leases may soon run out: something holds
         the GIL."""
-        limit = max(_MIN_SILENT_S, self.plan.lease_s * _MAX_SILENT_LEASES)
+        limit = max(self.plan.timings.min_silence_s, self.plan.lease_s * _MAX_SILENT_LEASES)
         return self.latest.beats and self.silent_s > limit
 
     def kill(self) -> None:
@@ -209,6 +200,7 @@ class LocalRunners:
 
     async def drain(self) -> None:
         """Claim nothing more; return when the attempts under way have ended."""
+        assert self._plan is not None
         await self._end_supervision()
         for worker in self._workers:
             worker.send(WorkerCommand(stop=True))
@@ -220,7 +212,7 @@ class LocalRunners:
                     if worker.latest.running:
                         log.warning("runner %s %s", worker.name, death.how)
                         await self._requeue(death)
-            await asyncio.sleep(_POLL_INTERVAL_S)
+            await asyncio.sleep(self._plan.timings.poll_interval_s)
 
     async def _end_supervision(self) -> None:
         if self._supervisor is not None:
@@ -337,8 +329,9 @@ class LocalRunners:
 
     # --- supervision ----------------------------------------------------------------------
     async def _supervise(self) -> None:
+        assert self._plan is not None
         while True:
-            await asyncio.sleep(_POLL_INTERVAL_S)
+            await asyncio.sleep(self._plan.timings.poll_interval_s)
             for worker in list(self._workers):
                 death = await self._death(worker)
                 if death is not None:
@@ -370,7 +363,8 @@ class LocalRunners:
             log.warning("the attempts of runner %s end with their leases: %s", death.runner, error)
 
     async def _replace(self, dead: _Worker, death: ProcessExit) -> None:
-        is_quick = clock.monotonic() - dead.started < QUICK_S
+        timings = dead.plan.timings
+        is_quick = clock.monotonic() - dead.started < timings.quick_death_s
         is_useless = is_quick and not death.is_blameless and not dead.latest.claimed
         self._quick_deaths = self._quick_deaths + 1 if is_useless else 0
         log.warning("runner %s %s and is replaced", dead.name, death.how)
@@ -378,11 +372,11 @@ class LocalRunners:
         self._workers.remove(dead)
         self._claimed_before += dead.latest.claimed
         _end([dead])
-        if self._quick_deaths >= MAX_QUICK_DEATHS:
+        if self._quick_deaths >= timings.max_quick_deaths:
             raise LightspanError(
-                f"runner processes died {self._quick_deaths} times within {QUICK_S:g} s of "
-                f"starting, before they ran anything (the last one {death.how}); run the app alone "
-                "to see why"
+                f"runner processes died {self._quick_deaths} times within "
+                f"{timings.quick_death_s:g} s of starting, before they ran anything "
+                f"(the last one {death.how}); run the app alone to see why"
             )
         self._workers += await self._start_all([dead.plan.slots])
 
@@ -410,8 +404,9 @@ def _close_pipes(workers: Sequence[_Worker]) -> None:
 
 def _end(workers: Sequence[_Worker]) -> None:
     _close_pipes(workers)
-    deadline = clock.monotonic() + _END_S
+    start = clock.monotonic()
     for worker in workers:
+        deadline = start + worker.plan.timings.end_timeout_s
         # `join` would also wait for child processes that an app has forked.
         while worker.process.is_alive() and clock.monotonic() < deadline:
             time.sleep(0.01)

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Final, Self
+from typing import Self
 
 from lightspan.capture.context import pushed_in
 from lightspan.runners.attempt import AttemptRun
@@ -31,11 +31,6 @@ from lightspan.stores.aio import use_real_clock, wait_for_event
 from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
-
-POLL_INTERVAL_S: Final = 0.25
-"""Seconds between two checks of the event loop."""
-WARN_S: Final = 10.0
-"""Seconds that an attempt may block the event loop before a warning."""
 
 
 class LoopWatchdog:
@@ -56,6 +51,7 @@ class LoopWatchdog:
         end: Callable[[str | None], None],
     ) -> None:
         self._runner = runner
+        self._timings = runner.config.timings
         self._store_url = store_url
         self._beat = beat
         self._end = end
@@ -92,7 +88,8 @@ class LoopWatchdog:
     async def _watch(self) -> None:
         async with open_store(self._store_url) as store:
             leases = asyncio.create_task(self._runner.extend_leases(store, self._runner_loop))
-            while not await wait_for_event(POLL_INTERVAL_S, self._stopping):
+            interval_s = self._timings.watchdog_interval_s
+            while not await wait_for_event(interval_s, self._stopping):
                 self._beat()
                 await self._check_loop(store)
                 if leases.done():
@@ -105,13 +102,13 @@ class LoopWatchdog:
             self._has_turned, self._blocked_s = False, 0.0
             self._runner_loop.call_soon_threadsafe(self._record_turn)
             return
-        self._blocked_s += POLL_INTERVAL_S
+        self._blocked_s += self._timings.watchdog_interval_s
         frame = sys._current_frames().get(self._runner_thread)
         blocking = self._attempt_in(frame)
         where = describe_stack(frame_stack(frame))
         if self._is_overdue(blocking):
             await self._give_back(store, blocking, where)
-        elif self._blocked_s >= WARN_S and blocking is not None:
+        elif self._blocked_s >= self._timings.blocked_warning_s and blocking is not None:
             self._warn(blocking.attempt_id, where)
 
     def _record_turn(self) -> None:
@@ -123,7 +120,8 @@ class LoopWatchdog:
         unfinished = [attempt for attempt in self._runner.attempts if attempt.ending is None]
         if not unfinished or (blocking is not None and blocking.ending is not None):
             # code of an attempt that has ended; an app that is being opened may take its time
-            return self._runner.claimed > 0 and self._blocked_s >= WARN_S
+            is_blocked = self._blocked_s >= self._timings.blocked_warning_s
+            return self._runner.claimed > 0 and is_blocked
         now = clock.monotonic()
         suspects = unfinished if blocking is None else [blocking]
         is_past = any(x.deadline is not None and now >= x.deadline for x in suspects)
@@ -160,5 +158,6 @@ class LoopWatchdog:
             log.warning(
                 "attempt %s has blocked its event loop for %g s: %s. %d others wait for it: await "
                 "there instead, or make the app a plain function (`def`), which gets a thread",
-                *(attempt_id, WARN_S, where, len(self._runner.attempts) - 1),
+                *(attempt_id, self._timings.blocked_warning_s, where),
+                len(self._runner.attempts) - 1,
             )

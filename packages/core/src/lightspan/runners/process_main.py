@@ -27,10 +27,10 @@ from lightspan import child_processes
 from lightspan.capture import context_propagation
 from lightspan.errors import LightspanError, StoreUnreachableError
 from lightspan.runners.app import App, load_app
-from lightspan.runners.crash_recovery import QUICK_S
 from lightspan.runners.loop_watchdog import LoopWatchdog
 from lightspan.runners.protocol import RunnerConfig, RunnerPlan
 from lightspan.runners.runner import Runner
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema import clock
 from lightspan.stores import open_store, relay_url, take_credentials
 from lightspan.stores.aio import use_real_clock, wait_for_event
@@ -44,13 +44,6 @@ _STUCK_EXIT: Final = 3
 _ORPHANED_EXIT: Final = 4
 """Exit code of a process whose app did not end after the parent was gone."""
 _STUCK: Final = "holds a stuck app"
-_ABORT_TIMEOUT_S: Final = 8.0
-"""Seconds that apps may take to end when the parent is gone. A parent that still runs kills the
-process after 10 s."""
-_EXIT_TIMEOUT_S: Final = 3.0
-"""Seconds that a process with no work left waits for tasks and threads of the app."""
-_STORE_RETRY_S: Final = 1.0
-"""Seconds between two attempts to open a store whose server does not answer."""
 DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 """Raised for bytes that are no message of lightspan."""
 
@@ -133,7 +126,7 @@ def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
 
 async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) -> None:
     """Work until a command to end, or until a stuck app ends the process."""
-    parent = _Parent(parent_pipe)
+    parent = _Parent(parent_pipe, plan.timings)
     if plan.joins:
         await parent.has_decided.wait()
     if parent.has_ended.is_set() or (store := await open_plan_store(plan, parent)) is None:
@@ -148,6 +141,7 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
         has_watchdog=True,
         environment=plan.environment,
         relay=relay_url(plan.store_url) if plan.elsewhere else "",
+        timings=plan.timings,
     )
     async with store:
         runner = Runner(store, app, config, parent.report)
@@ -158,7 +152,7 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
                 parent.end(None)
         parent.report()
     # Tasks and threads that the app left behind may keep the process alive for ever.
-    timer = threading.Timer(_EXIT_TIMEOUT_S, _end_process, [0])
+    timer = threading.Timer(plan.timings.exit_timeout_s, _end_process, [0])
     timer.daemon = True
     timer.start()
 
@@ -167,7 +161,7 @@ async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:
     """Open the store; return None if the process is to end before its server answers.
 
     A server that restarts is awaited for a lease, as by a runner at work, and for at least
-    `QUICK_S`, so that the end of the process does not count as a death of the app.
+    `quick_death_s`, so that the end of the process does not count as a death of the app.
     """
     store, start = open_store(plan.store_url), clock.monotonic()
     while True:
@@ -176,10 +170,10 @@ async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:
             return store
         except StoreUnreachableError as error:
             waited_s = clock.monotonic() - start
-            if waited_s >= max(plan.lease_s, QUICK_S):
+            if waited_s >= max(plan.lease_s, plan.timings.quick_death_s):
                 parent.end(f"it could not open the store for {waited_s:.0f} s: {error}")
             log.warning("waiting for the store: %s", error)
-        if await wait_for_event(_STORE_RETRY_S, parent.has_ended):
+        if await wait_for_event(plan.timings.store_retry_s, parent.has_ended):
             return None
 
 
@@ -205,12 +199,13 @@ class _Parent:
     the parent is gone.
     """
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, timings: RunnerTimings) -> None:
         self.has_decided = asyncio.Event()
         """Set when there is a run to work for, or the process is to end."""
         self.has_ended = asyncio.Event()
         """Set when the process is to end."""
         self._pipe = pipe
+        self._timings = timings
         self._loop = asyncio.get_running_loop()
         self._runner: Runner | None = None
         self._runs: list[str] | None = None
@@ -253,7 +248,7 @@ class _Parent:
                 self._loop.call_soon_threadsafe(self._apply, command)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abort)
-        time.sleep(_ABORT_TIMEOUT_S)
+        time.sleep(self._timings.orphan_timeout_s)
         _end_process(_ORPHANED_EXIT)
 
     def _apply(self, command: WorkerCommand) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from lightspan.errors import AppError
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import new_id
 
 
@@ -36,6 +37,7 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     joins: bool = False
     """Claim nothing before a `WorkerCommand` names the runs, and report the number of claimed
     attempts."""
+    timings: RunnerTimings = RunnerTimings()
 
     def __repr__(self) -> str:
         return f"RunnerPlan(store_url={self.store_url!r}, app={self.app!r}, run_id={self.run_id!r})"
@@ -66,6 +68,7 @@ class RunnerConfig:
     relay: str = ""
     """Base URL of model calls, in place of the gateway's own address, which is valid on another
     machine only (`lightspan.stores.relay_url`)."""
+    timings: RunnerTimings = field(default_factory=RunnerTimings)
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.attempt import AttemptRun
-from lightspan.runners.gateway_probe import PROBE_INTERVAL_S, GatewayEndpoint
+from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.runners.outcome import STOPPED, AttemptResult
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.schema import clock
@@ -37,14 +37,6 @@ from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
-_MAX_WORK_POLL_S: Final = 20.0
-"""Maximum seconds to wait for work before a claim is made anyway."""
-_CLAIM_PAUSE_S: Final = 0.02
-"""Average seconds between claims while the store has work that this runner does not get."""
-_RETRY_TIMEOUT_S: Final = 20.0
-"""Seconds to wait for an unreachable gateway. A trainer that died counts as gone by then; attempts
-of a live trainer must fail if its gateway cannot be reached from here."""
-_HEARTBEATS_PER_LEASE: Final = 6
 PLACEHOLDER_KEY: Final = "lightspan-placeholder"
 """API key for apps without one, so that their client can be built."""
 
@@ -70,6 +62,7 @@ class Runner:
         self._on_claim = on_claim
         self.app = app
         self.config = config or RunnerConfig()
+        self._timings = self.config.timings
         self._resources: dict[str, NamedResources] = {}
         self._running: dict[str, AttemptRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,7 +173,7 @@ class Runner:
             is_alone = any(attempt.claim.alone for attempt in self.attempts)
             free = 0 if is_alone else self.config.slots - len(self._tasks)
             if free and not await self._can_reach_gateway():
-                await wait_for_event(PROBE_INTERVAL_S, self._stopping)
+                await wait_for_event(self._timings.probe_interval_s, self._stopping)
                 continue
             claims = await self._claim(free) if free else []
             if claims:
@@ -201,7 +194,8 @@ class Runner:
         """
         if self._has_work:
             self._has_work = False
-            await wait_for_event(random.uniform(0.5, 1.5) * _CLAIM_PAUSE_S, self._changed)
+            pause_s = random.uniform(0.5, 1.5) * self._timings.claim_pause_s
+            await wait_for_event(pause_s, self._changed)
             return
         self._work_poll = self._work_poll or asyncio.create_task(self._poll_work(list(self._runs)))
         changed = asyncio.create_task(self._changed.wait())
@@ -213,7 +207,7 @@ class Runner:
     async def _poll_work(self, runs: Sequence[str | None]) -> bool:
         """Wait until the store has work or the timeout is over; return whether it has."""
         run_ids = None if None in runs else [run_id for run_id in runs if run_id is not None]
-        timeout_s = min(_MAX_WORK_POLL_S, self.config.lease_s / 2)
+        timeout_s = min(self._timings.max_work_poll_s, self.config.lease_s / 2)
         try:
             return await self.store.await_work(run_ids, timeout_s=timeout_s)
         except StoreError:  # the claim that follows logs it
@@ -233,7 +227,8 @@ class Runner:
         if self._unreachable is None:
             return True
         endpoint, since = self._unreachable
-        if clock.monotonic() - since < _RETRY_TIMEOUT_S and not await endpoint.is_open():
+        is_recent = clock.monotonic() - since < self._timings.gateway_retry_s
+        if is_recent and not await endpoint.is_open():
             if not self._has_warned:
                 log.warning(
                     "the gateway %s does not answer: nothing is claimed until it does", endpoint.url
@@ -308,7 +303,7 @@ class Runner:
             loop: the runner's event loop.
         """
         while True:
-            await asyncio.sleep(self.config.lease_s / _HEARTBEATS_PER_LEASE)
+            await asyncio.sleep(self.config.lease_s / self._timings.heartbeats_per_lease)
             refs = [attempt.ref for attempt in self.attempts]
             try:
                 expired = await store.heartbeat(refs, self.config.lease_s) if refs else []

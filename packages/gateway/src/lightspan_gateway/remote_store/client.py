@@ -38,6 +38,7 @@ from lightspan.schema import clock
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.semconv import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan.stores.protocol import RETRY_BACKOFF_S
+from lightspan.stores.timings import StoreTimings
 from lightspan_gateway.remote_store.errors import Failure
 from lightspan_gateway.remote_store.request_batcher import RequestBatcher
 from lightspan_gateway.remote_store.rpc import (
@@ -57,11 +58,6 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 300.0
-READ_TIMEOUT_S: Final = 30.0
-"""Maximum seconds without a byte of the answer: the connection may be half-open."""
-MIN_READ_TIMEOUT_S: Final = 1.0
-"""Minimum read timeout of a heartbeat, however short its lease is."""
-RETRY_TIMEOUT_S: Final = 60.0
 GREETING_BACKOFF_S: Final = RETRY_BACKOFF_S[:3]
 """Pauses of the greeting's retries: a mistyped address should fail within seconds."""
 _WARN_FROM_S: Final = 8.0
@@ -98,12 +94,14 @@ class ServerConnection:
     Args:
         address: the store's address.
         key: the key; empty for none.
+        timings: times and limits.
     """
 
-    def __init__(self, address: RemoteAddress, key: str) -> None:
+    def __init__(self, address: RemoteAddress, key: str, timings: StoreTimings) -> None:
         self.pid: Final = os.getpid()
         self._address = address
         self._key = key
+        self._timings = timings
         self._tasks: dict[asyncio.Task[bytes], Operation] = {}
         self._batcher = RequestBatcher(self._send_batch)
         self._lock = threading.Lock()
@@ -174,7 +172,7 @@ class ServerConnection:
         await self._session.close()
 
     async def _greet(self) -> Greeting:
-        send = partial(self._send, "GET", "", None, READ_TIMEOUT_S)
+        send = partial(self._send, "GET", "", None, self._timings.read_timeout_s)
         body = await self._retry("", send, GREETING_BACKOFF_S)
         try:
             greeting = decode(_greeting_decoder, body, "its greeting")
@@ -204,9 +202,11 @@ class ServerConnection:
     ) -> Callable[[], Awaitable[Response]]:
         if operation.is_batchable and len(body) <= MAX_BATCHED_BYTES:
             return partial(self._batcher.send, (operation.name, body))
-        timeout_s = READ_TIMEOUT_S + (POLL_S if operation.is_long_poll else 0.0)
+        timings = self._timings
+        timeout_s = timings.read_timeout_s + (POLL_S if operation.is_long_poll else 0.0)
         if lease_s is not None:
-            timeout_s = min(READ_TIMEOUT_S, max(MIN_READ_TIMEOUT_S, lease_s / 4))
+            timeout_s = max(timings.min_read_timeout_s, lease_s / 4)
+            timeout_s = min(timings.read_timeout_s, timeout_s)
         return partial(self._send, "POST", f"/{operation.name}", body, timeout_s)
 
     async def _retry(
@@ -215,13 +215,13 @@ class ServerConnection:
         send: Callable[[], Awaitable[Response]],
         backoff_s: Sequence[float] = RETRY_BACKOFF_S,
     ) -> bytes:
-        """Return the body of the answer; retry for at most `RETRY_TIMEOUT_S`."""
+        """Return the body of the answer; retry for at most `server_retry_s`."""
         start = clock.monotonic()
         for pause in (*backoff_s, None):
             try:
                 body = self._read(name, await send())
             except StoreUnreachableError as error:
-                if pause is None or clock.monotonic() - start > RETRY_TIMEOUT_S:
+                if pause is None or clock.monotonic() - start > self._timings.server_retry_s:
                     raise
                 if pause >= _WARN_FROM_S and not self._has_warned:
                     self._has_warned = True  # once for all operations
@@ -234,10 +234,11 @@ class ServerConnection:
         raise AssertionError("the last pause is None")
 
     async def _send_batch(self, items: Sequence[tuple[str, bytes]]) -> Sequence[Response]:
+        timeout_s = self._timings.read_timeout_s
         if len(items) == 1:
             [(name, body)] = items
-            return [await self._send("POST", f"/{name}", body, READ_TIMEOUT_S)]
-        response = await self._send("POST", "", encode(items), READ_TIMEOUT_S)
+            return [await self._send("POST", f"/{name}", body, timeout_s)]
+        response = await self._send("POST", "", encode(items), timeout_s)
         if not response.protocol or response.status != 200:
             return [response] * len(items)
         answers = decode(_batch_decoder, response.body, "the answers to a batch")

@@ -13,6 +13,7 @@ from lightspan.schema.spans import Span
 from lightspan.stores._process_local import OpenedStore
 from lightspan.stores._validation import check_integer, check_lease, check_timeout
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
+from lightspan.stores.timings import StoreTimings
 from lightspan_gateway.remote_store.rpc import OPERATIONS, POLL_S, Arguments, Operation
 from lightspan_gateway.remote_store.url import read_address
 
@@ -51,15 +52,17 @@ class RemoteStore(OpenedStore[ServerConnection]):
     Args:
         url: `https://host:port`, or `…?api_key_env=NAME` for a key in another variable than
             `LIGHTSPAN_STORE_KEY`.
+        timings: times and limits, if not the defaults.
 
     Raises:
         ConfigError: the URL is invalid, or the variable that it names is not set.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, timings: StoreTimings | None = None) -> None:
         self._address = read_address(url)
         super().__init__(self._address.url)
         self._key = self._address.key()
+        self._timings = timings or StoreTimings()
         # every served store has these capabilities; the greeting adds others
         self._capabilities = StoreCapabilities(durable=True, multi_process=True)
 
@@ -73,7 +76,7 @@ class RemoteStore(OpenedStore[ServerConnection]):
         return self._address.url
 
     def _start(self) -> ServerConnection:
-        connection = ServerConnection(self._address, self._key)
+        connection = ServerConnection(self._address, self._key, self._timings)
         try:
             greeting = connection.greet()
         except BaseException:

@@ -32,14 +32,13 @@ from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
 from lightspan_gateway.dialects import DIALECTS
+from lightspan_gateway.limits import StoreServerLimits
 from lightspan_gateway.remote_store.url import RELAY_PATH
-from lightspan_gateway.server import MAX_BODY, error_response
+from lightspan_gateway.server import error_response
 from lightspan_gateway.store_server.responses import read_body
 
 log = logging.getLogger(__name__)
 
-MAX_CONCURRENT: Final = 1_024
-"""Maximum number of calls that are forwarded at once."""
 CONNECT_TIMEOUT_S: Final = 10.0
 _HEALTH_TIMEOUT_S: Final = 10.0
 _HEALTH_INTERVAL_S: Final = 60.0
@@ -67,11 +66,13 @@ class GatewayProxy:
 
     Args:
         store: the store with the call tokens and the gateways' addresses.
+        limits: limits of the server.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, limits: StoreServerLimits) -> None:
         self._store = store
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._slots = asyncio.Semaphore(limits.max_relayed)
+        self._max_bytes = limits.max_relayed_bytes
         self._checked: dict[str, float] = {}
         """Gateway → time of its last passed health check, by `clock.monotonic`."""
         self._session: aiohttp.ClientSession | None = None
@@ -91,7 +92,7 @@ class GatewayProxy:
             path = _gateway_path(request)
             gateway = await self._gateway_of(request, path)
             async with self._slots:
-                body = await read_body(request, MAX_BODY)
+                body = await read_body(request, self._max_bytes)
                 await self._check(gateway)
                 return await self._forward(request, gateway, path, body)
         except ApiError as error:

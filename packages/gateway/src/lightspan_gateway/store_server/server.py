@@ -32,6 +32,7 @@ from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.http_server import HttpServer
+from lightspan_gateway.limits import StoreServerLimits
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.remote_store.rpc import (
     OPERATIONS,
@@ -50,15 +51,8 @@ from lightspan_gateway.store_server.routes import StoreRoute
 
 log = logging.getLogger(__name__)
 
-MAX_BODY: Final = 64 * 2**20
-"""Maximum size of a request in bytes."""
-MAX_CONCURRENT: Final = 256
-"""Maximum number of requests that are executed at once."""
 _URGENT: Final = frozenset({"heartbeat", "report", "claim"})
 """Operations that do not wait for others: a runner that cannot extend its leases loses them."""
-_HEALTH_S: Final = 5.0
-"""Maximum seconds of a health check."""
-_SHUTDOWN_S: Final = 10.0
 
 
 class StoreServer(HttpServer):
@@ -69,8 +63,7 @@ class StoreServer(HttpServer):
         keys: keys of the clients.
         host: interface.
         port: port; 0 for a free one.
-        max_body: maximum size of a request in bytes.
-        max_concurrent: maximum number of requests that are executed at once.
+        limits: limits and times, if not the defaults.
 
     Raises:
         ConfigError: the store is not durable.
@@ -83,22 +76,23 @@ class StoreServer(HttpServer):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        max_body: int = MAX_BODY,
-        max_concurrent: int = MAX_CONCURRENT,
+        limits: StoreServerLimits | None = None,
     ) -> None:
+        limits = limits or StoreServerLimits()
         if not store.capabilities.durable:
             raise ConfigError(
                 f"store {store.url} is not durable, and its clients could not notice the loss of "
                 "acknowledged data: serve a file (sqlite:///path.db) or a database"
             )
-        super().__init__(host, port, max_body=max_body, shutdown_s=_SHUTDOWN_S)
+        super().__init__(host, port, limits, shutdown_s=limits.shutdown_s)
+        self._health_timeout_s = limits.health_timeout_s
         self._store = store
         self._keys = keys
-        self._slots = asyncio.Semaphore(max_concurrent)
+        self._slots = asyncio.Semaphore(limits.max_concurrent)
         self._extra_routes = [
             load_plugin("store_routes", name)(store) for name in installed_plugins("store_routes")
         ]
-        self._proxy = GatewayProxy(store)
+        self._proxy = GatewayProxy(store, limits)
         self._stopping = asyncio.Event()
 
     async def close(self) -> None:
@@ -122,10 +116,11 @@ class StoreServer(HttpServer):
     async def _health(self, request: web.Request) -> web.Response:
         """Answer whether the store works, and nothing else: the path needs no key."""
         try:
-            async with asyncio.timeout(_HEALTH_S):
+            async with asyncio.timeout(self._health_timeout_s):
                 await self._store.policy_versions("")
         except (StoreError, TimeoutError) as error:
-            log.warning("the store does not answer: %s", error or f"within {_HEALTH_S:g} s")
+            reason = error or f"within {self._health_timeout_s:g} s"
+            log.warning("the store does not answer: %s", reason)
             return web.json_response({"status": "failed"}, status=503)
         return web.json_response({"status": "ok"})
 
@@ -148,7 +143,9 @@ class StoreServer(HttpServer):
         operation = _operation_of(request.match_info["operation"], role)
         waits = not operation.is_long_poll and operation.name not in _URGENT
         async with self._slots if waits else nullcontext():
-            return await self._execute(operation, role, await read_body(request, self._max_body))
+            return await self._execute(
+                operation, role, await read_body(request, self._limits.max_body_bytes)
+            )
 
     async def _batch(self, request: web.Request, role: Role) -> bytes:
         """Execute several operations, each with its own answer or error."""
@@ -160,7 +157,7 @@ class StoreServer(HttpServer):
             return await self._execute(operation, role, body)
 
         async with self._slots:
-            items = read_batch(await read_body(request, self._max_body))
+            items = read_batch(await read_body(request, self._limits.max_body_bytes))
             return encode(await asyncio.gather(*(reply_with(execute(*item)) for item in items)))
 
     async def _not_found(self, request: web.Request, role: Role) -> bytes:

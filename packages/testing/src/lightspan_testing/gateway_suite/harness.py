@@ -18,6 +18,7 @@ from lightspan.schema.token_records import TokenRecord
 from lightspan.stores.protocol import Store
 from lightspan_gateway import Gateway
 from lightspan_gateway.calls import CallerSession
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_testing.scripted_engine import ScriptedEngine, TokenScript, tiny_chat_tokenizer
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
@@ -72,12 +73,16 @@ class Rig:
     """A gateway with a scripted engine, and an attempt that may call it."""
 
     def __init__(
-        self, store: Store, engine: ScriptedEngine, tokenizer: TransformersTokenizer
+        self,
+        store: Store,
+        engine: ScriptedEngine,
+        tokenizer: TransformersTokenizer,
+        limits: GatewayLimits | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
         self.tokenizer = tokenizer
-        self.gateway = Gateway(store, engine)
+        self.gateway = Gateway(store, engine, limits=limits)
         self.attempt = Attempt(attempt_id="", rollout_id="", number=0, epoch=0)
 
     async def start(self, routing: Routing | None = None, mode: Mode = Mode.VAL) -> None:
@@ -173,11 +178,12 @@ async def make_rig(
     *,
     routing: Routing | None = None,
     mode: Mode = Mode.VAL,
+    limits: GatewayLimits | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """Yield a started rig."""
     tokenizer = shared_tokenizer()
-    rig = Rig(store, ScriptedEngine(tokenizer, script, **options), tokenizer)
+    rig = Rig(store, ScriptedEngine(tokenizer, script, **options), tokenizer, limits)
     await rig.start(routing, mode)
     try:
         yield rig

@@ -25,6 +25,7 @@ from lightspan.stores._sql.connections import OpenDatabase
 from lightspan.stores._sql.group_commit import Committer, Job, Work, first_jobs, resolve, run_jobs
 from lightspan.stores.sqlite import file
 from lightspan.stores.sqlite.tables import SQLiteReadTables, SQLiteWriteTables
+from lightspan.stores.timings import StoreTimings
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,9 +34,6 @@ _SMALL_COST: Final = 16
 """Maximum cost of a group that is written in the event loop's thread: about 0.2 ms."""
 _YIELD_S: Final = 0.0001
 """Seconds between two transactions of a busy writer, in which another process gets the lock."""
-_MAX_LOG_PAGES: Final = 4000
-"""Approximate length of the log, in pages, at which it is moved into the file. SQLite's default is
-1000; pages that change often are moved less often this way, at the price of a log of 16 MB."""
 _PAGES_PER_TRANSACTION: Final = 3
 """Approximate number of pages that a transaction changes in addition to those of its items."""
 
@@ -52,12 +50,14 @@ class SQLiteDatabase(OpenDatabase, Committer):
         power_loss: bool,
         clock: Callable[[], float],
         on_move: Callable[[], None],
+        timings: StoreTimings,
     ) -> None:
         self._path = path
+        self._timings = timings
         self._on_move = on_move
-        self._db = file.connect(path, power_loss=power_loss)
+        self._db = file.connect(path, timings.busy_timeout_s, power_loss=power_loss)
         try:
-            self._reader_db = file.connect(path, read_only=True)
+            self._reader_db = file.connect(path, timings.busy_timeout_s, read_only=True)
         except BaseException:
             self._db.close()
             raise
@@ -94,7 +94,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
 
     def _query(self, query: Callable[[], R]) -> R:
         try:
-            return file.retry_while_busy(query)
+            return file.retry_while_busy(query, self._timings.busy_timeout_s)
         except Exception as error:
             if not file.is_low_level(error):
                 raise
@@ -118,11 +118,11 @@ class SQLiteDatabase(OpenDatabase, Committer):
             can_write = (
                 self._writes_in_loop
                 and not self._pending
-                and self._log_pages <= _MAX_LOG_PAGES  # else the thread is about to move it
+                and self._log_pages <= self._timings.max_log_pages  # else the thread will move it
                 and sum(job.cost for job in group) <= _SMALL_COST
             )
             answers = self._write_in_loop(group) if can_write else []
-            if len(answers) < len(group) or self._log_pages > _MAX_LOG_PAGES:
+            if len(answers) < len(group) or self._log_pages > self._timings.max_log_pages:
                 self._hand_over(group[len(answers) :])
         resolve(zip(group, answers, strict=False))
 
@@ -150,7 +150,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
                 jobs = jobs[self._commit(first_jobs(jobs)) :]
                 if jobs or not self._queue.empty():
                     time.sleep(_YIELD_S)
-            if self._log_pages > _MAX_LOG_PAGES:
+            if self._log_pages > self._timings.max_log_pages:
                 with self._db_lock:
                     self._log_pages = 0
                     file.checkpoint(self._db)
@@ -162,7 +162,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
 
     def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
         with self._db_lock:
-            file.begin(self._db)
+            file.begin(self._db, self._timings.busy_timeout_s)
             return self._transaction(jobs)
 
     # --- in the thread that holds `_db_lock` ----------------------------------------------

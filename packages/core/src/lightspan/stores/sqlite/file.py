@@ -29,8 +29,6 @@ from lightspan.stores._sql.queries import read_text, statements_of
 APPLICATION_ID: Final = 0x6C737061
 """'lspa': distinguishes a store from any other SQLite file."""
 FORMAT_VERSION: Final = 5
-_BUSY_S: Final = 30.0
-"""Seconds after which waiting for another process's lock fails."""
 _MAX_BACKOFF_S: Final = 0.002
 _STATEMENTS: Final = 512
 """Number of statements that a connection keeps compiled. An insert of n rows is another statement
@@ -40,7 +38,9 @@ _opening = threading.Lock()
 T = TypeVar("T")
 
 
-def connect(path: Path, *, power_loss: bool = False, read_only: bool = False) -> sqlite3.Connection:
+def connect(
+    path: Path, busy_timeout_s: float, *, power_loss: bool = False, read_only: bool = False
+) -> sqlite3.Connection:
     """Return a connection to the store at `path`, which is created if there is none.
 
     Raises:
@@ -56,7 +56,7 @@ def connect(path: Path, *, power_loss: bool = False, read_only: bool = False) ->
             _create_private(path)
             db = _connect(str(path))
             try:
-                retry_while_busy(lambda: _prepare(db, path))
+                retry_while_busy(lambda: _prepare(db, path), busy_timeout_s)
             except BaseException:
                 db.close()
                 raise
@@ -87,13 +87,13 @@ def _connect(name: str) -> sqlite3.Connection:
     )
 
 
-def retry_while_busy(function: Callable[[], T]) -> T:
-    """Return the function's result, retried for `_BUSY_S` while another process holds a lock.
+def retry_while_busy(function: Callable[[], T], busy_timeout_s: float) -> T:
+    """Return the function's result, retried while another process holds a lock.
 
     SQLite's own busy handler sleeps up to 100 ms at a time, so a busy process could starve this
     one; short random sleeps prevent that.
     """
-    deadline = clock.monotonic() + _BUSY_S
+    deadline = clock.monotonic() + busy_timeout_s
     backoff = _MAX_BACKOFF_S / 16
     while True:
         try:
@@ -105,9 +105,9 @@ def retry_while_busy(function: Callable[[], T]) -> T:
         backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
 
-def begin(db: sqlite3.Connection) -> None:
+def begin(db: sqlite3.Connection, busy_timeout_s: float) -> None:
     """Begin a transaction with the write lock, waiting for another process's."""
-    retry_while_busy(lambda: db.execute("BEGIN IMMEDIATE"))
+    retry_while_busy(lambda: db.execute("BEGIN IMMEDIATE"), busy_timeout_s)
 
 
 def try_begin(db: sqlite3.Connection) -> bool:
@@ -181,7 +181,7 @@ _FULL: Final = (
     "safe; free some space or move the file"
 )
 _FOREIGN: Final = "this is not a SQLite file, so no lightspan store: name another file"
-_BUSY: Final = f"another process has held its lock for {_BUSY_S:.0f} s: find out which has it open"
+_BUSY: Final = "another process has held its lock for too long: find out which has it open"
 _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
     "SQLITE_FULL": (StoreError, _FULL),
     "SQLITE_NOTADB": (StoreFormatError, _FOREIGN),

@@ -11,6 +11,7 @@ from lightspan.schema import clock as machine
 from lightspan.stores._sql.store import SQLStore
 from lightspan.stores.protocol import StoreCapabilities
 from lightspan.stores.sqlite.database import SQLiteDatabase
+from lightspan.stores.timings import StoreTimings
 
 _POLL_INTERVALS_S: Final = (0.002, 0.02)
 """Shortest and longest time between two polls of the file by `watch`: SQLite does not notify a
@@ -25,6 +26,7 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
     Args:
         power_loss: whether they must survive a power loss too.
         clock: seconds since the epoch, for tests.
+        timings: times and limits, if not the defaults.
     """
 
     def __init__(
@@ -33,10 +35,12 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
         *,
         power_loss: bool = False,
         clock: Callable[[], float] = machine.now,
+        timings: StoreTimings | None = None,
     ) -> None:
         self.path: Final = Path(path).absolute()
         self._power_loss = power_loss
         self._clock = clock
+        self._timings = timings or StoreTimings()
         super().__init__(str(self.path), _POLL_INTERVALS_S)
 
     @property
@@ -49,4 +53,6 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
         return f"sqlite://{self.path}{option}"
 
     def _start(self) -> SQLiteDatabase:
-        return SQLiteDatabase(self.path, self._power_loss, self._clock, self._signal.notify)
+        return SQLiteDatabase(
+            self.path, self._power_loss, self._clock, self._signal.notify, self._timings
+        )

@@ -1,0 +1,52 @@
+"""Limits and times of the servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Limits of every server."""
+
+    max_body_bytes: int = 16 * 2**20
+    """Maximum size of a request."""
+    keepalive_s: float = 75.0
+    """Seconds after which an idle connection is closed.
+
+    Longer than those of clients (5 to 15 s), because a request that is sent while the server closes
+    the connection is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits(ServerLimits):
+    """Limits of a gateway."""
+
+    store_timeout_s: float = 90.0
+    """Seconds for which an answer waits for the store to record it. Longer than the retries of a
+    store's client."""
+    relayed_s: float = 30.0
+    """Seconds for which a call relayed by the store's server continues without a client.
+
+    If that server dies, it is restarted meanwhile and the retry gets the answer. Cancelled calls
+    would be resampled, which favours short answers and is not trained."""
+    compile_timeout_s: float = 10.0
+    """Seconds that a grammar may take to compile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreServerLimits(ServerLimits):
+    """Limits of a store's server."""
+
+    max_body_bytes: int = 64 * 2**20
+    """Maximum size of a request."""
+    max_concurrent: int = 256
+    """Maximum number of requests that are executed at once."""
+    max_relayed_bytes: int = 16 * 2**20
+    """Maximum size of a model call that is forwarded to a gateway."""
+    max_relayed: int = 1024
+    """Maximum number of model calls that are forwarded at once."""
+    health_timeout_s: float = 5.0
+    """Maximum seconds of a health check."""
+    shutdown_s: float = 10.0
+    """Seconds for which requests may continue while the server stops."""

@@ -1,0 +1,25 @@
+"""Times and limits of servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTimings:
+    """Times and limits of the client and the supervisor of a server."""
+
+    poll_interval_s: float = 0.5
+    """Seconds between two polls of a server that is starting or seems to be gone."""
+    health_interval_s: float = 5.0
+    """Seconds between two health checks of a server with calls. When vLLM's engine dies, its front
+    end stops listening but waits for its calls, which may never be answered."""
+    health_timeout_s: float = 10.0
+    """Maximum seconds of a health check."""
+    max_failed_polls: int = 10
+    """Number of consecutive failed polls after which a server counts as gone."""
+    dying_s: float = 10.0
+    """Maximum seconds for which a server whose engine has died answers with errors."""
+    keepalive_s: float = 2.0
+    """Seconds after which the client closes an idle connection, sooner than vLLM (5 s), or a call
+    could be sent on a connection that the server closes in that moment."""
