@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import importlib
+import importlib.metadata
+import json
 import os
 import random
 import signal
@@ -11,6 +13,7 @@ import socket
 import ssl
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -55,6 +58,14 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+RESULT = os.environ.pop("LIGHTSPAN_RESULT", "")
+"""File for the result of a long session, which the nox session names."""
+STARTED = time.monotonic()
+DISTRIBUTIONS = ("openai", "langgraph", "autogen-agentchat", "openai-agents", "crewai", "ray")
+DISTRIBUTIONS += ("pydantic-ai-slim", "smolagents", "google-adk", "agent-framework-core", "agno")
+DISTRIBUTIONS += ("strands-agents", "llama-index-core", "dspy", "litellm", "opentelemetry-sdk")
+DISTRIBUTIONS += ("torch", "transformers", "llguidance", "arize-phoenix")
+"""Libraries whose versions a result names."""
 
 
 def pytest_sessionstart() -> None:
@@ -65,6 +76,28 @@ def pytest_sessionstart() -> None:
                 importlib.import_module(name)
         except ImportError as error:
             raise pytest.UsageError(f"this session's tests need {name}: {error}") from error
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Write the result of a long session."""
+    if not RESULT:
+        return
+    from _report import circumstances  # of benchmarks/
+
+    stats = terminalreporter.stats
+    counts = {key: len(stats.get(key, ())) for key in ("passed", "failed", "error", "skipped")}
+    seconds = round(time.monotonic() - STARTED)
+    result = {**circumstances(), "versions": _versions(), "seconds": seconds, **counts}
+    Path(RESULT).write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the libraries that a session is about, where they are installed."""
+    versions = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 @pytest.hookimpl(wrapper=True)

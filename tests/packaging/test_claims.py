@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable
@@ -186,8 +187,9 @@ def test_the_readmes_sql_figures_are_those_of_the_example() -> None:
 def test_where_the_readmes_wall_time_goes_was_measured() -> None:
     shares = re.findall(r"(app|gateway|engine|learner) (\d+) %", README)
     assert len(shares) == 4
-    measured = row_of(text_of("benchmarks/README.md"), "| wall time of the quickstart's training")
-    assert re.findall(r"(app|gateway|engine|learner) (\d+) %", measured[1]) == shares
+    figures = json.loads(text_of("benchmarks/results/quickstart.json"))["figures"]
+    measured = {each["what"].rpartition(" ")[2]: str(each["ours"]) for each in figures}
+    assert [(name, measured[name]) for name, _ in shares] == shares
 
 
 # --- versions -------------------------------------------------------------------------------

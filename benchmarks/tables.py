@@ -1,0 +1,90 @@
+"""Write the tables of benchmarks/README.md from the files in benchmarks/results.
+
+    python benchmarks/tables.py [--check]
+
+A benchmark and a long test session write a file each (`nox -s bench`, `nox -s tests_vllm`, …). With
+`--check` nothing is written, and the exit status is 1 if a table is not that of the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from _report import Figure, cells
+
+HERE: Final = Path(__file__).parent
+PAGE: Final = HERE / "README.md"
+_FIELDS: Final = Figure.__dataclass_fields__
+
+
+def main() -> int:
+    """Write or check the tables; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
+    before = PAGE.read_text("utf-8")
+    results = {path.stem: json.loads(path.read_text()) for path in HERE.glob("results/*.json")}
+    after = fill(before, {"figures": figures_table(results), "sessions": sessions_table(results)})
+    if options.check:
+        if after != before:
+            print("benchmarks/README.md is not what python benchmarks/tables.py writes")
+        return int(after != before)
+    PAGE.write_text(after, "utf-8")
+    return 0
+
+
+def fill(page: str, tables: dict[str, str]) -> str:
+    """Return the page with each table between its `<!-- NAME -->` and the next `<!-- end -->`."""
+    for name, table in tables.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        page, number = re.subn(pattern, lambda m: f"{m[1]}\n{table}\n\n{m[2]}", page, flags=re.S)  # noqa: B023
+        assert number == 1, f"the page has no place for {name}"
+    return page
+
+
+def figures_table(results: dict[str, Any]) -> str:
+    """Return the figures of the benchmarks, a row each, after a line with their circumstances."""
+    heads = ("what", "unit", "ours", "peer", "theirs", "ratio", "target", "")
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for name, result in sorted(results.items()):
+        if "figures" not in result:
+            continue
+        lines.append(f"| **[`{name}.py`]({name}.py)**, {_circumstances(result)} | | | | | | | |")
+        for row in result["figures"]:
+            figure = Figure(**{key: row[key] for key in _FIELDS if key in row})
+            lines.append(f"| {' | '.join(map(_escaped, cells(figure)))} |")
+    return "\n".join(lines)
+
+
+def sessions_table(results: dict[str, Any]) -> str:
+    """Return the results of the long test sessions, a row each."""
+    lines = ["| session | passed | failed | skipped | minutes | run |", "|---|---|---|---|---|---|"]
+    for name, result in sorted(results.items()):
+        if "passed" in result:
+            counts = (result["passed"], result["failed"] + result["error"], result["skipped"])
+            row = (f"`{name}`", *counts, _minutes(result), _circumstances(result))
+            lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines)
+
+
+def _minutes(result: dict[str, Any]) -> str:
+    return "" if result["seconds"] is None else f"{result['seconds'] / 60:.0f}"
+
+
+def _circumstances(result: dict[str, Any]) -> str:
+    parts = [result["date"], result["commit"], result["machine"], f"Python {result['python']}"]
+    versions = [f"{name} {version}" for name, version in result.get("versions", {}).items()]
+    return ", ".join([*filter(None, parts), f"load {result['load']}", *versions])
+
+
+def _escaped(cell: str) -> str:
+    return cell.strip().replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

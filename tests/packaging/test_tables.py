@@ -1,0 +1,56 @@
+"""Test that the tables of benchmarks/README.md are those of the result files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables
+
+    return tables
+
+
+def test_the_page_has_the_tables_of_the_results() -> None:
+    command = [sys.executable, "benchmarks/tables.py", "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
+    assert subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
+
+
+def test_a_table_of_figures_and_one_of_sessions(tables: Any) -> None:
+    run = {"date": "2026-01-02", "commit": "abc", "machine": "m", "load": 0.5, "python": "3.11.7"}
+    figure = {"what": "a | b", "unit": "ms", "ours": 2.0, "peer": "p", "theirs": 9.0, "at_least": 5}
+    session = {"seconds": 90, "passed": 7, "failed": 1, "error": 1, "skipped": 3}
+    results = {
+        "store": {**run, "figures": [figure]},
+        "tests_ray": {**run, "versions": {"ray": "2.60.0"}, **session},
+    }
+    assert tables.figures_table(results).splitlines()[2:] == [
+        "| **[`store.py`](store.py)**, 2026-01-02, abc, m, Python 3.11.7, load 0.5 | | | | | | | |",
+        r"| a \| b | ms | 2 | p | 9 | 4.5x | >= 5x | MISSED |",
+    ]
+    assert tables.sessions_table(results).splitlines()[2:] == [
+        "| `tests_ray` | 7 | 2 | 3 | 2 | 2026-01-02, abc, m, Python 3.11.7, load 0.5, ray 2.60.0 |"
+    ]
+
+
+def test_a_session_writes_its_result(tmp_path: Path) -> None:
+    path, another = tmp_path / "result.json", test_a_table_of_figures_and_one_of_sessions.__name__
+    command = [sys.executable, "-m", "pytest", "-q", f"{Path(__file__)}::{another}"]
+    environment = {**os.environ, "LIGHTSPAN_RESULT": str(path)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    result = json.loads(path.read_text())
+    counts = {key: result[key] for key in ("passed", "failed", "error", "skipped")}
+    assert counts == {"passed": 1, "failed": 0, "error": 0, "skipped": 0}
+    assert result["versions"]["opentelemetry-sdk"]
