@@ -1,56 +1,84 @@
 """MemoryStore: a store in this process's memory, for tests, dry runs and notebooks.
 
-It keeps the tables of a SQLite store in a SQLite database in memory, so it moves and answers
-exactly as a store in a file does.
+It has the methods of the SQL stores (`_sql.store`), over dictionaries instead of tables.
 """
 
 from __future__ import annotations
 
-import sqlite3
+import heapq
+import itertools
+import secrets
 import threading
-import weakref
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import Any, TypeAlias, TypeVar
 
-from lightspan.errors import StoreError
+from lightspan.errors import NotFoundError
 from lightspan.schema import clock as machine
+from lightspan.schema.records import Attempt, Claim, Peer, Rollout, RolloutState, RolloutStatus
+from lightspan.schema.resources import NamedResources, decode_resources
+from lightspan.schema.spans import Span
+from lightspan.schema.token_records import CallOutcome, TokenRecord
+from lightspan.stores import _state_machine
+from lightspan.stores._encoding import (
+    PackedCall,
+    PackedRecord,
+    PackedRollout,
+    PackedSpan,
+    supersedes,
+    unpack_peer,
+    unpack_record,
+    unpack_rollout,
+    unpack_span,
+)
+from lightspan.stores._leases import attempt_of_token
 from lightspan.stores._sql.connections import OpenDatabase
 from lightspan.stores._sql.group_commit import Work
 from lightspan.stores._sql.store import SQLStore
-from lightspan.stores.protocol import StoreCapabilities
-from lightspan.stores.sqlite import file
-from lightspan.stores.sqlite.tables import SQLiteReadTables, SQLiteWriteTables
+from lightspan.stores._state_machine import Progress, check_known, find_attempts
+from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion, StoreCapabilities
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+_Queues: TypeAlias = defaultdict[str, list[tuple[int, str]]]
+
+
+class MemoryStore(SQLStore["_MemoryDatabase"]):
+    """A store for one process (any thread, any event loop), whose content ends with the object.
+
+    Spans and rollouts are kept as bytes: they come back as fresh copies, as from any other store.
+    """
+
+    capabilities = StoreCapabilities(durable=False, multi_process=False)
+    url = "memory:"
+
+    def __init__(self, *, clock: Callable[[], float] = machine.now) -> None:
+        super().__init__(self.url, (60.0, 60.0))
+        self._tables = _MemoryTables(clock)
+
+    def _start(self) -> _MemoryDatabase:
+        return _MemoryDatabase(self._tables, self._signal.notify)
+
 
 class _MemoryDatabase(OpenDatabase):
-    """One connection that all threads share; a lock lets one at a time use it."""
+    """The tables with a lock, which lets one thread at a time use them."""
 
-    def __init__(
-        self, db: sqlite3.Connection, clock: Callable[[], float], on_move: Callable[[], None]
-    ) -> None:
-        self._db = db
+    def __init__(self, tables: _MemoryTables, on_move: Callable[[], None]) -> None:
+        shared: Any = tables  # has the methods of a SQL store's tables, and no SQL
+        super().__init__(shared, shared, shared)
         self._on_move = on_move
+        self._tables = tables
         self._lock = threading.Lock()
-        self._tables = SQLiteWriteTables(db, clock)
-        super().__init__(self._tables, self._tables, SQLiteReadTables(db, clock))
 
     async def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> list[R]:
         with self._lock:
-            self._db.execute("BEGIN")
-            try:
-                self._tables.begin()
-                answers = work(items)
-                self._db.execute("COMMIT")
-            except BaseException as error:
-                file.roll_back(self._db)
-                if isinstance(error, sqlite3.Error):  # such as SQLITE_FULL and SQLITE_NOMEM
-                    raise StoreError(f"the store in memory refused a write: {error}") from error
-                raise
-            moved = self._tables.moved
-        if moved:
+            before = self._tables.change
+            answers = work(items)
+            has_moved = self._tables.change != before
+        if has_moved:
             self._on_move()
         return answers
 
@@ -65,17 +93,353 @@ class _MemoryDatabase(OpenDatabase):
         """Close nothing: a store that is opened again has the same content."""
 
 
-class MemoryStore(SQLStore[_MemoryDatabase]):
-    """A store for one process (any thread, any event loop), whose content ends with the object."""
+@dataclass(slots=True)
+class _RolloutRow:
+    position: int
+    rollout: Rollout
+    """To filter by; never returned, because its task could be changed."""
+    body: bytes
+    progress: Progress
+    attempt_ids: list[str] = field(default_factory=list)
 
-    capabilities = StoreCapabilities(durable=False, multi_process=False)
-    url = "memory:"
+    def state(self) -> RolloutState:
+        return RolloutState(
+            rollout=unpack_rollout(self.body),
+            status=self.progress.status,
+            infrastructure_tries=self.progress.infrastructure_tries,
+            attempt_id=self.progress.attempt_id,
+            created_at=self.progress.created_at,
+            finished_at=self.progress.finished_at,
+            change=self.progress.change,
+        )
 
-    def __init__(self, *, clock: Callable[[], float] = machine.now) -> None:
-        self._clock = clock
-        self._db = file.connect_memory()
-        weakref.finalize(self, self._db.close)
-        super().__init__(self.url, (60.0, 60.0))
 
-    def _start(self) -> _MemoryDatabase:
-        return _MemoryDatabase(self._db, self._clock, self._signal.notify)
+@dataclass(slots=True)
+class _AttemptRow:
+    attempt: Attempt
+    spans: dict[str, tuple[PackedSpan, bool]] = field(default_factory=dict)
+    """Span id → span, and whether it is late."""
+    records: dict[tuple[str, int], tuple[PackedRecord, bool]] = field(default_factory=dict)
+    """(Call id, choice) → record, and whether it is late."""
+    outcomes: dict[str, CallOutcome] = field(default_factory=dict)
+    """Call id → outcome that changed after the call was written."""
+
+    def is_late(self, epoch: int) -> bool:
+        return self.attempt.sealed or self.attempt.epoch != epoch
+
+    def has_records(self, call_id: str) -> bool:
+        return any(call == call_id for call, _ in self.records)
+
+    def has_call(self, call_id: str) -> bool:
+        calls = (span.call_id for span, _ in self.spans.values())
+        return bool(call_id) and (call_id in calls or self.has_records(call_id))
+
+    def add_span(self, span: PackedSpan) -> bool:
+        """Store the span unless it is stored; return whether the stored one is late."""
+        late = span.late or self.is_late(span.epoch)
+        return self.spans.setdefault(span.span_id, (span, late))[1]
+
+    def add_call(self, call: PackedCall) -> bool:
+        """Store the call unless it is stored; return whether the stored one is late."""
+        span, late = call.span, self.is_late(call.span.epoch)
+        stored, stored_late = self.spans.get(span.span_id, (span, late))
+        if stored.body != span.body:
+            if supersedes(span, late, stored.body, stored_late):
+                self.spans[span.span_id] = (span, late)
+                self.outcomes.pop(span.call_id, None)
+                for key in [key for key in self.records if key[0] == span.call_id]:
+                    del self.records[key]
+            elif self.has_records(span.call_id):
+                return stored_late
+        for record in call.records:
+            key = (record.call_id, record.choice)
+            self.records.setdefault(key, (record, late or record.late))
+        return self.add_span(span)
+
+    def read_spans(self) -> list[Span]:
+        return [
+            unpack_span(span.body, late, self.outcomes.get(span.call_id))
+            for span, late in self.spans.values()
+        ]
+
+    def read_records(self) -> list[TokenRecord]:
+        rows = sorted(
+            self.records.values(),
+            key=lambda row: (row[0].sequence_start, row[0].call_id, row[0].choice),
+        )
+        return [
+            unpack_record(
+                record.head,
+                (record.prompt, record.response, record.logprobs),
+                late,
+                self.outcomes.get(record.call_id),
+            )
+            for record, late in rows
+        ]
+
+
+class _MemoryTables(_state_machine.Tables):
+    """The dictionaries of a store, with the methods of `WriteTables` and `ReadTables`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.now = clock
+        self.change = 0
+        self._resources: dict[str, bytes] = {}
+        self._policies: defaultdict[str, list[PolicyVersion]] = defaultdict(list)
+        self._allotted: dict[tuple[str, str], int] = {}
+        """(Policy, request id) → its version."""
+        self._peers: dict[str, tuple[float, bytes]] = {}
+        self._rollouts: dict[str, _RolloutRow] = {}
+        self._attempts: dict[str, _AttemptRow] = {}
+        self._positions = itertools.count()
+        self._changes: dict[int, str] = {}
+        """Number of a rollout's latest change → its id, the newest last."""
+        self._queues: _Queues = defaultdict(list)
+        """Run id → heap of (position, rollout id); entries that are no longer queued remain."""
+        self._alone: _Queues = defaultdict(list)
+        """The same for rollouts that must run alone."""
+        self._leases: list[tuple[float, int, int, str]] = []
+        """Heap of (lease end, position, attempt number, attempt id); extended leases leave old
+        entries."""
+
+    # --- resources, policies and peers ----------------------------------------------------
+    def put_resources(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
+        self._resources.update(items)
+        return [None] * len(items)
+
+    def resources(self, resources_id: str) -> NamedResources:
+        check_known("resources", [resources_id], self._resources)
+        return decode_resources(self._resources[resources_id])
+
+    def allot_versions(self, items: Sequence[tuple[str, str, int, str | None]]) -> list[int]:
+        return [self._allot_version(*item) for item in items]
+
+    def _allot_version(self, policy: str, run_id: str, step: int, request_id: str | None) -> int:
+        versions = self._policies[policy]
+        version = len(versions) + 1
+        if request_id is not None:
+            allotted = self._allotted.setdefault((policy, request_id), version)
+            if allotted != version:
+                return allotted
+        versions.append(PolicyVersion(policy=policy, version=version, run_id=run_id, step=step))
+        return version
+
+    def policy_versions(self, policy: str) -> list[PolicyVersion]:
+        return list(self._policies.get(policy, ()))
+
+    def put_peers(self, items: Sequence[tuple[str, float, bytes]]) -> list[None]:
+        for peer_id, seen_at, body in items:
+            self._peers = {**self._recent_peers(seen_at), peer_id: (seen_at, body)}
+        return [None] * len(items)
+
+    def drop_peers(self, peer_ids: Sequence[str]) -> list[None]:
+        for peer_id in peer_ids:
+            self._peers.pop(peer_id, None)
+        return [None] * len(peer_ids)
+
+    def peers(self) -> list[Peer]:
+        now = self.now()
+        recent = sorted(self._recent_peers(now).items())
+        return [unpack_peer(body, now - seen_at) for _, (seen_at, body) in recent]
+
+    def _recent_peers(self, now: float) -> dict[str, tuple[float, bytes]]:
+        return {name: row for name, row in self._peers.items() if row[0] >= now - PEER_KEPT_S}
+
+    # --- rollouts -------------------------------------------------------------------------
+    def rollouts(
+        self, rollout_ids: Sequence[str] | None, limit: int | None, filters: dict[str, Any]
+    ) -> list[RolloutState]:
+        matching = (row for row in self._rows(rollout_ids) if _matches(row, **filters))
+        return [row.state() for row in islice(matching, limit)]
+
+    def _rows(self, rollout_ids: Sequence[str] | None) -> Iterable[_RolloutRow]:
+        """Return the rows in the order in which they were enqueued."""
+        if rollout_ids is None:
+            return self._rollouts.values()
+        self.check_rollouts(rollout_ids)
+        rows = (self._rollouts[rollout_id] for rollout_id in dict.fromkeys(rollout_ids))
+        return sorted(rows, key=lambda row: row.position)
+
+    def check_rollouts(self, rollout_ids: Sequence[str]) -> None:
+        check_known("rollout", rollout_ids, self._rollouts)
+
+    def changes(self, cursor: int, run_id: str | None) -> Changes:
+        newest_first = takewhile(lambda change: change > cursor, reversed(self._changes))
+        rows = [self._rollouts[self._changes[change]] for change in newest_first][::-1]
+        states = [row.state() for row in rows if run_id in (None, row.rollout.run_id)]
+        return Changes(cursor=max(cursor, self.change), rollouts=states)
+
+    def queued_runs(self) -> set[str]:
+        queues = (*self._queues.items(), *self._alone.items())
+        return {run_id for run_id, queue in queues if self._without_old(queue)}
+
+    def count(self, run_id: str | None) -> dict[RolloutStatus, int]:
+        rows = (row for row in self._rollouts.values() if run_id in (None, row.rollout.run_id))
+        return dict(Counter(row.progress.status for row in rows))
+
+    def prune(self, before: float, limit: int) -> int:
+        """Delete at most `limit` rollouts that ended before a time; return how many."""
+        # The newest ones stay, because new ones continue from their numbers.
+        newest = {next(reversed(ids), None) for ids in (self._rollouts, self._changes.values())}
+        ended = (
+            row
+            for rollout_id, row in self._rollouts.items()
+            if rollout_id not in newest
+            and row.progress.finished_at is not None
+            and row.progress.finished_at < before
+        )
+        pruned = list(islice(ended, limit))
+        for row in pruned:
+            del self._rollouts[row.rollout.rollout_id]
+            del self._changes[row.progress.change]
+            for attempt_id in row.attempt_ids:
+                del self._attempts[attempt_id]
+        return len(pruned)
+
+    # --- attempts, spans and calls --------------------------------------------------------
+    def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
+        return [
+            self._attempts[attempt_id].attempt
+            for rollout_id in rollout_ids
+            if rollout_id in self._rollouts
+            for attempt_id in self._rollouts[rollout_id].attempt_ids
+        ]
+
+    def attempt(self, attempt_id: str) -> Attempt:
+        return find_attempts(self, [attempt_id])[attempt_id]
+
+    def claim_of_token(self, call_token: str) -> Claim | None:
+        row = self._attempts.get(attempt_of_token(call_token))
+        # A comparison that stops at the first difference would leak the token by its time.
+        if row is None or not secrets.compare_digest(row.attempt.call_token, call_token):
+            return None
+        body = self._rollouts[row.attempt.rollout_id].body
+        return Claim(rollout=unpack_rollout(body), attempt=row.attempt)
+
+    def add_spans(self, items: Sequence[PackedSpan]) -> list[bool]:
+        check_known("attempt", [item.attempt_id for item in items], self._attempts)
+        return [self._attempts[item.attempt_id].add_span(item) for item in items]
+
+    def add_calls(self, items: Sequence[PackedCall]) -> list[bool]:
+        check_known("attempt", [item.span.attempt_id for item in items], self._attempts)
+        return [self._attempts[item.span.attempt_id].add_call(item) for item in items]
+
+    def mark_calls(self, items: Sequence[tuple[str, str, CallOutcome]]) -> list[None]:
+        for attempt_id, call_id, outcome in items:
+            row = self._attempts.get(attempt_id)
+            if row is None or not row.has_call(call_id):
+                raise NotFoundError(f"this store has no call {call_id!r} of attempt {attempt_id!r}")
+            row.outcomes[call_id] = outcome
+        return [None] * len(items)
+
+    def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
+        return {name: self._attempt_row(name).read_spans() for name in attempt_ids}
+
+    def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
+        return {name: self._attempt_row(name).read_records() for name in attempt_ids}
+
+    def _attempt_row(self, attempt_id: str) -> _AttemptRow:
+        """Return the row, or an empty one that is not stored."""
+        return self._attempts.get(attempt_id) or _AttemptRow(_NO_ATTEMPT)
+
+    # --- _state_machine.Tables ------------------------------------------------------------
+    def next_change(self) -> int:
+        self.change += 1
+        return self.change
+
+    def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
+        rollouts = self._rollouts
+        return {name: rollouts[name].body for name in rollout_ids if name in rollouts}
+
+    def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None:
+        for (rollout, body), progress in rows:
+            row = _RolloutRow(next(self._positions), rollout, body, progress)
+            self._rollouts[rollout.rollout_id] = row
+            self._record_move(row)
+
+    def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
+        rollouts = self._rollouts
+        return {name: rollouts[name].progress for name in rollout_ids if name in rollouts}
+
+    def update_rollouts(self, rows: Sequence[Progress]) -> None:
+        for progress in rows:
+            row = self._rollouts[progress.rollout_id]
+            self._changes.pop(row.progress.change, None)
+            row.progress = progress
+            self._record_move(row)
+
+    def _record_move(self, row: _RolloutRow) -> None:
+        self._changes[row.progress.change] = row.progress.rollout_id
+        if row.progress.status is RolloutStatus.QUEUED:
+            queues = self._alone if row.progress.alone else self._queues
+            heapq.heappush(queues[row.rollout.run_id], (row.position, row.progress.rollout_id))
+
+    def dequeue(
+        self, limit: int, run_id: str | None, alone: bool = False
+    ) -> list[tuple[Progress, Rollout]]:
+        queues = self._alone if alone else self._queues
+        dequeued: list[tuple[Progress, Rollout]] = []
+        while len(dequeued) < limit and (queue := self._oldest_queue(queues, run_id)):
+            row = self._rollouts[heapq.heappop(queue)[1]]
+            dequeued.append((row.progress, unpack_rollout(row.body)))
+        return dequeued
+
+    def _oldest_queue(self, queues: _Queues, run_id: str | None) -> list[tuple[int, str]]:
+        """Return the run's queue, or the one whose head is the oldest; an empty one if none is."""
+        if run_id is not None:
+            return self._without_old(queues.get(run_id, []))
+        return min((queue for queue in queues.values() if self._without_old(queue)), default=[])
+
+    def _without_old(self, queue: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Remove entries at the head that are not queued any more, or were deleted."""
+        while queue:
+            row = self._rollouts.get(queue[0][1])
+            if row is not None and row.progress.status is RolloutStatus.QUEUED:
+                break
+            heapq.heappop(queue)
+        return queue
+
+    def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
+        attempts = self._attempts
+        return {name: attempts[name].attempt for name in attempt_ids if name in attempts}
+
+    def insert_attempts(self, rows: Sequence[Attempt]) -> None:
+        for attempt in rows:
+            self._attempts[attempt.attempt_id] = _AttemptRow(attempt)
+            self._rollouts[attempt.rollout_id].attempt_ids.append(attempt.attempt_id)
+            self._record_lease(attempt)
+
+    def update_attempts(self, rows: Sequence[Attempt]) -> None:
+        for attempt in rows:
+            self._attempts[attempt.attempt_id].attempt = attempt
+            self._record_lease(attempt)
+
+    def _record_lease(self, attempt: Attempt) -> None:
+        if not attempt.sealed:
+            place = (self._rollouts[attempt.rollout_id].position, attempt.number)
+            heapq.heappush(self._leases, (attempt.lease_until, *place, attempt.attempt_id))
+
+    def expired(self, now: float, limit: int) -> list[Attempt]:
+        expired: dict[str, Attempt] = {}
+        while self._leases and self._leases[0][0] <= now and len(expired) < limit:
+            row = self._attempts.get(heapq.heappop(self._leases)[-1])
+            # A lease may have been extended, or its attempt has ended or was deleted.
+            if row is not None and not row.attempt.sealed and row.attempt.lease_until <= now:
+                expired[row.attempt.attempt_id] = row.attempt
+        return list(expired.values())
+
+
+_NO_ATTEMPT = Attempt(attempt_id="", rollout_id="", number=0, epoch=0)
+
+
+def _matches(
+    row: _RolloutRow,
+    run_id: str | None,
+    mode: str | None,
+    step: int | None,
+    status: Collection[RolloutStatus] | None,
+) -> bool:
+    rollout = row.rollout
+    wanted = ((run_id, rollout.run_id), (mode, rollout.mode), (step, rollout.step))
+    is_equal = all(expected in (None, value) for expected, value in wanted)
+    return is_equal and (status is None or row.progress.status in status)

@@ -68,14 +68,6 @@ def connect(
         raise explain(error, path) from error
 
 
-def connect_memory() -> sqlite3.Connection:
-    """Return a connection to a new store in memory."""
-    db = _connect(":memory:")
-    for statement in schema():
-        db.execute(statement)
-    return db
-
-
 def _connect(name: str) -> sqlite3.Connection:
     """Return a connection that several threads may use, one at a time, and that never waits."""
     return sqlite3.connect(
