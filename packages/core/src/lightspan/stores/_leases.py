@@ -146,9 +146,7 @@ def _claim_again(
 
 def _new_claims(tables: Tables, request: ClaimRequest, now: float) -> list[Claim]:
     claims, moved = [], []
-    alone_limit = min(request.slots, 1) if request.idle else 0
-    queued = tables.dequeue(alone_limit, request.run_id, alone=True)
-    queued = queued or tables.dequeue(request.slots, request.run_id)
+    queued = tables.dequeue(request.slots, request.run_id, is_idle=request.idle)
     for place, (before, rollout) in enumerate(queued, request.first):
         attempt_id = request.attempt_id(ALONE if before.alone else place)
         attempt = _new_attempt(attempt_id, before, request, now)

@@ -88,12 +88,13 @@ class Tables(Lookup, Protocol):
     def update_rollouts(self, rows: Sequence[Progress]) -> None: ...
 
     def dequeue(
-        self, limit: int, run_id: str | None, alone: bool = False
+        self, limit: int, run_id: str | None, *, is_idle: bool
     ) -> list[tuple[Progress, Rollout]]:
         """Return the oldest queued rollouts, all of which the caller starts.
 
         Args:
-            alone: whether to return those that must run alone, or the others.
+            is_idle: whether the caller runs nothing: it gets one that must run alone, if there is
+                one, and no other.
         """
         ...
 

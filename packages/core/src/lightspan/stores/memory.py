@@ -375,9 +375,14 @@ class _MemoryTables(_state_machine.Tables):
             heapq.heappush(queues[row.rollout.run_id], (row.position, row.progress.rollout_id))
 
     def dequeue(
-        self, limit: int, run_id: str | None, alone: bool = False
+        self, limit: int, run_id: str | None, *, is_idle: bool
     ) -> list[tuple[Progress, Rollout]]:
-        queues = self._alone if alone else self._queues
+        alone = self._pop(self._alone, min(limit, 1), run_id) if is_idle else []
+        return alone or self._pop(self._queues, limit, run_id)
+
+    def _pop(
+        self, queues: _Queues, limit: int, run_id: str | None
+    ) -> list[tuple[Progress, Rollout]]:
         dequeued: list[tuple[Progress, Rollout]] = []
         while len(dequeued) < limit and (queue := self._oldest_queue(queues, run_id)):
             row = self._rollouts[heapq.heappop(queue)[1]]

@@ -138,7 +138,7 @@ class SQLTables(ABC):
         return {row[0]: self._read_attempt(row) for row in rows}
 
     def dequeue(
-        self, limit: int, run_id: str | None, alone: bool = False
+        self, limit: int, run_id: str | None, *, is_idle: bool
     ) -> list[tuple[Progress, Rollout]]:
         if limit <= 0:
             return []
@@ -146,8 +146,9 @@ class SQLTables(ABC):
             [(first, last)] = self._execute("ends_of_runs")
             run_id = first if first == last else None
         query = self._queries()["queued" if run_id is None else "queued_of_run"]
-        queued = ALONE if alone else QUEUED
-        rows = self._run(query, {"limit": limit, "run_id": run_id, "queued": queued})
+        values = {"limit": limit, "run_id": run_id, "queued": QUEUED}
+        alone = self._run(query, {**values, "limit": 1, "queued": ALONE}) if is_idle else []
+        rows = alone or self._run(query, values)
         return [(read_progress(row[:-1]), unpack_rollout(row[-1])) for row in rows]
 
 
