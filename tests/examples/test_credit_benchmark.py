@@ -94,16 +94,6 @@ def test_the_correction_is_that_of_the_tables(
     assert family.critical == pytest.approx(expected, abs=tolerance)
 
 
-def test_more_comparisons_ask_for_more(paired: Any) -> None:
-    blocks = {name: block_of(paired, arms, 5) for name, arms in (("q", 4), ("s", 9), ("r", 3))}
-    gains = [[(name, arm)] for name, block in blocks.items() for arm in block.arms]
-    pooled = [[(name, "a0") for name in blocks]]
-    of_one = paired.Family({"q": blocks["q"]}, gains[:4]).critical
-    of_all = paired.Family(blocks, [*gains, *pooled])
-    assert of_one < of_all.critical < 4.5
-    assert of_all.size == 17
-
-
 def test_the_spread_of_a_run_by_hand(paired: Any) -> None:
     """Residuals of c 0 0, a 1 3, b 2 2 are ±1/3, ±2/3, ±1/3: 12/9 in all, on 2 degrees."""
     runs = {"c": [{"t": 0.0}, {"t": 0.0}], "a": [{"t": 1.0}, {"t": 3.0}]}
@@ -156,39 +146,12 @@ def test_a_planted_gain_is_found_and_no_other(paired: Any) -> None:
     assert found[1].mean == pytest.approx(0.5, abs=0.2)
 
 
-def test_a_gain_on_every_task_is_found_where_none_alone_is(paired: Any) -> None:
-    rng = random.Random(5)
-    blocks = {f"b{n}": block_of(paired, 2, 5, rng=rng, tasks=25, a0=0.35) for n in range(6)}
-    gains = [[(name, arm)] for name in blocks for arm in ("a0", "a1")]
-    pooled = [[(name, arm) for name in blocks] for arm in ("a0", "a1")]
-    *each, a0, a1 = paired.Family(blocks, [*gains, *pooled]).judge()
-    assert a0.mean == pytest.approx(math.fsum(judged.mean for judged in each[::2]) / 6)
-    assert (a0.verdict, a1.verdict) == ("better", "not told from chance")
-    assert sum(judged.verdict == "better" for judged in each) < 6
-
-
 def test_chance_finds_something_in_one_comparison_of_twenty(paired: Any) -> None:
     rng = random.Random(3)
     blocks = [block_of(paired, 4, 5, rng=rng) for _ in range(1000)]
     critical = paired.Family({"x": blocks[0]}, single(blocks[0])).critical
     found = sum(max(abs(b.gain(arm).t) for arm in b.arms) > critical for b in blocks)
     assert 30 <= found <= 70
-
-
-def test_intervals_and_p_agree(paired: Any) -> None:
-    rng = random.Random(4)
-    block = block_of(paired, 9, 5, rng=rng, a1=1.0, a2=2.0, a3=3.0, a4=4.0)
-    for judged in paired.Family({"x": block}, single(block)).judge():
-        assert (judged.p < 0.05) == (judged.low > 0 or judged.high < 0)
-
-
-def test_the_same_rewards_are_judged_the_same(paired: Any) -> None:
-    block = block_of(paired, 3, 5)
-    one, other = (paired.Family({"x": block}, single(block)).judge() for _ in range(2))
-    assert one == other
-    same = {"c": [{"t": 0.5}] * 2, "a": [{"t": 0.5}] * 2}
-    [judged] = paired.Family({"x": paired.Block(same, "c")}, [[("x", "a")]]).judge()
-    assert (judged.mean, judged.low, judged.high, judged.p) == (0.0, 0.0, 0.0, 1.0)
 
 
 def test_a_task_that_one_arm_left_unscored_is_left_out_of_its_seed(paired: Any) -> None:
@@ -204,7 +167,6 @@ def test_a_task_that_one_arm_left_unscored_is_left_out_of_its_seed(paired: Any) 
     [
         ({"c": [{"t": 0.0}] * 2}, "two arms and two seeds at least"),
         ({"c": [{"t": 0.0}] * 2, "a": [{"t": 0.0}]}, "as many of each arm: {'c': 2, 'a': 1}"),
-        ({"c": [{"t": 0.0}], "a": [{"t": 0.0}]}, "two seeds at least"),
         ({"c": [{"t": 0.0}] * 2, "a": [{"u": 0.0}] * 2}, "scored by all arms"),
     ],
 )
@@ -213,36 +175,7 @@ def test_what_cannot_be_compared(paired: Any, runs: dict[str, Any], message: str
         paired.Block(runs, "c")
 
 
-def test_a_gain_that_there_is_not(paired: Any) -> None:
-    block = block_of(paired, 1, 2)
-    with pytest.raises(ValueError, match="no gain of control in x"):
-        paired.Family({"x": block}, [[("x", "control")]])
-
-
 # --- the design -------------------------------------------------------------------------------
-def test_the_page_and_the_program_are_one_design(plan: Any) -> None:
-    page = (DOCS / "credit-comparison.md").read_text()
-    rows = page.partition("## What is compared")[2].split("\n\n")[1].splitlines()[2:]
-    found = {}
-    for row in rows:
-        task, steps, held_out, rules, units, runs = (c.strip() for c in row.split("|")[1:-1])
-        found[task.strip("`")] = (
-            [int(number) for number in steps.split(" × ")],
-            int(held_out),
-            [rule.strip("`") for rule in rules.split(", ")],
-            units.split(", "),
-            int(runs),
-        )
-    assert found == {
-        task: (
-            [known.steps, rollouts],
-            known.held_out,
-            list(known.rules),
-            list(known.units),
-            len(known.arms),
-        )
-        for (task, known), rollouts in zip(plan.PLANS.items(), (128, 128, 64, 64), strict=True)
-    }
 
 
 def test_every_run(plan: Any) -> None:
@@ -262,7 +195,6 @@ def test_every_run(plan: Any) -> None:
     ("task", "rule", "expected"),
     [
         ("sql", "terminal", ("grpo", "terminal", None)),
-        ("sql", "discounted", ("grpo", "discounted(1)", None)),
         ("sql", "anchor", ("grpo", "anchor(1, key=observation)", None)),
         ("quest", "anchor", ("grpo", "anchor(1, key=_credit_plan:quest_state)", None)),
         ("quest", "critic", ("ppo", "critic(1)", None)),
@@ -279,25 +211,6 @@ def test_the_arms(plan: Any, task: str, rule: str, expected: tuple[Any, ...]) ->
     found = (algorithm.estimator, algorithm.credit.name, named[0] if named else None)
     assert found == expected
     assert algorithm.unit == "agent"
-
-
-def test_the_state_of_a_quest_is_its_observation(plan: Any) -> None:
-    from lightspan.lightning.states import State
-
-    def state(content: str) -> State:
-        asked = [{"role": "user", "content": content}]
-        return State(task_id="t", agent_path="explore", turn=0, messages=asked)
-
-    first = state("You go east.\n\nYou are in the hut.\nBag:\nnothing")
-    other = state("Nothing lies here.\n\nYou are in the hut.\nBag:\nnothing")
-    assert plan.quest_state(first) == plan.quest_state(other)
-    assert plan.quest_state(first) == "You are in the hut.\nBag:\nnothing"
-
-
-def test_of_each_cluster_as_many(credit: Any) -> None:
-    tasks = [{"id": f"{c}{n}", "c": c} for c in "abc" for n in range(4)]
-    assert [t["id"] for t in credit.evenly(tasks, 6, "c")] == ["a0", "b0", "c0", "a1", "b1", "c1"]
-    assert [t["id"] for t in credit.evenly(tasks, 2, None)] == ["a0", "a1"]
 
 
 # --- rows -------------------------------------------------------------------------------------
@@ -354,18 +267,6 @@ def test_a_row_that_a_crash_cut_short_is_made_again(kept: Any, tmp_path: Path) -
     assert len(kept.Journal(path, "d").done) == 2
 
 
-def test_two_sessions_add_to_one_file(kept: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    one, other = kept.Journal(path, "d"), kept.Journal(path, "d")
-    one.add(row_of("sql", "terminal", 0, 0.25))
-    other.add(row_of("sql", "terminal", 0, 0.75))
-    other.add(row_of("rag", "terminal", 0))
-    one.read()
-    assert len(one.rows) == 3
-    first = one.done[kept.Key("sql", "terminal", "rollout", 0)]
-    assert first["held_out"]["rewards"] == {"0": [0.25], "1": [0.25]}
-
-
 def test_rows_of_another_design_are_refused(kept: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     kept.Journal(path, "d").add(row_of("sql", "terminal", 0))
@@ -390,15 +291,9 @@ def test_rows_of_other_settings_are_refused(
     path = tmp_path / "rows.jsonl"
     journal = kept.Journal(path, "d")
     journal.add(row_of("sql", "terminal", 0))
-    row = row_of("sql", rule, seed, **changes)
     with pytest.raises(SystemExit, match=f"has sql, terminal, seed 0 with another {name}"):
-        journal.add(row)
+        journal.add(row_of("sql", rule, seed, **changes))
     assert len(path.read_text().splitlines()) == 1
-    path.write_text(path.read_text() + json.dumps({"design": "d", **row}) + "\n")
-    with pytest.raises(SystemExit, match=f"and sql, terminal, seed 0 differ in {name}"):
-        kept.Journal(path, "d")
-    path.unlink()
-    journal.read()
     journal.add(row_of("rag", rule, seed, **changes))  # other tasks have others
 
 
@@ -454,13 +349,6 @@ def test_no_run_is_made_twice(
     assert len(runs) == len(keys)
 
 
-def test_none_is_begun_after_the_minutes(
-    credit: Any, kept: Any, plan: Any, runs: list[str], tmp_path: Path
-) -> None:
-    go(credit, kept.Journal(tmp_path / "rows.jsonl", "d"), plan.every_run(), minutes=0)
-    assert runs == []
-
-
 def test_what_failed_is_tried_again_after_the_others(
     credit: Any, kept: Any, runs: list[str], tmp_path: Path
 ) -> None:
@@ -474,18 +362,6 @@ def test_what_failed_is_tried_again_after_the_others(
     broken = [kept.Key("sql", "critic", unit, 0) for unit in ("rollout", "agent")]
     with pytest.raises(SystemExit, match="two runs in a row ended with an error"):
         go(credit, kept.Journal(path, "d"), broken)
-
-
-def test_parts_are_chosen(credit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(*arguments: str) -> list[str]:
-        return [str(key) for key in credit._chosen(credit._parser().parse_args(arguments))]
-
-    assert chosen("--task", "sql", "--rule", "anchor", "--seed", "1") == [
-        "sql, anchor, seed 1",
-        "sql, anchor, agent, seed 1",
-    ]
-    assert chosen("--world", "--seed", "5", "--rule", "discounted") == ["quest, discounted, seed 5"]
-    assert len(chosen("--world")) == 18
 
 
 # --- what is said -----------------------------------------------------------------------------
@@ -511,56 +387,14 @@ def test_the_table_is_whole(kept: Any, plan: Any, said: Any, tmp_path: Path) -> 
     lines = text.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert len(rows) == 2 + 23 + 4
-    assert all(len(row) == 9 for row in rows)
-    better = [row[0] for row in rows if row[4].endswith(": better")]
     tasks = ["quest", "sql", "sql", "rag", "rag-crewai", "mean of quest, sql, rag, rag-crewai"]
-    assert better == tasks
+    assert [row[0] for row in rows if row[4].endswith(": better")] == tasks
     assert [row[:3] for row in rows if row[4].endswith(": worse")] == [
         ["quest", "`critic`", "rollout"],
         ["mean of quest, sql, rag, rag-crewai", "`critic`", "rollout"],
     ]
-    quest = next(row for row in rows if row[:2] == ["quest", "`terminal`"])
-    assert re.fullmatch(r"0\.\d{3} → 0\.\d{3}", quest[3])
-    assert quest[4:] == ["", "", "", "", "0, 5"]
-    discounted = next(row for row in rows if row[:2] == ["quest", "`discounted`"])
-    assert discounted[7] == "+0.000 (+0.000..+0.000)", "the same in training"
-    assert "Seeds: quest 5, sql 5, rag 5, rag-crewai 5." in text
     assert "Corrected for 23 gains: 3." in text
-    assert "138 runs, together 3.5 hours, 2026-11-24 to 2026-11-24, at abc; 0 more" in text
     assert "Not complete" not in text
-    assert re.search(r"quest, six seeds, `discounted` against .*: none: \*\*holds\*\*", text)
-
-
-def test_what_is_not_there_yet_is_said(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    assert said.table(kept.Journal(path, "d"), plan.SEEDS).count("not yet") == 23
-    some = [key for key in plan.every_run() if key.seed < 2 and key.task in ("quest", "rag")]
-    text = said.table(whole(kept, plan, path, some), plan.SEEDS)
-    assert text.count("not yet") == 14
-    assert "Seeds: quest 2, sql 0, rag 2, rag-crewai 0." in text
-    assert "**Not complete**" in text
-    assert "mean of" not in text
-    assert "quest, six seeds, `discounted`: 6 of 18 runs." in text
-
-
-def test_a_table_of_some_tasks_and_rules(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    journal = whole(kept, plan, tmp_path / "rows.jsonl", plan.every_run())
-    text = said.table(journal, plan.SEEDS, said.narrowed(["quest", "sql"], ["critic"]))
-    rows = [line.split(" | ")[:3] for line in text.splitlines()[2:] if line[:1] == "|"]
-    assert [row[0].removeprefix("| ") for row in rows] == [
-        *(["quest"] * 2),
-        *(["sql"] * 4),
-        "mean of quest, sql",
-    ]
-    assert [row[1] for row in rows] == ["`terminal`", "`critic`"] * 3 + ["`critic`"]
-    assert "Seeds: quest 5, sql 5." in text
-    assert "Corrected for 5 gains" in text, "three critics', SQL's terminal by agents, and the mean"
-    assert "six seeds" not in text
-    assert "Not complete" not in text
-    assert said.narrowed(None, None) == plan.PLANS
-    alone = said.table(journal, plan.SEEDS, said.narrowed(["rag"], ["terminal"]))
-    assert "| rag | `terminal` | rollout | 0." in alone
-    assert "\n10 runs, " in alone, "five and what they began with"
 
 
 def test_an_arm_that_was_given_up(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
@@ -574,19 +408,6 @@ def test_an_arm_that_was_given_up(kept: Any, plan: Any, said: Any, tmp_path: Pat
     assert "| rag | `critic` | rollout | given up |" in text
     assert "Corrected for 21 gains" in text, "nor is the critic judged over all tasks"
     assert "Not complete" not in text
-    assert "2 more ended with an error or cannot be used." in text
-    listing = list(said.listed(plan.every_run(), journal))
-    assert "rag, critic: seeds done: 0 1 2 4; given up: 3" in listing
-
-
-def test_what_is_left_and_how_long(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    keys = [key for key in plan.every_run() if key.task == "rag"]
-    lines = list(said.listed(keys, kept.Journal(path, "d")))
-    assert lines[0] == "rag, start: seeds done: none; 15 minutes left"
-    assert lines[-1].startswith("0 of 25 runs are done or given up; about 0.6 hours are left")
-    journal = whole(kept, plan, path, [key for key in keys if key.seed == 0])
-    assert next(said.listed(keys, journal)) == "rag, start: seeds done: 0; 6 minutes left"
 
 
 @pytest.mark.parametrize(
@@ -624,23 +445,6 @@ def test_the_tables_of_the_page_are_what_the_committed_rows_say(
 
 
 # --- a run ------------------------------------------------------------------------------------
-def test_the_rows_that_are_kept_can_be_gone_on_from(credit: Any, plan: Any) -> None:
-    """An option of LightningRL that came after them does not make their arms others."""
-    from lightspan import LightningRL
-    from sql_example import training
-
-    rows = [json.loads(line) for line in credit.RESULTS.read_text().splitlines()]
-    kept = {(row["rule"], row["unit"]): row for row in rows if row["task"] == "sql"}
-    assert len(kept) == 11
-    recipe = replace(training.RECIPE, steps=plan.PLANS["sql"].steps)
-    for (rule, unit), row in kept.items():
-        changes = {} if rule == "start" else plan.options_of("sql", rule, unit)
-        chosen = {
-            "learning_rate": row["learning_rate"]
-        }  # by the size of the model, which is not here
-        options = {**training.rl_options(7, recipe), **changes, **chosen}
-        arm = plan.digest(credit._described(LightningRL("m", **options)))
-        assert arm == row["arm"], (rule, unit)
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ from desk_example.candidates import CANDIDATES, GOOD
 from desk_example.comparison import SELECTION, Answers, Measured, Search, interval, table
 from desk_example.options import MAX_ROLLOUTS
 from desk_example.reflection import in_order
-from desk_example.replay import replayed
 from desk_example.training import held_out_tasks
 
 DESK = Path(__file__).parents[2] / "examples" / "desk"
@@ -74,24 +73,6 @@ def test_the_table(one_is_good: dict[str, Answers]) -> None:
     assert lines[-1] == (
         "| the prompt as it was | 0.000 0.000 | 0.000 (0.000..0.000) | +1.000 (+1.000..+1.000) |"
     )
-
-
-def test_a_search_is_answered_from_what_was_measured(one_is_good: dict[str, Answers]) -> None:
-    found = replayed(0, PROMPT, one_is_good)
-    assert found.replayed
-    assert found.rollouts <= MAX_ROLLOUTS
-    # the only text that is better than the one before it is chosen as soon as it is proposed
-    is_proposed = CANDIDATES[7] in in_order(0)[: found.reflections]
-    assert (found.chosen == CANDIDATES[7]) is is_proposed
-    assert found.held_out == one_is_good[found.chosen].held_out
-
-
-def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "measured.jsonl"
-    assert comparison.read(path) == Measured({}, [])
-    comparison.add(path, answers(text="a"))
-    comparison.add(path, answers(text="b"))
-    assert list(comparison.read(path).answers) == ["a", "b"]
 
 
 def test_the_readme_shows_what_was_measured() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from desk_example import options
 from desk_example.app import DEPARTMENTS, PROMPT, turns
-from desk_example.candidates import CANDIDATES, GOOD
+from desk_example.candidates import CANDIDATES
 from desk_example.reflection import NO_MORE, Script, answered, in_order
 from desk_example.serving import served
 from desk_example.training import held_out_tasks, train_tasks
@@ -79,15 +79,6 @@ def test_it_finds_a_better_prompt(
     assert {r.headers["authorization"] for r in model.requests} == {"Bearer own-key"}
 
 
-def test_a_good_prompt_stays(train: Any, tmp_path: Path, model: ScriptedServer) -> None:
-    model.script = lambda request: RIGHT[request.last_text] if len(request.messages) > 9 else "?"
-    folder = tmp_path / "run"
-    assert run(train, folder, model, "--good-seed") == 0
-    learned = json.loads((folder / "prompts.json").read_text())["prompt"]
-    assert learned["before"] == learned["after"]
-    assert learned["before"]["template"] == GOOD
-
-
 @pytest.mark.long
 def test_it_goes_on_with_the_next_text(
     train: Any, tmp_path: Path, model: ScriptedServer, monkeypatch: pytest.MonkeyPatch
@@ -136,12 +127,6 @@ def test_a_look_first(
     assert "desk_example.training:route: GEPA, 4 tasks x 1 rollout" in said
     assert "by scripted: about " in said
     assert not (tmp_path / "run").exists()
-
-
-def test_options_that_go_together(train: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        options.main(train.prepare, train.train, "", ["--reflection-url", "http://127.0.0.1:9/v1"])
-    assert "--reflection-url and --reflection-model go together" in capsys.readouterr().err
 
 
 # --- the script -----------------------------------------------------------------------------

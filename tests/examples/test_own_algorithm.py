@@ -50,12 +50,6 @@ def test_it_is_fifty_lines_at_most() -> None:
     assert 20 < len(code_lines(source)) <= 50
 
 
-def test_code_lines_are_counted_as_people_do() -> None:
-    prose = '"""Doc\nstring."""\n\n# comment\n'
-    source = prose + 'x = 1  # why\ndef f():\n    "doc"\n    return """a\nb"""\n'
-    assert code_lines(source) == ["x = 1  # why", "def f():", 'return """a', 'b"""']
-
-
 def test_it_is_an_algorithm_whose_fields_are_its_settings(example: Any) -> None:
     algorithm = example("own_algorithm").RAFT(model="m", optimize="writer", seed=3)
     assert isinstance(algorithm, Algorithm)

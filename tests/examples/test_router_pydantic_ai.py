@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ pytest.importorskip("pydantic_ai")
 
 from router_example.pydantic_ai_app import CustomerService, chat_model
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "router" / "train.py"
 TASKS = messages.tasks("train")
 MESSAGE = "The treadmill leaks from the bottom."
 
@@ -110,16 +108,9 @@ def test_who_acts() -> None:
 
 
 # --- the command ------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def script() -> Any:
-    """The script as a module."""
-    return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
-
-
-@pytest.fixture(autouse=True)
-def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps its threads."""
-    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
+@pytest.fixture
+def script(script_of: Callable[[str], Any], torch_threads: None) -> Any:
+    return script_of("router")
 
 
 def test_the_same_training_but_for_the_app(script: Any) -> None:
