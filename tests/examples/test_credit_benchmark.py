@@ -154,14 +154,6 @@ def test_chance_finds_something_in_one_comparison_of_twenty(paired: Any) -> None
     assert 30 <= found <= 70
 
 
-def test_a_task_that_one_arm_left_unscored_is_left_out_of_its_seed(paired: Any) -> None:
-    full = {"t": 0.0, "u": 1.0}
-    runs = {"c": [full, full], "a": [{"t": 1.0}, full], "b": [full, full]}
-    block = paired.Block(runs, "c")
-    assert block.means == {"c": [0.0, 0.5], "a": [1.0, 0.5], "b": [0.0, 0.5]}
-    assert block.left_out == 1
-
-
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
@@ -395,37 +387,6 @@ def test_the_table_is_whole(kept: Any, plan: Any, said: Any, tmp_path: Path) -> 
     ]
     assert "Corrected for 23 gains: 3." in text
     assert "Not complete" not in text
-
-
-def test_an_arm_that_was_given_up(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    lost = kept.Key("rag", "critic", "rollout", 3)
-    journal = whole(kept, plan, path, [key for key in plan.every_run() if key != lost])
-    assert "**Not complete**" in said.table(journal, plan.SEEDS)
-    for _ in range(2):
-        journal.add({**failed(row_of(*lost[:2], lost.seed)), "settings": "s"})
-    text = said.table(journal, plan.SEEDS)
-    assert "| rag | `critic` | rollout | given up |" in text
-    assert "Corrected for 21 gains" in text, "nor is the critic judged over all tasks"
-    assert "Not complete" not in text
-
-
-@pytest.mark.parametrize(
-    ("base", "other", "verdict"),
-    [
-        ([0.5, 0.6] * 3, [0.55, 0.52] * 3, "collapsed: none: **holds**"),
-        ([0.5, 0.6] * 3, [0.3, 0.42] * 3, "collapsed: none: **fails**"),
-        ([0.1] * 6, [0.9] * 5 + [0.1], "collapsed: 5 (0.400 → 0.100): **fails**"),
-    ],
-)
-def test_the_long_horizon(
-    kept: Any, said: Any, tmp_path: Path, base: list[float], other: list[float], verdict: str
-) -> None:
-    journal = kept.Journal(tmp_path / "rows.jsonl", "d")
-    for rule, ends in (("start", [0.4] * 6), ("terminal", base), ("discounted", other)):
-        for seed, end in enumerate(ends):
-            journal.add(row_of("quest", rule, seed, end))
-    assert verdict in said.world_line(journal)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import pytest
 from desk_example import comparison
 from desk_example.app import PROMPT
 from desk_example.candidates import CANDIDATES, GOOD
-from desk_example.comparison import SELECTION, Answers, Measured, Search, interval, table
-from desk_example.options import MAX_ROLLOUTS
-from desk_example.reflection import in_order
+from desk_example.comparison import Answers, Measured, Search, interval, table
 from desk_example.training import held_out_tasks
 
 DESK = Path(__file__).parents[2] / "examples" / "desk"
@@ -26,23 +24,6 @@ def one_is_good() -> dict[str, Answers]:
     found = {text: answers(text=text) for text in (PROMPT, *CANDIDATES)}
     found[CANDIDATES[7]] = answers("1" * 48, "1" * 80, CANDIDATES[7])
     return found
-
-
-def test_equal_shares_look_at_every_text(one_is_good: dict[str, Answers]) -> None:
-    for order in comparison.ORDERS:
-        assert comparison.equal_shares(order, one_is_good, PROMPT) == CANDIDATES[7]
-    bad = {text: answers(text=text) for text in one_is_good}
-    assert comparison.equal_shares(0, bad, PROMPT) == PROMPT  # nothing is better
-
-
-def test_one_by_one_sees_as_many_as_there_are_rollouts_for(
-    one_is_good: dict[str, Answers],
-) -> None:
-    most = MAX_ROLLOUTS // SELECTION - 1  # the first is the prompt as it is
-    for order in comparison.ORDERS:
-        is_seen = CANDIDATES[7] in in_order(order)[:most]
-        chosen = comparison.one_by_one(order, one_is_good, PROMPT)
-        assert (chosen == CANDIDATES[7]) is is_seen
 
 
 def test_intervals() -> None:

@@ -14,9 +14,7 @@ from desk_example import options
 from desk_example.app import DEPARTMENTS, PROMPT, turns
 from desk_example.candidates import CANDIDATES
 from desk_example.reflection import NO_MORE, Script, answered, in_order
-from desk_example.serving import served
 from desk_example.training import held_out_tasks, train_tasks
-from lightspan.errors import ModelError
 from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
@@ -119,16 +117,6 @@ def test_a_real_model_may_reflect(train: Any, tmp_path: Path, model: ScriptedSer
     assert learned["after"]["template"] == text
 
 
-def test_a_look_first(
-    train: Any, tmp_path: Path, model: ScriptedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(train, tmp_path / "run", model, "--dev") == 0
-    said = capsys.readouterr().out
-    assert "desk_example.training:route: GEPA, 4 tasks x 1 rollout" in said
-    assert "by scripted: about " in said
-    assert not (tmp_path / "run").exists()
-
-
 # --- the script -----------------------------------------------------------------------------
 def test_the_script_proposes_each_text_once_in_a_seeded_order(tmp_path: Path) -> None:
     request = Request("/v1/chat/completions", {}, {"messages": []})
@@ -144,8 +132,3 @@ def test_the_script_proposes_each_text_once_in_a_seeded_order(tmp_path: Path) ->
         assert in_order(order) == Script(order).texts
     assert len({said[0] for said in orders} | {said[1] for said in orders}) > 4
     assert answered(tmp_path) == 0
-
-
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot be served"), served(tmp_path):
-        pass

@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lightspan.training.statistics import Interval, paired_gain
-from lightspan_examples.recipe import Imitation
-from lightspan_examples.warm_start import make_sft
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -65,24 +63,6 @@ def test_of_one_seed_it_is_the_cluster_bootstrap(
     assert found.mean == pytest.approx(expected.mean)
     if expected.clusters and expected.clusters > 1:
         assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-
-
-@pytest.mark.parametrize(("updates", "steps", "epochs"), [(None, 1000, 1.0), (300, 300, 0.3)])
-def test_further_imitation_is_annealed(
-    tmp_path: Path, updates: int | None, steps: int, epochs: float
-) -> None:
-    """Its rate falls over just the updates that it has, as in the warm start."""
-    sft = make_sft(tmp_path, 0, Imitation(demonstrations=16_000, batch=16), updates=updates)
-    assert sft.optimizer is not None
-    assert (sft.optimizer.decay_steps, sft.epochs) == (steps, epochs)
-    assert sft.max_cpu_seconds is None
-
-
-def test_seeds_are_compared_step_by_step(curves: Any) -> None:
-    arm = curves.Arm("RL", [[(0, 0.5), (5, 0.7)], [(0, 0.6), (5, 0.9)]])
-    assert [(step, found.mean) for step, found in curves.steps_of(arm)] == [(0, 0.55), (5, 0.8)]
-    with pytest.raises(ValueError, match="RL: the seeds were evaluated at different steps"):
-        curves.steps_of(curves.Arm("RL", [[(0, 0.5)], [(1, 0.5)]]))
 
 
 def test_figures_are_measured_once(learning: Any, tmp_path: Path) -> None:

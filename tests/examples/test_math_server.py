@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -80,12 +79,6 @@ async def test_errors_are_results_that_the_model_reads(expression: str, message:
         assert await call(session, expression) == (text, True)
         # the server goes on
         assert await call(session, "1 + 1") == ("2", False)
-
-
-async def test_64_calls_at_once() -> None:
-    async with stdio() as session:
-        found = await asyncio.gather(*[call(session, f"{i} * {i}") for i in range(64)])
-        assert found == [(str(i * i), False) for i in range(64)]
 
 
 def test_the_server_ends_when_stdin_closes_and_prints_nothing() -> None:

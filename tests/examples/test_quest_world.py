@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from quest_example.chart import Chart
@@ -163,10 +161,6 @@ def test_the_chart_agrees_with_playing() -> None:
                 seen.add(there)
                 waiting.append(there)
     assert len(seen) == chart.reachable
-
-
-def test_worlds_survive_json() -> None:
-    assert World.from_json(json.loads(json.dumps(WORLD.to_json()))) == WORLD
 
 
 def test_fixed_plans_and_chance() -> None:

@@ -106,28 +106,6 @@ def test_where_paragraphs_are_divided() -> None:
     assert list(documents.pack(["a b c", "d e", "f"], 5)) == ["a b c\n\nd e", "f"]
 
 
-def test_headings() -> None:
-    def found(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
-        return [(section.headings, section.paragraphs) for section in documents.sections(text)]
-
-    assert found("# A #\n### C\nx\n## B\ny\n# D\n") == [
-        (("A", "C"), ["x"]),
-        (("A", "B"), ["y"]),
-        (("D",), ["D"]),
-    ]
-    assert found("#no heading\n#\n") == [((), ["#no heading #"])]
-    assert found("~~~\n# x\n```\n# y\n~~~\n# z") == [
-        ((), ["~~~ # x ``` # y ~~~"]),
-        (("z",), ["z"]),
-    ]
-    assert found("```x``` is code\n# A\ny") == [((), ["```x``` is code"]), (("A",), ["y"])]
-    assert found("```\n# x\n```py\n# y\n````\n# z") == [
-        ((), ["``` # x ```py # y ````"]),
-        (("z",), ["z"]),
-    ]
-    assert found("\n \n") == []
-
-
 def test_what_is_left_out_is_said(folder: Path) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
     (folder / "binary.txt").write_bytes(b"text\0more")

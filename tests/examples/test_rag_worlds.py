@@ -26,7 +26,6 @@ from rag_example.worlds import (
     RELATIONS,
     SPLITS,
     Fact,
-    Question,
     Split,
     Task,
     World,
@@ -40,7 +39,6 @@ from rag_example.worlds import (
 
 SMALL: dict[Split, int] = {"train": 2, "dev": 1, "test": 1}
 EACH: dict[Split, int] = dict.fromkeys(SPLITS, 31)
-EMPLOYER = next(relation for relation in RELATIONS if relation.asked == "employer")
 AUTHOR = next(relation for relation in RELATIONS if relation.asked == "author")
 
 
@@ -129,17 +127,6 @@ def test_each_split_asks_the_same_kinds_of_questions() -> None:
 
 
 # --- worlds and questions -------------------------------------------------------------------
-
-
-def test_a_question_in_words() -> None:
-    facts = (
-        Fact("Winter", AUTHOR, "Ada"),
-        Fact("Ada", EMPLOYER, "Apex"),
-    )
-    question = Question(facts)
-    assert question.text == "What is the employer of the author of Winter?"
-    assert question.answer == "Apex"
-    assert facts[0].text == "Written by Ada."
 
 
 def test_questions_are_chains_that_never_return(world: World) -> None:

@@ -64,21 +64,6 @@ def test_a_file_of_other_content(tmp_path: Path) -> None:
         check(file, size=4, sha256="00")
 
 
-def test_the_reader_is_missing(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (package / FILE).write_bytes(b"GGUF")
-    monkeypatch.setattr(source, "check", lambda file: None)
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.setattr(source.importlib.util, "find_spec", _without_gguf)
-    with pytest.raises(ModelError, match=re.escape(f"{FILE} needs the package gguf: {INSTALL}")):
-        pretrained(tmp_path / "cache", SilentReporter())
-
-
-def _without_gguf(name: str) -> object:
-    return None if name == "gguf" else find_spec(name)
-
-
 @pytest.mark.skipif(
     find_spec(PACKAGE) is None or find_spec("gguf") is None, reason="the model is not installed"
 )

@@ -64,20 +64,6 @@ def test_any_text_survives(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_chat_template(tokenizer: Any) -> None:
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yes?"},
-    ]
-    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\nYes?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
 def test_the_chat_template_with_tools(tokenizer: Any) -> None:
     call = {"type": "function", "function": {"name": "run", "arguments": {"query": "SELECT 1"}}}
     messages = [

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from sql_example import names
-from sql_example.database import execute, schema_text
-from sql_example.demonstrations import MISTAKE_RATES, Demonstration, demonstrate, spoil
+from sql_example.database import execute
+from sql_example.demonstrations import Demonstration, demonstrate
 from sql_example.prompts import write_prompt
 from sql_example.queries import Condition, Query, mistakes
 from sql_example.reward import constant_query_scores, execution_accuracy
@@ -26,7 +23,6 @@ from sql_example.worlds import (
     load,
     make_worlds,
     overlap,
-    populate,
     query_split,
     schema_split,
 )
@@ -75,21 +71,6 @@ def test_each_pair_of_linked_tables_belongs_to_one_split() -> None:
 def test_each_query_belongs_to_one_split(tasks: dict[Split, list[Task]]) -> None:
     for split, found in tasks.items():
         assert {query_split(task["gold"]) for task in found} == {split}
-
-
-def test_a_world(tmp_path: Path) -> None:
-    (world,) = make_worlds("test", seed=3, count=1)
-    paths = populate(world, tmp_path, seed=3)
-    assert [path.name for path in paths] == [f"test-000-{i}.sqlite" for i in range(3)]
-    assert len({path.read_bytes() for path in paths}) == 3
-    for path in paths:
-        assert sorted(schema_text(path).splitlines()) == sorted(world.schema.splitlines())
-        with closing(sqlite3.connect(path)) as connection:
-            parent, child = world.tables[:2]
-            assert connection.execute(f"PRAGMA foreign_key_list({child.name})").fetchall()[0][
-                2:5
-            ] == (parent.name, f"{parent.name}_id", "id")
-            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
 def test_gold_queries_are_right_and_their_answers_vary(
@@ -147,16 +128,6 @@ def test_mistakes() -> None:
     different = Query("singers", "city", distinct=True)
     assert mistakes(different) == {"distinct": Query("singers", "city")}
     assert mistakes(Query("singers", aggregate="count")) == {}
-
-
-def test_spoiling_makes_mistakes_at_their_rates() -> None:
-    rng = random.Random(0)
-    query = Query("singers", aggregate="count", condition=Condition("city", "=", "Rome"))
-    spoilt = [spoil(query, rng).sql() for _ in range(2000)]
-    unquoted = sum(sql.endswith("= Rome") for sql in spoilt) / len(spoilt)
-    kept = 1 - MISTAKE_RATES["condition"]
-    assert unquoted == pytest.approx(MISTAKE_RATES["quotes"] * kept, abs=0.05)
-    assert "SELECT count(*) FROM singers" in spoilt
 
 
 @pytest.fixture(scope="module")
