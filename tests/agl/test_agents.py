@@ -379,14 +379,14 @@ def test_hooks_of_an_agent_are_refused() -> None:
 def test_logs_go_where_they_are_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     logger = logging.getLogger("mine")
     try:
-        for _ in range(2):
-            agl.setup_logging("WARNING", apply_to=["mine"], files=str(tmp_path / "log"))
+        agl.setup_logging("WARNING", apply_to=["mine"])
+        agl.setup_logging("WARNING", apply_to=["mine"], files=str(tmp_path / "log"))
         logger.warning("seen")
         logger.info("nothing")
         assert capsys.readouterr().err.count("mine)  seen\n") == 1
         assert "nothing" not in (tmp_path / "log").read_text()
     finally:
-        for name in ("lightspan", "mine"):
+        for name in ("lightspan", "lightspan_agl", "mine"):
             for handler in logging.getLogger(name).handlers[:]:
                 logging.getLogger(name).removeHandler(handler)
                 handler.close()

@@ -328,19 +328,6 @@ def go(credit: Any, journal: Any, keys: Any, minutes: float = math.inf) -> None:
     credit.run_all(keys, journal, Path(), options)
 
 
-def test_no_run_is_made_twice(
-    credit: Any, kept: Any, plan: Any, runs: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    keys = [key for key in plan.every_run() if key.task == "quest" and key.rule != "critic"]
-    go(credit, kept.Journal(path, "d"), keys[:7])
-    assert runs == [str(key) for key in keys[:7]]
-    go(credit, kept.Journal(path, "d"), keys)
-    assert runs == [str(key) for key in keys]
-    go(credit, kept.Journal(path, "d"), keys)
-    assert len(runs) == len(keys)
-
-
 def test_what_failed_is_tried_again_after_the_others(
     credit: Any, kept: Any, runs: list[str], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from desk_example.candidates import CANDIDATES
 from desk_example.reflection import NO_MORE, Script, answered, in_order
 from desk_example.training import held_out_tasks, train_tasks
 from lightspan_prompts.search.candidates import read_found
-from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 TRAIN = Path(__file__).parents[2] / "examples" / "desk" / "train.py"
 RIGHT = {task["message"]: task["department"] for task in (*train_tasks(), *held_out_tasks())}
@@ -75,33 +75,6 @@ def test_it_finds_a_better_prompt(
     asked = [[*r.messages[:-1], {"role": "user", "content": "{message}"}] for r in model.requests]
     assert {json.dumps(each) for each in asked if len(each) > 2} <= tried
     assert {r.headers["authorization"] for r in model.requests} == {"Bearer own-key"}
-
-
-@pytest.mark.long
-def test_it_goes_on_with_the_next_text(
-    train: Any, tmp_path: Path, model: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script's third answer is an error, which ends the run; what was proposed before that is
-    in its journal."""
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    assert run(train, whole, model) == 0
-    done = len(model.requests)
-    plain = Script.__call__
-
-    def refuses(self: Script, request: Request) -> Any:
-        answer = plain(self, request)
-        return Reply(status=401, text="no") if self.proposed == 3 else answer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Script, "__call__", refuses)
-        assert run(train, folder, model) == 1
-    assert answered(folder) == 2
-    assert run(train, folder, model, "--resume") == 0
-    found = [read_found(path) for path in (whole, folder)]
-    assert found[0] is not None
-    assert found[1] is not None
-    assert [c.templates for c in found[0].candidates] == [c.templates for c in found[1].candidates]
-    assert len(model.requests) == 2 * done
 
 
 def test_a_real_model_may_reflect(train: Any, tmp_path: Path, model: ScriptedServer) -> None:

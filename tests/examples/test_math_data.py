@@ -152,12 +152,3 @@ def test_a_folder_without_data(tmp_path: Path) -> None:
         load(tmp_path / "absent", "train")
     with pytest.raises(DataError, match=r"no file of the split train; one of train\.parquet, "):
         load(tmp_path, "train")
-
-
-def test_nothing_that_can_be_scored(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"question": "?", "answer": "#### none"}])
-    with pytest.raises(DataError, match=r"can be scored: \[\"train\.jsonl:1: its answer 'none'"):
-        load(tmp_path, "train")
-    (tmp_path / "test.jsonl").write_text("\n")
-    with pytest.raises(DataError, match=r"test\.jsonl can be scored"):
-        load(tmp_path, "test")

@@ -15,18 +15,6 @@ from quest_example.player import careful_path
 from quest_example.world import World
 
 
-def test_tasks_hold_their_world(few_tasks: Callable[[str], Path]) -> None:
-    tasks = training.load_tasks(few_tasks("quest"), "train")
-    recipe = training.RECIPE
-    assert [(t["max_tokens"], t["max_calls"]) for t in tasks] == [
-        (recipe.max_tokens, recipe.max_calls)
-    ] * 4
-    assert json.loads(json.dumps(tasks)) == tasks
-    plans = training.plans_of(tasks)
-    assert list(plans) == [task["id"] for task in tasks]
-    assert all(12 <= len(plan) <= 14 for plan in plans.values())
-
-
 def test_the_reward_of_an_attempt(
     monkeypatch: pytest.MonkeyPatch, few_tasks: Callable[[str], Path]
 ) -> None:

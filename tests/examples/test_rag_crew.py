@@ -86,11 +86,6 @@ def test_the_demonstrations_are_what_crewai_sends() -> None:
     assert settings.items() <= answer.body.items()
 
 
-def test_the_agents(library: Library) -> None:
-    crew = build_crew(library, chat_model("m", base_url="http://localhost/v1", api_key="k"))
-    assert lightspan_crewai.agents(crew).paths == ("searcher", "answerer")
-
-
 def test_the_exact_record_of_an_attempt(library: Library) -> None:
     says = {
         "searcher": [

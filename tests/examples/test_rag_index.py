@@ -92,21 +92,6 @@ def test_unicode(index: Index) -> None:
     assert index.search("x" * 200, 1) == []
 
 
-def test_how_many(index: Index) -> None:
-    assert len(index) == 3
-    assert index.search("oslo", 0) == []
-    assert len(index.search("oslo", 10**6)) == 2
-    with pytest.raises(ValueError, match="k is -1: ask for 0 passages or more"):
-        index.search("oslo", -1)
-
-
-def test_an_empty_index(tmp_path: Path) -> None:
-    index = Index.build([])
-    assert (len(index), index.search("oslo", 3)) == (0, [])
-    index.save(tmp_path / "empty")
-    assert Index.load(tmp_path / "empty").search("oslo", 3) == []
-
-
 def test_saved_and_loaded_in_another_process(index: Index, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "corpus"
     index.save(folder)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,21 +38,3 @@ def test_both_sides_find_the_same(bench: Any, tmp_path: Path) -> None:
         assert all(len(found) == bench.BEST for found in measured[side]["best"])
         assert 0 < measured[side]["p50_ms"] <= measured[side]["p99_ms"]
     bench._check(measured["ours"]["best"], measured["peer"]["best"])
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_the_script(tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    command = [sys.executable, str(FOLDER / "rag_index.py"), "--passages", "2000"]
-    done = subprocess.run(
-        [*command, "--queries", "10", "--json", str(path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    figures = {figure["what"]: figure for figure in json.loads(path.read_text())["figures"]}
-    assert figures["build, 2,000 passages"]["theirs"] > 0, done.stdout + done.stderr
-    assert figures["loaded, private memory"]["ours"] > 0
-    assert figures["query of 3 to 8 words, median"]["ratio"] > 0

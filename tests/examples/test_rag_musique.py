@@ -87,12 +87,6 @@ def test_the_published_folder(published: Path) -> None:
     assert held_out.name != corpus.name
 
 
-def test_the_limit_is_of_questions_not_of_passages(published: Path) -> None:
-    whole, few = musique.read(published, "train"), musique.read(published, "train", limit=2)
-    assert few.tasks == whole.tasks[:2]
-    assert (few.passages, few.name) == (whole.passages, whole.name)
-
-
 def test_what_cannot_be_answered_is_left_out_by_name(tmp_path: Path) -> None:
     file = tmp_path / "musique_full_v1.0_dev.jsonl"
     write(file, [entry(0), entry(1, answerable=False), entry(2)])

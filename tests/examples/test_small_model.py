@@ -59,11 +59,6 @@ def test_the_seed_decides_the_weights(
     assert capfd.readouterr().err == ""  # no bar of a library's
 
 
-@pytest.mark.parametrize("text", ["SELECT avg(age) FROM old_ships", "née ☃\n\t  x", "a''b\"c 1234"])
-def test_any_text_survives(tokenizer: Any, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 def test_the_chat_template_with_tools(tokenizer: Any) -> None:
     call = {"type": "function", "function": {"name": "run", "arguments": {"query": "SELECT 1"}}}
     messages = [

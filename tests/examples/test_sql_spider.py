@@ -39,10 +39,7 @@ def spider_entries(generated: Path, split: worlds.Split) -> list[dict[str, objec
         {
             "db_id": Path(task["databases"][0]).stem,
             "query": task["gold"],
-            "query_toks": task["gold"].split(),
-            "query_toks_no_value": task["gold"].split(),
             "question": task["question"],
-            "question_toks": task["question"].split(),
             "sql": {"select": []},
         }
         for task in worlds.load(generated, split)

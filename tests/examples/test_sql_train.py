@@ -82,28 +82,6 @@ def test_the_dry_run_at_an_endpoint(
     assert (kept / "store.db").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "every"),
-    [([], 3), (["--validate-every", "6"], 6), (["--validate-every", "0"], None)],
-)
-def test_how_often_it_evaluates(
-    script: Any, sql_cache: Path, given: list[str], every: int | None
-) -> None:
-    """On the way those of dev, so that the test is looked at before and after only."""
-    arguments = ["--model", "org/unread", "--steps", "6", "--cache", str(sql_cache), *given]
-    options = script.EXAMPLE.parser("").parse_args(arguments)
-    run = Run(script.EXAMPLE, options, SilentReporter())
-    trainer, *_, held_out = script.prepare(run)
-    assert trainer.settings.validate_every == every
-    if every is None:
-        assert run.selection is None
-        return
-    assert {task["id"].split("-")[0] for task in run.selection} == {"dev"}
-    assert {task["id"].split("-")[0] for task in held_out} == {"test"}
-    options.data = Path("spider")
-    assert run.selection == 0.02
-
-
 def test_other_backends_are_named_by_their_interpreters(script: Any, sql_cache: Path) -> None:
     """The script stays as it is; each has an environment of its own."""
 

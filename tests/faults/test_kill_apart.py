@@ -134,11 +134,8 @@ async def test_kill_a_runner(
     assert all(attempt.message.startswith(why) for attempt in lost)
 
 
-def _train(
-    processes: Processes, folder: Path, model: Path, runners: object, *more: str
-) -> subprocess.Popen[bytes]:
-    script = APPS / "train_apart.py"
-    return processes.start(sys.executable, script, folder, model, 6, runners, *more)
+def _train(processes: Processes, folder: Path, model: Path, *more: str) -> subprocess.Popen[bytes]:
+    return processes.start(sys.executable, APPS / "train_apart.py", folder, model, 6, *more)
 
 
 def _stepped(folder: Path, process: subprocess.Popen[bytes], processes: Processes) -> None:
@@ -159,26 +156,16 @@ def _check(folder: Path) -> None:
     assert {episode.dimensions["apart"] for episode in ended} == {1.0}
 
 
-@pytest.mark.parametrize("runners", ["external", "started by the trainer"])
-def test_kill_the_trainer(
-    tmp_path: Path, app_python: Path, processes: Processes, runners: str
-) -> None:
-    """Its own runners end with it. One that was started by hand waits, and goes on."""
+def test_kill_the_trainer(tmp_path: Path, app_python: Path, processes: Processes) -> None:
+    """A runner that was started by hand waits, and goes on."""
     folder, model = tmp_path / "run", tiny_model(tmp_path / "model", seed=0)
-    external = runners == "external"
-    given = "external" if external else app_python
-    url = f"sqlite:///{folder}/store.db"
-    runner = processes.runner(app_python, url, "apart_app:answer") if external else None
-    first = _train(processes, folder, model, given)
+    runner = processes.runner(app_python, f"sqlite:///{folder}/store.db", "apart_app:answer")
+    first = _train(processes, folder, model)
     _stepped(folder, first, processes)
-    workers = children(first)
-    assert external or len(workers) >= 2
-    first.send_signal(signal.SIGKILL)
-    gone(workers)
-    second = _train(processes, folder, model, given, "--resume")
+    first.kill()
+    second = _train(processes, folder, model, "--resume")
     assert second.wait(180) == 0, processes.text(second)
     assert "resuming" in processes.text(second)
     _check(folder)
-    if runner is not None:
-        assert runner.wait(60) == 0
-        assert "is complete" in processes.text(runner)
+    assert runner.wait(60) == 0
+    assert "is complete" in processes.text(runner)

@@ -28,28 +28,16 @@ RL_TRAINING_CONFIG: Dict[str, Any] = {  # noqa: UP006
         "rollout": {
             "tensor_model_parallel_size": 1,
             "n": 4,
-            "log_prob_micro_batch_size_per_gpu": 4,
             "multi_turn": {"format": "hermes"},
             "name": "vllm",
             "gpu_memory_utilization": 0.8,
         },
         "actor": {
             "ppo_mini_batch_size": 32,
-            "ppo_micro_batch_size_per_gpu": 4,
             "optim": {"lr": 1e-6},
             "use_kl_loss": False,
-            "kl_loss_coef": 0.0,
-            "entropy_coeff": 0,
             "clip_ratio_low": 0.2,
             "clip_ratio_high": 0.3,
-            "fsdp_config": {
-                "param_offload": True,
-                "optimizer_offload": True,
-            },
-        },
-        "ref": {
-            "log_prob_micro_batch_size_per_gpu": 8,
-            "fsdp_config": {"param_offload": True},
         },
         "model": {
             "path": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
