@@ -270,35 +270,12 @@ def test_a_runner_that_cannot_make_the_agent_says_why() -> None:
 # --- calls that point elsewhere -------------------------------------------------------------
 
 
-class AsksTwo(agl.LitAgent[Any]):
-    """Calls the model, and its own judge."""
-
-    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
-        judge = openai.OpenAI(base_url=task["judge"], api_key="own-key", max_retries=0)
-        with lightspan.agent("write_query"):
-            answer = _say(judge)
-        return 1.0 if answer == "judged" else 0.0
-
-
 USER: Any = {"role": "user", "content": "?"}
 
 
 def _say(client: openai.OpenAI) -> str | None:
     reply = client.chat.completions.create(model="j", messages=[USER])
     return reply.choices[0].message.content
-
-
-async def test_a_judge_at_its_own_endpoint_is_left_alone_and_recorded() -> None:
-    with ScriptedServer(lambda request: "judged") as judge:
-        attempt, spans = await run_once(arrived(AsksTwo()), {"judge": judge.url})
-        [request] = judge.requests
-    assert attempt.reward is not None
-    assert attempt.reward.value == 1.0
-    assert request.headers["authorization"] == "Bearer own-key"
-    [call] = [span for span in spans if span.kind is SpanKind.LLM]
-    assert call.attributes["lightspan.agent.path"] == "write_query"
-    assert call.attributes["lightspan.route"] == "app"
-    assert attempt.capture_errors == []
 
 
 class AsksMain(agl.LitAgent[Any]):

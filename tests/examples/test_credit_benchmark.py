@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
-import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import _credit_plan
+import _credit_table
+import _journal
+import _paired
+import credit
 import pytest
 from pages import DOCS  # type: ignore[import-not-found]
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-RESULTS = FOLDER / "results"
-
-
-@pytest.fixture(scope="module")
-def credit() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    import credit
-
-    sys.path.remove(str(FOLDER))
-    return credit
-
-
-@pytest.fixture(scope="module")
-def paired(credit: Any) -> Any:
-    return sys.modules["_paired"]
-
-
-@pytest.fixture(scope="module")
-def plan(credit: Any) -> Any:
-    return sys.modules["_credit_plan"]
-
-
-@pytest.fixture(scope="module")
-def said(credit: Any) -> Any:
-    return sys.modules["_credit_table"]
-
-
-@pytest.fixture(scope="module")
-def kept(credit: Any) -> Any:
-    return sys.modules["_journal"]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 # --- statistics -------------------------------------------------------------------------------
 def block_of(
-    paired: Any,
     arms: int,
     seeds: int,
     *,
@@ -69,7 +41,7 @@ def block_of(
         ]
         for name in names
     }
-    return paired.Block(runs, "control")
+    return _paired.Block(runs, "control")
 
 
 def single(block: Any) -> list[Any]:
@@ -87,23 +59,23 @@ def single(block: Any) -> list[Any]:
     ],
 )
 def test_the_correction_is_that_of_the_tables(
-    paired: Any, arms: int, seeds: int, expected: float, tolerance: float
+    arms: int, seeds: int, expected: float, tolerance: float
 ) -> None:
-    block = block_of(paired, arms, seeds)
-    family = paired.Family({"x": block}, single(block))
+    block = block_of(arms, seeds)
+    family = _paired.Family({"x": block}, single(block))
     assert family.critical == pytest.approx(expected, abs=tolerance)
 
 
-def test_the_spread_of_a_run_by_hand(paired: Any) -> None:
+def test_the_spread_of_a_run_by_hand() -> None:
     """Residuals of c 0 0, a 1 3, b 2 2 are ±1/3, ±2/3, ±1/3: 12/9 in all, on 2 degrees."""
     runs = {"c": [{"t": 0.0}, {"t": 0.0}], "a": [{"t": 1.0}, {"t": 3.0}]}
-    block = paired.Block({**runs, "b": [{"t": 2.0}, {"t": 2.0}]}, "c")
+    block = _paired.Block({**runs, "b": [{"t": 2.0}, {"t": 2.0}]}, "c")
     assert block.spread == pytest.approx(math.sqrt(2 / 3))
     assert block.gain("a") == pytest.approx((2.0, math.sqrt(2 / 3)))
     assert block.differences("a") == [1.0, 3.0]
 
 
-def test_seeds_and_clusters_by_hand(paired: Any) -> None:
+def test_seeds_and_clusters_by_hand() -> None:
     """Differences of two seeds are .1 .3 and .3 .5, in clusters x and y.
 
     Seeds: .2 and .4, so .02 / 2 = .01. Clusters: sums ∓.2, so 2 · .08 / 4² = .01; both: -.2 0 0 .2,
@@ -111,76 +83,32 @@ def test_seeds_and_clusters_by_hand(paired: Any) -> None:
     """
     zero = {"x": 0.0, "y": 0.0}
     runs = {"c": [zero, zero], "a": [{"x": 0.1, "y": 0.3}, {"x": 0.3, "y": 0.5}]}
-    gain = paired.Block(runs, "c").gain("a")
+    gain = _paired.Block(runs, "c").gain("a")
     assert gain.mean == pytest.approx(0.3)
     assert gain.error**2 == pytest.approx(0.01 + 0.01 - 0.02 / 3)
-    together = paired.Block(runs, "c", {"x": "one", "y": "one"}).gain("a")
+    together = _paired.Block(runs, "c", {"x": "one", "y": "one"}).gain("a")
     assert together.error**2 == pytest.approx(0.01), "one cluster says nothing of clusters"
 
 
-def test_what_a_cluster_shares_is_no_more_than_one_task(paired: Any) -> None:
-    """Ten copies of each task in a cluster change nothing."""
-    rng = random.Random(1)
-    easy = [rng.gauss(0, 1) for _ in range(6)]  # what the arm gains in each cluster, in every seed
-    runs = {
-        arm: [{f"{c}": share * easy[c] + rng.gauss(0, 0.1) for c in range(6)} for _ in range(3)]
-        for arm, share in (("c", 0), ("a", 1))
-    }
-    copied = {
-        arm: [{f"{c}/{n}": r for c, r in seed.items() for n in range(10)} for seed in found]
-        for arm, found in runs.items()
-    }
-    clusters = {task: task[0] for task in copied["c"][0]}
-    alone, shared = paired.Block(runs, "c"), paired.Block(copied, "c", clusters)
-    assert shared.gain("a") == pytest.approx(alone.gain("a"))
-    assert paired.Block(copied, "c").gain("a").error < alone.gain("a").error / 2
-
-
-def test_a_planted_gain_is_found_and_no_other(paired: Any) -> None:
+def test_a_planted_gain_is_found_and_no_other() -> None:
     rng = random.Random(2)
-    block = block_of(paired, 4, 5, tasks=100, rng=rng, a1=0.5, a3=-0.5)
-    found = paired.Family({"x": block}, single(block)).judge()
+    block = block_of(4, 5, tasks=100, rng=rng, a1=0.5, a3=-0.5)
+    found = _paired.Family({"x": block}, single(block)).judge()
     verdicts = ["not told from chance", "better", "not told from chance", "worse"]
     assert [judged.verdict for judged in found] == verdicts
     assert [judged.p < 0.05 for judged in found] == [False, True, False, True]
     assert found[1].mean == pytest.approx(0.5, abs=0.2)
 
 
-def test_chance_finds_something_in_one_comparison_of_twenty(paired: Any) -> None:
+def test_chance_finds_something_in_one_comparison_of_twenty() -> None:
     rng = random.Random(3)
-    blocks = [block_of(paired, 4, 5, rng=rng) for _ in range(1000)]
-    critical = paired.Family({"x": blocks[0]}, single(blocks[0])).critical
+    blocks = [block_of(4, 5, rng=rng) for _ in range(1000)]
+    critical = _paired.Family({"x": blocks[0]}, single(blocks[0])).critical
     found = sum(max(abs(b.gain(arm).t) for arm in b.arms) > critical for b in blocks)
     assert 30 <= found <= 70
 
 
-@pytest.mark.parametrize(
-    ("runs", "message"),
-    [
-        ({"c": [{"t": 0.0}] * 2}, "two arms and two seeds at least"),
-        ({"c": [{"t": 0.0}] * 2, "a": [{"t": 0.0}]}, "as many of each arm: {'c': 2, 'a': 1}"),
-        ({"c": [{"t": 0.0}] * 2, "a": [{"u": 0.0}] * 2}, "scored by all arms"),
-    ],
-)
-def test_what_cannot_be_compared(paired: Any, runs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        paired.Block(runs, "c")
-
-
 # --- the design -------------------------------------------------------------------------------
-
-
-def test_every_run(plan: Any) -> None:
-    keys = plan.every_run()
-    assert len(keys) == len(set(keys)) == 5 * (4 + 5 + 10 + 4 + 4) + 3
-    assert keys[0] == ("quest", "start", "rollout", 0)
-    assert {key.seed for key in keys[:27]} == {0}, "whole seeds"
-    assert [str(key) for key in keys[-3:]] == [
-        "quest, start, seed 5",
-        "quest, terminal, seed 5",
-        "quest, discounted, seed 5",
-    ]
-    assert set(plan.world_keys()) < set(keys)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +122,10 @@ def test_every_run(plan: Any) -> None:
         ("sql", "air", ("grpo", "discounted(1)", "sql_example.signals:draft_error")),
     ],
 )
-def test_the_arms(plan: Any, task: str, rule: str, expected: tuple[Any, ...]) -> None:
+def test_the_arms(task: str, rule: str, expected: tuple[Any, ...]) -> None:
     from lightspan import LightningRL
 
-    algorithm = LightningRL("m", **plan.options_of(task, rule, "agent"))
+    algorithm = LightningRL("m", **_credit_plan.options_of(task, rule, "agent"))
     signals = None if algorithm.air is None else algorithm.air.config()["signals"]
     named = [s if isinstance(s, str) else s["type"] for s in signals or []]  # type: ignore[attr-defined]
     found = (algorithm.estimator, algorithm.credit.name, named[0] if named else None)
@@ -234,39 +162,39 @@ def failed(row: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "error": "EngineError: lost", "seconds": {"all": 1.0}}
 
 
-def test_a_row_is_there_when_it_is_read_again(kept: Any, tmp_path: Path) -> None:
+def test_a_row_is_there_when_it_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.jsonl"
-    journal = kept.Journal(path, "d")
+    journal = _journal.Journal(path, "d")
     journal.add(row_of("sql", "terminal", 0))
     journal.add(row_of("sql", "anchor", 0))
     assert len(path.read_text().splitlines()) == 2
-    again = kept.Journal(path, "d")
-    keys = [kept.Key("sql", rule, "rollout", 0) for rule in ("terminal", "anchor", "critic")]
+    again = _journal.Journal(path, "d")
+    keys = [_journal.Key("sql", rule, "rollout", 0) for rule in ("terminal", "anchor", "critic")]
     assert list(again.done) == keys[:2]
     assert again.left(keys) == keys[2:]
     assert again.done == journal.done
 
 
-def test_a_row_that_a_crash_cut_short_is_made_again(kept: Any, tmp_path: Path) -> None:
+def test_a_row_that_a_crash_cut_short_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    kept.Journal(path, "d").add(row_of("sql", "terminal", 0))
+    _journal.Journal(path, "d").add(row_of("sql", "terminal", 0))
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"design":"d","task":"sql","rule":"an')
-    journal = kept.Journal(path, "d")
+    journal = _journal.Journal(path, "d")
     assert len(journal.done) == 1
     journal.add(row_of("sql", "anchor", 0))
     assert path.read_bytes().startswith(whole + b'{"design":"d","task":"sql","rule":"anchor"')
-    assert len(kept.Journal(path, "d").done) == 2
+    assert len(_journal.Journal(path, "d").done) == 2
 
 
-def test_rows_of_another_design_are_refused(kept: Any, tmp_path: Path) -> None:
+def test_rows_of_another_design_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    kept.Journal(path, "d").add(row_of("sql", "terminal", 0))
+    _journal.Journal(path, "d").add(row_of("sql", "terminal", 0))
     with pytest.raises(SystemExit, match=r"line 1, belongs to another design \(d; this one is e\)"):
-        kept.Journal(path, "e")
+        _journal.Journal(path, "e")
     path.write_text('{"design": "e"}\n')
     with pytest.raises(SystemExit, match="line 1, is no row of this script"):
-        kept.Journal(path, "e")
+        _journal.Journal(path, "e")
 
 
 @pytest.mark.parametrize(
@@ -278,10 +206,10 @@ def test_rows_of_another_design_are_refused(kept: Any, tmp_path: Path) -> None:
     ],
 )
 def test_rows_of_other_settings_are_refused(
-    kept: Any, tmp_path: Path, rule: str, seed: int, changes: dict[str, str], name: str
+    tmp_path: Path, rule: str, seed: int, changes: dict[str, str], name: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
-    journal = kept.Journal(path, "d")
+    journal = _journal.Journal(path, "d")
     journal.add(row_of("sql", "terminal", 0))
     with pytest.raises(SystemExit, match=f"has sql, terminal, seed 0 with another {name}"):
         journal.add(row_of("sql", rule, seed, **changes))
@@ -289,64 +217,24 @@ def test_rows_of_other_settings_are_refused(
     journal.add(row_of("rag", rule, seed, **changes))  # other tasks have others
 
 
-def test_what_cannot_be_used_is_made_once_more(kept: Any, tmp_path: Path) -> None:
-    journal = kept.Journal(tmp_path / "rows.jsonl", "d")
+def test_what_cannot_be_used_is_made_once_more(tmp_path: Path) -> None:
+    journal = _journal.Journal(tmp_path / "rows.jsonl", "d")
     row = row_of("sql", "terminal", 0)
-    key = kept.Key.of(row)
+    key = _journal.Key.of(row)
     journal.add(failed(row))
     assert journal.left([key]) == [key]
     nineteen = {"0": [0.5] * 18 + [None, None]}
     journal.add(row_of("sql", "terminal", 0, nineteen))
     assert (journal.left([key]), journal.done) == ([], {})
-    assert kept.is_usable(row_of("sql", "terminal", 0, {"0": [0.5] * 19 + [None]}))
+    assert _journal.is_usable(row_of("sql", "terminal", 0, {"0": [0.5] * 19 + [None]}))
     training = {"steps": [[8.0, 16]], "scored": 16, "unscored": 1, "failed": 0}
-    assert not kept.is_usable(row_of("sql", "terminal", 0, training=training))
-
-
-# --- what is run ------------------------------------------------------------------------------
-@pytest.fixture
-def runs(credit: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would have been run, where the runs themselves are left out."""
-    made: list[str] = []
-
-    class Bench:
-        def __init__(self, task: str, *_: Any) -> None:
-            self.task = task
-
-        def run(self, key: Any, journal: Any) -> bool:
-            made.append(str(key))
-            row = row_of(*key[:2], key.seed, unit=key.unit, arm=str(key[:3]))
-            journal.add(failed(row) if key.rule == "critic" else row)
-            return bool(key.rule != "critic")
-
-    monkeypatch.setattr(credit, "Bench", Bench)
-    return made
-
-
-def go(credit: Any, journal: Any, keys: Any, minutes: float = math.inf) -> None:
-    options = argparse.Namespace(minutes=minutes, cache=Path())
-    credit.run_all(keys, journal, Path(), options)
-
-
-def test_what_failed_is_tried_again_after_the_others(
-    credit: Any, kept: Any, runs: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    keys = [kept.Key("rag", rule, "rollout", 0) for rule in ("critic", "terminal", "anchor")]
-    go(credit, kept.Journal(path, "d"), keys)
-    names = ["rag, critic, seed 0", "rag, terminal, seed 0", "rag, anchor, seed 0"]
-    assert runs == [*names, names[0]]
-    go(credit, kept.Journal(path, "d"), keys)
-    assert len(runs) == 4, "given up"
-    broken = [kept.Key("sql", "critic", unit, 0) for unit in ("rollout", "agent")]
-    with pytest.raises(SystemExit, match="two runs in a row ended with an error"):
-        go(credit, kept.Journal(path, "d"), broken)
+    assert not _journal.is_usable(row_of("sql", "terminal", 0, training=training))
 
 
 # --- what is said -----------------------------------------------------------------------------
-def whole(kept: Any, plan: Any, path: Path, keys: Any) -> Any:
+def whole(path: Path, keys: Any) -> Any:
     """Rows of these runs: `anchor` gains .2 on every task, `critic` loses .2 in quests."""
-    journal = kept.Journal(path, "d")
+    journal = _journal.Journal(path, "d")
     lines = []
     for key in keys:
         rng = random.Random(str(key))
@@ -360,9 +248,9 @@ def whole(kept: Any, plan: Any, path: Path, keys: Any) -> Any:
     return journal
 
 
-def test_the_table_is_whole(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    journal = whole(kept, plan, tmp_path / "rows.jsonl", plan.every_run())
-    text = said.table(journal, plan.SEEDS)
+def test_the_table_is_whole(tmp_path: Path) -> None:
+    journal = whole(tmp_path / "rows.jsonl", _credit_plan.every_run())
+    text = _credit_table.table(journal, _credit_plan.SEEDS)
     lines = text.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert len(rows) == 2 + 23 + 4
@@ -380,7 +268,6 @@ def test_the_table_is_whole(kept: Any, plan: Any, said: Any, tmp_path: Path) -> 
     "options", [(), ("--rule", "critic", "--results", str(RESULTS / "credit_critic.jsonl"))]
 )
 def test_the_tables_of_the_page_are_what_the_committed_rows_say(
-    credit: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
@@ -397,9 +284,7 @@ def test_the_tables_of_the_page_are_what_the_committed_rows_say(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_runs_of_an_untaught_model(
-    credit: Any, kept: Any, plan: Any, tmp_path: Path, sql_cache: Path
-) -> None:
+def test_runs_of_an_untaught_model(tmp_path: Path, sql_cache: Path) -> None:
     """Real runs of a step each, on a model whose warm start was cut to nothing."""
     from sql_example import training
 
@@ -412,16 +297,16 @@ def test_runs_of_an_untaught_model(
             "sql",
             tmp_path / "cache",
             tmp_path,
-            plan=replace(plan.PLANS["sql"], steps=steps, held_out=3),
+            plan=replace(_credit_plan.PLANS["sql"], steps=steps, held_out=3),
             recipe=recipe,
             split="dev",
         )
 
     path, first = tmp_path / "rows.jsonl", bench(1)
-    keys = [kept.Key("sql", rule, "rollout", 0) for rule in ("start", "terminal", "critic")]
+    keys = [_journal.Key("sql", rule, "rollout", 0) for rule in ("start", "terminal", "critic")]
     for key in keys:
-        assert first.run(key, kept.Journal(path, "d"))
-    journal = kept.Journal(path, "d")
+        assert first.run(key, _journal.Journal(path, "d"))
+    journal = _journal.Journal(path, "d")
     assert (journal.left(keys), len(journal.done)) == ([], 3)
     start, terminal, critic = (journal.done[key] for key in keys)
     assert start["training"] is None
@@ -437,5 +322,5 @@ def test_runs_of_an_untaught_model(
         assert row["versions"]["torch"]
         assert str(tmp_path) not in json.dumps(row)
     with pytest.raises(SystemExit, match="with another settings"):
-        bench(2).run(kept.Key("sql", "anchor", "rollout", 0), journal)
-    assert len(kept.Journal(path, "d").rows) == 3
+        bench(2).run(_journal.Key("sql", "anchor", "rollout", 0), journal)
+    assert len(_journal.Journal(path, "d").rows) == 3

@@ -7,10 +7,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -185,31 +182,6 @@ async def test_a_server_that_died_is_replaced(monkeypatch: pytest.MonkeyPatch) -
         (second,) = servers_of(os.getpid())
         assert second != first
         await client.close()
-
-
-@pytest.mark.faults
-def test_no_server_survives_an_app_that_is_killed() -> None:
-    program = (
-        "import asyncio\n"
-        "from math_example.app import shared_calculator\n"
-        "async def main():\n"
-        "    async with shared_calculator() as workbench:\n"
-        "        await workbench.list_tools()\n"
-        "        print('ready', flush=True)\n"
-        "        await asyncio.sleep(600)\n"
-        "asyncio.run(main())\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-    ) as app:
-        assert app.stdout is not None
-        assert app.stdout.readline() == "ready\n"
-        (server,) = servers_of(app.pid)
-        app.kill()
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{server}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{server}").exists()
 
 
 # --- the command ----------------------------------------------------------------------------

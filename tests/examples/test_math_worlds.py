@@ -138,22 +138,6 @@ def test_no_constant_answer_is_worth_it(tasks: dict[Split, list[Task]]) -> None:
 
 
 # --- expressions ----------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("expression", "text"),
-    [
-        (Operation("+", 1, 2), "1+2"),
-        (Operation("*", Operation("+", 1, 2), 3), "(1+2)*3"),
-        (Operation("+", Operation("*", 1, 2), 3), "1*2+3"),
-        (Operation("-", 9, Operation("+", 1, 2)), "9-(1+2)"),
-        (Operation("-", 9, Operation("*", 1, 2)), "9-1*2"),
-        (Operation("-", Operation("-", 9, 1), 2), "9-1-2"),
-        (Operation("/", 8, Operation("*", 2, 2)), "8/(2*2)"),
-        (Operation("/", Operation("*", 8, 2), 4), "8*2/4"),
-    ],
-)
-def test_write(expression: Expression, text: str) -> None:
-    assert write(expression) == text
-    assert evaluate(text) == value(expression)
 
 
 _expressions: st.SearchStrategy[Expression] = st.recursive(
@@ -170,18 +154,6 @@ def test_what_is_written_has_the_value(expression: Expression) -> None:
     except ZeroDivisionError:
         return
     assert evaluate(write(expression)) == expected
-
-
-def test_mistakes() -> None:
-    chain = Operation("*", Operation("+", 12, 5), 3)
-    assert mistakes(chain) == {"parentheses": "12+5*3", "operation": "(12+5)/3", "step": "12+5"}
-    missing = Operation("-", 90, Operation("+", 12, 5))
-    assert mistakes(missing) == {
-        "parentheses": "90-12+5",
-        "operation": "90+12+5",
-        "order": "12+5-90",
-    }
-    assert mistakes(Operation("+", 1, 2)) == {"operation": "1-2"}
 
 
 # --- demonstrations -------------------------------------------------------------------------

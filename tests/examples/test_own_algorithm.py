@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightspan.algorithms import Algorithm
 from lightspan.errors import ConfigError
 from lightspan.lightning import build_episode
 from lightspan.progress import SilentReporter
@@ -27,24 +25,6 @@ def example() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLE)
         yield importlib.import_module
-
-
-def test_it_is_an_algorithm_whose_fields_are_its_settings(example: Any) -> None:
-    algorithm = example("own_algorithm").RAFT(model="m", optimize="writer", seed=3)
-    assert isinstance(algorithm, Algorithm)
-    assert (algorithm.seed, algorithm.tasks_per_step, algorithm.base_model) == (3, 8, "m")
-    assert algorithm.routing().target("writer").selected
-    assert not algorithm.routing().target("checker").selected
-    config = json.loads(json.dumps(algorithm.config()))
-    assert config.pop("optimizer")["learning_rate"] == 1e-3
-    assert config == {
-        "algorithm": "RAFT",
-        "model": "m",
-        "optimize": "writer",
-        "group_size": 8,
-        "tasks_per_step": 8,
-        "seed": 3,
-    }
 
 
 def test_the_best_of_each_task_are_imitated(example: Any) -> None:

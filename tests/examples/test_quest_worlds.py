@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
 from collections import Counter
@@ -15,12 +14,9 @@ from hypothesis import given, strategies as st
 from quest_example.app import MAX_CALLS
 from quest_example.chart import Chart
 from quest_example.demonstrations import (
-    TOOLS,
-    demonstrate,
     play,
 )
 from quest_example.player import careful_path
-from quest_example.prompts import RULES, observation_of
 from quest_example.reward import plan_scores, random_score
 from quest_example.world import (
     BEGINNING,
@@ -189,18 +185,6 @@ def test_names_are_no_part_of_the_structure(
 # --- the demonstrations ---------------------------------------------------------------------
 
 
-def test_a_demonstration() -> None:
-    (chat,) = demonstrate(1, 3)
-    system, user, assistant = chat["messages"]
-    assert chat["tools"] is TOOLS
-    assert system == {"role": "system", "content": RULES}
-    assert observation_of(user["content"]).startswith("You are in the ")
-    (call,) = assistant["tool_calls"]
-    assert assistant["content"] is None
-    assert call["function"]["name"] in {"go", "take", "unlock"}
-    assert set(json.loads(call["function"]["arguments"])) <= {"exit", "key"}
-
-
 def test_demonstrated_prompts_are_those_of_the_app(
     quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,14 +194,3 @@ def test_demonstrated_prompts_are_those_of_the_app(
     assert first.prompt == f"{BEGINNING}\n\n{observation(world, Position())}"
     after = act(world, Position(), first.action)
     assert second.prompt == f"{after.told}\n\n{observation(world, after.position)}"
-
-
-def test_demonstrators_win_sometimes(
-    quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("quest_example.demonstrations.TAKEN_BACK", 0.0)
-    rng = random.Random(0)
-    runs = [play(world, rng) for world in every(quests) for _ in range(8)]
-    won = sum(run[-1].action.tool == "take" and "Here: crown" in run[-1].prompt for run in runs)
-    assert 0.15 < won / len(runs) < 0.45
-    assert max(map(len, runs)) <= MAX_CALLS

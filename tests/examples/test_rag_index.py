@@ -8,7 +8,6 @@ import math
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -142,18 +141,3 @@ def test_what_is_no_index(index: Index, tmp_path: Path) -> None:
     next(folder.glob("*.term")).unlink()
     with pytest.raises(ValueError, match="cannot be read, build it again"):
         Index.load(folder)
-
-
-def test_threads_share_an_index(index: Index) -> None:
-    expected = index.search("capital of paris", 3)
-    found: list[list[Hit]] = []
-
-    def ask() -> None:
-        found.extend(index.search("capital of paris", 3) for _ in range(50))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 400

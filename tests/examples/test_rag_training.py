@@ -30,19 +30,6 @@ def script(script_of: Callable[[str], Any]) -> Any:
     return script_of("rag")
 
 
-def test_tasks(cache: Path) -> None:
-    tasks = training.load_tasks(cache, "test")
-    assert len(tasks) == 4
-    recipe = training.RECIPE
-    for task in tasks:
-        assert task["max_tokens"] == recipe.max_tokens
-        assert task["max_searches"] == recipe.max_searches == 3
-        library = recipes.library_of(task)
-        assert recipes.library_of(task) is library
-        assert library.passages == recipe.passages == 1
-        assert len(library.index) > 180
-
-
 @pytest.mark.parametrize(
     ("said", "reward"), [("Answer: {gold}", 1.0), ("{gold}", 0.9), ("Answer: nobody", 0.1)]
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sql_example.database import QueryError, Result, Value
-from sql_example.reward import constant_query_scores, execution_accuracy, same_result
+from sql_example.reward import execution_accuracy, same_result
 from sql_example.worlds import Task
 
 POPULATIONS = (
@@ -101,22 +101,3 @@ def test_same_result(
     found: list[tuple[Value, ...]], expected: list[tuple[Value, ...]], same: bool
 ) -> None:
     assert same_result(Result(tuple(found)), Result(tuple(expected)), ordered=False) is same
-
-
-def test_constant_query_scores(data_dir: Path) -> None:
-    tasks = [
-        task("SELECT count(*) FROM singers"),
-        task("SELECT name FROM singers"),
-        task("SELECT count(name) FROM singers"),
-        task("SELECT max(age) FROM singers"),
-    ]
-    assert constant_query_scores(
-        ["SELECT 1", "SELECT count(*) FROM singers", "SELECT name FROM singers", "nonsense"],
-        tasks,
-        data_dir,
-    ) == {
-        "SELECT 1": 0.0,
-        "SELECT count(*) FROM singers": 0.5,
-        "SELECT name FROM singers": 0.25,
-        "nonsense": 0.0,
-    }

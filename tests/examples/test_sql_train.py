@@ -67,9 +67,6 @@ def test_the_dry_run_at_an_endpoint(
         assert main(script.EXAMPLE, script.__doc__, given) == 0
         assert {request.body["model"] for request in server.requests} == {"big"}
         printed = capsys.readouterr().out
-        alone = [*given[:-4], "--json"]
-        assert main(script.EXAMPLE, script.__doc__, alone) == 0
-        assert json.loads(capsys.readouterr().out)["rollouts"] == 16
     assert "lightning_rl on no model (none was given), 4 tasks x 4 rollouts" in printed
     report = json.loads(where.read_text())
     assert (report["answered_by"], report["models"]) == ("endpoint", {})

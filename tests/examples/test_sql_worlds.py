@@ -12,8 +12,6 @@ import pytest
 from sql_example import names
 from sql_example.database import execute
 from sql_example.demonstrations import Demonstration, demonstrate
-from sql_example.prompts import write_prompt
-from sql_example.queries import Condition, Query, mistakes
 from sql_example.reward import constant_query_scores, execution_accuracy
 from sql_example.worlds import (
     SPLITS,
@@ -111,43 +109,9 @@ def test_no_constant_query_scores(data_dir: Path, tasks: dict[Split, list[Task]]
     assert scores[tasks["test"][0]["gold"]] == pytest.approx(1 / 60)
 
 
-def test_mistakes() -> None:
-    text = Query("singers", "age", "avg", condition=Condition("city", "=", "Rome"))
-    assert {name: wrong.sql() for name, wrong in mistakes(text).items()} == {
-        "quotes": "SELECT avg(age) FROM singers WHERE city = Rome",
-        "condition": "SELECT avg(age) FROM singers",
-        "aggregate": "SELECT sum(age) FROM singers WHERE city = 'Rome'",
-    }
-    top = Query("singers", "name", order="age", limit=1)
-    assert {name: wrong.sql() for name, wrong in mistakes(top).items()} == {
-        "direction": "SELECT name FROM singers ORDER BY age DESC LIMIT 1",
-        "limit": "SELECT name FROM singers ORDER BY age",
-    }
-    bound = Query("singers", aggregate="count", condition=Condition("age", "<=", 30))
-    assert mistakes(bound)["bound"].sql() == "SELECT count(*) FROM singers WHERE age < 30"
-    different = Query("singers", "city", distinct=True)
-    assert mistakes(different) == {"distinct": Query("singers", "city")}
-    assert mistakes(Query("singers", aggregate="count")) == {}
-
-
 @pytest.fixture(scope="module")
 def demonstrations() -> list[Demonstration]:
     return demonstrate(400, seed=1)
-
-
-def test_demonstrations_of_each_agent(demonstrations: list[Demonstration]) -> None:
-    by_agent: dict[str, list[tuple[str, str]]] = {}
-    for demonstration in demonstrations:
-        user, assistant = demonstration.messages
-        assert (user["role"], assistant["role"]) == ("user", "assistant")
-        by_agent.setdefault(demonstration.agent, []).append((user["content"], assistant["content"]))
-    assert by_agent.keys() == {"write_query", "check_query", "rewrite_query"}
-    heading = write_prompt("", "").splitlines()[0]
-    assert all(prompt.startswith(heading) for prompt, _ in by_agent["write_query"])
-    assert {answer for _, answer in by_agent["check_query"]} == {"CORRECT", "WRONG"}
-    assert all(prompt.endswith("\nWRONG") for prompt, _ in by_agent["rewrite_query"])
-    for _, answer in by_agent["write_query"] + by_agent["rewrite_query"]:
-        assert answer.startswith("SELECT ")
 
 
 def test_demonstrations_keep_to_train(demonstrations: list[Demonstration]) -> None:
