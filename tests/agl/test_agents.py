@@ -14,7 +14,7 @@ import pytest
 
 import lightspan
 import lightspan_agl as agl
-from lightspan.errors import AppError, ConfigError, DataError, RewardError, UnsupportedError
+from lightspan.errors import AppError, ConfigError, DataError, UnsupportedError
 from lightspan.runners.app import load_app
 from lightspan.runners.attempt import AttemptRun
 from lightspan.runners.runner import Runner
@@ -196,25 +196,6 @@ async def test_emitted_rewards_count_where_none_is_returned() -> None:
     assert nested.attributes["lightspan.annotation.nested.flag"] is True
 
 
-class ReturnsSpans(agl.LitAgent[Any]):
-    """Returns a list, as agents of the original may."""
-
-    def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
-        return [1.0]
-
-
-async def test_a_returned_list_is_no_reward() -> None:
-    attempt, _ = await run_once(AgentApp(_one(ReturnsSpans()), {}), gateway="")
-    assert "list" in attempt.message
-    assert attempt.reward is None
-
-
-def test_dimensions_need_the_primary_one() -> None:
-    with pytest.raises(RewardError):
-        agl.emit_reward({"a": 1.0}, primary_key="b")
-    agl.emit_reward(1.0)  # not recorded outside of a rollout
-
-
 def _one(agent: Any) -> Any:
     return AgentPool(lambda: agent)
 
@@ -256,8 +237,6 @@ def test_an_agent_of_arguments_that_are_not_json_travels_by_its_name(
     ("make", "why"),
     [
         (lambda: Remembers(names=("a",)), r"names=\('a',\) is a tuple. Create that in __init__"),  # type: ignore[arg-type]
-        (lambda: Remembers(Path("x")), "argument 1=.* is a PosixPath"),  # type: ignore[arg-type]
-        (lambda: Remembers(float("nan")), "argument 1=nan is a float"),
         (lambda: _changed(), "factor was set after construction, and runners construct it again"),
         (lambda: _local(), "is defined inside a function"),
     ],
@@ -291,46 +270,12 @@ def test_a_runner_that_cannot_make_the_agent_says_why() -> None:
 # --- calls that point elsewhere -------------------------------------------------------------
 
 
-class AsksTwo(agl.LitAgent[Any]):
-    """Calls the model, and its own judge."""
-
-    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
-        judge = openai.OpenAI(base_url=task["judge"], api_key="own-key", max_retries=0)
-        with lightspan.agent("write_query"):
-            answer = _say(judge)
-        return 1.0 if answer == "judged" else 0.0
-
-
-class AsksTwoAsync(agl.LitAgent[Any]):
-    """The same asynchronously."""
-
-    async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
-        async with openai.AsyncOpenAI(base_url=task["judge"], api_key="own-key") as judge:
-            with lightspan.agent("write_query"):
-                reply = await judge.chat.completions.create(model="j", messages=[USER])
-        return 1.0 if reply.choices[0].message.content == "judged" else 0.0
-
-
 USER: Any = {"role": "user", "content": "?"}
 
 
 def _say(client: openai.OpenAI) -> str | None:
     reply = client.chat.completions.create(model="j", messages=[USER])
     return reply.choices[0].message.content
-
-
-@pytest.mark.parametrize("agent", [AsksTwo(), AsksTwoAsync()])
-async def test_a_judge_at_its_own_endpoint_is_left_alone_and_recorded(agent: Any) -> None:
-    with ScriptedServer(lambda request: "judged") as judge:
-        attempt, spans = await run_once(arrived(agent), {"judge": judge.url})
-        [request] = judge.requests
-    assert attempt.reward is not None
-    assert attempt.reward.value == 1.0
-    assert request.headers["authorization"] == "Bearer own-key"
-    [call] = [span for span in spans if span.kind is SpanKind.LLM]
-    assert call.attributes["lightspan.agent.path"] == "write_query"
-    assert call.attributes["lightspan.route"] == "app"
-    assert attempt.capture_errors == []
 
 
 class AsksMain(agl.LitAgent[Any]):
@@ -362,16 +307,9 @@ async def test_calls_of_main_llm_carry_the_agent_and_the_attempts_token() -> Non
     ("options", "why"),
     [
         ({"store": object()}, "leave it out; the store is a SQLite file"),
-        ({"hooks": [object()]}, "in the agent's rollout, before and after"),
-        ({"llm_proxy": object()}, "gateway of lightspan serves main_llm"),
-        ({"runner": object()}, "leave it out"),
         ({"max_rollouts": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
-        ({"max_tasks": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
-        ({"tracer": "agentops"}, "leave it out"),
         ({"algorithm": object()}, r"use VERL\(config\) or APO\(client\)"),
         ({"adapter": {"reward_match": "first"}}, "'reward_match': 'first'"),
-        ({"adapter": object()}, "use {'agent_match': 'regular expression'}"),
-        ({"adapter": {"agent_match": "("}}, "lightspan selects agents by name"),
         ({"n_runners": 0}, "must be at least 1"),
         ({"initial_resources": {"main_llm": "gpt"}}, r"initial_resources\['main_llm'\] must be"),
     ],
@@ -383,9 +321,6 @@ def test_what_cannot_be_honoured_is_an_error(options: dict[str, Any], why: str) 
 
 def test_runners_have_two_names() -> None:
     assert agl.Trainer(n_workers=3).n_runners == 3
-    assert agl.Trainer(n_workers=3, n_runners=2).n_runners == 2
-    assert agl.Trainer().n_runners == 1
-    assert agl.Trainer(adapter={"agent_match": "write"}).adapter.agent_match == "write"
     adapter = agl.TracerTraceToTriplet(agent_match="x")
     assert agl.Trainer(adapter=adapter).adapter is adapter
 
@@ -398,22 +333,15 @@ def test_fit_needs_an_algorithm_and_dev_a_model() -> None:
 
 
 async def test_an_agent_without_a_rollout_is_an_error() -> None:
-    class Idle(agl.LitAgent[Any]):
-        pass
-
     class Half(agl.LitAgent[Any]):
         def training_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
             return 1.0
 
     resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
-    for agent in (Idle(), "agent"):
-        with pytest.raises(ConfigError, match=r"defines no rollout|must be a LitAgent"):
-            agl.Trainer(initial_resources=resources).dev(agent, [{"n": 1}])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="must be a LitAgent"):
+        agl.Trainer(initial_resources=resources).dev("agent", [{"n": 1}])  # type: ignore[arg-type]
     attempt, _ = await run_once(AgentApp(_one(Half()), {}), gateway="", mode=Mode.VAL)
-    assert attempt.message == (
-        "AppError: test_an_agent_without_a_rollout_is_an_error.<locals>.Half does not define "
-        "rollout(self, task, resources, rollout)"
-    )
+    assert "Half does not define rollout(self, task, resources, rollout)" in attempt.message
 
 
 def test_hooks_of_an_agent_are_refused() -> None:
@@ -425,35 +353,22 @@ def test_hooks_of_an_agent_are_refused() -> None:
         agl.Trainer(initial_resources=resources).dev(Hooked(), [{"n": 1}])
 
 
-def test_trained_agents_says_that_it_has_no_effect() -> None:
-    class Old(agl.LitAgent[Any]):
-        def __init__(self) -> None:
-            super().__init__(trained_agents="write")
-
-    with pytest.warns(DeprecationWarning, match=r"'agent_match': 'write'"):
-        assert Old().trained_agents == "write"
-
-
 def test_logs_go_where_they_are_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    names = ("lightspan", "mine")
-    before = {n: (logging.getLogger(n).handlers[:], logging.getLogger(n).level) for n in names}
+    logger = logging.getLogger("mine")
     try:
         agl.setup_logging("WARNING", apply_to=["mine"])
         agl.setup_logging("WARNING", apply_to=["mine"], files=str(tmp_path / "log"))
-        logging.getLogger("mine").warning("seen")
-        logging.getLogger("mine").info("not seen")
-        printed = capsys.readouterr().err
-        assert "mine)  seen\n" in printed
-        assert printed.count("seen") == 1
-        assert "seen" in (tmp_path / "log").read_text()
-        assert "not seen" not in printed
+        logger.warning("seen")
+        logger.info("nothing")
+        assert capsys.readouterr().err.count("mine)  seen\n") == 1
+        assert "nothing" not in (tmp_path / "log").read_text()
     finally:
-        for name, (handlers, level) in before.items():
-            logger = logging.getLogger(name)
-            for handler in logger.handlers:
+        for name in ("lightspan", "lightspan_agl", "mine"):
+            for handler in logging.getLogger(name).handlers[:]:
+                logging.getLogger(name).removeHandler(handler)
                 handler.close()
-            logger.handlers[:], logger.propagate = handlers, True
-            logger.setLevel(level)
+            logging.getLogger(name).propagate = True
+            logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 # --- data -----------------------------------------------------------------------------------
@@ -500,15 +415,14 @@ class Dev(agl.LitAgent[Any]):
         return None if task["n"] == 3 else float(rollout.mode == "val")
 
 
-@pytest.mark.parametrize("runners", [1, 3])
 def test_dev_tells_what_every_agent_did(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runners: int
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with ScriptedServer(lambda request: "fine") as server:
         llm = agl.LLM(endpoint=server.url, model="gpt", api_key="secret")
         trainer = agl.Trainer(
-            n_runners=runners,
+            n_runners=3,
             initial_resources={"main_llm": llm},
             adapter={"agent_match": "write"},
         )
@@ -516,9 +430,6 @@ def test_dev_tells_what_every_agent_did(
         keys = {request.headers["authorization"] for request in server.requests}
     assert isinstance(summary, DevSummary)
     assert keys == {"Bearer secret"}
-    import os
-
-    assert "OPENAI_API_KEY" not in os.environ
     assert capsys.readouterr().out.splitlines() == [
         "4 rollouts, 2 scored, mean reward 0.500",
         "  task 0: 0",
@@ -528,19 +439,6 @@ def test_dev_tells_what_every_agent_did(
         "  agent check_query: 4 calls, would not be trained",
         "  agent rewrite_query: 4 calls, would be trained",
     ]
-
-
-class Silent(agl.LitAgent[Any]):
-    """Calls no model."""
-
-    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
-        return 1.0
-
-
-def test_dev_says_that_no_agent_called_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = agl.Trainer(initial_resources={"main_llm": agl.LLM(endpoint="http://x", model="m")})
-    trainer.dev(Silent(), dev_dataset=[{"n": 1}])
-    assert capsys.readouterr().out.splitlines()[-1] == "  no agent called a model"
 
 
 def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,16 +132,6 @@ def test_functions_train_too(agents: Any, tiny: Path, tmp_path: Path) -> None:
     assert line["calls/trained"] == line["calls"] == line["rollouts"] == 8
 
 
-def test_verls_own_default_trains(agents: Any, tiny: Path, tmp_path: Path) -> None:
-    """gae, one rollout per task, two optimiser steps."""
-    given = config(tiny, tmp_path / "run")
-    del given["algorithm"], given["actor_rollout_ref"]["rollout"]["n"]
-    result = agl.Trainer(algorithm=agl.VERL(given), n_runners=2).fit(agents.spell, questions(2))
-    [line] = RunFolder(result.folder).metrics()
-    assert line["learner/value_calls"] == line["rollouts"] == line["calls/trained"] == 2
-    assert line["learner/lambda"] == 1.0
-
-
 def test_dev_without_resources_is_our_dry_run(
     agents: Any, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.selection import check_agents
 from lightspan.schema.routing import Route
 from lightspan_agl._agent_match import globs_of
-from lightspan_agl.algorithm._verl_keys import ALLOWED, DEFAULTS, NEVER, NO_EFFECT
+from lightspan_agl.algorithm._verl_keys import NEVER
 from lightspan_agl.algorithm.verl import make_plan
 from lightspan_agl.trainer import make_algorithm
 from lightspan_tools.sinks import WandB
@@ -99,20 +99,12 @@ def test_the_tutorials_configuration() -> None:
 @pytest.mark.parametrize(
     ("change", "name", "value"),
     [
-        ({"algorithm__adv_estimator": "rloo"}, "estimator", "rloo"),
         ({"algorithm__adv_estimator": "reinforce_plus_plus"}, "estimator", "reinforce++"),
         ({"algorithm__norm_adv_by_std_in_grpo": False}, "estimator", "dr_grpo"),
         ({"arr__actor__loss_agg_mode": "seq-mean-token-mean"}, "weight", "transition"),
-        ({"arr__actor__ppo_mini_batch_size": 8}, "minibatches", 4),
         ({"arr__actor__ppo_mini_batch_size": 5}, "minibatches", 7),
-        ({"arr__actor__ppo_mini_batch_size": 64}, "minibatches", 1),
         ({"arr__rollout__temperature": 0.7}, "temperature", 0.7),
         ({"data__seed": 5}, "seed", 5),
-        (
-            {"arr__model__lora_rank": 8},
-            "lora",
-            LoRA(rank=8, alpha=16, target_modules="all-linear"),
-        ),
         (
             {"arr__model__lora_rank": 8, "arr__model__target_modules": ["q_proj", "v_proj"]},
             "lora",
@@ -122,11 +114,6 @@ def test_the_tutorials_configuration() -> None:
             {"arr__actor__use_kl_loss": True, "arr__actor__kl_loss_coef": 0.01},
             "loss",
             PolicyLoss(clip_high=0.3, kl=0.01, kl_estimator="k3"),
-        ),
-        (
-            {"arr__actor__entropy_coeff": 0.001},
-            "loss",
-            PolicyLoss(clip_high=0.3, entropy=0.001),
         ),
         (
             {
@@ -152,23 +139,6 @@ def test_keys_become_arguments_of_the_algorithm(
     assert {k: v for k, v in after.items() if k != name} == {
         k: v for k, v in before.items() if k != name
     }
-
-
-def test_the_calculator_examples_other_keys() -> None:
-    config = changed(
-        arr__rollout__log_prob_micro_batch_size_per_gpu=4,
-        arr__rollout__engine_kwargs={"vllm": {"enable_auto_tool_choice": True}},
-        arr__actor__ppo_micro_batch_size_per_gpu=4,
-        arr__ref={"log_prob_micro_batch_size_per_gpu": 8, "fsdp_config": {"param_offload": True}},
-        arr__model__enable_gradient_checkpointing=True,
-        trainer__nnodes=1,
-        trainer__save_freq=64,
-        agentlightning={"trace_aggregator": {"level": "trajectory"}},
-    )
-    plan = make_plan(config)
-    assert plan.algorithm == make_plan(TUTORIAL).algorithm
-    assert plan.trainer["checkpoint_every"] == 64
-    assert "level='trajectory' (calls that continue one another are joined)" in plan.report()
 
 
 def test_verls_default_estimator_is_ppo() -> None:
@@ -197,13 +167,6 @@ def test_keys_become_arguments_of_the_trainer() -> None:
     assert plan.resume is True
     again = changed(trainer__default_local_dir="runs/x", trainer__resume_mode="disable")
     assert make_plan(again).resume is False
-
-
-def test_the_algorithm_takes_every_argument() -> None:
-    plan = make_plan(changed(arr__model__path="/no/model", arr__actor__ppo_mini_batch_size=8))
-    config = make_algorithm(plan, "write").config()
-    assert (config["group_size"], config["tasks_per_step"], config["minibatches"]) == (4, 32, 4)
-    assert config["frozen"] == "shared"
 
 
 def test_unset_keys_have_verls_default() -> None:
@@ -241,15 +204,6 @@ def test_keys_without_effect_are_named_in_one_line(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_every_key_is_used_or_named() -> None:
-    from lightspan_agl.algorithm.verl import _leaves
-
-    report = make_plan(TUTORIAL).report()
-    for key, _ in _leaves(TUTORIAL):
-        is_known = key in DEFAULTS or key in ALLOWED or key in report
-        assert is_known or key == "trainer.val_before_train"
-
-
 def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightspan_agl.algorithm.verl.find_spec", lambda name: object())
     plan = make_plan(changed(trainer__logger=["console", "wandb", "tensorboard", "swanlab"]))
@@ -276,18 +230,6 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
             "algorithm.gamma=0.9: use lightspan.LightningRL, which has options for it",
         ),
         (
-            {"algorithm__use_kl_in_reward": True},
-            "algorithm.use_kl_in_reward=True: use actor_rollout_ref.actor.use_kl_loss=True",
-        ),
-        (
-            {"algorithm__use_raft": True},
-            "algorithm.use_raft=True: unknown to lightspan; leave it out",
-        ),
-        (
-            {"arr__actor__ppo_epochs": 2},
-            "actor_rollout_ref.actor.ppo_epochs=2: use 1: each batch is used once",
-        ),
-        (
             {"arr__rollout__top_p": 0.9},
             "actor_rollout_ref.rollout.top_p=0.9: use 1: others change the log-probabilities",
         ),
@@ -295,12 +237,6 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
             {"custom_reward_function__path": "reward.py"},
             "custom_reward_function.path='reward.py': use compute the reward in the agent and "
             "return it",
-        ),
-        ({"trainer__device": "npu"}, "trainer.device='npu': use cpu or cuda"),
-        (
-            {"arr__actor__policy_loss__loss_mode": "gspo"},
-            "actor_rollout_ref.actor.policy_loss.loss_mode='gspo': use lightspan.LightningRL, "
-            "which has options for it",
         ),
     ],
 )
@@ -323,23 +259,14 @@ def test_one_error_names_everything_that_is_refused() -> None:
     [
         (changed(arr__model__path=None), r"names no model: set actor_rollout_ref\.model\.path"),
         (changed(data__train_batch_size="four"), r"data\.train_batch_size='four' must be a whole"),
-        (changed(data__train_batch_size=-4), r"train_batch_size=-4 must be at least 1"),
         (changed(arr__rollout__n=True), r"rollout\.n=True must be a whole number"),
-        (changed(arr__actor__optim__lr="fast"), r"optim\.lr='fast' must be a finite number"),
         (changed(arr__actor__optim__lr=-1), r"learning_rate=-1 must be a finite number above"),
-        (changed(arr__actor__optim__betas=7), r"VERL\(config\)"),
         (["algorithm"], "config must be a mapping"),
     ],
 )
 def test_malformed_configurations_are_errors(config: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         agl.VERL(config)
-
-
-def test_no_key_is_in_two_classes() -> None:
-    patterns = [pattern for pattern, _ in NO_EFFECT]
-    assert len(patterns) == len(set(patterns))
-    assert not set(patterns) & {*DEFAULTS, *ALLOWED}
 
 
 def test_a_batch_larger_than_the_data_is_an_error() -> None:
@@ -363,7 +290,6 @@ PATHS = ["write_query", "team/rewrite_query", "check_query", "write/check", "app
     [
         ("write", ["write_query", "team/rewrite_query", "a%2Fwriter"]),
         ("^write", ["write_query"]),
-        ("query$", ["write_query", "team/rewrite_query", "check_query"]),
         ("^check|^rewrite", ["team/rewrite_query", "check_query", "write/check"]),
         ("^w.*y$", ["write_query"]),
         ("a/", ["a%2Fwriter"]),
@@ -381,7 +307,7 @@ def test_agent_match_is_searched_in_the_innermost_name(
     assert routing.target(trained[0]).policy == "policy"
 
 
-@pytest.mark.parametrize("agent_match", ["(re)?write", "w+", "[wW]rite", r"\w", "(", "a**", "\\"])
+@pytest.mark.parametrize("agent_match", ["(re)?write", "[wW]rite", "("])
 def test_other_expressions_are_refused(agent_match: str) -> None:
     with pytest.raises(UnsupportedError, match="lightspan selects agents by name"):
         globs_of(agent_match)

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import alternate_toy  # type: ignore[import-not-found]
 import openai
-from alternate_toy import kill_at, trainer  # type: ignore[import-not-found]
 
 import lightspan
 
@@ -21,6 +21,7 @@ GUIDE = "Tell the writer how to write."
 WRITER = "Write."
 BOTH = ["guide", "writer"]
 
+reflects, tasks, trainer = alternate_toy.reflects, alternate_toy.tasks, alternate_toy.trainer
 nobody = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_retries=0)
 
 
@@ -50,19 +51,8 @@ def speaks(request: Any) -> str:
     return str(request.messages[0]["content"])
 
 
-def reflects(request: Any) -> str:
-    """Adds one word."""
-    asked = request.last_text
-    text: str = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
-    return f"<prompt>\n{text} softly\n</prompt>"
-
-
-def tasks(*numbers: int) -> list[dict[str, str]]:
-    return [{"q": f"word {n}"} for n in numbers]
-
-
 def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options: Any) -> Any:
-    from lightspan import APO, GEPA, LLM, Alternate, LightningRL
+    from lightspan import APO, GEPA, LLM, Alternate
 
     llm = LLM(base_url=reflection_url, model="thinker")
     prompts: Any = (
@@ -87,21 +77,16 @@ def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options
             max_rollouts=96,
         )
     )
-    weights = LightningRL(
-        model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3
-    )
     given = {"max_rollouts": prompts.max_rollouts + 3 * 8, "cycles": 2, **options}
-    return Alternate(prompts, weights, **given)
+    return Alternate(prompts, alternate_toy.weights(model), **given)
 
 
-def fit(folder: Path, made: Any, **options: Any) -> Any:
-    resume = folder.exists()
-    made = trainer(folder, made, **options)
-    return made.fit(guided, tasks(*range(8)), tasks(20, 21), resume=resume)
+def fit(folder: Path, made: Any) -> Any:
+    return alternate_toy.fit(folder, made, guided)
 
 
 def main(folder: Path, model: Path, reflection_url: str, batches: int) -> None:
-    kill_at(batches)
+    alternate_toy.kill_at(batches)
     fit(folder, algorithm(model, reflection_url))
 
 

@@ -49,7 +49,7 @@ def tasks(*numbers: int) -> list[dict[str, str]]:
 
 
 def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options: Any) -> Any:
-    from lightspan import APO, GEPA, LLM, Alternate, LightningRL
+    from lightspan import APO, GEPA, LLM, Alternate
 
     llm = LLM(base_url=reflection_url, model="thinker")
     prompts: Any = (
@@ -66,10 +66,15 @@ def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options
             max_rollouts=48,
         )
     )
-    weights = LightningRL(
-        model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3
+    return Alternate(
+        prompts, weights(model), **{"max_rollouts": 48 + 3 * 8, "cycles": 2, **options}
     )
-    return Alternate(prompts, weights, **{"max_rollouts": 48 + 3 * 8, "cycles": 2, **options})
+
+
+def weights(model: Path) -> Any:
+    from lightspan import LightningRL
+
+    return LightningRL(model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3)
 
 
 def trainer(folder: Path, made: Any, **options: Any) -> Any:
@@ -80,10 +85,10 @@ def trainer(folder: Path, made: Any, **options: Any) -> Any:
     return Trainer(made, folder=folder, **{**quiet, **options})
 
 
-def fit(folder: Path, made: Any, **options: Any) -> Any:
+def fit(folder: Path, made: Any, app: Any = styled, **options: Any) -> Any:
     resume = folder.exists()
     made = trainer(folder, made, **options)
-    return made.fit(styled, tasks(*range(8)), tasks(20, 21), resume=resume)
+    return made.fit(app, tasks(*range(8)), tasks(20, 21), resume=resume)
 
 
 def kill_at(batches: int) -> None:

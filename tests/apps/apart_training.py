@@ -6,18 +6,15 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from app_environment import app_environment  # type: ignore[import-not-found]
 
-from lightspan import ExternalRunners, LightningRL, LocalRunners, Trainer
+from lightspan import LightningRL, LocalRunners, Trainer
 from lightspan.lightning.episode import Episode
 from lightspan.progress import SilentReporter
 from lightspan.training.collector import stored_episodes
 from lightspan_testing.tiny import tiny_model
-
-How = Literal["by the trainer", "by hand"]
-HOWS: tuple[How, ...] = ("by the trainer", "by hand")
 
 
 def trained_apart(
@@ -25,7 +22,6 @@ def trained_apart(
     app: str,
     tasks: Sequence[Any],
     optimize: Sequence[str],
-    how: How,
     distributions: Sequence[str],
     *,
     context: int = 512,
@@ -47,23 +43,11 @@ def trained_apart(
         group_size=2,
         tasks_per_step=2,
     )
-    runners: Any = LocalRunners(2, python=python, app_dirs=folder)
-    if how == "by hand":
-        runners = ExternalRunners(2, timeout_s=120)
+    runners = LocalRunners(2, python=python, app_dirs=folder)
     trainer = Trainer(
         algorithm, runners=runners, steps=1, folder=folder / "run", reporter=SilentReporter()
     )
-    if how == "by the trainer":
-        trainer.fit(app, tasks)
-    else:
-        store = ["--store", trainer.folder.store_url, "--slots", "2"]
-        command = [python.parent / "lightspan", "runner", *store, app]
-        with subprocess.Popen(command, cwd=folder, env=env) as runner:
-            try:
-                trainer.fit(app, tasks)
-                assert runner.wait(timeout=60) == 0  # the training is complete
-            finally:
-                runner.kill()
+    trainer.fit(app, tasks)
     episodes: list[Episode] = stored_episodes(trainer.folder.store_url)
     assert len(episodes) == 4
     assert all(episode.finished for episode in episodes)

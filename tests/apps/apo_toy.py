@@ -21,14 +21,10 @@ def reflects(request: Any) -> str:
 
 
 def train(folder: Path, app_url: str, reflection_url: str, **options: Any) -> Any:
-    import gepa_toy  # type: ignore[import-not-found]
-    import prompt_apps  # type: ignore[import-not-found]
+    from gepa_toy import fit, prompts  # type: ignore[import-not-found]
 
-    from lightspan import APO, LLM, PromptTemplate, Trainer
-    from lightspan.progress import SilentReporter
+    from lightspan import APO, LLM
 
-    form = PromptTemplate('As {"text": …}. Q: {q}')  # braces of its own
-    prompts = {"rules": PromptTemplate("Speak."), "form": form}
     small = {
         "beam_width": 2,
         "branch_factor": 1,
@@ -36,10 +32,8 @@ def train(folder: Path, app_url: str, reflection_url: str, **options: Any) -> An
         "gradient_batch_size": 2,
         "val_batch_size": 4,
     }
-    algorithm = APO(prompts, LLM(base_url=reflection_url, model="thinker"), **{**small, **options})
-    trainer = Trainer(algorithm, runners=2, folder=folder, reporter=SilentReporter())
-    train, held_out = gepa_toy.tasks(app_url, *range(8)), gepa_toy.tasks(app_url, 20, 21)
-    return trainer.fit(prompt_apps.told, train, held_out, resume=folder.exists())
+    llm = LLM(base_url=reflection_url, model="thinker")
+    return fit(folder, app_url, APO(prompts(), llm, **{**small, **options}))
 
 
 if __name__ == "__main__":

@@ -31,23 +31,31 @@ def tasks(url: str, *numbers: int) -> list[dict[str, str]]:
     return [{"q": f"word{n}", "want": f"word{n}"[::-1].upper(), "url": url} for n in numbers]
 
 
-def train(folder: Path, app_url: str, reflection_url: str, **options: Any) -> Any:
-    import prompt_apps
-
-    from lightspan import GEPA, LLM, PromptTemplate, Trainer
-    from lightspan.progress import SilentReporter
+def prompts() -> dict[str, Any]:
+    from lightspan import PromptTemplate
 
     form = PromptTemplate('As {"text": …}. Q: {q}')  # braces of its own
-    prompts = {"rules": PromptTemplate("Speak."), "form": form}
-    algorithm = GEPA(
-        prompts,
-        LLM(base_url=reflection_url, model="thinker"),
-        **{"max_rollouts": 60, "minibatch": 2, **options},
-    )
+    return {"rules": PromptTemplate("Speak."), "form": form}
+
+
+def fit(folder: Path, app_url: str, algorithm: Any) -> Any:
+    """Learn, or go on."""
+    import prompt_apps
+
+    from lightspan import Trainer
+    from lightspan.progress import SilentReporter
+
     trainer = Trainer(algorithm, runners=2, folder=folder, reporter=SilentReporter())
-    return trainer.fit(
-        prompt_apps.told, tasks(app_url, *range(8)), tasks(app_url, 20, 21), resume=folder.exists()
-    )
+    train, held_out = tasks(app_url, *range(8)), tasks(app_url, 20, 21)
+    return trainer.fit(prompt_apps.told, train, held_out, resume=folder.exists())
+
+
+def train(folder: Path, app_url: str, reflection_url: str, **options: Any) -> Any:
+    from lightspan import GEPA, LLM
+
+    options = {"max_rollouts": 60, "minibatch": 2, **options}
+    llm = LLM(base_url=reflection_url, model="thinker")
+    return fit(folder, app_url, GEPA(prompts(), llm, **options))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import Self
 
 DOCS = Path(__file__).parents[2] / "docs"
 PORT = "8000"
@@ -28,50 +28,103 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
 
 
 class Follower:
-    """Does what the page says, in an empty folder."""
+    """Does what a page says, in an empty folder and one shell.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        replace: what is written otherwise here, by what the page's files have.
+        environment: what is set in the shell.
+    """
+
+    def __init__(
+        self, folder: Path, replace: Mapping[str, str] | None = None, **environment: str
+    ) -> None:
         self.folder = folder
         self.port = str(_free_port())
+        self.installed: list[str] = []
         self.printed: dict[str, str] = {}
         """Command → what it printed."""
-        self._served: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
+        self._replace = {PORT: self.port, **(replace or {})}
+        self._exported: list[str] = []
+        self._begun: dict[str, subprocess.Popen[bytes]] = {}
+        path = f"{folder}/.bin:{os.environ['PATH']}"
+        self._environment = {**_environment(), **environment, "PATH": path}
+        self.make_programs(".bin")
+
+    def make_programs(self, folder: str) -> None:
+        """In a folder, `python` and `lightspan`: those of the tests."""
+        (self.folder / folder).mkdir(parents=True)
+        for name, call in {"python": "", "lightspan": "-m lightspan.cli"}.items():
+            program = self.folder / folder / name
+            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {call} "$@"\n')
+            program.chmod(0o700)
+
+    def follow(self, page: str) -> Self:
+        """Write every file and run every command."""
+        found = blocks(page)
+        for _, name, text in found:
+            if name:
+                self.write(name, text)
+        for kind, name, text in found:
+            if kind == "sh" and not name:
+                for line in text.splitlines():
+                    self.run(line)
+        return self
 
     def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text.replace(PORT, self.port))
+        for theirs, ours in self._replace.items():
+            text = text.replace(theirs, ours)
+        (self.folder / name).write_text(text)
 
     def run(self, command: str) -> None:
-        program, *rest = shlex.split(command.replace(PORT, self.port))
-        module = {"python": [], "lightspan": ["-m", "lightspan.cli"]}[program]
-        arguments = [sys.executable, *module, *rest]
-        if "serve" in rest:
-            self._serve(command, arguments)
-            return
-        done = subprocess.run(
-            arguments, cwd=self.folder, env=_environment(), capture_output=True, text=True
-        )
-        self.printed[command] = done.stdout
-        assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+        words = command.split()
+        if "install" in words:
+            self.installed.append(command)
+        elif words[0] == "export":
+            self._exported.append(command)
+        elif words[1:2] in (["serve"], ["runner"]):
+            self._begin(command, "Ctrl-C stops" if words[1] == "serve" else "")
+        else:
+            done = self.shell(command)
+            self.printed[command] = done.stdout
+            assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
 
-    def _serve(self, command: str, arguments: list[str]) -> None:
-        log = self.folder / "serve.log"
-        self._output = log.open("wb")
-        self._served = subprocess.Popen(
-            arguments, cwd=self.folder, env=_environment(), stdout=self._output, stderr=self._output
+    def shell(self, command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", "\n".join([*self._exported, command.replace(PORT, self.port)])],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        deadline = time.monotonic() + 90
-        while "Ctrl-C stops" not in log.read_text():
-            assert self._served.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
+
+    def _begin(self, command: str, ready: str) -> None:
+        """In a terminal of its own."""
+        log = self.folder / f"{len(self._begun)}.log"
+        with log.open("wb") as output:
+            self._begun[command] = begun = subprocess.Popen(
+                ["bash", "-c", f"exec {command.replace(PORT, self.port)}"],
+                cwd=self.folder,
+                env=self._environment,
+                stdout=output,
+                stderr=output,
+            )
+        while ready not in log.read_text():
+            assert begun.poll() is None, log.read_text()
             time.sleep(0.1)
         self.printed[command] = log.read_text()
 
+    def finish(self) -> None:
+        """Wait for what ends by itself: runners do with their training."""
+        for number, (command, begun) in enumerate(self._begun.items()):
+            assert begun.wait(60) == 0
+            self.printed[command] = (self.folder / f"{number}.log").read_text()
+
     def stop(self) -> None:
-        if self._served is not None and self._output is not None:
-            self._served.send_signal(signal.SIGINT)
-            assert self._served.wait(30) == 0
-            self._output.close()
+        for begun in self._begun.values():
+            if begun.poll() is None:
+                begun.send_signal(signal.SIGINT)
+                assert begun.wait(30) == 0
 
 
 def _free_port() -> int:
@@ -82,11 +135,18 @@ def _free_port() -> int:
 
 def _environment() -> dict[str, str]:
     """A newcomer's: the folder is importable, and no settings of the tests are left."""
-    left_out = ("PYTHONSAFEPATH", "PYTHONPATH", "OPENAI_API_KEY", "OPENAI_BASE_URL")
-    return {key: value for key, value in os.environ.items() if key not in left_out}
+    left_out = ("PYTHON", "OPENAI_", "LIGHTSPAN_", "OTEL_")
+    return {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
 
 
 def printed(followed: Follower, start: str) -> str:
     """What the command that begins like this printed."""
     [text] = [text for command, text in followed.printed.items() if command.startswith(start)]
     return text
+
+
+def gain_low(text: str) -> float:
+    """The lower bound of what was gained on 32 held-out tasks."""
+    gain = re.search(r"held-out reward: \S+ -> \S+ \(n=32, 95% CI of the gain (\S+?)\.\.", text)
+    assert gain is not None, text
+    return float(gain[1])

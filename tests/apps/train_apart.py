@@ -1,15 +1,15 @@
-"""A script that trains an app of another environment, to be killed:
-`train_apart.py FOLDER MODEL STEPS external|PYTHON [--resume]`."""
+"""A script that trains an app of another environment, whose runners are started by hand, to be
+killed: `train_apart.py FOLDER MODEL STEPS [--resume]`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from lightspan import ExternalRunners, LightningRL, LocalRunners, Trainer
+from lightspan import ExternalRunners, LightningRL, Trainer
 
 
-def main(folder: str, model: str, steps: int, runners: str, resume: bool) -> None:
+def main(folder: str, model: str, steps: int, resume: bool) -> None:
     """Train `apart_app:answer` by its name."""
     import torch
 
@@ -17,16 +17,11 @@ def main(folder: str, model: str, steps: int, runners: str, resume: bool) -> Non
     algorithm = LightningRL(
         Path(model), optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3
     )
-    apart = Path(__file__).parent / "apart"
-    started = (
-        ExternalRunners(4, timeout_s=60)
-        if runners == "external"
-        else LocalRunners(4, processes=2, python=runners, app_dirs=[apart])
-    )
-    trainer = Trainer(algorithm, runners=started, steps=steps, folder=folder)
+    runners = ExternalRunners(4, timeout_s=60)
+    trainer = Trainer(algorithm, runners=runners, steps=steps, folder=folder)
     train = [{"q": f"question {number}"} for number in range(6)]
     print(trainer.fit("apart_app:answer", train, resume=resume).summary())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], "--resume" in sys.argv)
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), "--resume" in sys.argv)

@@ -5,11 +5,27 @@ An example's tests are collected where it is installed: some have an environment
 
 from __future__ import annotations
 
-from functools import partial
+import runpy
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FEW: dict[str, dict[str, Any]] = {
+    "quest": {"counts": {"train": 4, "dev": 1, "test": 4}},
+    "rag": {
+        "worlds": {"train": 1, "dev": 1, "test": 1},
+        "questions": {"train": 4, "dev": 4, "test": 4},
+    },
+    "sql": {"worlds": {"train": 4, "dev": 1, "test": 1}, "questions_per_world": 4},
+}
+"""Arguments of the generators of data that take long for all of it."""
 
 collect_ignore_glob = [
     f"test_{name}_*.py"
@@ -19,13 +35,34 @@ collect_ignore_glob = [
 
 
 @pytest.fixture(scope="session")
-def sql_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache of the SQL example, with few questions; to be read only."""
-    from lightspan_examples.data import generated
-    from sql_example import worlds
+def few_tasks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The cache of an example, with few tasks; to be read only."""
 
-    sizes: dict[worlds.Split, int] = {"train": 4, "dev": 1, "test": 1}
-    cache = tmp_path_factory.mktemp("sql")
-    few = partial(worlds.generate, worlds=sizes, questions_per_world=4)
-    generated(cache, few, "few questions", None)
-    return cache
+    @cache
+    def made(example: str) -> Path:
+        from lightspan_examples.data import generated
+
+        folder = tmp_path_factory.mktemp(example)
+        if example in FEW:
+            worlds = import_module(f"{example}_example.worlds")
+            generated(folder, partial(worlds.generate, **FEW[example]), "few tasks", None)
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def sql_cache(few_tasks: Callable[[str], Path]) -> Path:
+    return few_tasks("sql")
+
+
+@pytest.fixture(scope="session")
+def script_of() -> Callable[[str], Any]:
+    """An example's `train.py` as a module."""
+    return cache(lambda name: SimpleNamespace(**runpy.run_path(str(EXAMPLES / name / "train.py"))))
+
+
+@pytest.fixture
+def torch_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps its threads."""
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)

@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
-import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import _credit_plan
+import _credit_table
+import _journal
+import _paired
+import credit
 import pytest
 from pages import DOCS  # type: ignore[import-not-found]
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-RESULTS = FOLDER / "results"
-
-
-@pytest.fixture(scope="module")
-def credit() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    import credit
-
-    sys.path.remove(str(FOLDER))
-    return credit
-
-
-@pytest.fixture(scope="module")
-def paired(credit: Any) -> Any:
-    return sys.modules["_paired"]
-
-
-@pytest.fixture(scope="module")
-def plan(credit: Any) -> Any:
-    return sys.modules["_credit_plan"]
-
-
-@pytest.fixture(scope="module")
-def said(credit: Any) -> Any:
-    return sys.modules["_credit_table"]
-
-
-@pytest.fixture(scope="module")
-def kept(credit: Any) -> Any:
-    return sys.modules["_journal"]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 # --- statistics -------------------------------------------------------------------------------
 def block_of(
-    paired: Any,
     arms: int,
     seeds: int,
     *,
@@ -69,7 +41,7 @@ def block_of(
         ]
         for name in names
     }
-    return paired.Block(runs, "control")
+    return _paired.Block(runs, "control")
 
 
 def single(block: Any) -> list[Any]:
@@ -87,33 +59,23 @@ def single(block: Any) -> list[Any]:
     ],
 )
 def test_the_correction_is_that_of_the_tables(
-    paired: Any, arms: int, seeds: int, expected: float, tolerance: float
+    arms: int, seeds: int, expected: float, tolerance: float
 ) -> None:
-    block = block_of(paired, arms, seeds)
-    family = paired.Family({"x": block}, single(block))
+    block = block_of(arms, seeds)
+    family = _paired.Family({"x": block}, single(block))
     assert family.critical == pytest.approx(expected, abs=tolerance)
 
 
-def test_more_comparisons_ask_for_more(paired: Any) -> None:
-    blocks = {name: block_of(paired, arms, 5) for name, arms in (("q", 4), ("s", 9), ("r", 3))}
-    gains = [[(name, arm)] for name, block in blocks.items() for arm in block.arms]
-    pooled = [[(name, "a0") for name in blocks]]
-    of_one = paired.Family({"q": blocks["q"]}, gains[:4]).critical
-    of_all = paired.Family(blocks, [*gains, *pooled])
-    assert of_one < of_all.critical < 4.5
-    assert of_all.size == 17
-
-
-def test_the_spread_of_a_run_by_hand(paired: Any) -> None:
+def test_the_spread_of_a_run_by_hand() -> None:
     """Residuals of c 0 0, a 1 3, b 2 2 are ±1/3, ±2/3, ±1/3: 12/9 in all, on 2 degrees."""
     runs = {"c": [{"t": 0.0}, {"t": 0.0}], "a": [{"t": 1.0}, {"t": 3.0}]}
-    block = paired.Block({**runs, "b": [{"t": 2.0}, {"t": 2.0}]}, "c")
+    block = _paired.Block({**runs, "b": [{"t": 2.0}, {"t": 2.0}]}, "c")
     assert block.spread == pytest.approx(math.sqrt(2 / 3))
     assert block.gain("a") == pytest.approx((2.0, math.sqrt(2 / 3)))
     assert block.differences("a") == [1.0, 3.0]
 
 
-def test_seeds_and_clusters_by_hand(paired: Any) -> None:
+def test_seeds_and_clusters_by_hand() -> None:
     """Differences of two seeds are .1 .3 and .3 .5, in clusters x and y.
 
     Seeds: .2 and .4, so .02 / 2 = .01. Clusters: sums ∓.2, so 2 · .08 / 4² = .01; both: -.2 0 0 .2,
@@ -121,148 +83,38 @@ def test_seeds_and_clusters_by_hand(paired: Any) -> None:
     """
     zero = {"x": 0.0, "y": 0.0}
     runs = {"c": [zero, zero], "a": [{"x": 0.1, "y": 0.3}, {"x": 0.3, "y": 0.5}]}
-    gain = paired.Block(runs, "c").gain("a")
+    gain = _paired.Block(runs, "c").gain("a")
     assert gain.mean == pytest.approx(0.3)
     assert gain.error**2 == pytest.approx(0.01 + 0.01 - 0.02 / 3)
-    together = paired.Block(runs, "c", {"x": "one", "y": "one"}).gain("a")
+    together = _paired.Block(runs, "c", {"x": "one", "y": "one"}).gain("a")
     assert together.error**2 == pytest.approx(0.01), "one cluster says nothing of clusters"
 
 
-def test_what_a_cluster_shares_is_no_more_than_one_task(paired: Any) -> None:
-    """Ten copies of each task in a cluster change nothing."""
-    rng = random.Random(1)
-    easy = [rng.gauss(0, 1) for _ in range(6)]  # what the arm gains in each cluster, in every seed
-    runs = {
-        arm: [{f"{c}": share * easy[c] + rng.gauss(0, 0.1) for c in range(6)} for _ in range(3)]
-        for arm, share in (("c", 0), ("a", 1))
-    }
-    copied = {
-        arm: [{f"{c}/{n}": r for c, r in seed.items() for n in range(10)} for seed in found]
-        for arm, found in runs.items()
-    }
-    clusters = {task: task[0] for task in copied["c"][0]}
-    alone, shared = paired.Block(runs, "c"), paired.Block(copied, "c", clusters)
-    assert shared.gain("a") == pytest.approx(alone.gain("a"))
-    assert paired.Block(copied, "c").gain("a").error < alone.gain("a").error / 2
-
-
-def test_a_planted_gain_is_found_and_no_other(paired: Any) -> None:
+def test_a_planted_gain_is_found_and_no_other() -> None:
     rng = random.Random(2)
-    block = block_of(paired, 4, 5, tasks=100, rng=rng, a1=0.5, a3=-0.5)
-    found = paired.Family({"x": block}, single(block)).judge()
+    block = block_of(4, 5, tasks=100, rng=rng, a1=0.5, a3=-0.5)
+    found = _paired.Family({"x": block}, single(block)).judge()
     verdicts = ["not told from chance", "better", "not told from chance", "worse"]
     assert [judged.verdict for judged in found] == verdicts
     assert [judged.p < 0.05 for judged in found] == [False, True, False, True]
     assert found[1].mean == pytest.approx(0.5, abs=0.2)
 
 
-def test_a_gain_on_every_task_is_found_where_none_alone_is(paired: Any) -> None:
-    rng = random.Random(5)
-    blocks = {f"b{n}": block_of(paired, 2, 5, rng=rng, tasks=25, a0=0.35) for n in range(6)}
-    gains = [[(name, arm)] for name in blocks for arm in ("a0", "a1")]
-    pooled = [[(name, arm) for name in blocks] for arm in ("a0", "a1")]
-    *each, a0, a1 = paired.Family(blocks, [*gains, *pooled]).judge()
-    assert a0.mean == pytest.approx(math.fsum(judged.mean for judged in each[::2]) / 6)
-    assert (a0.verdict, a1.verdict) == ("better", "not told from chance")
-    assert sum(judged.verdict == "better" for judged in each) < 6
-
-
-def test_chance_finds_something_in_one_comparison_of_twenty(paired: Any) -> None:
+def test_chance_finds_something_in_one_comparison_of_twenty() -> None:
     rng = random.Random(3)
-    blocks = [block_of(paired, 4, 5, rng=rng) for _ in range(1000)]
-    critical = paired.Family({"x": blocks[0]}, single(blocks[0])).critical
+    blocks = [block_of(4, 5, rng=rng) for _ in range(1000)]
+    critical = _paired.Family({"x": blocks[0]}, single(blocks[0])).critical
     found = sum(max(abs(b.gain(arm).t) for arm in b.arms) > critical for b in blocks)
     assert 30 <= found <= 70
 
 
-def test_intervals_and_p_agree(paired: Any) -> None:
-    rng = random.Random(4)
-    block = block_of(paired, 9, 5, rng=rng, a1=1.0, a2=2.0, a3=3.0, a4=4.0)
-    for judged in paired.Family({"x": block}, single(block)).judge():
-        assert (judged.p < 0.05) == (judged.low > 0 or judged.high < 0)
-
-
-def test_the_same_rewards_are_judged_the_same(paired: Any) -> None:
-    block = block_of(paired, 3, 5)
-    one, other = (paired.Family({"x": block}, single(block)).judge() for _ in range(2))
-    assert one == other
-    same = {"c": [{"t": 0.5}] * 2, "a": [{"t": 0.5}] * 2}
-    [judged] = paired.Family({"x": paired.Block(same, "c")}, [[("x", "a")]]).judge()
-    assert (judged.mean, judged.low, judged.high, judged.p) == (0.0, 0.0, 0.0, 1.0)
-
-
-def test_a_task_that_one_arm_left_unscored_is_left_out_of_its_seed(paired: Any) -> None:
-    full = {"t": 0.0, "u": 1.0}
-    runs = {"c": [full, full], "a": [{"t": 1.0}, full], "b": [full, full]}
-    block = paired.Block(runs, "c")
-    assert block.means == {"c": [0.0, 0.5], "a": [1.0, 0.5], "b": [0.0, 0.5]}
-    assert block.left_out == 1
-
-
-@pytest.mark.parametrize(
-    ("runs", "message"),
-    [
-        ({"c": [{"t": 0.0}] * 2}, "two arms and two seeds at least"),
-        ({"c": [{"t": 0.0}] * 2, "a": [{"t": 0.0}]}, "as many of each arm: {'c': 2, 'a': 1}"),
-        ({"c": [{"t": 0.0}], "a": [{"t": 0.0}]}, "two seeds at least"),
-        ({"c": [{"t": 0.0}] * 2, "a": [{"u": 0.0}] * 2}, "scored by all arms"),
-    ],
-)
-def test_what_cannot_be_compared(paired: Any, runs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        paired.Block(runs, "c")
-
-
-def test_a_gain_that_there_is_not(paired: Any) -> None:
-    block = block_of(paired, 1, 2)
-    with pytest.raises(ValueError, match="no gain of control in x"):
-        paired.Family({"x": block}, [[("x", "control")]])
-
-
 # --- the design -------------------------------------------------------------------------------
-def test_the_page_and_the_program_are_one_design(plan: Any) -> None:
-    page = (DOCS / "credit-comparison.md").read_text()
-    rows = page.partition("## What is compared")[2].split("\n\n")[1].splitlines()[2:]
-    found = {}
-    for row in rows:
-        task, steps, held_out, rules, units, runs = (c.strip() for c in row.split("|")[1:-1])
-        found[task.strip("`")] = (
-            [int(number) for number in steps.split(" × ")],
-            int(held_out),
-            [rule.strip("`") for rule in rules.split(", ")],
-            units.split(", "),
-            int(runs),
-        )
-    assert found == {
-        task: (
-            [known.steps, rollouts],
-            known.held_out,
-            list(known.rules),
-            list(known.units),
-            len(known.arms),
-        )
-        for (task, known), rollouts in zip(plan.PLANS.items(), (128, 128, 64, 64), strict=True)
-    }
-
-
-def test_every_run(plan: Any) -> None:
-    keys = plan.every_run()
-    assert len(keys) == len(set(keys)) == 5 * (4 + 5 + 10 + 4 + 4) + 3
-    assert keys[0] == ("quest", "start", "rollout", 0)
-    assert {key.seed for key in keys[:27]} == {0}, "whole seeds"
-    assert [str(key) for key in keys[-3:]] == [
-        "quest, start, seed 5",
-        "quest, terminal, seed 5",
-        "quest, discounted, seed 5",
-    ]
-    assert set(plan.world_keys()) < set(keys)
 
 
 @pytest.mark.parametrize(
     ("task", "rule", "expected"),
     [
         ("sql", "terminal", ("grpo", "terminal", None)),
-        ("sql", "discounted", ("grpo", "discounted(1)", None)),
         ("sql", "anchor", ("grpo", "anchor(1, key=observation)", None)),
         ("quest", "anchor", ("grpo", "anchor(1, key=_credit_plan:quest_state)", None)),
         ("quest", "critic", ("ppo", "critic(1)", None)),
@@ -270,34 +122,15 @@ def test_every_run(plan: Any) -> None:
         ("sql", "air", ("grpo", "discounted(1)", "sql_example.signals:draft_error")),
     ],
 )
-def test_the_arms(plan: Any, task: str, rule: str, expected: tuple[Any, ...]) -> None:
+def test_the_arms(task: str, rule: str, expected: tuple[Any, ...]) -> None:
     from lightspan import LightningRL
 
-    algorithm = LightningRL("m", **plan.options_of(task, rule, "agent"))
+    algorithm = LightningRL("m", **_credit_plan.options_of(task, rule, "agent"))
     signals = None if algorithm.air is None else algorithm.air.config()["signals"]
     named = [s if isinstance(s, str) else s["type"] for s in signals or []]  # type: ignore[attr-defined]
     found = (algorithm.estimator, algorithm.credit.name, named[0] if named else None)
     assert found == expected
     assert algorithm.unit == "agent"
-
-
-def test_the_state_of_a_quest_is_its_observation(plan: Any) -> None:
-    from lightspan.lightning.states import State
-
-    def state(content: str) -> State:
-        asked = [{"role": "user", "content": content}]
-        return State(task_id="t", agent_path="explore", turn=0, messages=asked)
-
-    first = state("You go east.\n\nYou are in the hut.\nBag:\nnothing")
-    other = state("Nothing lies here.\n\nYou are in the hut.\nBag:\nnothing")
-    assert plan.quest_state(first) == plan.quest_state(other)
-    assert plan.quest_state(first) == "You are in the hut.\nBag:\nnothing"
-
-
-def test_of_each_cluster_as_many(credit: Any) -> None:
-    tasks = [{"id": f"{c}{n}", "c": c} for c in "abc" for n in range(4)]
-    assert [t["id"] for t in credit.evenly(tasks, 6, "c")] == ["a0", "b0", "c0", "a1", "b1", "c1"]
-    assert [t["id"] for t in credit.evenly(tasks, 2, None)] == ["a0", "a1"]
 
 
 # --- rows -------------------------------------------------------------------------------------
@@ -329,51 +162,39 @@ def failed(row: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "error": "EngineError: lost", "seconds": {"all": 1.0}}
 
 
-def test_a_row_is_there_when_it_is_read_again(kept: Any, tmp_path: Path) -> None:
+def test_a_row_is_there_when_it_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.jsonl"
-    journal = kept.Journal(path, "d")
+    journal = _journal.Journal(path, "d")
     journal.add(row_of("sql", "terminal", 0))
     journal.add(row_of("sql", "anchor", 0))
     assert len(path.read_text().splitlines()) == 2
-    again = kept.Journal(path, "d")
-    keys = [kept.Key("sql", rule, "rollout", 0) for rule in ("terminal", "anchor", "critic")]
+    again = _journal.Journal(path, "d")
+    keys = [_journal.Key("sql", rule, "rollout", 0) for rule in ("terminal", "anchor", "critic")]
     assert list(again.done) == keys[:2]
     assert again.left(keys) == keys[2:]
     assert again.done == journal.done
 
 
-def test_a_row_that_a_crash_cut_short_is_made_again(kept: Any, tmp_path: Path) -> None:
+def test_a_row_that_a_crash_cut_short_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    kept.Journal(path, "d").add(row_of("sql", "terminal", 0))
+    _journal.Journal(path, "d").add(row_of("sql", "terminal", 0))
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"design":"d","task":"sql","rule":"an')
-    journal = kept.Journal(path, "d")
+    journal = _journal.Journal(path, "d")
     assert len(journal.done) == 1
     journal.add(row_of("sql", "anchor", 0))
     assert path.read_bytes().startswith(whole + b'{"design":"d","task":"sql","rule":"anchor"')
-    assert len(kept.Journal(path, "d").done) == 2
+    assert len(_journal.Journal(path, "d").done) == 2
 
 
-def test_two_sessions_add_to_one_file(kept: Any, tmp_path: Path) -> None:
+def test_rows_of_another_design_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    one, other = kept.Journal(path, "d"), kept.Journal(path, "d")
-    one.add(row_of("sql", "terminal", 0, 0.25))
-    other.add(row_of("sql", "terminal", 0, 0.75))
-    other.add(row_of("rag", "terminal", 0))
-    one.read()
-    assert len(one.rows) == 3
-    first = one.done[kept.Key("sql", "terminal", "rollout", 0)]
-    assert first["held_out"]["rewards"] == {"0": [0.25], "1": [0.25]}
-
-
-def test_rows_of_another_design_are_refused(kept: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    kept.Journal(path, "d").add(row_of("sql", "terminal", 0))
+    _journal.Journal(path, "d").add(row_of("sql", "terminal", 0))
     with pytest.raises(SystemExit, match=r"line 1, belongs to another design \(d; this one is e\)"):
-        kept.Journal(path, "e")
+        _journal.Journal(path, "e")
     path.write_text('{"design": "e"}\n')
     with pytest.raises(SystemExit, match="line 1, is no row of this script"):
-        kept.Journal(path, "e")
+        _journal.Journal(path, "e")
 
 
 @pytest.mark.parametrize(
@@ -385,113 +206,35 @@ def test_rows_of_another_design_are_refused(kept: Any, tmp_path: Path) -> None:
     ],
 )
 def test_rows_of_other_settings_are_refused(
-    kept: Any, tmp_path: Path, rule: str, seed: int, changes: dict[str, str], name: str
+    tmp_path: Path, rule: str, seed: int, changes: dict[str, str], name: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
-    journal = kept.Journal(path, "d")
+    journal = _journal.Journal(path, "d")
     journal.add(row_of("sql", "terminal", 0))
-    row = row_of("sql", rule, seed, **changes)
     with pytest.raises(SystemExit, match=f"has sql, terminal, seed 0 with another {name}"):
-        journal.add(row)
+        journal.add(row_of("sql", rule, seed, **changes))
     assert len(path.read_text().splitlines()) == 1
-    path.write_text(path.read_text() + json.dumps({"design": "d", **row}) + "\n")
-    with pytest.raises(SystemExit, match=f"and sql, terminal, seed 0 differ in {name}"):
-        kept.Journal(path, "d")
-    path.unlink()
-    journal.read()
     journal.add(row_of("rag", rule, seed, **changes))  # other tasks have others
 
 
-def test_what_cannot_be_used_is_made_once_more(kept: Any, tmp_path: Path) -> None:
-    journal = kept.Journal(tmp_path / "rows.jsonl", "d")
+def test_what_cannot_be_used_is_made_once_more(tmp_path: Path) -> None:
+    journal = _journal.Journal(tmp_path / "rows.jsonl", "d")
     row = row_of("sql", "terminal", 0)
-    key = kept.Key.of(row)
+    key = _journal.Key.of(row)
     journal.add(failed(row))
     assert journal.left([key]) == [key]
     nineteen = {"0": [0.5] * 18 + [None, None]}
     journal.add(row_of("sql", "terminal", 0, nineteen))
     assert (journal.left([key]), journal.done) == ([], {})
-    assert kept.is_usable(row_of("sql", "terminal", 0, {"0": [0.5] * 19 + [None]}))
+    assert _journal.is_usable(row_of("sql", "terminal", 0, {"0": [0.5] * 19 + [None]}))
     training = {"steps": [[8.0, 16]], "scored": 16, "unscored": 1, "failed": 0}
-    assert not kept.is_usable(row_of("sql", "terminal", 0, training=training))
-
-
-# --- what is run ------------------------------------------------------------------------------
-@pytest.fixture
-def runs(credit: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would have been run, where the runs themselves are left out."""
-    made: list[str] = []
-
-    class Bench:
-        def __init__(self, task: str, *_: Any) -> None:
-            self.task = task
-
-        def run(self, key: Any, journal: Any) -> bool:
-            made.append(str(key))
-            row = row_of(*key[:2], key.seed, unit=key.unit, arm=str(key[:3]))
-            journal.add(failed(row) if key.rule == "critic" else row)
-            return bool(key.rule != "critic")
-
-    monkeypatch.setattr(credit, "Bench", Bench)
-    return made
-
-
-def go(credit: Any, journal: Any, keys: Any, minutes: float = math.inf) -> None:
-    options = argparse.Namespace(minutes=minutes, cache=Path())
-    credit.run_all(keys, journal, Path(), options)
-
-
-def test_no_run_is_made_twice(
-    credit: Any, kept: Any, plan: Any, runs: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    keys = [key for key in plan.every_run() if key.task == "quest" and key.rule != "critic"]
-    go(credit, kept.Journal(path, "d"), keys[:7])
-    assert runs == [str(key) for key in keys[:7]]
-    go(credit, kept.Journal(path, "d"), keys)
-    assert runs == [str(key) for key in keys]
-    go(credit, kept.Journal(path, "d"), keys)
-    assert len(runs) == len(keys)
-
-
-def test_none_is_begun_after_the_minutes(
-    credit: Any, kept: Any, plan: Any, runs: list[str], tmp_path: Path
-) -> None:
-    go(credit, kept.Journal(tmp_path / "rows.jsonl", "d"), plan.every_run(), minutes=0)
-    assert runs == []
-
-
-def test_what_failed_is_tried_again_after_the_others(
-    credit: Any, kept: Any, runs: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    keys = [kept.Key("rag", rule, "rollout", 0) for rule in ("critic", "terminal", "anchor")]
-    go(credit, kept.Journal(path, "d"), keys)
-    names = ["rag, critic, seed 0", "rag, terminal, seed 0", "rag, anchor, seed 0"]
-    assert runs == [*names, names[0]]
-    go(credit, kept.Journal(path, "d"), keys)
-    assert len(runs) == 4, "given up"
-    broken = [kept.Key("sql", "critic", unit, 0) for unit in ("rollout", "agent")]
-    with pytest.raises(SystemExit, match="two runs in a row ended with an error"):
-        go(credit, kept.Journal(path, "d"), broken)
-
-
-def test_parts_are_chosen(credit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(*arguments: str) -> list[str]:
-        return [str(key) for key in credit._chosen(credit._parser().parse_args(arguments))]
-
-    assert chosen("--task", "sql", "--rule", "anchor", "--seed", "1") == [
-        "sql, anchor, seed 1",
-        "sql, anchor, agent, seed 1",
-    ]
-    assert chosen("--world", "--seed", "5", "--rule", "discounted") == ["quest, discounted, seed 5"]
-    assert len(chosen("--world")) == 18
+    assert not _journal.is_usable(row_of("sql", "terminal", 0, training=training))
 
 
 # --- what is said -----------------------------------------------------------------------------
-def whole(kept: Any, plan: Any, path: Path, keys: Any) -> Any:
+def whole(path: Path, keys: Any) -> Any:
     """Rows of these runs: `anchor` gains .2 on every task, `critic` loses .2 in quests."""
-    journal = kept.Journal(path, "d")
+    journal = _journal.Journal(path, "d")
     lines = []
     for key in keys:
         rng = random.Random(str(key))
@@ -505,113 +248,26 @@ def whole(kept: Any, plan: Any, path: Path, keys: Any) -> Any:
     return journal
 
 
-def test_the_table_is_whole(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    journal = whole(kept, plan, tmp_path / "rows.jsonl", plan.every_run())
-    text = said.table(journal, plan.SEEDS)
+def test_the_table_is_whole(tmp_path: Path) -> None:
+    journal = whole(tmp_path / "rows.jsonl", _credit_plan.every_run())
+    text = _credit_table.table(journal, _credit_plan.SEEDS)
     lines = text.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert len(rows) == 2 + 23 + 4
-    assert all(len(row) == 9 for row in rows)
-    better = [row[0] for row in rows if row[4].endswith(": better")]
     tasks = ["quest", "sql", "sql", "rag", "rag-crewai", "mean of quest, sql, rag, rag-crewai"]
-    assert better == tasks
+    assert [row[0] for row in rows if row[4].endswith(": better")] == tasks
     assert [row[:3] for row in rows if row[4].endswith(": worse")] == [
         ["quest", "`critic`", "rollout"],
         ["mean of quest, sql, rag, rag-crewai", "`critic`", "rollout"],
     ]
-    quest = next(row for row in rows if row[:2] == ["quest", "`terminal`"])
-    assert re.fullmatch(r"0\.\d{3} → 0\.\d{3}", quest[3])
-    assert quest[4:] == ["", "", "", "", "0, 5"]
-    discounted = next(row for row in rows if row[:2] == ["quest", "`discounted`"])
-    assert discounted[7] == "+0.000 (+0.000..+0.000)", "the same in training"
-    assert "Seeds: quest 5, sql 5, rag 5, rag-crewai 5." in text
     assert "Corrected for 23 gains: 3." in text
-    assert "138 runs, together 3.5 hours, 2026-11-24 to 2026-11-24, at abc; 0 more" in text
     assert "Not complete" not in text
-    assert re.search(r"quest, six seeds, `discounted` against .*: none: \*\*holds\*\*", text)
-
-
-def test_what_is_not_there_yet_is_said(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    assert said.table(kept.Journal(path, "d"), plan.SEEDS).count("not yet") == 23
-    some = [key for key in plan.every_run() if key.seed < 2 and key.task in ("quest", "rag")]
-    text = said.table(whole(kept, plan, path, some), plan.SEEDS)
-    assert text.count("not yet") == 14
-    assert "Seeds: quest 2, sql 0, rag 2, rag-crewai 0." in text
-    assert "**Not complete**" in text
-    assert "mean of" not in text
-    assert "quest, six seeds, `discounted`: 6 of 18 runs." in text
-
-
-def test_a_table_of_some_tasks_and_rules(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    journal = whole(kept, plan, tmp_path / "rows.jsonl", plan.every_run())
-    text = said.table(journal, plan.SEEDS, said.narrowed(["quest", "sql"], ["critic"]))
-    rows = [line.split(" | ")[:3] for line in text.splitlines()[2:] if line[:1] == "|"]
-    assert [row[0].removeprefix("| ") for row in rows] == [
-        *(["quest"] * 2),
-        *(["sql"] * 4),
-        "mean of quest, sql",
-    ]
-    assert [row[1] for row in rows] == ["`terminal`", "`critic`"] * 3 + ["`critic`"]
-    assert "Seeds: quest 5, sql 5." in text
-    assert "Corrected for 5 gains" in text, "three critics', SQL's terminal by agents, and the mean"
-    assert "six seeds" not in text
-    assert "Not complete" not in text
-    assert said.narrowed(None, None) == plan.PLANS
-    alone = said.table(journal, plan.SEEDS, said.narrowed(["rag"], ["terminal"]))
-    assert "| rag | `terminal` | rollout | 0." in alone
-    assert "\n10 runs, " in alone, "five and what they began with"
-
-
-def test_an_arm_that_was_given_up(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    lost = kept.Key("rag", "critic", "rollout", 3)
-    journal = whole(kept, plan, path, [key for key in plan.every_run() if key != lost])
-    assert "**Not complete**" in said.table(journal, plan.SEEDS)
-    for _ in range(2):
-        journal.add({**failed(row_of(*lost[:2], lost.seed)), "settings": "s"})
-    text = said.table(journal, plan.SEEDS)
-    assert "| rag | `critic` | rollout | given up |" in text
-    assert "Corrected for 21 gains" in text, "nor is the critic judged over all tasks"
-    assert "Not complete" not in text
-    assert "2 more ended with an error or cannot be used." in text
-    listing = list(said.listed(plan.every_run(), journal))
-    assert "rag, critic: seeds done: 0 1 2 4; given up: 3" in listing
-
-
-def test_what_is_left_and_how_long(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    keys = [key for key in plan.every_run() if key.task == "rag"]
-    lines = list(said.listed(keys, kept.Journal(path, "d")))
-    assert lines[0] == "rag, start: seeds done: none; 15 minutes left"
-    assert lines[-1].startswith("0 of 25 runs are done or given up; about 0.6 hours are left")
-    journal = whole(kept, plan, path, [key for key in keys if key.seed == 0])
-    assert next(said.listed(keys, journal)) == "rag, start: seeds done: 0; 6 minutes left"
-
-
-@pytest.mark.parametrize(
-    ("base", "other", "verdict"),
-    [
-        ([0.5, 0.6] * 3, [0.55, 0.52] * 3, "collapsed: none: **holds**"),
-        ([0.5, 0.6] * 3, [0.3, 0.42] * 3, "collapsed: none: **fails**"),
-        ([0.1] * 6, [0.9] * 5 + [0.1], "collapsed: 5 (0.400 → 0.100): **fails**"),
-    ],
-)
-def test_the_long_horizon(
-    kept: Any, said: Any, tmp_path: Path, base: list[float], other: list[float], verdict: str
-) -> None:
-    journal = kept.Journal(tmp_path / "rows.jsonl", "d")
-    for rule, ends in (("start", [0.4] * 6), ("terminal", base), ("discounted", other)):
-        for seed, end in enumerate(ends):
-            journal.add(row_of("quest", rule, seed, end))
-    assert verdict in said.world_line(journal)
 
 
 @pytest.mark.parametrize(
     "options", [(), ("--rule", "critic", "--results", str(RESULTS / "credit_critic.jsonl"))]
 )
 def test_the_tables_of_the_page_are_what_the_committed_rows_say(
-    credit: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
@@ -624,30 +280,11 @@ def test_the_tables_of_the_page_are_what_the_committed_rows_say(
 
 
 # --- a run ------------------------------------------------------------------------------------
-def test_the_rows_that_are_kept_can_be_gone_on_from(credit: Any, plan: Any) -> None:
-    """An option of LightningRL that came after them does not make their arms others."""
-    from lightspan import LightningRL
-    from sql_example import training
-
-    rows = [json.loads(line) for line in credit.RESULTS.read_text().splitlines()]
-    kept = {(row["rule"], row["unit"]): row for row in rows if row["task"] == "sql"}
-    assert len(kept) == 11
-    recipe = replace(training.RECIPE, steps=plan.PLANS["sql"].steps)
-    for (rule, unit), row in kept.items():
-        changes = {} if rule == "start" else plan.options_of("sql", rule, unit)
-        chosen = {
-            "learning_rate": row["learning_rate"]
-        }  # by the size of the model, which is not here
-        options = {**training.rl_options(7, recipe), **changes, **chosen}
-        arm = plan.digest(credit._described(LightningRL("m", **options)))
-        assert arm == row["arm"], (rule, unit)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_runs_of_an_untaught_model(
-    credit: Any, kept: Any, plan: Any, tmp_path: Path, sql_cache: Path
-) -> None:
+def test_runs_of_an_untaught_model(tmp_path: Path, sql_cache: Path) -> None:
     """Real runs of a step each, on a model whose warm start was cut to nothing."""
     from sql_example import training
 
@@ -660,16 +297,16 @@ def test_runs_of_an_untaught_model(
             "sql",
             tmp_path / "cache",
             tmp_path,
-            plan=replace(plan.PLANS["sql"], steps=steps, held_out=3),
+            plan=replace(_credit_plan.PLANS["sql"], steps=steps, held_out=3),
             recipe=recipe,
             split="dev",
         )
 
     path, first = tmp_path / "rows.jsonl", bench(1)
-    keys = [kept.Key("sql", rule, "rollout", 0) for rule in ("start", "terminal", "critic")]
+    keys = [_journal.Key("sql", rule, "rollout", 0) for rule in ("start", "terminal", "critic")]
     for key in keys:
-        assert first.run(key, kept.Journal(path, "d"))
-    journal = kept.Journal(path, "d")
+        assert first.run(key, _journal.Journal(path, "d"))
+    journal = _journal.Journal(path, "d")
     assert (journal.left(keys), len(journal.done)) == ([], 3)
     start, terminal, critic = (journal.done[key] for key in keys)
     assert start["training"] is None
@@ -685,5 +322,5 @@ def test_runs_of_an_untaught_model(
         assert row["versions"]["torch"]
         assert str(tmp_path) not in json.dumps(row)
     with pytest.raises(SystemExit, match="with another settings"):
-        bench(2).run(kept.Key("sql", "anchor", "rollout", 0), journal)
-    assert len(kept.Journal(path, "d").rows) == 3
+        bench(2).run(_journal.Key("sql", "anchor", "rollout", 0), journal)
+    assert len(_journal.Journal(path, "d").rows) == 3

@@ -6,7 +6,6 @@ import re
 
 from pages import DOCS, blocks  # type: ignore[import-not-found]
 
-from lightspan.lightning.advantages import Explanation, spread
 from lightspan.lightning.credit import CREDITS
 from lightspan.lightning.states import State
 
@@ -32,30 +31,3 @@ def test_its_program_makes_the_rules() -> None:
 def test_it_names_every_rule() -> None:
     table = (DOCS / "credit.md").read_text().partition("| `credit=` |")[2].partition("\n\n")[0]
     assert re.findall(r'`"(\w+)"`', table) == list(CREDITS)
-
-
-def test_it_shows_what_inspect_says() -> None:
-    """Of returns 1, 1, 0, 0, and a call that is compared with its turn."""
-    why = Explanation(
-        rollout_id="ro",
-        group_id="g1",
-        agent_path="writer",
-        estimator="grpo",
-        unit="rollout",
-        credit_rule="discounted(1)",
-        weighting="rollout",
-        credit=0.75,
-        shaping=-0.25,
-        value=1.0,
-        baseline=0.5,
-        scale=spread([1.0, 1.0, 0.0, 0.0]) * 4 / 3,
-        size=4,
-        zero_reason=None,
-        turn=1,
-        others=3,
-        against="in its turn",
-        tokens=4,
-        token_weight=1 / 32,
-        share=0.5,
-    )
-    assert str(why) in " ".join((DOCS / "credit.md").read_text().split())

@@ -12,13 +12,11 @@ import pytest
 
 from desk_example import options
 from desk_example.app import DEPARTMENTS, PROMPT, turns
-from desk_example.candidates import CANDIDATES, GOOD
+from desk_example.candidates import CANDIDATES
 from desk_example.reflection import NO_MORE, Script, answered, in_order
-from desk_example.serving import served
 from desk_example.training import held_out_tasks, train_tasks
-from lightspan.errors import ModelError
 from lightspan_prompts.search.candidates import read_found
-from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 TRAIN = Path(__file__).parents[2] / "examples" / "desk" / "train.py"
 RIGHT = {task["message"]: task["department"] for task in (*train_tasks(), *held_out_tasks())}
@@ -79,42 +77,6 @@ def test_it_finds_a_better_prompt(
     assert {r.headers["authorization"] for r in model.requests} == {"Bearer own-key"}
 
 
-def test_a_good_prompt_stays(train: Any, tmp_path: Path, model: ScriptedServer) -> None:
-    model.script = lambda request: RIGHT[request.last_text] if len(request.messages) > 9 else "?"
-    folder = tmp_path / "run"
-    assert run(train, folder, model, "--good-seed") == 0
-    learned = json.loads((folder / "prompts.json").read_text())["prompt"]
-    assert learned["before"] == learned["after"]
-    assert learned["before"]["template"] == GOOD
-
-
-@pytest.mark.long
-def test_it_goes_on_with_the_next_text(
-    train: Any, tmp_path: Path, model: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script's third answer is an error, which ends the run; what was proposed before that is
-    in its journal."""
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    assert run(train, whole, model) == 0
-    done = len(model.requests)
-    plain = Script.__call__
-
-    def refuses(self: Script, request: Request) -> Any:
-        answer = plain(self, request)
-        return Reply(status=401, text="no") if self.proposed == 3 else answer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Script, "__call__", refuses)
-        assert run(train, folder, model) == 1
-    assert answered(folder) == 2
-    assert run(train, folder, model, "--resume") == 0
-    found = [read_found(path) for path in (whole, folder)]
-    assert found[0] is not None
-    assert found[1] is not None
-    assert [c.templates for c in found[0].candidates] == [c.templates for c in found[1].candidates]
-    assert len(model.requests) == 2 * done
-
-
 def test_a_real_model_may_reflect(train: Any, tmp_path: Path, model: ScriptedServer) -> None:
     told = f"system: Which: {', '.join(DEPARTMENTS)}?\n"
     text = told + "user: My bowl broke.\nassistant: repair\n" * 12 + "user: {message}"
@@ -126,22 +88,6 @@ def test_a_real_model_may_reflect(train: Any, tmp_path: Path, model: ScriptedSer
         assert "the right answer is the one word" in thinker.requests[0].last_text
     learned = json.loads((tmp_path / "run" / "prompts.json").read_text())["prompt"]
     assert learned["after"]["template"] == text
-
-
-def test_a_look_first(
-    train: Any, tmp_path: Path, model: ScriptedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(train, tmp_path / "run", model, "--dev") == 0
-    said = capsys.readouterr().out
-    assert "desk_example.training:route: GEPA, 4 tasks x 1 rollout" in said
-    assert "by scripted: about " in said
-    assert not (tmp_path / "run").exists()
-
-
-def test_options_that_go_together(train: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        options.main(train.prepare, train.train, "", ["--reflection-url", "http://127.0.0.1:9/v1"])
-    assert "--reflection-url and --reflection-model go together" in capsys.readouterr().err
 
 
 # --- the script -----------------------------------------------------------------------------
@@ -159,8 +105,3 @@ def test_the_script_proposes_each_text_once_in_a_seeded_order(tmp_path: Path) ->
         assert in_order(order) == Script(order).texts
     assert len({said[0] for said in orders} | {said[1] for said in orders}) > 4
     assert answered(tmp_path) == 0
-
-
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot be served"), served(tmp_path):
-        pass

@@ -8,7 +8,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
-from math_example import calculator
 from math_example.calculator import (
     MAX_BITS,
     MAX_DEPTH,
@@ -25,27 +24,19 @@ from math_example.calculator import (
         ("(12 + 5) * 3", "51"),
         ("0.1 + 0.2", "0.3"),
         ("2 / 3", "2/3"),
-        ("-2 / 3", "-2/3"),
         ("7 / 2", "3.5"),
-        ("-1 / 16", "-0.0625"),
         ("1,200 * 2", "2400"),
-        ("1,200,000 / 1,000", "1200"),
         ("-7 // 2", "-4"),
         ("-7 % 3", "2"),
-        ("7.5 % 2", "1.5"),
         ("2 ** -3", "0.125"),
         ("(2 / 3) ** 2", "4/9"),
         ("2^10", "1024"),
         ("6 × 7 − 2 ÷ 2", "41"),
-        ("- (3 - 5)", "2"),
-        ("+5", "5"),
         ("0 ** 0", "1"),
         ("0 ** 99999999999", "0"),
         ("(-1) ** 99999999999", "-1"),
-        ("1 ** 99999999999", "1"),
         ("1\n+ 2", "3"),
         (".5 + 1.", "1.5"),
-        ("00", "0"),
     ],
 )
 def test_values_are_exact(expression: str, value: str) -> None:
@@ -56,42 +47,24 @@ def test_values_are_exact(expression: str, value: str) -> None:
     ("expression", "message"),
     [
         ("9**9**9", "9**387420489 is too large"),
+        ("2**257", "2**257 is too large"),
         ("9**-9**9", "9**-387420489 is too large"),
-        ("(1/3)**9999999999", "1/3**9999999999 is too large"),
-        ("9**9**9**9**9", "is too large"),
         ("9" * 100, f"over {MAX_BITS} bits"),
         ("(10**60) * (10**60)", f"over {MAX_BITS} bits"),
         ("1 / 0", "division by zero"),
-        ("1 // 0", "division by zero"),
-        ("1 % 0", "division by zero"),
         ("0 ** -1", "division by zero"),
         ("2 ** 0.5", "the exponent 0.5 is no whole number"),
         ("-" * 100 + "1", f"nested deeper than {MAX_DEPTH} operations"),
-        ("+".join("1" * 60), f"nested deeper than {MAX_DEPTH} operations"),
         ("(" * 300, f"300 characters are too many, at most {MAX_LENGTH}"),
         ("__import__('os')", "not '_'"),
         ("abs(-1)", "not 'a'"),
-        ("(1).real", "not 'r'"),
-        ("[1][0]", "not '['"),
-        ("1 if 1 else 2", "not 'i'"),
         ("1e9", "not 'e'"),
-        ("1_000", "not '_'"),
-        ("0x10", "not 'x'"),
         ("1 < 2", "not '<'"),
-        ("~1", "not '~'"),
-        ("1 @ 2", "not '@'"),
-        ("'a' * 9", 'not "\'"'),
         ("１ + 2", "not '１'"),
-        ("1, 2", "not ','"),
         ("\0", r"not '\x00'"),
         ("(1)(2)", "is no arithmetic expression"),
-        ("(1) (2)", "is no arithmetic expression"),
-        ("()", "is no arithmetic expression"),
         ("", "is no arithmetic expression"),
-        ("1 +", "is no arithmetic expression"),
         ("1) + (2", "is no arithmetic expression"),
-        ("...", "is no arithmetic expression"),
-        ("*1", "is no arithmetic expression"),
         ("007", "is no arithmetic expression"),
         ("(" * 99 + "1" + ")" * 98, "is no arithmetic expression"),
     ],
@@ -101,48 +74,6 @@ def test_what_has_no_value_is_refused(expression: str, message: str) -> None:
         evaluate(expression)
     assert message in str(caught.value)
     assert len(str(caught.value)) < MAX_LENGTH + 60
-
-
-def test_a_power_that_is_too_large_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits hold before the work: no operand of any operation has more than MAX_BITS."""
-    largest = 0
-    for operator, function in list(calculator._OPERATIONS.items()):
-
-        def watched(left: Fraction, right: Fraction, function: object = function) -> Fraction:
-            nonlocal largest
-            result: Fraction = function(left, right)  # type: ignore[operator]
-            parts = (left.numerator, left.denominator, result.numerator, result.denominator)
-            largest = max(largest, *(part.bit_length() for part in parts))
-            return result
-
-        monkeypatch.setitem(calculator._OPERATIONS, operator, watched)  # type: ignore[arg-type]
-    for bomb in ("9**9**9", "2**255*2**255", "(2**255)**2", "(7/3)**64**2", "10**50*10**50*10**50"):
-        with pytest.raises(CalculatorError):
-            evaluate(bomb)
-    assert 0 < largest <= 2 * MAX_BITS
-
-
-def test_the_largest_power_that_is_computed() -> None:
-    assert evaluate("2**255") == 2**255
-    with pytest.raises(CalculatorError, match="too large"):
-        evaluate("2**257")
-    with pytest.raises(CalculatorError, match="over 256 bits"):
-        evaluate("3**255")
-
-
-def test_the_text_is_parsed_and_never_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[str] = []
-    original = ast.parse
-
-    def parse(source: str, *, mode: str) -> ast.AST:
-        parsed.append(source)
-        return original(source, mode=mode)
-
-    monkeypatch.setattr(ast, "parse", parse)
-    monkeypatch.setattr("builtins.eval", None)
-    monkeypatch.setattr("builtins.exec", None)
-    assert evaluate("2*(3+4)") == 14
-    assert parsed == ["2*(3+4)"]
 
 
 _numbers = st.integers(0, 99).map(str) | st.decimals(0, 99, places=2).map(str)
@@ -180,15 +111,6 @@ class _Exact(ast.NodeTransformer):
 @given(st.fractions())
 def test_a_formatted_number_is_the_number(value: Fraction) -> None:
     assert Fraction(format_number(value)) == value
-
-
-@given(st.text(max_size=300))
-def test_any_text_has_a_value_or_an_error(text: str) -> None:
-    try:
-        value = evaluate(text)
-    except CalculatorError:
-        return
-    assert max(value.numerator.bit_length(), value.denominator.bit_length()) <= MAX_BITS
 
 
 @given(st.text("0123456789.+-*/%() ", max_size=60))

@@ -69,45 +69,23 @@ def write(file: Path, records: Sequence[Mapping[str, Any]]) -> None:
 def test_calc_x(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, CALC_X)
     loaded = load(tmp_path, "train")
-    file = Path(name).name
-    assert loaded.files == [tmp_path / name]
-    assert loaded.skipped == []
+    assert (loaded.files, loaded.skipped) == ([tmp_path / name], [])
     assert loaded.tasks == [
         Task(
-            id=f"{file}:1 ape210k__00000007",
-            problem="A tank of 90 litres is (1/4) full. How many litres are in it?",
-            answer="45/2",
-        ),
-        Task(
-            id=f"{file}:2 aqua_rat__ab12",
-            problem="How much is 3 times 8?\nPick one:\nA) 11\nB) 24\nC) 38",
-            answer="B",
-        ),
-        Task(
-            id=f"{file}:3 gsm8k__xyz",
-            problem="Ada earns $1,200 a month. How much is that in two months?",
-            answer="2,400",
-        ),
+            id=f"{Path(name).name}:{line} {record['id']}",
+            problem=record["question"],
+            answer=record["result"],
+        )
+        for line, record in enumerate(CALC_X, start=1)
     ]
 
 
-@pytest.mark.parametrize("name", ["test.jsonl", "main/test-00000-of-00001.parquet"])
-def test_gsm8k(tmp_path: Path, name: str) -> None:
-    write(tmp_path / name, GSM8K)
-    loaded = load(tmp_path, "test")
-    file = Path(name).name
-    assert loaded.tasks == [
-        Task(id=f"{file}:1", problem=GSM8K[0]["question"], answer="10"),
-        Task(id=f"{file}:2", problem=GSM8K[1]["question"], answer="1,200"),
+def test_gsm8k(tmp_path: Path) -> None:
+    write(tmp_path / "main/test-00000-of-00001.parquet", GSM8K)
+    assert load(tmp_path, "test").tasks == [
+        Task(id="test-00000-of-00001.parquet:1", problem=GSM8K[0]["question"], answer="10"),
+        Task(id="test-00000-of-00001.parquet:2", problem=GSM8K[1]["question"], answer="1,200"),
     ]
-
-
-def test_the_solution_is_no_part_of_a_task(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [*CALC_X, *GSM8K])
-    for task in load(tmp_path, "train").tasks:
-        assert task.keys() == {"id", "problem", "answer"}
-        assert "<gadget" not in task["problem"]
-        assert "<<" not in task["problem"]
 
 
 def test_splits_and_files(tmp_path: Path) -> None:
@@ -117,36 +95,6 @@ def test_splits_and_files(tmp_path: Path) -> None:
     assert [task["answer"] for task in load(tmp_path, "test").tasks] == ["45/2", "B", "2,400"]
     assert [task["answer"] for task in load(tmp_path, "test", limit=2).tasks] == ["45/2", "B"]
     assert [task["answer"] for task in load(tmp_path, "train").tasks] == ["10", "1,200"]
-
-
-def test_ids_and_chains_are_not_needed(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"question": "How many?", "result": "3"}])
-    (task,) = load(tmp_path, "train").tasks
-    assert task == {"id": "train.jsonl:1", "problem": "How many?", "answer": "3"}
-
-
-@pytest.mark.parametrize("result", ["-3", "1 1/2", "$12", "2e3", "50%", "12 km/h", "3 m²", "B"])
-def test_results_that_can_be_scored(tmp_path: Path, result: str) -> None:
-    write(tmp_path / "train.jsonl", [{"question": "How many?", "result": result}])
-    assert [task["answer"] for task in load(tmp_path, "train").tasks] == [result]
-
-
-@pytest.mark.parametrize(
-    "result", ["-sqrt(2)", "3+2i", "between 3 and 5", "(1, 2)", "1 hour 30 minutes", "3, 4"]
-)
-def test_results_that_are_not_one_number(tmp_path: Path, result: str) -> None:
-    records = [{"question": "How many?", "result": result}, CALC_X[0]]
-    write(tmp_path / "train.jsonl", records)
-    loaded = load(tmp_path, "train")
-    assert len(loaded.tasks) == 1
-    assert loaded.skipped == [
-        f"train.jsonl:1: its result {result!r} is neither a number nor a choice"
-    ]
-
-
-def test_files_of_windows(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text(json.dumps(GSM8K[0]), encoding="utf-8-sig")
-    assert [task["answer"] for task in load(tmp_path, "train").tasks] == ["10"]
 
 
 def test_what_cannot_be_scored_is_left_out_and_said(tmp_path: Path) -> None:
@@ -170,7 +118,6 @@ def test_what_cannot_be_scored_is_left_out_and_said(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", "train.jsonl:2 is not JSON: "),
-        ("[1, 2]", "train.jsonl:2 is [1, 2], not a record"),
         ("{}", "train.jsonl:2 has neither a field 'result' nor 'answer': neither Calc-X nor GSM8K"),
         (
             '{"answer": "#### 1"}',
@@ -179,14 +126,6 @@ def test_what_cannot_be_scored_is_left_out_and_said(tmp_path: Path) -> None:
         (
             '{"question": 1, "answer": "#### 1"}',
             "train.jsonl:2: field 'question' is 1, not a text",
-        ),
-        (
-            '{"question": " ", "answer": "#### 1"}',
-            "train.jsonl:2: field 'question' is empty",
-        ),
-        (
-            '{"question": "How many?", "result": null}',
-            "train.jsonl:2: field 'result' is None, not a text",
         ),
         (
             '{"question": "How many?", "answer": "1"}',
@@ -207,22 +146,3 @@ def test_a_folder_without_data(tmp_path: Path) -> None:
         load(tmp_path / "absent", "train")
     with pytest.raises(DataError, match=r"no file of the split train; one of train\.parquet, "):
         load(tmp_path, "train")
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="parquet files need pyarrow")
-    (tmp_path / "test.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"test\.jsonl cannot be read"):
-        load(tmp_path, "test")
-    (tmp_path / "train.parquet").write_bytes(b"no parquet")
-    with pytest.raises(DataError, match=r"train\.parquet cannot be read"):
-        load(tmp_path, "train")
-
-
-def test_nothing_that_can_be_scored(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"question": "?", "answer": "#### none"}])
-    with pytest.raises(DataError, match=r"can be scored: \[\"train\.jsonl:1: its answer 'none'"):
-        load(tmp_path, "train")
-    (tmp_path / "test.jsonl").write_text("\n")
-    with pytest.raises(DataError, match=r"test\.jsonl can be scored"):
-        load(tmp_path, "test")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,28 +16,12 @@ import pytest
 
 pytest.importorskip("mcp", reason="the MCP library is in the environment of AutoGen's tests")
 
-from mcp import ClientSession, StdioServerParameters
-from mcp.client.stdio import stdio_client
+from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 
-from math_example.demonstrations import TOOL
-
 PACKAGE = Path(__file__).parents[2] / "examples" / "math"
 ARGUMENTS = ["-P", "-m", "math_example.server"]
-
-
-@asynccontextmanager
-async def stdio() -> AsyncIterator[ClientSession]:
-    parameters = StdioServerParameters(
-        command=sys.executable, args=ARGUMENTS, env={"PYTHONPATH": str(PACKAGE)}
-    )
-    async with (
-        stdio_client(parameters) as (read, write),
-        ClientSession(read, write, timedelta(seconds=30)) as session,
-    ):
-        await session.initialize()
-        yield session
 
 
 async def call(session: ClientSession, expression: object) -> tuple[str, bool]:
@@ -51,52 +34,6 @@ def said(result: CallToolResult) -> tuple[str, bool]:
     (content,) = result.content
     assert isinstance(content, TextContent)
     return content.text, result.isError
-
-
-async def test_the_tool_over_stdio() -> None:
-    async with stdio() as session:
-        (tool,) = (await session.list_tools()).tools
-        assert tool.name == TOOL["function"]["name"]
-        assert tool.description == TOOL["function"]["description"]
-        parameters = TOOL["function"]["parameters"]
-        assert tool.inputSchema["properties"] == parameters["properties"]
-        assert tool.inputSchema["required"] == parameters["required"]
-        assert await call(session, "(12 + 5) * 3") == ("51", False)
-        assert await call(session, "2 / 3") == ("2/3", False)
-
-
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        ("9**9**9", "9**387420489 is too large"),
-        ("1 / 0", "division by zero"),
-        ("open('x')", "only numbers, + - * / // % ** ( ) are known, not 'o'"),
-        ("(" * 10_000, "10000 characters are too many, at most 200"),
-    ],
-)
-async def test_errors_are_results_that_the_model_reads(expression: str, message: str) -> None:
-    async with stdio() as session:
-        text = f"Error executing tool calculator: {message}"
-        assert await call(session, expression) == (text, True)
-        # the server goes on
-        assert await call(session, "1 + 1") == ("2", False)
-
-
-async def test_malformed_arguments_are_errors() -> None:
-    async with stdio() as session:
-        for arguments in ({}, {"expression": None}, {"expression": ["1"]}, {"text": "1"}):
-            text, is_error = said(await session.call_tool("calculator", arguments))
-            assert is_error
-            assert "Error executing tool calculator" in text
-        text, is_error = said(await session.call_tool("calcolator", {"expression": "1"}))
-        assert (text, is_error) == ("Unknown tool: calcolator", True)
-        assert await call(session, "1 + 1") == ("2", False)
-
-
-async def test_64_calls_at_once() -> None:
-    async with stdio() as session:
-        found = await asyncio.gather(*[call(session, f"{i} * {i}") for i in range(64)])
-        assert found == [(str(i * i), False) for i in range(64)]
 
 
 def test_the_server_ends_when_stdin_closes_and_prints_nothing() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from pages import TRAIN, Follower, blocks, printed  # type: ignore[import-not-found]
+from pages import TRAIN, Follower, printed  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 
@@ -14,23 +14,14 @@ pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     follower = Follower(tmp_path_factory.mktemp("policies"))
-    commands: list[str] = []
-    for kind, name, text in blocks("policies.md"):
-        if name:
-            follower.write(name, text)
-        else:
-            assert kind == "sh"
-            commands += text.splitlines()
     try:
-        assert commands.pop(0) == f"pip install {TRAIN} openai"
-        for command in commands:
-            follower.run(command)
-        yield follower
+        yield follower.follow("policies.md")
     finally:
         follower.stop()
 
 
 def test_each_agent_has_a_policy_and_each_policy_a_folder(followed: Follower) -> None:
+    assert followed.installed == [f"pip install {TRAIN} openai"]
     assert printed(followed, "python learn.py").splitlines()[-1] == "policies: answer route"
     run = followed.folder / "runs" / "desk"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from pages import blocks  # type: ignore[import-not-found]
+from pages import Follower  # type: ignore[import-not-found]
 
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_testing.tiny import tiny_model
@@ -46,23 +43,11 @@ SMALLER = {
 
 def test_the_page(tmp_path: Path) -> None:
     tiny_model(tmp_path / "tiny", seed=0)
-    commands: list[str] = []
     with ScriptedServer(says) as server:
-        for language, name, text in blocks("prompts.md"):
-            if language == "sh":
-                commands += [line for line in text.splitlines() if not line.startswith("pip ")]
-                continue
-            here = text.replace("https://api.openai.com/v1", server.url)
-            for given, smaller in SMALLER.items() if name == "both.py" else ():
-                assert given in here
-                here = here.replace(given, smaller)
-            (tmp_path / name).write_text(here)
+        replace = {"https://api.openai.com/v1": server.url, **SMALLER}
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
-        printed = [_run(command, tmp_path, environment) for command in commands]
-    assert [command.partition(" ")[0] for command in commands] == [
-        *("python", "lightspan", *["python"] * 4),
-    ]
-    learned, inspected, beam, both, by_agent, answered = printed
+        followed = Follower(tmp_path, replace, **environment).follow("prompts.md")
+    learned, inspected, beam, both, by_agent, answered = followed.printed.values()
     assert "runs/both/model\n" in both
     assert "held-out reward: 0.00 -> " in both  # a random model knows no desk
     assert "held-out reward: 0.00 -> 1.00 (" in beam
@@ -76,21 +61,3 @@ def test_the_page(tmp_path: Path) -> None:
         "candidate 1, of 0: selection 1.000 (1 1 1 1 1 1; again 1 1 1 1 1 1), chosen" in inspected
     )
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer key"}
-
-
-def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
-    # a program finds what lies beside it
-    kept = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
-    program, *rest = command.split()
-    module = {"python": [], "lightspan": ["-m", "lightspan.cli"]}[program]
-    done = subprocess.run(
-        [sys.executable, *module, *rest],
-        cwd=folder,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout

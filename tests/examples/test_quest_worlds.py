@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
 from collections import Counter
@@ -15,24 +14,16 @@ from hypothesis import given, strategies as st
 from quest_example.app import MAX_CALLS
 from quest_example.chart import Chart
 from quest_example.demonstrations import (
-    MISTAKE_RATES,
-    TOOLS,
-    Demonstrated,
-    demonstrate,
-    mistaken,
     play,
 )
-from quest_example.player import careful, careful_path
-from quest_example.prompts import RULES, observation_of
+from quest_example.player import careful_path
 from quest_example.reward import plan_scores, random_score
 from quest_example.world import (
     BEGINNING,
     COLOURS,
     COMPASS,
-    CROWN,
     DOWN,
     OPPOSITE,
-    Action,
     Exit,
     Position,
     World,
@@ -45,9 +36,7 @@ from quest_example.worlds import (
     RUINS,
     SPLITS,
     Split,
-    different_worlds,
     generate,
-    is_good,
     load,
     ruins,
     structure,
@@ -138,24 +127,6 @@ def test_each_kind_of_ruin_is_met_and_is_fatal(quests: dict[Split, list[World]])
         assert set(met) == set(RUINS)
 
 
-def test_a_wrong_turn_is_recoverable(quests: dict[Split, list[World]]) -> None:
-    """Whatever passage is taken, the quest can be won, two calls later."""
-    turns = 0
-    for world in every(quests):
-        chart = Chart(world)
-        for position, right in careful_path(world, MOST) or []:
-            for way in world.exits[position.room]:
-                turn = Action("go", {"exit": way.direction})
-                after = act(world, position, turn)
-                if turn != right and after.is_done and not way.is_slide:
-                    here, there = (chart.calls_to_win(p) for p in (position, after.position))
-                    assert here is not None
-                    assert there is not None
-                    assert there - here <= 1
-                    turns += 1
-    assert turns > 100
-
-
 def test_a_plan_without_eyes_is_worth_nothing(quests: dict[Split, list[World]]) -> None:
     """What solves one quest solves no other; and chance solves none."""
     found = every(quests)
@@ -211,54 +182,7 @@ def test_names_are_no_part_of_the_structure(
     assert structure(renamed(world, random.Random(seed))) == structure(world)
 
 
-def test_what_is_part_of_the_structure() -> None:
-    def world(**changes: str | None) -> World:
-        kinds: dict[str, str | None] = {"one": None, "two": "red", "key": "red", **changes}
-        return World(
-            ("a", "b", "c"),
-            (
-                (Exit("north", 1, kinds["one"]), Exit("east", 2, kinds["two"])),
-                (Exit("south", 0, kinds["one"]),),
-                (Exit("west", 0, kinds["two"]),),
-            ),
-            {1: str(kinds["key"]), 2: CROWN},
-        )
-
-    assert structure(world()) == "(-(a)[a](crown))"
-    assert structure(world(two="blue", key="blue")) == structure(world())
-    different = [world(), world(key="blue"), world(two=None), world(one="red"), world(one="blue")]
-    assert len({structure(each) for each in different}) == len(different)
-
-
-def test_what_is_no_good_world() -> None:
-    line = World(
-        ("a", "b"), ((Exit("north", 1),), (Exit("south", 0),)), {1: CROWN}
-    )  # won in two calls
-    assert not is_good(line)
-    assert not is_good(World(line.rooms, line.exits, {}))
-
-
-def test_structures_do_not_repeat() -> None:
-    names = [structure(world) for world in itertools.islice(different_worlds("train", "x"), 20)]
-    assert len(set(names)) == 20
-
-
 # --- the demonstrations ---------------------------------------------------------------------
-def test_equal_seeds_give_equal_demonstrations() -> None:
-    assert demonstrate(30, 3) == demonstrate(30, 3) != demonstrate(30, 4)
-    assert len(demonstrate(31, 3)) == 31
-
-
-def test_a_demonstration() -> None:
-    (chat,) = demonstrate(1, 3)
-    system, user, assistant = chat["messages"]
-    assert chat["tools"] is TOOLS
-    assert system == {"role": "system", "content": RULES}
-    assert observation_of(user["content"]).startswith("You are in the ")
-    (call,) = assistant["tool_calls"]
-    assert assistant["content"] is None
-    assert call["function"]["name"] in {"go", "take", "unlock"}
-    assert set(json.loads(call["function"]["arguments"])) <= {"exit", "key"}
 
 
 def test_demonstrated_prompts_are_those_of_the_app(
@@ -270,83 +194,3 @@ def test_demonstrated_prompts_are_those_of_the_app(
     assert first.prompt == f"{BEGINNING}\n\n{observation(world, Position())}"
     after = act(world, Position(), first.action)
     assert second.prompt == f"{after.told}\n\n{observation(world, after.position)}"
-
-
-def test_a_demonstrator_without_mistakes_is_careful(
-    quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "quest_example.demonstrations.MISTAKE_RATES", dict.fromkeys(MISTAKE_RATES, 0.0)
-    )
-    for world in quests["train"]:
-        path = careful_path(world, MAX_CALLS)
-        assert path is not None
-        played: list[Demonstrated] = play(world, random.Random(0))
-        assert [each.action for each in played] == [action for _, action in path]
-
-
-def test_mistakes_have_their_rates(quests: dict[Split, list[World]]) -> None:
-    """Where a fatal mistake is the first that can be made, it is made at its rate."""
-    rng = random.Random(0)
-    made: Counter[str] = Counter()
-    tried: Counter[str] = Counter()
-    for world in quests["train"]:
-        chart = Chart(world)
-        for position, right in careful_path(world, MOST) or []:
-            kinds = ruins(world, chart, position)
-            if len(kinds) != 1:
-                continue
-            (kind,) = kinds
-            tried[kind] += 100
-            fatal = chart.fatal(position)
-            mistakes = [mistaken(world, position, rng) for _ in range(100)]
-            made[kind] += sum(each is not None and each.action in fatal for each in mistakes)
-            assert careful(world, position) == right
-    rates = {"wrong key": "key", "dark door": "door", "early slide": "slide"}
-    for kind, name in rates.items():
-        if tried[kind]:
-            expected = MISTAKE_RATES[name]  # type: ignore[index]
-            assert made[kind] / tried[kind] == pytest.approx(expected, abs=0.06), kind
-    assert tried["early slide"] > 1000
-    assert tried["dark door"] > 1000
-
-
-def test_fatal_mistakes_are_taken_back(
-    quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are demonstrated, and every run is won all the same."""
-    monkeypatch.setattr("quest_example.demonstrations.TAKEN_BACK", 1.0)
-    rates = {**dict.fromkeys(MISTAKE_RATES, 0.0), "slide": 1.0}
-    monkeypatch.setattr("quest_example.demonstrations.MISTAKE_RATES", rates)
-    slides = 0
-    for world in quests["train"]:
-        path = careful_path(world, MAX_CALLS)
-        assert path is not None
-        for each, (_, right) in zip(play(world, random.Random(0)), path, strict=True):
-            if each.action != right:
-                assert each.action == Action("go", {"exit": DOWN})
-                slides += 1
-    assert slides >= len(quests["train"])
-
-
-def test_what_is_left_out_does_not_depend_on_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a door is to be unlocked all calls are kept, mistakes too; elsewhere none, not even
-    those of `unlock`."""
-    shares = {"go": 0.0, "take": 0.0, "unlock": 1.0}
-    monkeypatch.setattr("quest_example.demonstrations.KEPT", shares)
-    chats = demonstrate(60, 3)
-    called = Counter(chat["messages"][-1]["tool_calls"][0]["function"]["name"] for chat in chats)
-    assert called["unlock"] > called["go"] > 0
-    lit = [chat["messages"][1]["content"].partition(", lit")[0] for chat in chats]
-    assert all(before.endswith(" door") and not before.endswith("open door") for before in lit)
-
-
-def test_demonstrators_win_sometimes(
-    quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("quest_example.demonstrations.TAKEN_BACK", 0.0)
-    rng = random.Random(0)
-    runs = [play(world, rng) for world in every(quests) for _ in range(8)]
-    won = sum(run[-1].action.tool == "take" and "Here: crown" in run[-1].prompt for run in runs)
-    assert 0.15 < won / len(runs) < 0.45
-    assert max(map(len, runs)) <= MAX_CALLS

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from apart_training import How, trained_apart  # type: ignore[import-not-found]
+from apart_training import trained_apart  # type: ignore[import-not-found]
 from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
 
 # Before CrewAI is imported: it asks the internet otherwise.
@@ -22,18 +21,16 @@ pytest.importorskip("tantivy", reason="the index is installed beside CrewAI")
 
 import lightspan_crewai
 from lightspan.capture.entry import open_scope
-from lightspan_examples.data import generated
 from lightspan_testing.adapter_harness import Part, Stage, Turn
 from lightspan_testing.adapter_suite import tree
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from rag_example import crew_training
 from rag_example.crew import ask, build_crew, chat_model
-from rag_example.crew_demonstrations import TOOLS, demonstrate, opening, work
+from rag_example.crew_demonstrations import TOOLS, work
 from rag_example.demonstrations import PASSAGES
 from rag_example.index import Index, Passage
 from rag_example.library import Library
-from rag_example.prompts import ANSWERER, SEARCHER
-from rag_example.worlds import SPLITS, generate, make_questions, make_world
+from rag_example.worlds import make_questions, make_world
 
 # CrewAI warns of fields of its own that it reads itself, and never closes its clients.
 pytestmark = [
@@ -89,22 +86,6 @@ def test_the_demonstrations_are_what_crewai_sends() -> None:
     assert settings.items() <= answer.body.items()
 
 
-def test_demonstrations_of_both() -> None:
-    chats = demonstrate(40, 0)
-    assert demonstrate(40, 0) == chats
-    heads = {chat["messages"][0]["content"] for chat in chats}
-    assert heads == {opening(part, "")[0]["content"] for part in (SEARCHER, ANSWERER)}
-    for chat in chats:
-        is_searcher = "searcher" in chat["messages"][0]["content"]
-        assert ("tools" in chat) is is_searcher
-        assert chat["messages"][-1]["role"] == "assistant"
-
-
-def test_the_agents(library: Library) -> None:
-    crew = build_crew(library, chat_model("m", base_url="http://localhost/v1", api_key="k"))
-    assert lightspan_crewai.agents(crew).paths == ("searcher", "answerer")
-
-
 def test_the_exact_record_of_an_attempt(library: Library) -> None:
     says = {
         "searcher": [
@@ -126,29 +107,20 @@ def test_the_exact_record_of_an_attempt(library: Library) -> None:
         assert len(played.records) == 3
 
 
-@pytest.mark.parametrize("how", ["by the trainer", pytest.param("by hand", marks=pytest.mark.long)])
-def test_the_app_in_an_environment_without_torch(tmp_path: Path, how: How) -> None:
-    one, four = dict.fromkeys(SPLITS, 1), dict.fromkeys(SPLITS, 4)
-    few = partial(generate, worlds=one, questions=four)
-    generated(tmp_path / "cache", few, "few questions", None)
+def test_the_app_in_an_environment_without_torch(
+    tmp_path: Path, few_tasks: Callable[[str], Path]
+) -> None:
     episodes = trained_apart(
         tmp_path,
         "rag_example.crew_training:answer",
-        crew_training.load_tasks(tmp_path / "cache", "train")[:2],
+        crew_training.load_tasks(few_tasks("rag"), "train")[:2],
         crew_training.TRAINED,
-        how,
-        [
-            "lightspan-example-rag",
-            "lightspan-examples",
-            "lightspan-crewai",
-            "crewai",
-        ],
+        ["lightspan-example-rag", "lightspan-examples", "lightspan-crewai", "crewai"],
     )
     calls = [call for episode in episodes for call in episode.calls]
     assert {call.agent_path for call in calls} == set(crew_training.AGENTS)
-    assert all(
-        call.record is not None for call in calls if call.agent_path in crew_training.TRAINED
-    )
+    trained = [call for call in calls if call.agent_path in crew_training.TRAINED]
+    assert all(call.record is not None for call in trained)
 
 
 @pytest.mark.slow

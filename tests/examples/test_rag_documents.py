@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -108,40 +106,6 @@ def test_where_paragraphs_are_divided() -> None:
     assert list(documents.pack(["a b c", "d e", "f"], 5)) == ["a b c\n\nd e", "f"]
 
 
-@given(st.text(alphabet="#` \nab"))
-def test_markdown_keeps_every_word(text: str) -> None:
-    """As text or in the titles of what is below, headings included; only their marks go."""
-    kept = " ".join(
-        " ".join([*section.headings, *section.paragraphs]) for section in documents.sections(text)
-    )
-    words = {word.strip("#`") for word in text.split()} - {""}
-    assert {word for word in words if "#" not in word and "`" not in word} <= {
-        piece for word in kept.split() for piece in (word, word.strip("#`"))
-    }
-
-
-def test_headings() -> None:
-    def found(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
-        return [(section.headings, section.paragraphs) for section in documents.sections(text)]
-
-    assert found("# A #\n### C\nx\n## B\ny\n# D\n") == [
-        (("A", "C"), ["x"]),
-        (("A", "B"), ["y"]),
-        (("D",), ["D"]),
-    ]
-    assert found("#no heading\n#\n") == [((), ["#no heading #"])]
-    assert found("~~~\n# x\n```\n# y\n~~~\n# z") == [
-        ((), ["~~~ # x ``` # y ~~~"]),
-        (("z",), ["z"]),
-    ]
-    assert found("```x``` is code\n# A\ny") == [((), ["```x``` is code"]), (("A",), ["y"])]
-    assert found("```\n# x\n```py\n# y\n````\n# z") == [
-        ((), ["``` # x ```py # y ````"]),
-        (("z",), ["z"]),
-    ]
-    assert found("\n \n") == []
-
-
 def test_what_is_left_out_is_said(folder: Path) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
     (folder / "binary.txt").write_bytes(b"text\0more")
@@ -169,34 +133,6 @@ def test_what_is_left_out_is_said(folder: Path) -> None:
         "picture.png: not one of .txt, .md, .markdown",
     ]
     assert documents.read(folder, "train").skipped == skipped
-
-
-def test_names_that_are_no_text(folder: Path) -> None:
-    (folder / "b" / os.fsdecode(b"caf\xe9.txt")).write_text("Coffee.")
-    (folder / "caffè.txt").write_text("Coffee.")
-    passages, skipped = documents.read_passages(folder)
-    assert skipped == ["b/caf\\udce9.txt: its name is not UTF-8: rename it"]
-    assert Passage("caffè.txt#0", "caffè", "Coffee.") in passages
-
-
-def test_a_folder_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = os.scandir
-
-    def refuse(path: Any) -> Any:
-        if os.fspath(path).endswith("/b"):
-            raise PermissionError(13, "Permission denied", os.fspath(path))
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)  # root may read everything
-    passages, skipped = documents.read_passages(folder)
-    assert {passage.id.partition("#")[0] for passage in passages} == {"guide.md"}
-    assert skipped == ["b: it cannot be read: Permission denied"]
-
-
-def test_a_file_too_large_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LARGEST", 100)
-    _, skipped = documents.read_passages(folder)
-    assert skipped == ["guide.md: 129 bytes are over 100: divide it"]
 
 
 def test_encodings(tmp_path: Path) -> None:

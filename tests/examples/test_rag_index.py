@@ -8,7 +8,6 @@ import math
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -77,20 +76,9 @@ def test_scores_are_those_of_the_formula(
             assert int(one.passage.id) < int(other.passage.id)
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 40, 41])
-def test_equals_come_in_the_order_they_were_built_from(k: int) -> None:
-    """Also where the last that is asked for has equals that are not."""
-    alike = [Passage(f"{i * 17 % 40}", "t", "word") for i in range(40)]
-    assert ids(Index.build(alike).search("word", k)) == [p.id for p in alike][:k]
-
-
 def test_no_known_word_finds_nothing(index: Index) -> None:
     for query in ("", "   ", "?!", "unknown", "unknown wörd", '"', "AND OR NOT", "+-*:^(", "\0"):
         assert index.search(query, 5) == [], query
-
-
-def test_none_of_a_query_is_syntax(index: Index) -> None:
-    assert ids(index.search('title:oslo -norway +"capital" NOT (oslo', 5)) == ["a", "c"]
 
 
 def test_unicode(index: Index) -> None:
@@ -101,30 +89,6 @@ def test_unicode(index: Index) -> None:
     for query in ("東京", "ελλάδα", "ПРИВЕТ", "naive", "\ud800 naive"):
         assert index.search(query, 1)[0].passage == odd, query
     assert index.search("x" * 200, 1) == []
-
-
-def test_a_word_counts_once_in_a_query(index: Index) -> None:
-    assert index.search("oslo oslo Oslo", 3) == index.search("oslo", 3)
-
-
-def test_how_many(index: Index) -> None:
-    assert len(index) == 3
-    assert index.search("oslo", 0) == []
-    assert len(index.search("oslo", 10**6)) == 2
-    with pytest.raises(ValueError, match="k is -1: ask for 0 passages or more"):
-        index.search("oslo", -1)
-
-
-def test_an_empty_index(tmp_path: Path) -> None:
-    index = Index.build([])
-    assert (len(index), index.search("oslo", 3)) == (0, [])
-    index.save(tmp_path / "empty")
-    assert Index.load(tmp_path / "empty").search("oslo", 3) == []
-
-
-def test_ids_tell_passages_apart() -> None:
-    with pytest.raises(ValueError, match="two passages have the id 'a'"):
-        Index.build([OSLO, PARIS, OSLO])
 
 
 def test_saved_and_loaded_in_another_process(index: Index, tmp_path: Path) -> None:
@@ -142,16 +106,6 @@ def test_saved_and_loaded_in_another_process(index: Index, tmp_path: Path) -> No
     again = tmp_path / "again"
     loaded.save(again)
     assert Index.load(again).search("oslo", 3) == index.search("oslo", 3)
-
-
-def test_nothing_saved_is_a_pickle(index: Index, tmp_path: Path) -> None:
-    index.save(tmp_path / "corpus")
-    kinds = {path.suffix for path in (tmp_path / "corpus").iterdir()}
-    assert not kinds & {".pkl", ".pickle", ".npy", ".npz", ".pt", ".bin"}
-    assert not any(
-        path.read_bytes().startswith(b"\x80") and path.read_bytes().endswith(b".")
-        for path in (tmp_path / "corpus").iterdir()
-    )
 
 
 def test_nothing_is_overwritten(index: Index, tmp_path: Path) -> None:
@@ -187,29 +141,3 @@ def test_what_is_no_index(index: Index, tmp_path: Path) -> None:
     next(folder.glob("*.term")).unlink()
     with pytest.raises(ValueError, match="cannot be read, build it again"):
         Index.load(folder)
-
-
-def test_threads_share_an_index(index: Index) -> None:
-    expected = index.search("capital of paris", 3)
-    found: list[list[Hit]] = []
-
-    def ask() -> None:
-        found.extend(index.search("capital of paris", 3) for _ in range(50))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 400
-
-
-def test_temporary_files_go_with_the_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    index = Index.build([OSLO])
-    assert len(list(tmp_path.iterdir())) == 1
-    del index
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="two passages"):
-        Index.build([OSLO, OSLO])
-    assert list(tmp_path.iterdir()) == []

@@ -2,65 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def bench() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    import rag_index
-
-    sys.path.remove(str(FOLDER))
-    return rag_index
+import rag_index
 
 
 @pytest.fixture(autouse=True)
-def small(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "WORDS", 500)
-    monkeypatch.setattr(bench, "PHRASES", 200)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rag_index, "WORDS", 500)
+    monkeypatch.setattr(rag_index, "PHRASES", 200)
 
 
-def test_both_sides_find_the_same(bench: Any, tmp_path: Path) -> None:
-    asked = bench.queries(20)
-    assert asked == bench.queries(20)
+def test_both_sides_find_the_same(tmp_path: Path) -> None:
+    asked = rag_index.queries(20)
+    assert asked == rag_index.queries(20)
     assert {len(query.split()) for query in asked} <= set(range(3, 9))
     measured = {}
-    for side in bench.SIDES:
-        built = bench.measure_building(side, tmp_path / side, 300)
+    for side in rag_index.SIDES:
+        built = rag_index.measure_building(side, tmp_path / side, 300)
         assert built["folder_mib"] > 0
-        measured[side] = bench.measure_searching(side, tmp_path / side, asked)
-        assert all(len(found) == bench.BEST for found in measured[side]["best"])
+        measured[side] = rag_index.measure_searching(side, tmp_path / side, asked)
+        assert all(len(found) == rag_index.BEST for found in measured[side]["best"])
         assert 0 < measured[side]["p50_ms"] <= measured[side]["p99_ms"]
-    bench._check(measured["ours"]["best"], measured["peer"]["best"])
-
-
-def test_sides_that_differ_end_the_script(bench: Any) -> None:
-    with pytest.raises(SystemExit, match="our best is among the ten of SQLite FTS5 for 50% of"):
-        bench._check([["a"], ["b"]], [["x", "a"], ["c"]])
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_the_script(tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    command = [sys.executable, str(FOLDER / "rag_index.py"), "--passages", "2000"]
-    done = subprocess.run(
-        [*command, "--queries", "10", "--json", str(path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    figures = {figure["what"]: figure for figure in json.loads(path.read_text())["figures"]}
-    assert figures["build, 2,000 passages"]["theirs"] > 0, done.stdout + done.stderr
-    assert figures["loaded, private memory"]["ours"] > 0
-    assert figures["query of 3 to 8 words, median"]["ratio"] > 0
+    rag_index._check(measured["ours"]["best"], measured["peer"]["best"])

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from pages import blocks  # type: ignore[import-not-found]
+from pages import Follower  # type: ignore[import-not-found]
 
 from lightspan_testing.scripted import Request, ScriptedServer
 
@@ -46,18 +42,22 @@ def says(request: Request) -> str:
     return json.dumps({letter: 9 if "answer: accounts" in said else 2 for letter, said in shown})
 
 
+class LearningFirst(Follower):  # type: ignore[misc]
+    """The page's run is there before it is looked at."""
+
+    def run(self, command: str) -> None:
+        if not self.printed:
+            super().run("python learn.py")
+        super().run(command)
+
+
 def test_the_page(tmp_path: Path) -> None:
-    commands: list[str] = []
     (tmp_path / "desk.py").write_text(DESK)
     with ScriptedServer(says) as server:
-        for language, name, text in blocks("rewards.md"):
-            if language == "sh":
-                commands += text.splitlines()
-                continue
-            (tmp_path / name).write_text(text.replace("https://api.openai.com/v1", server.url))
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
-        _run("python learn.py", tmp_path, environment)
-        exact, kind, short = [_run(command, tmp_path, environment) for command in commands]
+        replace = {"https://api.openai.com/v1": server.url}
+        followed = LearningFirst(tmp_path, replace, **environment).follow("rewards.md")
+    _, exact, kind, short = followed.printed.values()
     learned = json.loads((tmp_path / "runs/kind/prompts.json").read_bytes())
     assert learned["router"]["after"]["template"] == "Answer kindly. {mail}"
     assert exact.startswith("runs/kind: the reward exact in place of judge\n")
@@ -66,21 +66,3 @@ def test_the_page(tmp_path: Path) -> None:
     assert json.loads(kind)["spent"] == {"calls": 0, "tokens": 0}
     assert short.endswith("stored in the run as the reward shortest\n")
     assert (tmp_path / "runs/kind/rewards/shortest.jsonl").exists()
-
-
-def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
-    # a program finds what lies beside it
-    kept = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
-    program, *rest = shlex.split(command)
-    module = {"python": [], "lightspan": ["-m", "lightspan.cli"]}[program]
-    done = subprocess.run(
-        [sys.executable, *module, *rest],
-        cwd=folder,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -8,24 +8,9 @@ from itertools import combinations
 import pytest
 
 from router_example.messages import SPLITS, Split, tasks
-from router_example.phrasings import DEPARTMENTS, PHRASINGS, PRODUCTS
-from router_example.prompts import ANSWERED, ROUTED, TEXTS
+from router_example.phrasings import DEPARTMENTS, PRODUCTS
+from router_example.prompts import ANSWERED, ROUTED
 from router_example.reward import score
-
-
-def test_the_first_tasks_word_for_word() -> None:
-    assert tasks("test")[0] == {
-        "id": "test-payment-17-monitor",
-        "message": "Which payment methods do you accept for the monitor?",
-        "department": "payment",
-        "product": "monitor",
-        "phrasing": "payment-17",
-    }
-    assert [task["message"] for split in SPLITS for task in tasks(split)[:1]] == [
-        "The discount on the kettle is missing from my bill.",
-        "I have not received the heater yet.",
-        "Which payment methods do you accept for the monitor?",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -52,22 +37,6 @@ def test_splits_share_neither_phrasing_nor_product(one: Split, other: Split) -> 
     assert bare[0].isdisjoint(bare[1])
 
 
-def test_every_phrasing_is_written_once_and_names_its_product_once() -> None:
-    assert set(PHRASINGS) == set(DEPARTMENTS) == set(TEXTS)
-    every = [phrasing for phrasings in PHRASINGS.values() for phrasing in phrasings]
-    assert len(every) == len(set(every)) == 4 * 26
-    assert [phrasing for phrasing in every if phrasing.count("{product}") != 1] == []
-    assert len(PRODUCTS) == len(set(PRODUCTS)) == 84
-    for task in (task for split in SPLITS for task in tasks(split)):
-        assert task["message"].count(task["product"]) == 1
-
-
-def test_no_product_is_within_another() -> None:
-    """An answer that names a part of a product, such as "lamp", is that of no task."""
-    words = [set(product.split()) for product in PRODUCTS]
-    assert [one for one in words for other in words if one < other] == []
-
-
 def test_what_agents_are_shown_is_about_no_task() -> None:
     shown = {message for message, _ in (*ROUTED, *ANSWERED)}
     messages = {task["message"] for split in SPLITS for task in tasks(split)}
@@ -91,12 +60,3 @@ def test_the_reward(department: str | None, product: str, expected: dict[str, fl
     asked = {**task, "department": "payment", "product": "quilt"}
     final = {"message": "m", "department": department, "product": product, "answer": ""}
     assert score(final, asked) == expected  # type: ignore[arg-type]
-
-
-def test_one_answer_to_everything_scores_little() -> None:
-    """A department is right for a quarter of the messages, a product for an eighth of its own."""
-    made = tasks("test")
-    products = Counter(task["product"] for task in made)
-    most = max(products.values()) / len(made)
-    assert most <= 0.06
-    assert 0.25 / 2 + most / 2 <= 0.155

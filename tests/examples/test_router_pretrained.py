@@ -46,11 +46,6 @@ def test_its_file_is_missing(package: Path) -> None:
         find()
 
 
-def test_its_file_is_found_without_importing_it(package: Path) -> None:
-    (package / FILE).write_bytes(b"GGUF")
-    assert find() == package / FILE
-
-
 def test_a_file_of_another_size(package: Path, tmp_path: Path) -> None:
     (package / FILE).write_bytes(b"GGUF")
     message = f"{package / FILE} has 4 bytes, not 98,362,432: {INSTALL}"
@@ -67,40 +62,6 @@ def test_a_file_of_other_content(tmp_path: Path) -> None:
     check(file, size=4, sha256=good)
     with pytest.raises(ModelError, match=re.escape(f"has the SHA-256 {good}, not 00: {INSTALL}")):
         check(file, size=4, sha256="00")
-
-
-def test_the_reader_is_missing(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (package / FILE).write_bytes(b"GGUF")
-    monkeypatch.setattr(source, "check", lambda file: None)
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.setattr(source.importlib.util, "find_spec", _without_gguf)
-    with pytest.raises(ModelError, match=re.escape(f"{FILE} needs the package gguf: {INSTALL}")):
-        pretrained(tmp_path / "cache", SilentReporter())
-
-
-def _without_gguf(name: str) -> object:
-    return None if name == "gguf" else find_spec(name)
-
-
-def test_a_file_that_cannot_be_read_leaves_nothing_behind(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (package / FILE).write_bytes(b"GGUF and no more")
-    monkeypatch.setattr(source, "check", lambda file: None)
-    monkeypatch.setattr(source, "_check_reader", lambda: None)
-    with pytest.raises(ModelError, match=re.escape(f"cannot read {package / FILE}: ")):
-        pretrained(tmp_path / "cache", SilentReporter())
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_what_was_made_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "smollm2-135m-instruct-b179c952"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    monkeypatch.setattr(source, "PACKAGE", "no_such_package_of_a_model")
-    assert pretrained(tmp_path, SilentReporter()) == folder
 
 
 @pytest.mark.skipif(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +17,9 @@ from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan.progress import SilentReporter
 from lightspan_examples.example import Run
-from lightspan_examples.script import main
-from lightspan_examples.small_model import build_model
 from lightspan_testing.adapter_harness import Part, Stage
 from lightspan_testing.adapter_suite import tree
 from lightspan_testing.scripted import Reply, ScriptedServer
-from router_example import messages
 from router_example.app import build_graph, chat_model as langchain_model
 from router_example.prompts import answer_prompt, route_prompt
 
@@ -33,8 +27,6 @@ pytest.importorskip("pydantic_ai")
 
 from router_example.pydantic_ai_app import CustomerService, chat_model
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "router" / "train.py"
-TASKS = messages.tasks("train")
 MESSAGE = "The treadmill leaks from the bottom."
 
 
@@ -110,16 +102,9 @@ def test_who_acts() -> None:
 
 
 # --- the command ------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def script() -> Any:
-    """The script as a module."""
-    return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
-
-
-@pytest.fixture(autouse=True)
-def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps its threads."""
-    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
+@pytest.fixture
+def script(script_of: Callable[[str], Any], torch_threads: None) -> Any:
+    return script_of("router")
 
 
 def test_the_same_training_but_for_the_app(script: Any) -> None:
@@ -134,25 +119,6 @@ def test_the_same_training_but_for_the_app(script: Any) -> None:
     assert isinstance(trainer.algorithm, LightningRL)
     assert trainer.algorithm.config() == langgraph.algorithm.config()
     assert str(trainer.folder.path) == "runs/router-unread-pydantic-ai-seed0"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_the_command_trains(
-    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On the small model of the other examples, untaught: that a Pydantic AI app learns, the next
-    test looks at, that this one does, the README."""
-    chats = [{"messages": [{"role": "user", "content": task["message"]}]} for task in TASKS[:200]]
-    build_model(tmp_path / "model", chats, vocabulary=512)
-    given = ["--framework", "pydantic-ai", "--model", str(tmp_path / "model"), "--steps", "1"]
-    given += ["--held-out", "4", "--runners", "2", "--folder", str(tmp_path / "run")]
-    assert main(script.EXAMPLE, script.__doc__, given) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"held-out department and product right: 0\.\d+ -> 0\.\d+ \(n=4", printed)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    [step] = [step for step in map(json.loads, lines) if step["kind"] == "train"]
-    assert (step["calls"], step["calls/trained"]) == (2 * 64, 2 * 64)
 
 
 @pytest.mark.controls

@@ -14,9 +14,8 @@ pytest.importorskip("transformers")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightspan import LightningRL
 from lightspan_examples.small_model import build_model
-from sql_example.training import RECIPE, chats
+from sql_example.training import chats
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 
@@ -43,15 +42,6 @@ def test_the_model_loads_and_is_small(folder: Path, tokenizer: Any) -> None:
     assert tokenizer.pad_token == "<|endoftext|>"
 
 
-def test_its_learning_rate_is_the_one_that_was_measured(folder: Path) -> None:
-    """4e-4 is what every example's figures were measured with; the recipes leave it out."""
-    algorithm = LightningRL(folder)
-    assert algorithm.optimizer.learning_rate == 4e-4
-    [choice, *_] = algorithm.describe_choices()
-    assert choice.startswith("learning rate 4e-4: full weights of 0.76 M param")
-    assert LightningRL(folder, **RECIPE.settings).optimizer == algorithm.optimizer
-
-
 def test_the_seed_decides_the_weights(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,31 +57,6 @@ def test_the_seed_decides_the_weights(
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (folder / name).read_bytes() == (tmp_path / "1" / name).read_bytes()
     assert capfd.readouterr().err == ""  # no bar of a library's
-
-
-@pytest.mark.parametrize("text", ["SELECT avg(age) FROM old_ships", "née ☃\n\t  x", "a''b\"c 1234"])
-def test_any_text_survives(tokenizer: Any, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_no_demonstration_is_longer_than_the_context(tokenizer: Any) -> None:
-    for chat in chats(300, 5):
-        ids = tokenizer.apply_chat_template(chat["messages"], return_dict=False)
-        assert len(ids) < 160
-
-
-def test_the_chat_template(tokenizer: Any) -> None:
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yes?"},
-    ]
-    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\nYes?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
 
 
 def test_the_chat_template_with_tools(tokenizer: Any) -> None:
@@ -133,21 +98,3 @@ def test_a_longer_conversation_extends_the_shorter_one(tokenizer: Any) -> None:
         )
         assert rendered[1][: len(prompt)] == prompt
         assert rendered[1][-2] == tokenizer.eos_token_id
-
-
-def test_the_tokenizer_is_fitted_to_tools_and_calls_too(tmp_path: Path) -> None:
-    call = {"type": "function", "function": {"name": "zyzzyva", "arguments": '{"x": "quokka"}'}}
-    chat = {
-        "messages": [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-        ],
-        "tools": [{"type": "function", "function": {"name": "xylograph"}}],
-    }
-    build_model(tmp_path, [chat] * 20, vocabulary=500, context=64)
-    fitted = AutoTokenizer.from_pretrained(tmp_path)
-    assert fitted.model_max_length == 64
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.max_position_embeddings == 64
-    # single digits and bytes alone would take a piece for each letter
-    for word in ("zyzzyva", "quokka", "xylograph"):
-        assert len(fitted.encode(word)) < len(word)

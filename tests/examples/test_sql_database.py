@@ -25,18 +25,12 @@ def db(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_of_a_select(db: Path) -> None:
-    found = execute(db, "SELECT name, age FROM singers ORDER BY id")
-    assert found == Result((("Ada", 30), ("Bob", None), ("Cy", 9)))
-
-
 @pytest.mark.parametrize(
     ("query", "rows"),
     [
-        ("SELECT count(*) FROM singers;", ((3,),)),
+        ("SELECT name, age FROM singers ORDER BY id", (("Ada", 30), ("Bob", None), ("Cy", 9))),
         ("SELECT sum(age), min(age), max(age), avg(age) FROM singers", ((39, 9, 30, 19.5),)),
         ("SELECT DISTINCT upper(name) FROM singers WHERE name LIKE 'a%'", (("ADA",),)),
-        ("SELECT coalesce(age, 0) FROM singers WHERE id = 2", ((0,),)),
         ("WITH old AS (SELECT * FROM singers WHERE age > 9) SELECT name FROM old", (("Ada",),)),
         ("SELECT rank() OVER (ORDER BY id) FROM singers LIMIT 1", ((1,),)),
         (
@@ -60,38 +54,22 @@ def test_what_questions_need_is_permitted(
     ("query", "message"),
     [
         ("ATTACH ':memory:' AS other", "not authorized"),
-        ("ATTACH '/tmp/other.sqlite' AS other", "not authorized"),
-        ("DETACH main", "not authorized"),
         ("PRAGMA query_only = OFF", "not authorized"),
-        ("PRAGMA table_info(singers)", "not authorized"),
         ("SELECT * FROM pragma_table_info('singers')", "not authorized"),
-        ("SELECT count(*) FROM pragma_database_list", "not authorized"),
         ("SELECT name FROM sqlite_schema", "access to sqlite_master.name is prohibited"),
         ("INSERT INTO singers VALUES (4, 'Di', 1)", "not authorized"),
-        ("UPDATE singers SET age = 1", "not authorized"),
-        ("DELETE FROM singers", "not authorized"),
         ("DROP TABLE singers", "not authorized"),
         ("CREATE TABLE other (id INTEGER)", "not authorized"),
-        ("CREATE TEMP TABLE other (id INTEGER)", "not authorized"),
-        ("CREATE VIRTUAL TABLE other USING fts5(text)", "not authorized"),
         ("VACUUM INTO '/tmp/copy.sqlite'", "authorization denied"),
-        ("ANALYZE", "not authorized"),
         ("BEGIN", "not authorized"),
-        ("SAVEPOINT one", "not authorized"),
         ("SELECT load_extension('/tmp/evil.so')", "not authorized to use function: load_extension"),
         ("SELECT randomblob(1000000000)", "not authorized to use function: randomblob"),
-        ("SELECT zeroblob(1000000000)", "not authorized to use function: zeroblob"),
         ("SELECT printf('%1000000000d', 1)", "not authorized to use function: printf"),
-        ("SELECT trim('aab', 'ab')", "not authorized to use function: trim"),
         ("SELECT random()", "not authorized to use function: random"),
-        ("SELECT 1; SELECT 2", "You can only execute one statement at a time."),
         ("SELECT 1; DROP TABLE singers", "You can only execute one statement at a time."),
         ("", "not a query"),
-        ("-- nothing", "not a query"),
         ("SELEC 1", 'near "SELEC": syntax error'),
         ("SELECT France FROM singers", "no such column: France"),
-        ("SELECT 1 FROM singer", "no such table: singer"),
-        ("SELECT 'a\0b'", "the query contains a null character"),
         ("SELECT '\ud800'", "the query is not valid Unicode"),
     ],
 )
@@ -123,31 +101,14 @@ def doubling(common_table: str) -> str:
             "query took more than 5000000 steps",
         ),
         (
-            "WITH RECURSIVE n(i) AS (VALUES (1) UNION SELECT i + 1 FROM n) SELECT max(i) FROM n",
-            "query took more than 5000000 steps",
-        ),
-        (
-            "SELECT count(*) FROM songs a, songs b, songs c, songs d",
-            "query took more than 5000000 steps",
-        ),
-        (
-            "SELECT a.id FROM songs a, songs b, songs c ORDER BY a.id + b.id * c.id",
-            "query took more than 5000000 steps",
-        ),
-        (
             f"SELECT count(instr({SLOW_TEXT}, substr({SLOW_TEXT}, 1, 4900) || a.id)) "
             "FROM songs a, songs b",
             "query took too long",
         ),
         (f"SELECT {LONG_TEXT.format('x' * 99)}", "string or blob too big"),
-        (f"SELECT group_concat(id || '{'x' * 99}') FROM songs", "string or blob too big"),
         ("SELECT 1" + " + 1" * 60, "Expression tree is too large (maximum depth 50)"),
         ("SELECT " + " + 1" * 3000, "query string is too large"),
         (f"SELECT '{'%a' * 60}' LIKE '{'%a' * 60}'", "LIKE or GLOB pattern too complex"),
-        (
-            doubling(", c{i} AS (SELECT i FROM c{j} UNION ALL SELECT i FROM c{j})"),
-            "query is too complex",
-        ),
         (
             doubling(", c{i} (i) AS NOT/**/MATERIALIZED (SELECT a.i FROM c{j} a, [c{j}] b)"),
             "query is too complex",
@@ -173,11 +134,6 @@ def test_the_row_limit_truncates(db: Path) -> None:
     assert execute(db, "SELECT id FROM singers", max_rows=3) == Result(((1,), (2,), (3,)))
 
 
-def test_an_endless_cte_that_yields_rows_is_truncated(db: Path) -> None:
-    endless = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-    assert execute(db, endless, max_rows=2) == Result(((1,), (2,)), truncated=True)
-
-
 def test_the_result_size_limit(db: Path) -> None:
     wide = f"replace('{'x' * 99}', 'x', '{'y' * 99}')"
     with pytest.raises(QueryError, match=r"^result is larger than 1000000 bytes$"):
@@ -191,12 +147,6 @@ def test_a_missing_or_foreign_file_is_not_the_query_s_fault(tmp_path: Path) -> N
     (tmp_path / "notes.txt").write_text("not a database" * 100)
     with pytest.raises(ValueError, match="can't be read as a SQLite database"):
         execute(tmp_path / "notes.txt", "SELECT 1")
-
-
-def test_a_file_name_with_uri_characters(tmp_path: Path, db: Path) -> None:
-    odd = tmp_path / "a?mode=rwc#b %41.sqlite"
-    odd.write_bytes(db.read_bytes())
-    assert execute(odd, "SELECT count(*) FROM singers").rows == ((3,),)
 
 
 def test_schema_text(db: Path) -> None:

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import runpy
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
-
-from lightspan.lightning.air import AIR
 from lightspan.lightning.episode import Call
 from lightspan.lightning.history import History
-from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
-from lightspan_examples.example import Run
-from lightspan_examples.script import main
-from lightspan_testing.tiny import tiny_model
-from sql_example import training
 from sql_example.prompts import check_prompt
 from sql_example.signals import draft_error
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
 
 
 def call_of(agent: str, prompt: str) -> Call:
@@ -64,52 +47,3 @@ def test_whether_the_newest_draft_failed() -> None:
     assert seen(wrote, good, wrote, bad) == -1.0
     bare = Call(call_id="c", choice=0, agent_path="check_query", outcome=CallOutcome.OK)
     assert seen(bare) == 0.0
-
-
-def test_the_option_turns_it_on(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model", seed=0, texts=["a"])
-    plain = training.make_algorithm(model, 0).config()
-    air = training.make_algorithm(model, 0, air=True).config()
-    assert (plain["air"], plain["credit"]) == (None, "terminal")
-    expected = training.AIR_OPTIONS["air"]
-    assert isinstance(expected, AIR)
-    assert air["air"] == expected.config()
-    assert air["credit"] == "discounted(1)"
-    changed = {key for key in plain if plain[key] != air[key]}
-    assert changed == {"air", "credit", "step_rewards"}
-
-
-def script() -> Any:
-    return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "folder"), [([], "runs/sql-seed0"), (["--air"], "runs/sql-air-seed0")]
-)
-def test_its_runs_have_a_folder_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], folder: str
-) -> None:
-    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
-    example = script().EXAMPLE
-    options = example.parser("").parse_args(arguments)
-    assert str(Run(example, options, SilentReporter()).folder) == folder
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sql_cache: Path) -> None:
-    """A step with intermediate rewards is like any other, and says what they did."""
-    tasks = training.load_tasks(sql_cache, "train")
-    texts = [task["schema"] + task["question"] for task in tasks]
-    model = tiny_model(tmp_path / "model", seed=0, context=192, texts=texts)
-    run = tmp_path / "run"
-    arguments = ["--air", "--model", str(model), "--steps", "1", "--cache", str(sql_cache)]
-    arguments += ["--folder", str(run), "--held-out", "4", "--runners", "2"]
-    fewer = replace(training.REAL_MODEL, group_size=2, tasks_per_step=4)
-    monkeypatch.setattr(training, "REAL_MODEL", fewer)
-    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
-    assert main(script().EXAMPLE, "", arguments) == 0
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    step = next(line for line in lines if line["kind"] == "train")
-    assert -1.0 <= step["air/draft_error"] <= 0.0
-    assert step["air/draft_error/seen"] > 0

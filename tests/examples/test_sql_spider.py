@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from lightspan.errors import DataError
-from lightspan.progress import Reporter
 from lightspan_examples.script import main
-from lightspan_testing.tiny import Family, tiny_model
+from lightspan_testing.tiny import tiny_model
 from sql_example import spider, training, worlds
 from sql_example.reward import execution_accuracy
 from sql_example.worlds import app_input
@@ -41,10 +39,7 @@ def spider_entries(generated: Path, split: worlds.Split) -> list[dict[str, objec
         {
             "db_id": Path(task["databases"][0]).stem,
             "query": task["gold"],
-            "query_toks": task["gold"].split(),
-            "query_toks_no_value": task["gold"].split(),
             "question": task["question"],
-            "question_toks": task["question"].split(),
             "sql": {"select": []},
         }
         for task in worlds.load(generated, split)
@@ -141,94 +136,52 @@ def test_what_cannot_be_scored_is_left_out_by_name(published: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "ordered"),
+    ("name", "text", "message"),
     [
-        ("SELECT a FROM t ORDER BY a", True),
-        ("select a from t order\n by a limit 1", True),
-        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
-        ("SELECT a FROM t WHERE b = 'order by'", False),
-        ('SELECT a FROM t WHERE b = "it (order by"', False),
-        ("SELECT a FROM t WHERE b IN (SELECT b FROM s) ORDER BY a", True),
+        ("notes.txt", "", r"no list of questions for test; one of test_dev_500\.pa"),
+        ("dev.json", "[", r"dev\.json cannot be read"),
+        ("test_dev.parquet", "no parquet", r"test_dev\.parquet cannot be read"),
+        (
+            "dev.json",
+            '[{"db_id": "x", "question": 3}]',
+            r"dev\.json\[0\] has no text question, query",
+        ),
+        (
+            "dev.json",
+            '[{"db_id": "../x", "question": "q", "query": "q"}]',
+            r"'\.\./x' is no name of a database",
+        ),
     ],
 )
-def test_where_the_order_counts(query: str, ordered: bool) -> None:
-    assert spider._orders(query) is ordered
-
-
-def test_bad_folders(published: Path, tmp_path: Path) -> None:
-    nowhere = tmp_path / "nowhere"
-    with pytest.raises(DataError, match="there is no such folder"):
-        spider.load(nowhere, "train")
-    nowhere.mkdir()
-    with pytest.raises(DataError, match=r"no list of questions for test; one of test_dev_500\.pa"):
-        spider.load(nowhere, "test")
-    (nowhere / "dev.json").write_text('[{"db_id": "x", "question": 3}]')
-    with pytest.raises(DataError, match=r"dev\.json\[0\] has no text question, query"):
-        spider.load(nowhere, "test")
-    (nowhere / "dev.json").write_text('[{"db_id": "../x", "question": "q", "query": "q"}]')
-    with pytest.raises(DataError, match=r"'\.\./x' is no name of a database"):
-        spider.load(nowhere, "test")
-    (nowhere / "dev.json").write_text('[{"db_id": "x", "question": "q", "query": "q"}]')
-    with pytest.raises(DataError, match=r"test_database/x/x\.sqlite or database/x/x\.sqlite"):
-        spider.load(nowhere, "test")
-    (nowhere / "dev.json").write_text("[")
-    with pytest.raises(DataError, match=r"dev\.json cannot be read"):
-        spider.load(nowhere, "test")
-    (nowhere / "test_dev.parquet").write_text("no parquet")
-    with pytest.raises(DataError, match=r"test_dev\.parquet cannot be read"):
-        spider.load(nowhere, "test")
-
-
-def test_as_training_takes_them(published: Path) -> None:
-    lines: list[str] = []
-
-    class Lines(Reporter):
-        def line(self, text: str) -> None:
-            lines.append(text)
-
-    tasks = training.load_data(published, "train", Lines(), training.REAL_MODEL, limit=5)
-    assert lines == ["train: 5 questions of train_spider.json, train_others.json"]
-    assert {(t["data"], t["max_tokens"], t["max_turns"]) for t in tasks} == {
-        (str(published.resolve()), 512, 3)
-    }
+def test_bad_folders(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        spider.load(tmp_path, "test")
 
 
 @pytest.fixture
-def train_py(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def train_py(
+    script_of: Callable[[str], Any], torch_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
     """The script's status, run in this process, a step of 16 rollouts."""
     fewer = replace(training.REAL_MODEL, group_size=4, tasks_per_step=4)
     monkeypatch.setattr(training, "REAL_MODEL", fewer)
-    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
-    path = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
-    script = SimpleNamespace(**runpy.run_path(str(path)))
+    script = script_of("sql")
     return lambda *arguments: main(script.EXAMPLE, script.__doc__, [*map(str, arguments)])
-
-
-def test_spider_needs_a_model(
-    published: Path, train_py: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        train_py("--data", published)
-    error = "--data needs --model: the small model knows no words but its own"
-    assert error in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("layout", ["published", pytest.param("tutorial", marks=pytest.mark.long)])
 def test_the_script_with_a_real_architecture(
-    layout: str,
-    request: pytest.FixtureRequest,
+    published: Path,
     tmp_path: Path,
     train_py: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`--model`, `--data`, `--dev` and `--lora`, with a tiny model whose context keeps it short."""
-    data: Path = request.getfixturevalue(layout)
-    texts = [task["schema"] + task["question"] for task in spider.load(data, "train").tasks]
-    family: Family = "llama" if layout == "tutorial" else "qwen2"
-    model = tiny_model(tmp_path / "model", seed=0, family=family, context=192, texts=texts)
-    common = ("--model", model, "--data", data, "--runners", "2")
+    texts = [t["schema"] + t["question"] for t in spider.load(published, "train").tasks]
+    model = tiny_model(tmp_path / "model", seed=0, context=192, texts=texts)
+    common = ("--model", model, "--data", published, "--runners", "2")
 
     # a rollout ends where the rewriter's prompt is longer than the context, and that is said;
     # a model that knows nothing may also stop at once, after which that prompt fits
@@ -244,10 +197,9 @@ def test_the_script_with_a_real_architecture(
     assert re.search(r"^  check_query +- +\d+ .* 0 +\d+ +0$", seen.out, re.MULTILINE)
     assert not (tmp_path / "run").exists()
 
-    lora = ["--lora"] if layout == "published" else []
     run = tmp_path / "run"
-    assert train_py(*common, *lora, "--folder", run, "--steps", "1", "--held-out", "4") == 0
+    assert train_py(*common, "--lora", "--folder", run, "--steps", "1", "--held-out", "4") == 0
     assert "held-out execution accuracy: " in capsys.readouterr().out
     kept = {path.name for path in (run / "model").iterdir()}
-    assert ("adapter_config.json" in kept) == bool(lora)
-    assert ("model.safetensors" in kept) != bool(lora)
+    assert "adapter_config.json" in kept
+    assert "model.safetensors" not in kept

@@ -1,9 +1,8 @@
-"""The apps of the fault tests: two model calls each, one of them streamed."""
+"""The app of the fault tests: two model calls, one of them streamed."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import openai
@@ -19,22 +18,8 @@ def expected(question: str) -> str:
     return f"The answer to {question} is long, so that a kill hits it in the middle."
 
 
-def answers(task: dict[str, Any]) -> float:
-    """Asks once and streams once, with pauses."""
-    with openai.OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=RETRIES) as client:
-        create: Any = client.chat.completions.create
-        with emit.agent("writer"):
-            whole = create(model="m", messages=_messages(f"{task['q']}a"))
-        time.sleep(0.05)
-        with emit.agent("writer"):
-            stream = create(model="m", messages=_messages(f"{task['q']}b"), stream=True)
-            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-    right = whole.choices[0].message.content == expected(f"{task['q']}a")
-    return float(right and streamed == expected(f"{task['q']}b"))
-
-
-async def answers_async(task: dict[str, Any]) -> float:
-    """The same, on a loop."""
+async def answers(task: dict[str, Any]) -> float:
+    """Asks once and streams once, with a pause."""
     async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", max_retries=RETRIES) as client:
         create: Any = client.chat.completions.create
         with emit.agent("writer"):

@@ -8,7 +8,10 @@ import sys
 from fault_apps import expected  # type: ignore[import-not-found]
 
 from lightspan.protocols.engine import GenerationRequest
+from lightspan.schema.records import Mode, Rollout
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
 from lightspan_gateway import Gateway
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 
@@ -19,6 +22,24 @@ def script(request: GenerationRequest) -> str:
     """Answers the question that the prompt asks."""
     said = TOKENIZER.decode(request.prompt_ids).partition("user\n")[2]
     return str(expected(said.split("\n")[0]))
+
+
+async def rollouts(store: Store, gateway_url: str) -> list[Rollout]:
+    """Sixty that ask it."""
+    target = Target(route=Route.POLICY, policy="policy")
+    routing = Routing(gateway_url=gateway_url, default=target)
+    resources_id = await store.put_resources({"routing": routing})
+    return [
+        Rollout(
+            rollout_id=f"ro-{number}",
+            task={"q": f"ro-{number}"},
+            task_id=f"ro-{number}",
+            resources_id=resources_id,
+            mode=Mode.VAL,
+            max_infrastructure_tries=50,
+        )
+        for number in range(60)
+    ]
 
 
 async def main(url: str, port: int) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from app_environment import app_environment  # type: ignore[import-not-found]
 
 from lightspan.runners.discovery import Presence, make_peer
 from lightspan.schema.records import AttemptStatus, Mode, PeerRole, Rollout, RolloutStatus
@@ -29,16 +28,6 @@ APPS = Path(__file__).parents[1] / "apps"
 APART = APPS / "apart"
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of the app's environment."""
-    folder = tmp_path_factory.mktemp("app-environment")
-    made: Path = app_environment(folder, "openai")
-    [packages] = (folder / "lib").glob("python*/site-packages")
-    (packages / "only_here.py").write_text('VALUE = "installed"\n')
-    return made
 
 
 class Processes:
@@ -99,7 +88,7 @@ async def running(store: Store, count: int) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 async def test_kill_a_runner(
-    tmp_path: Path, python: Path, processes: Processes, whole: bool
+    tmp_path: Path, app_python: Path, processes: Processes, whole: bool
 ) -> None:
     """Its workers give back what they have; killed as well, the lease does. Another goes on."""
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
@@ -119,7 +108,7 @@ async def test_kill_a_runner(
         async with Presence(store, peer):
             await store.enqueue(rollouts)
             more = ("--slots", "4", "--processes", "2", "--lease", "5")
-            first = processes.runner(python, store.url, "apart_app:naps", *more)
+            first = processes.runner(app_python, store.url, "apart_app:naps", *more)
             await running(store, 4)
             workers = children(first)
             assert len(workers) >= 2
@@ -130,7 +119,7 @@ async def test_kill_a_runner(
                         worker.kill()
             first.kill()
             await asyncio.to_thread(gone, workers)
-            second = processes.runner(python, store.url, "apart_app:naps", *more)
+            second = processes.runner(app_python, store.url, "apart_app:naps", *more)
             deadline = time.monotonic() + 90
             while await store.count() != {RolloutStatus.SUCCEEDED: 8}:
                 assert second.poll() is None, processes.text(second)
@@ -145,11 +134,8 @@ async def test_kill_a_runner(
     assert all(attempt.message.startswith(why) for attempt in lost)
 
 
-def _train(
-    processes: Processes, folder: Path, model: Path, runners: object, *more: str
-) -> subprocess.Popen[bytes]:
-    script = APPS / "train_apart.py"
-    return processes.start(sys.executable, script, folder, model, 6, runners, *more)
+def _train(processes: Processes, folder: Path, model: Path, *more: str) -> subprocess.Popen[bytes]:
+    return processes.start(sys.executable, APPS / "train_apart.py", folder, model, 6, *more)
 
 
 def _stepped(folder: Path, process: subprocess.Popen[bytes], processes: Processes) -> None:
@@ -170,24 +156,16 @@ def _check(folder: Path) -> None:
     assert {episode.dimensions["apart"] for episode in ended} == {1.0}
 
 
-@pytest.mark.parametrize("runners", ["external", "started by the trainer"])
-def test_kill_the_trainer(tmp_path: Path, python: Path, processes: Processes, runners: str) -> None:
-    """Its own runners end with it. One that was started by hand waits, and goes on."""
+def test_kill_the_trainer(tmp_path: Path, app_python: Path, processes: Processes) -> None:
+    """A runner that was started by hand waits, and goes on."""
     folder, model = tmp_path / "run", tiny_model(tmp_path / "model", seed=0)
-    external = runners == "external"
-    given = "external" if external else python
-    url = f"sqlite:///{folder}/store.db"
-    runner = processes.runner(python, url, "apart_app:answer") if external else None
-    first = _train(processes, folder, model, given)
+    runner = processes.runner(app_python, f"sqlite:///{folder}/store.db", "apart_app:answer")
+    first = _train(processes, folder, model)
     _stepped(folder, first, processes)
-    workers = children(first)
-    assert external or len(workers) >= 2
-    first.send_signal(signal.SIGKILL)
-    gone(workers)
-    second = _train(processes, folder, model, given, "--resume")
+    first.kill()
+    second = _train(processes, folder, model, "--resume")
     assert second.wait(180) == 0, processes.text(second)
     assert "resuming" in processes.text(second)
     _check(folder)
-    if runner is not None:
-        assert runner.wait(60) == 0
-        assert "is complete" in processes.text(runner)
+    assert runner.wait(60) == 0
+    assert "is complete" in processes.text(runner)

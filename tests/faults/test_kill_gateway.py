@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,33 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checks import check_all  # type: ignore[import-not-found]
+from fault_apps import answers  # type: ignore[import-not-found]
+from fault_gateway import rollouts  # type: ignore[import-not-found]
+from places import free_port  # type: ignore[import-not-found]
 
 from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.runners.app import App
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
-from lightspan.schema.records import Mode, Rollout, RolloutStatus
-from lightspan.schema.routing import Route, Routing, Target
+from lightspan.schema.records import RolloutStatus
 from lightspan.stores import open_store
 
 HERE = Path(__file__).parent
 KILLS = 10 if os.environ.get("LIGHTSPAN_SEED") else 5
-
-
-def load(name: str) -> Any:
-    """A module beside this file."""
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def start(url: str, port: int) -> subprocess.Popen[str]:
@@ -75,28 +60,17 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.timeout(570)
 @pytest.mark.usefixtures("quick_retries")
 async def test_kill_gateway(tmp_path: Path, moments: Callable[[Any], random.Random]) -> None:
-    apps, checks = load("fault_apps"), load("checks")
     randomly, port = moments("gateway"), free_port()
-    names = [f"ro-{number}" for number in range(60)]
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
-        target = Target(route=Route.POLICY, policy="policy")
-        routing = Routing(gateway_url=f"http://127.0.0.1:{port}", default=target)
-        resources = await store.put_resources({"routing": routing})
-        fields: dict[str, Any] = {
-            "resources_id": resources,
-            "mode": Mode.VAL,
-            "max_infrastructure_tries": 50,
-        }
-        rollouts = [
-            Rollout(rollout_id=name, task={"q": name}, task_id=name, **fields) for name in names
-        ]
+        asked = await rollouts(store, f"http://127.0.0.1:{port}")
+        names = [rollout.rollout_id for rollout in asked]
         process = await asyncio.to_thread(start, store.url, port)
-        runner = Runner(store, App(apps.answers_async), RunnerConfig(slots=6))
+        runner = Runner(store, App(answers), RunnerConfig(slots=6))
         task = asyncio.create_task(runner.run())
         try:
             share = len(names) // KILLS
             for number in range(KILLS):
-                await store.enqueue(rollouts[number * share : (number + 1) * share])
+                await store.enqueue(asked[number * share : (number + 1) * share])
                 await asyncio.sleep(randomly.uniform(0.05, 0.5))
                 await asyncio.to_thread(end, process)
                 process = await asyncio.to_thread(start, store.url, port)
@@ -108,4 +82,4 @@ async def test_kill_gateway(tmp_path: Path, moments: Callable[[Any], random.Rand
             runner.stop()
             await task
             await asyncio.to_thread(end, process)
-        await checks.check_all(store, names)
+        await check_all(store, names)

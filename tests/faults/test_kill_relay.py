@@ -7,7 +7,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from places import free_port  # type: ignore[import-not-found]
 
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Claim
@@ -40,9 +40,7 @@ class Server:
     """`lightspan serve --store`, at one port in each of its lives."""
 
     def __init__(self, store: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._store = store
         self.process = self.started()
 

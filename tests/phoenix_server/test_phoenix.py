@@ -138,17 +138,6 @@ def test_spans_on_a_real_server(
     rewards = [span["attributes"].get(c.REWARD_VALUE) for span in page["data"]]
     assert 0.5 in rewards
 
-    span_id = call["context"]["span_id"]
-    note = {
-        "span_id": span_id,
-        "name": "reward",
-        "annotator_kind": "CODE",
-        "result": {"score": 0.5},
-    }
-    asked(f"{phoenix}/v1/span_annotations?sync=true", {"data": [note]})
-    notes = asked(f"{phoenix}/v1/projects/{project}/span_annotations?span_ids={span_id}")
-    assert [(each["name"], each["result"]["score"]) for each in notes["data"]] == [("reward", 0.5)]
-
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("form", ["spans", "spans/otlpv1"])

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serve_process import serving  # type: ignore[import-not-found]
 
 import lightspan
 from lightspan.capture import sdk_instrumentation
@@ -34,23 +31,10 @@ def run() -> RunFolder:
 @pytest.fixture
 def server(run: RunFolder) -> Iterator[str]:
     """`lightspan serve` as a process of its own; its origin."""
-    command = [sys.executable, "-m", "lightspan.cli", "serve", str(run.path), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    printed: list[str] = []
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            printed.append(line)
-            if ready := re.match(r"serving .* at (http://127\.0\.0\.1:\d+)/v1 ", line):
-                break
-        assert ready is not None, "".join(printed)
-        assert f'  lightspan.connect("{ready[1]}")\n' in printed, "the one line to change"
-        yield ready[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=30)
-    assert process.returncode == 0, rest
-    assert "calls answered: check_query" in rest
+    with serving(run.path) as (url, lines):
+        yield url
+    assert f'  lightspan.connect("{url}")' in lines, "the one line to change"
+    assert any(line.startswith("calls answered: check_query") for line in lines)
 
 
 @pytest.mark.timeout(300)

@@ -9,9 +9,7 @@ import difflib
 import json
 import logging
 import os
-import shutil
 import sqlite3
-import tempfile
 from typing import Any, Dict, Literal, Optional, cast  # noqa: UP035 - as scripts of then have it
 
 from langchain.chat_models import init_chat_model
@@ -128,40 +126,28 @@ class LitSQLAgent(agl.LitAgent[Dict[str, Any]]):  # noqa: UP006
         llm: agl.LLM = cast(agl.LLM, resources["main_llm"])
         folder = "database" if rollout.mode == "train" else "test_database"
         database = os.path.join(self.spider_dir, folder, task["db_id"], task["db_id"] + ".sqlite")
-        if not os.path.exists(database):
-            logger.error(f"Database {database} does not exist. Skipping.")
-            return None
-
-        with tempfile.TemporaryDirectory() as temp_dir:
-            db_path = os.path.join(temp_dir, os.path.basename(database))
-            shutil.copyfile(database, db_path)
-            logger.info(f"[Rollout {rollout.rollout_id}] Question: {question}")
-            agent = SQLAgent(
-                db_path,
-                max_turns=self.max_turns,
-                endpoint=llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),  # type: ignore
-                replacement=(
-                    {"model": llm.model, **llm.sampling_parameters}
-                    if rollout.mode == "train"
-                    else {
-                        "model": llm.model,
-                        "temperature": (
-                            self.val_temperature
-                            if self.val_temperature is not None
-                            else llm.sampling_parameters.get("temperature", 0.0)
-                        ),
-                    }
-                ),
-            ).graph()
-            try:
-                handler = self.tracer.get_langchain_handler()
-                result = agent.invoke(
-                    {"question": question},
-                    {"callbacks": [handler] if handler else [], "recursion_limit": 100},
-                )
-            except Exception as error:
-                logger.exception(f"[Rollout {rollout.rollout_id}] Error: {error}")
-                return None
+        agent = SQLAgent(
+            database,
+            max_turns=self.max_turns,
+            endpoint=llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),  # type: ignore
+            replacement=(
+                {"model": llm.model, **llm.sampling_parameters}
+                if rollout.mode == "train"
+                else {
+                    "model": llm.model,
+                    "temperature": (
+                        self.val_temperature
+                        if self.val_temperature is not None
+                        else llm.sampling_parameters.get("temperature", 0.0)
+                    ),
+                }
+            ),
+        ).graph()
+        handler = self.tracer.get_langchain_handler()
+        result = agent.invoke(
+            {"question": question},
+            {"callbacks": [handler] if handler else [], "recursion_limit": 100},
+        )
         reward = evaluate_query(result["query"], task["query"])
         logger.info("[Rollout %s] Reward: %s", rollout.rollout_id, reward)
         return reward

@@ -12,62 +12,20 @@ from sql_agent import LitSQLAgent  # type: ignore[import-not-found]
 import lightspan_agl as agl
 
 RL_TRAINING_CONFIG: Dict[str, Any] = {  # noqa: UP006
-    "algorithm": {
-        "adv_estimator": "grpo",
-        "use_kl_in_reward": False,
-    },
+    "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
     "data": {
         "train_files": "data/train_spider.parquet",
         "val_files": "data/test_dev_500.parquet",
         "train_batch_size": 32,
         "max_prompt_length": 4096,
         "max_response_length": 2048,
-        "truncation": "error",
     },
     "actor_rollout_ref": {
-        "rollout": {
-            "tensor_model_parallel_size": 1,
-            "n": 4,
-            "log_prob_micro_batch_size_per_gpu": 4,
-            "multi_turn": {"format": "hermes"},
-            "name": "vllm",
-            "gpu_memory_utilization": 0.8,
-        },
-        "actor": {
-            "ppo_mini_batch_size": 32,
-            "ppo_micro_batch_size_per_gpu": 4,
-            "optim": {"lr": 1e-6},
-            "use_kl_loss": False,
-            "kl_loss_coef": 0.0,
-            "entropy_coeff": 0,
-            "clip_ratio_low": 0.2,
-            "clip_ratio_high": 0.3,
-            "fsdp_config": {
-                "param_offload": True,
-                "optimizer_offload": True,
-            },
-        },
-        "ref": {
-            "log_prob_micro_batch_size_per_gpu": 8,
-            "fsdp_config": {"param_offload": True},
-        },
-        "model": {
-            "path": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
-            "use_remove_padding": True,
-            "enable_gradient_checkpointing": True,
-        },
+        "rollout": {"n": 4, "multi_turn": {"format": "hermes"}, "name": "vllm"},
+        "actor": {"ppo_mini_batch_size": 32, "optim": {"lr": 1e-6}, "use_kl_loss": False},
+        "model": {"path": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
     },
-    "trainer": {
-        "n_gpus_per_node": 1,
-        "val_before_train": True,
-        "critic_warmup": 0,
-        "logger": ["console", "wandb"],
-        "project_name": "AgentLightning",
-        "experiment_name": "spider",
-        "nnodes": 1,
-        "test_freq": 32,
-        "total_epochs": 2,
-    },
+    "trainer": {"logger": ["console", "wandb"], "test_freq": 32, "total_epochs": 2},
 }
 
 
