@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,7 @@ import pytest
 from lightspan import Price
 from lightspan.errors import ConfigError
 from lightspan_testing.scripted import ScriptedServer
-from packages.prompts.tests.made_up import World, call, gepa, pool, reflects, search
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer(reflects) as running:
-        yield running
-
+from packages.prompts.tests.made_up import World, call, gepa, pool, search
 
 PRICES = {"thinker": Price(input=2000.0, output=10_000.0), "small": Price(input=50.0, output=500.0)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from lightspan import GEPA, LLM, PromptTemplate, agent, prompt
+from lightspan import agent, prompt
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import AttemptContext, current_agent
 from lightspan.capture.entry import open_scope
@@ -305,20 +305,3 @@ def test_the_text_of_a_call_that_another_span_tells() -> None:
     spans += scope.recorder.drain()
     discovered = survey([build_episode(attempt, rollout, spans, [])], ["router"])
     assert discovered.components["router"].template == OTHER
-
-
-def test_options() -> None:
-    llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
-    given = {"router": PromptTemplate("x")}
-    assert GEPA(reflection=llm, optimize="router").optimize == ["router"]
-    assert GEPA(given, llm).optimize == []
-    wrong: Sequence[tuple[dict[str, Any], str]] = [
-        ({}, r"GEPA has no prompt to learn: give prompts=.* or optimize=\[\"agent\"\]"),
-        ({"optimize": [""]}, r"optimize=\[''\]: '' is no name"),
-        ({"optimize": ["router"], "prompts": given}, "'router' is in prompts and in optimize"),
-    ]
-    for options, message in wrong:
-        with pytest.raises(ConfigError, match=message):
-            GEPA(reflection=llm, **options)
-    with pytest.raises(ConfigError, match=r"reflection=None: use LLM\(base_url=…, model=…\)"):
-        GEPA(given)
