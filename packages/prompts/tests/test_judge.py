@@ -9,7 +9,7 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.transcript import answer_of, task_text, transcript
 from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan.training.folder import RunFolder
@@ -37,7 +38,6 @@ from lightspan.training.rewards import (
 from lightspan_prompts import endpoint_client
 from lightspan_prompts.judge_prompts import Ballot, ballots, comment, scores
 from lightspan_prompts.search.feedback import evidence_of
-from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.strategies import (
     make_attempt,
@@ -58,24 +58,20 @@ def script() -> Any:
     return importlib.import_module("scripted_judge")
 
 
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer() as running:
-        yield running
+def call(name: str, messages: list[Any], answer: Any, **fields: Any) -> Any:
+    attributes: Attributes = {
+        c.INPUT_MESSAGES: genai_messages.dump(messages),
+        c.OUTPUT_MESSAGES: genai_messages.dump([answer]),
+    }
+    return make_call_span(name, attributes=attributes, **fields)
 
 
 def said(name: str, answer: str, *, group: str = "g", **fields: Any) -> Episode:
     """Return an episode of one call."""
-    call = make_call_span(
-        f"c{name}",
-        attempt=name,
-        attributes={
-            c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": "Say a number."}]),
-            c.OUTPUT_MESSAGES: genai_messages.dump([{"role": "assistant", "content": answer}]),
-        },
-    )
+    user = {"role": "user", "content": "Say a number."}
+    span = call(f"c{name}", [user], {"role": "assistant", "content": answer}, attempt=name)
     attempt = make_attempt(name, **fields)
-    return build_episode(attempt, make_rollout(name, group), [call], [])
+    return build_episode(attempt, make_rollout(name, group), [span], [])
 
 
 def group(answers: Sequence[str], name: str = "g") -> list[Member]:
@@ -116,32 +112,15 @@ def test_a_transcript_has_the_work_and_no_reward() -> None:
     assistant = {"role": "assistant", "content": None, "tool_calls": [calls]}
     tool = {"role": "tool", "tool_call_id": "t1", "content": "4"}
 
-    def call(name: str, asked: list[Any], answer: Any) -> Any:
-        attributes: Attributes = {
-            c.INPUT_MESSAGES: genai_messages.dump(asked),
-            c.OUTPUT_MESSAGES: genai_messages.dump([answer]),
-        }
-        return make_call_span(name, attributes=attributes)
-
+    last = {"role": "assistant", "content": f"4 {KEY}"}
+    added: Attributes = {c.TOOL_NAME: "add"}
+    added |= {c.TOOL_CALL_ARGUMENTS: "[2,2]", c.TOOL_CALL_RESULT: "4"}
+    fails: Any = {"status": SpanStatus.ERROR, "status_message": "gone"}
     spans = [
         call("c1", [system, user], assistant),
-        call("c2", [system, user, assistant, tool], {"role": "assistant", "content": f"4 {KEY}"}),
-        make_span(
-            "s1",
-            SpanKind.TOOL,
-            attributes={
-                c.TOOL_NAME: "add",
-                c.TOOL_CALL_ARGUMENTS: "[2,2]",
-                c.TOOL_CALL_RESULT: "4",
-            },
-        ),
-        make_span(
-            "s2",
-            SpanKind.TOOL,
-            attributes={c.TOOL_NAME: "find"},
-            status=SpanStatus.ERROR,
-            status_message="gone",
-        ),
+        call("c2", [system, user, assistant, tool], last),
+        make_span("s1", SpanKind.TOOL, attributes=added),
+        make_span("s2", SpanKind.TOOL, attributes={c.TOOL_NAME: "find"}, **fails),
         make_span("s3", SpanKind.MESSAGE, attributes={c.MESSAGE_BODY: "four is right"}),
         make_reward_span("s4", 0.123),
     ]
@@ -260,7 +239,6 @@ async def test_its_reasons_are_kept_beside_the_reward(
     [
         ('{"A": 1}', ""),
         ('Good.\n```json\n{"A": 1}\n```', "Good."),
-        ('{"A": 9} was my first thought.\n{"A": 1}', '{"A": 9} was my first thought.'),
         ('{"A": 1} because {it} rambles', "because {it} rambles"),
         ("nothing but words", "nothing but words"),
     ],
@@ -290,17 +268,6 @@ async def test_a_judge_who_prefers_places_is_evened_out(
     assert values(one_order) != pytest.approx(fair)  # so the judge above was biased
 
 
-async def test_with_one_order_a_preference_falls_on_nobody_in_particular(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(lambda text, place: 10 * (place == 0))
-    groups = [group(["x", "y"], name=f"n{number}") for number in range(60)]
-    results, _ = await scored(judge(server, orders=1), *groups)
-    assert {tuple(values(each)) for each in results} == {(0.0, 1.0), (1.0, 0.0)}
-    won = sum(first == 1.0 for first, _ in map(values, results))
-    assert 15 < won < 45  # 30 expected; the seed is fixed
-
-
 # --- failures -------------------------------------------------------------------------------
 BALLOT = Ballot("…", ("first", "second"))
 
@@ -327,13 +294,6 @@ def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
             assert wanted in one
         else:
             assert one == wanted
-
-
-def test_an_answer_that_was_cut_off_says_so() -> None:
-    assert (
-        scores(BALLOT, "I th", "length")
-        == ["the judge's answer was cut off (finish_reason=length): 'I th'"] * 2
-    )
 
 
 async def test_failures_are_unscored_and_counted(
@@ -374,33 +334,8 @@ async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, scri
 
 
 @pytest.mark.parametrize(
-    ("message", "value"),
-    [
-        ({"content": '\ud83d {"A": 3}'}, 0.3),
-        ({"content": [{"type": "text", "text": '{"A": 3}'}]}, 0.3),
-        (None, None),
-    ],
-)
-async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
-    server: ScriptedServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    message: Any,
-    value: float | None,
-) -> None:
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
-    usage = {"prompt_tokens": 3, "completion_tokens": None}
-    reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
-    monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
-    for asked in (1, 1):  # the second time from the log
-        [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
-        assert values(one) == [value]
-        assert len(server.requests) == asked
-
-
-@pytest.mark.parametrize(
     ("status", "error"),
-    [(401, "AuthenticationError"), (403, "PermissionDenied"), (404, "NotFound")],
+    [(401, "AuthenticationError"), (404, "NotFound")],
 )
 async def test_what_will_never_be_answered_ends_the_run(
     server: ScriptedServer, script: Any, status: int, error: str
@@ -507,10 +442,11 @@ async def test_what_was_answered_is_asked_of_nobody_again(
 async def test_an_answer_of_no_use_is_not_asked_for_again(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    server.script = lambda request: "I cannot say."
+    server.script = lambda request: Reply(text="I th", finish_reason="length")
+    why = "the judge's answer was cut off (finish_reason=length): 'I th'"
     for _ in range(2):
         [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
-        assert values(one) == [None]
+        assert one == [Scored(why=why)]
     assert len(server.requests) == 1
 
 
@@ -553,9 +489,6 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
 async def test_only_rollouts_that_ended_well_are_judged(
     server: ScriptedServer, script: Any
 ) -> None:
-    from lightspan.schema.records import AttemptStatus, Outcome
-    from lightspan.training.rewards import with_reward
-
     server.script = script.gives(by_number)
     failed = said("f", "1", status=AttemptStatus.FAILED, outcome=Outcome.APP_ERROR, reward=None)
     lost = said("l", "1", status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE, reward=None)
@@ -601,18 +534,14 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
             r"the key in \$NO_SUCH_KEY",
         ),
         ({"together": 27}, "together=27 must be at most 26"),
-        ({"together": 0}, "together=0"),
         ({"orders": 0}, "orders=0"),
-        ({"concurrency": 0}, "concurrency=0"),
         ({"max_calls": 0}, "max_calls=0"),
         ({"max_tokens": 1.5}, "max_tokens=1.5"),
         ({"show": "all"}, "show='all': use one of 'conversation', 'answer'"),
         ({"name": "app"}, "not 'app', which is the app's own"),
         ({"name": "../x"}, "letters, digits"),
         ({"name": "gepa"}, "name='gepa' is reserved"),
-        ({"name": "apo"}, "name='apo' is reserved"),
         ({"name": "step-1"}, "name='step-1' is reserved"),
-        ({"timeout_s": 0}, "timeout_s=0"),
         ({"patience_s": math.nan}, "patience_s=nan"),
     ],
 )
@@ -620,23 +549,6 @@ def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) 
     given = {"rubric": "Good.", "llm": LLM(base_url="http://x/v1", model="m"), **options}
     with pytest.raises(ConfigError, match=message):
         Judge(**given)
-
-
-async def test_cancelling_it_cancels_its_questions(server: ScriptedServer) -> None:
-    asked, go = threading.Event(), threading.Event()
-
-    def answers(request: Request) -> str:
-        asked.set()
-        go.wait(30)
-        return '{"A": 1}'
-
-    server.script = answers
-    task = asyncio.create_task(scored(judge(server), group(["3"])))
-    assert await asyncio.to_thread(asked.wait, 30)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    go.set()
 
 
 async def test_its_calls_are_not_recorded_as_an_apps(

@@ -77,17 +77,6 @@ async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
     assert result.cost == pytest.approx(cost, rel=1e-12)
 
 
-async def test_choices_of_a_call_count_once(server: ScriptedServer, tmp_path: Path) -> None:
-    app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1)]
-    result = await search(gepa(server, max_reflections=1), World(tmp_path, calls=app))
-    [asked] = [
-        entry["input_tokens"] + entry["output_tokens"]
-        for entry in map(json.loads, (tmp_path / "journal/gepa.jsonl").read_text().splitlines())
-        if entry["type"] == "reflection"
-    ]
-    assert result.tokens == 100 * result.rollouts + asked
-
-
 async def test_an_older_journal_does_not_say_what_was_asked(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -115,21 +104,6 @@ async def test_a_call_that_names_no_model_has_no_price(
         )
 
 
-def test_prices_may_be_changed_by_their_owner(server: ScriptedServer) -> None:
-    prices = dict(PRICES)
-    algorithm = gepa(server, max_cost=1.0, prices=prices)
-    prices.clear()
-    assert algorithm.prices == PRICES
-
-
-async def test_without_a_budget_of_money_nobody_asks_for_prices(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
-    result = await search(gepa(server), World(tmp_path, calls=[call(1, "large", 9, 1)]))
-    assert result.cost is None
-    assert "cost" not in result.metrics()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -147,7 +121,7 @@ def test_a_budget_of_money_that_cannot_be_kept(
         gepa(server, **options)
 
 
-@pytest.mark.parametrize("given", [-1.0, float("nan"), float("inf"), "2", None, True])
+@pytest.mark.parametrize("given", [-1.0, float("nan"), "2", None])
 def test_a_price_is_a_number(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"Price\(output=\)"):
         Price(input=0.0, output=given)

@@ -169,15 +169,6 @@ def test_what_cannot_be_learned_is_refused_by_name(ask: Any, name: str) -> None:
         surveyed(lambda n: plays(ask, n), "*")
 
 
-def test_stored_prompts_are_refused(client: openai.OpenAI) -> None:
-    def app(n: int) -> None:
-        with agent("router"):
-            client.responses.create(model="m", prompt={"id": "pmpt_1"}, input="hi")
-
-    with pytest.raises(ConfigError, match=r"stored at the provider \(prompt=\)"):
-        surveyed(app, "router")
-
-
 def test_a_client_that_lightspan_does_not_see_is_named() -> None:
     class ChatOllama:
         base_url = "http://127.0.0.1:11434"
