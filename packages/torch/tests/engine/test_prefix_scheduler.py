@@ -88,14 +88,6 @@ async def test_it_can_be_switched_off(folder: Path) -> None:
     assert passes == [4 * 125]
 
 
-async def test_prompts_that_share_nothing_do_not_wait(folder: Path) -> None:
-    prompts = [[100 + number, *PROMPT[:49]] for number in range(6)]
-    async with running(folder) as engine:
-        passes = computed(engine)
-        await together(engine, prompts, max_tokens=1)
-    assert passes == [6 * 50]
-
-
 async def test_a_common_beginning_is_computed_once_and_kept(folder: Path) -> None:
     """Four questions of a group of two each, after the same 64 tokens; then one of them again."""
     prompts = [[*PROMPT[:64], *[200 + n] * 16, n] for n in range(4) for _ in range(2)]

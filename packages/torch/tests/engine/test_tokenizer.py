@@ -117,11 +117,6 @@ def test_token_text_shows_special_tokens(tokenizer: TransformersTokenizer) -> No
     assert "".join(tokenizer.token_text(i) for i in ids) == "SELECT 1"
 
 
-def test_encode_adds_nothing(tokenizer: TransformersTokenizer) -> None:
-    assert tokenizer.encode("") == []
-    assert tokenizer.decode(tokenizer.encode("a\n  b ")) == "a\n  b "
-
-
 def decoded(tokenizer: TransformersTokenizer, pieces: list[list[int]], skip: bool) -> list[str]:
     decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip)
     deltas = [decoder.push(piece) for piece in pieces]
@@ -185,14 +180,6 @@ def test_a_damaged_folder_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises(ModelError, match=r"tokenizer of .* from its folder"):
         load_tokenizer(tmp_path)
-
-
-def test_without_a_network_the_error_says_what_could_not_be_fetched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="tokenizer and configuration of nobody/no-model from"):
-        load_tokenizer("nobody/no-model")
 
 
 def test_remote_code_is_not_run(folder: Path, tmp_path: Path) -> None:

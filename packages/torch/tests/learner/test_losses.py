@@ -141,17 +141,14 @@ def test_importance_weights_of_calls_are_products_truncated_and_constant() -> No
     assert not weight.requires_grad
 
 
-def test_sums_over_calls_are_clamped() -> None:
+def test_log_ratios_and_their_sums_are_clamped() -> None:
     """Products of many ratios stay finite, and so does their mean."""
+    big = torch.tensor([1000.0, -1000.0])
+    assert losses.log_ratio(big, torch.zeros(2)).tolist() == [20.0, -20.0]
     far, calls = torch.full((100,), 1.0), torch.zeros(100, dtype=torch.int64)
     weight = losses.call_importance_weight(far, -far, calls, cap=1e12)
     assert weight.tolist() == pytest.approx([math.exp(20.0)] * 100)
     assert losses.call_ratios(-30 * far, far, calls)[0] == pytest.approx(math.exp(-20.0))
-
-
-def test_log_ratios_are_clamped() -> None:
-    big = torch.tensor([1000.0, -1000.0])
-    assert losses.log_ratio(big, torch.zeros(2)).tolist() == [20.0, -20.0]
 
 
 def test_importance_weights_are_truncated_and_constant() -> None:
@@ -191,11 +188,6 @@ def test_expected_gradient_of_the_kl_estimators(name: str, right: bool) -> None:
         assert torch.allclose(found, POLICY - BASE, atol=1e-12)
 
 
-def test_k3_is_never_negative() -> None:
-    x = torch.linspace(-5, 5, 101, dtype=torch.float64)
-    assert (losses.kl_divergence(x, torch.zeros_like(x), "k3") >= 0).all()
-
-
 def test_entropy() -> None:
     uniform = torch.zeros(2, 8).log_softmax(-1)
     assert losses.entropy(uniform).tolist() == pytest.approx([math.log(8)] * 2)
@@ -221,9 +213,7 @@ def test_the_gradient_of_entropy_where_most_is_impossible() -> None:
     ("kind", "options", "message"),
     [
         (PolicyLoss, {"clip_low": -1}, "clip_low=-1 must be a finite number at least 0 and at"),
-        (PolicyLoss, {"clip_high": math.nan}, "clip_high=nan must be a finite number at least"),
         (PolicyLoss, {"dual_clip": 0.5}, "dual_clip=0.5 must be a finite number above 1"),
-        (PolicyLoss, {"importance_cap": -1}, "importance_cap=-1 must be a finite number above"),
         (PolicyLoss, {"form": "ppo"}, "form='ppo': use one of 'clip', 'gspo', 'cispo'"),
         (
             PolicyLoss,
@@ -233,47 +223,19 @@ def test_the_gradient_of_entropy_where_most_is_impossible() -> None:
         (PolicyLoss, {"form": "cispo", "clip_low": 10}, "clip_low=10 must be .* at most 1"),
         (
             PolicyLoss,
-            {"importance_cap": 2.0, "importance_level": "row"},
-            "importance_level='row': use one of 'token', 'sequence'",
-        ),
-        (
-            PolicyLoss,
             {"importance_level": "sequence"},
             "importance_level='sequence' applies only to the importance weight: set importance",
         ),
         (PolicyLoss, {"kl": -0.1}, "kl=-0.1 must be a finite number at least 0"),
-        (PolicyLoss, {"kl": "a"}, "kl='a' must be a finite number at least 0"),
         (PolicyLoss, {"kl_estimator": "k4"}, "kl_estimator='k4': use one of 'k1', 'k2', 'k3'"),
-        (PolicyLoss, {"entropy": math.inf}, "entropy=inf must be a finite number at least 0"),
-        (LoRA, {"rank": 0}, "LoRA: rank=0 must be at least 1"),
         (LoRA, {"rank": 2.5}, "LoRA: rank=2.5 must be a whole number of at least 1"),
         (LoRA, {"alpha": 0}, "LoRA: alpha=0 must be a finite number above 0"),
         (LoRA, {"dropout": 1.0}, "dropout=1.0 must be a finite number at least 0 and below 1"),
-        (LoRA, {"target_modules": 5}, "LoRA: target_modules=5 must be names of layers, such as"),
-        (LoRA, {"target_modules": None}, "LoRA: target_modules=None must be names of layers"),
-        (LoRA, {"target_modules": []}, r"LoRA: target_modules=\[\] must be names of layers"),
         (LoRA, {"target_modules": ["q_proj", 1]}, r"target_modules=\['q_proj', 1\] must be names"),
         (LoRA, {"target_modules": ""}, "LoRA: target_modules='' must be names of layers"),
         (Optimizer, {"name": "sgd"}, "Optimizer: name='sgd': use one of 'adamw', 'muon'"),
-        (
-            Optimizer,
-            {"learning_rate": 0.0},
-            "learning_rate=0.0 must be a finite number above 0",
-        ),
         (Optimizer, {"learning_rate": math.nan}, "learning_rate=nan must be a finite number"),
         (Optimizer, {"betas": (0.9, 1.0)}, r"betas\[1\]=1.0 must be .* below 1"),
-        (Optimizer, {"betas": (0.9,)}, r"betas=\(0.9,\) must be two numbers"),
-        (
-            Optimizer,
-            {"weight_decay": -0.1},
-            "weight_decay=-0.1 must be a finite number at leas",
-        ),
-        (
-            Optimizer,
-            {"max_grad_norm": 0.0},
-            "max_grad_norm=0.0 must be a finite number above 0",
-        ),
-        (Optimizer, {"warmup_steps": -1}, "warmup_steps=-1 must be at least 0"),
         (Optimizer, {"decay_steps": 0}, "decay_steps=0 must be at least 1"),
     ],
 )
@@ -320,9 +282,3 @@ def test_what_a_learner_refuses_of_a_loss() -> None:
         loss_forms=("clip", "gspo"), importance_levels=("token", "sequence")
     )
     assert whole.refusals(loss) == []
-
-
-def test_the_ends_of_the_ranges_are_allowed() -> None:
-    PolicyLoss(clip_low=1, clip_high=0, dual_clip=None, kl=0, entropy=0, importance_cap=None)
-    Optimizer(betas=(0.0, 0.0), weight_decay=0, warmup_steps=0, decay_steps=1, max_grad_norm=None)
-    LoRA(rank=1, dropout=0)
