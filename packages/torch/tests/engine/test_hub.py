@@ -16,6 +16,7 @@ import pytest
 
 from lightspan.errors import ModelError
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.hub import locate
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
 

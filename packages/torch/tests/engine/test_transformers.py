@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.errors import (
-    ConfigError,
-    EngineError,
-)
-from lightspan.protocols.engine import GenerationRequest
+from lightspan.errors import ConfigError, EngineError, ModelError, UnsupportedError
+from lightspan.protocols.engine import GenerationRequest, PromptRefused
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import (
     TOLERANCE,
