@@ -21,23 +21,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lightspan.errors import ConfigError, EngineError
-from lightspan_testing.tiny import tiny_model
 from lightspan_vllm import broadcast
 from lightspan_vllm.broadcast import Broadcast, BroadcastError
 from lightspan_vllm.config import VLLM, Link
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import PLUGIN_FOLDER
 from lightspan_vllm.vllm_plugin.lightspan_broadcast import receive
-from packages.vllm.tests.test_vllm_servers import moved, same, served, wait_no_longer_than
-from packages.vllm.tests.vllm_wire import Wire
+from packages.vllm.tests.test_vllm_servers import moved, same, wait_no_longer_than
+from packages.vllm.tests.vllm_wire import Wire, served
 
 LOOPBACK = Link("gloo", "127.0.0.1")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("broadcast") / "model", seed=1, context=256)
 
 
 @pytest.fixture
@@ -268,12 +262,6 @@ async def test_nccl_without_a_gpu(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="transfer='nccl' sends weights from a GPU, but this pro"):
         async with served(folder, tmp_path, Wire(folder), transfer="nccl"):
             pass
-
-
-def test_a_server_without_a_gpu_for_nccl(folder: Path, tmp_path: Path) -> None:
-    vllm = VLLM(addresses=("http://127.0.0.1:9",), transfer="nccl")
-    engine = VLLMEngine(vllm, {"writer": folder}, logs=tmp_path)
-    assert engine._specs["writer"].on_gpu
 
 
 def test_lora_is_read_from_files(folder: Path, tmp_path: Path) -> None:

@@ -24,17 +24,11 @@ from lightspan.protocols.engine import GenerationRequest
 from lightspan.runners.command.process import guarding
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import generate
-from lightspan_testing.tiny import tiny_model
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.process import Process
 
 PROMPT = [5, 6, 7, 8]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("processes") / "model", seed=1, context=256)
 
 
 @pytest.fixture
@@ -171,17 +165,6 @@ async def test_the_cpu_time_of_servers_is_counted(
         assert engine.usage()["cpu_s"] > spent
 
 
-async def test_one_that_dies_of_every_call_is_given_up(
-    folder: Path, tmp_path: Path, program: str
-) -> None:
-    async with running(folder, tmp_path, program, environment={"WIRE_DIES": "1"}) as engine:
-        request = GenerationRequest(
-            request_id="r", policy="writer", prompt_ids=PROMPT, sampling=Sampling(max_tokens=1)
-        )
-        with pytest.raises(EngineError, match=r"was (lost 3|tried 4) times"):
-            await anext(aiter(engine.generate(request, stream=False)))
-
-
 async def test_one_that_cannot_start(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,31 +175,6 @@ async def test_one_that_cannot_start(
         async with running(folder, tmp_path, str(path)):
             pass
     assert "is lost" not in caplog.text, "it was never there"
-
-
-async def test_why_no_process_could_be_started(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    wrong: Any = {"A": 4}
-    async with guarding() as watchdog:
-        process = Process(["/bin/true"], wrong, log, socket=tmp_path / "s", watchdog=watchdog)
-        await process.ended.wait()
-        assert str(process.failure("the server")) == (
-            "the server could not be started: TypeError: expected str, bytes or os.PathLike "
-            "object, not int"
-        )
-        await process.stop()
-
-
-async def test_one_whose_log_is_gone(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    removing = ["/bin/rm", str(log)]
-    async with guarding() as watchdog:
-        process = Process(removing, os.environ, log, socket=tmp_path / "s", watchdog=watchdog)
-        await process.ended.wait()
-        assert str(process.failure("the server")) == (
-            f"the server ended with status 0; {log} does not exist"
-        )
-        await process.stop()
 
 
 async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
