@@ -13,37 +13,21 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from lightspan.errors import ConfigError, LightspanError, RankError
 from lightspan.lightning.rows import Row
-from lightspan.protocols.learner import LoRA, Optimizer
-from lightspan_testing.learner_suite import BOTH_CLIPS, make_call_rows, make_rows
-from lightspan_testing.tiny import tiny_model
-from lightspan_torch.engine.weights import load_model
+from lightspan.protocols.learner import LoRA
+from lightspan_testing.learner_suite import BOTH_CLIPS
 from lightspan_verl.learner import VerlLearner
 from lightspan_verl.local_ranks import Workers
 from lightspan_verl.rank_group import RankGroup
 from lightspan_verl.ray_workers import RayWorkers
 from tests.ray_nodes.nodes import Cluster
+from tests.verl_ranks.conftest import ADAMW
 
 pytestmark = pytest.mark.timeout(600)
 
-ADAMW = Optimizer(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=3)
 TWO = ["cpu", "cpu"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return tiny_model(tmp_path_factory.mktemp("verl") / "model", seed=4, hidden=32)
-
-
-@pytest.fixture(scope="module")
-def batches(folder: Path) -> list[list[Row]]:
-    model = load_model(folder)
-    one = make_rows(model, 1, seed=2)
-    return [make_rows(model), make_call_rows(model), one, make_rows(model, seed=3)]
 
 
 @pytest.fixture(scope="module")

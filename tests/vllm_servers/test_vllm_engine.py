@@ -24,7 +24,7 @@ class TestVLLMEngine(EngineSuite):
     """On servers that run already: each engine takes them over with the model's own weights."""
 
     tolerance = TOLERANCE
-    begun = 1
+    started = 1
     tokens_in_flight = 200
     transfer: Any = "files"
 

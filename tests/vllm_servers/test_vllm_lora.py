@@ -33,7 +33,7 @@ def addresses(start: Start, served: Path) -> tuple[str, str]:
 class TestVLLMEngineWithLoRA(LoRAEngineSuite):
     """All policies on one server that runs already, of a model that ties its embeddings."""
 
-    begun = 1
+    started = 1
     tokens_in_flight = 200
 
     @pytest.fixture(scope="class")

@@ -44,7 +44,7 @@ class TestUntied(EngineSuite):
     """On two servers that run already."""
 
     tolerance = TOLERANCE
-    begun = 1
+    started = 1
     tokens_in_flight = 200
 
     @pytest.fixture(scope="class")
