@@ -19,11 +19,9 @@ import torch
 
 from lightspan import LightningRL, LoRA, Trainer
 from lightspan.errors import ConfigError, ModelError
-from lightspan.lightning.episode import Call
-from lightspan.lightning.merge_diagnostics import CallMessages, Cause, read_merging
 from lightspan.lightning.rows import merge
 from lightspan.lightning.transitions import Transition
-from lightspan.schema.token_records import CallOutcome, TokenRecord
+from lightspan.schema.token_records import TokenRecord
 from lightspan.stores import open_store
 from lightspan_gateway.tools import ParsedCall, tool_parser
 from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, reference
@@ -303,28 +301,6 @@ async def test_two_turns_with_a_tool_are_one_row(
         assert [transition.record.call_id for transition in row] == ["call-2", "call-4"]
 
 
-async def test_where_a_row_ends_it_is_said_which_token(tokenizer: TransformersTokenizer) -> None:
-    """Both templates render compact JSON with spaces: that call is rendered as other tokens."""
-    said = {"hermes": '<tool_call>{"name":"execute","arguments":{"sql":"a"}}</tool_call>'}
-    said["llama"] = '{"name":"execute","parameters":{"sql":"a"}}'
-    async with chatting(tokenizer, said[tokenizer.tool_parser], "It is one.") as chat:
-        first = await chat.ask(tools=[TOOL])
-        assert first.calls == [("execute", '{"sql":"a"}')]
-        chat.messages.append({**RESULT, "tool_call_id": first.call_ids[0]})
-        await chat.ask(tools=[TOOL])
-        assert len(await chat.rows()) == 2
-        transitions, spans = await chat.transitions(), await chat.rig.spans()
-        exchanges = {
-            made.key: CallMessages.of(Call("", 0, "writer", CallOutcome.OK, span=span))
-            for made, span in zip(transitions, spans, strict=True)
-        }
-        [found] = read_merging(
-            transitions, exchanges, lambda _, ids: tokenizer.decode(ids, skip_special_tokens=False)
-        ).breaks
-        assert (found.where, found.cause) == ("response", Cause.TEMPLATE)
-        assert found.expected_text != found.got_text
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("said", "content", "calls"),
@@ -336,11 +312,7 @@ async def test_where_a_row_ends_it_is_said_which_token(tokenizer: TransformersTo
     ],
 )  # fmt: skip
 async def test_llama_s_answers(
-    models: Callable[[Family], Path],
-    said: str,
-    content: str | None,
-    calls: list[Any],
-    stream: bool,
+    models: Callable[[Family], Path], said: str, content: str | None, calls: list[Any], stream: bool
 ) -> None:
     """The special token before a call is seen by the parser, and by the app if there is no call."""
     async with chatting(load_tokenizer(models("llama")), said) as chat:
@@ -348,20 +320,10 @@ async def test_llama_s_answers(
         assert (answered.content, answered.calls) == (content, calls)
 
 
-async def test_without_tools_nothing_is_parsed(
-    tokenizer: TransformersTokenizer, family: Family
-) -> None:
+async def test_without_tools_no_parsing(tokenizer: TransformersTokenizer, family: Family) -> None:
     async with chatting(tokenizer, SAID[family]) as chat:
         answered = await chat.ask()
         assert (answered.content, answered.calls) == (SAID[family], [])
-
-
-async def test_llama_s_template_takes_one_call_a_turn(models: Callable[[Family], Path]) -> None:
-    two = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
-    async with chatting(load_tokenizer(models("llama")), two) as chat:
-        await chat.ask(tools=[TOOL])
-        with pytest.raises(Exception, match="only supports single tool-calls at once"):
-            await chat.ask(tools=[TOOL])
 
 
 @pytest.mark.parametrize(
@@ -387,9 +349,7 @@ def test_a_parsed_call_is_rendered_as_it_was_written(
 
 
 # --- the real engine and learner ------------------------------------------------------------
-async def test_the_engine_s_logprobs_are_those_of_a_forward_pass(
-    folder: Path, tokenizer: TransformersTokenizer
-) -> None:
+async def test_logprobs_of_the_engine(folder: Path, tokenizer: TransformersTokenizer) -> None:
     """Grouped heads, tied embeddings, and for Llama scaled rotary positions past their origin."""
     model = load_model(folder)
     assert model.config.num_key_value_heads == 2

@@ -202,13 +202,8 @@ def test_a_model_that_does_not_fit(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(PreTrainedModel, "to", explode)
-    with pytest.raises(OutOfMemoryError) as caught:
+    with pytest.raises(OutOfMemoryError, match=r"do not fit into the memory of cuda:1 .*lora=LoRA"):
         load_model(folder, device="cuda:1")
-    assert str(caught.value) == (
-        f"the weights of {folder} do not fit into the memory of cuda:1 (it tried to allocate 9.27 "
-        "GiB): use a smaller model, another device, or lora=LoRA() so that the learner holds less "
-        "(docs/real-models.md says what fits where)"
-    )
 
 
 # --- what weights are kept in ---------------------------------------------------------------
@@ -233,6 +228,3 @@ def test_adapters_on_bfloat16_weights_are_float32(folder: Path) -> None:
         assert scores == pytest.approx(expected, abs=0.3)
     result = learner.update(rows, SFTLoss())
     assert (result["skipped"], result["grad_norm"] > 0) == (0.0, True)
-    start = load_model(folder).state_dict()
-    name = "model.layers.0.self_attn.q_proj.weight"
-    assert trained.merged_weights()[name].shape == start[name].shape

@@ -130,7 +130,7 @@ def test_a_killed_rank_is_named_and_the_checkpoint_is_whole(
     again.close()
 
 
-def test_a_checkpoint_that_lacks_files_is_refused(
+def test_incomplete_checkpoints_are_refused(
     one: Workers, two: Workers, folder: Path, tmp_path: Path
 ) -> None:
     learner = VerlLearner({"writer": folder}, workers=two)
@@ -163,9 +163,7 @@ def test_a_rank_that_fails_says_what(python: str, folder: Path, tmp_path: Path) 
         VerlLearner({"writer": damaged}, workers=workers, own=True)
 
 
-def test_a_rank_that_hangs_is_named_after_the_limit(
-    python: str, folder: Path, batches: list[list[Row]]
-) -> None:
+def test_a_rank_that_hangs_is_named(python: str, folder: Path, batches: list[list[Row]]) -> None:
     """It is stopped in mid-training; nothing is left of either."""
     workers = Workers(python, ["cpu", "cpu"], timeout_s=10)
     workers._timeout_s = 120  # the first passes of a process take longer
@@ -182,9 +180,7 @@ def test_a_rank_that_hangs_is_named_after_the_limit(
     learner.close()
 
 
-async def test_policies_may_be_in_another_order_after_a_resume(
-    one: Workers, tmp_path: Path
-) -> None:
+async def test_policies_may_change_their_order_on_resume(one: Workers, tmp_path: Path) -> None:
     """Two models that differ: each policy has its own weights and optimiser again."""
     models = {
         name: tiny_model(tmp_path / name, seed=seed, hidden=32)

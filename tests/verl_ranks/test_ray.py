@@ -65,15 +65,6 @@ def test_checkpoints_pass_between_processes_and_ray(
     whole.close()
 
 
-def test_a_run_says_where_its_ranks_are(in_ray: RayWorkers, folder: Path) -> None:
-    learner = VerlLearner({"writer": folder}, workers=in_ray)
-    state = learner.state()
-    assert state["ranks"] == TWO
-    assert state["where"] == f"Ray {in_ray.versions['ray']}, a cluster of its own"
-    assert state["verl"] == "0.9.1"
-    learner.close()
-
-
 def test_an_error_of_ours_on_a_rank_is_raised_here_and_all_go_on(
     in_ray: RayWorkers, folder: Path, batches: list[list[Row]], tmp_path: Path
 ) -> None:
@@ -114,9 +105,7 @@ def joins(python: str, head: str, **environment: str) -> bool:
     return "JOINED" in said
 
 
-def test_its_cluster_listens_on_loopback_alone_and_asks_for_a_token(
-    python: str, in_ray: RayWorkers
-) -> None:
+def test_its_cluster_is_on_loopback_and_asks_for_a_token(python: str, in_ray: RayWorkers) -> None:
     everything = [psutil.Process(in_ray.driver)]
     everything += everything[0].children(recursive=True)
     listening = {
@@ -245,7 +234,7 @@ def test_a_head_that_is_killed_in_mid_step_is_named(
     goes_on(one, folder, tmp_path, batches, expected)
 
 
-def test_a_steward_that_is_killed_is_named_and_takes_its_cluster_along(
+def test_a_killed_steward(
     python: str, folder: Path, batches: list[list[Row]], tmp_path: Path
 ) -> None:
     workers = RayWorkers(python, ["cpu"])
@@ -258,9 +247,7 @@ def test_a_steward_that_is_killed_is_named_and_takes_its_cluster_along(
     learner.close()
 
 
-def test_a_rank_that_hangs_is_named_after_the_limit(
-    python: str, folder: Path, batches: list[list[Row]], tmp_path: Path
-) -> None:
+def test_a_hung_rank(python: str, folder: Path, batches: list[list[Row]], tmp_path: Path) -> None:
     workers = RayWorkers(python, TWO, timeout_s=120)
     learner = begun(workers, folder, batches[0], tmp_path)
     started = processes_of(workers)
@@ -357,11 +344,7 @@ def test_a_cluster_without_this_verl_is_refused(
 
 
 def test_ranks_run_the_trainers_lightspan_whatever_their_nodes_have(
-    python: str,
-    folder: Path,
-    batches: list[list[Row]],
-    token: dict[str, str],
-    tmp_path: Path,
+    python: str, folder: Path, batches: list[list[Row]], token: dict[str, str], tmp_path: Path
 ) -> None:
     other, packages = environment_but(python, tmp_path / "other", "lightspan")
     (packages / "lightspan").mkdir()

@@ -71,9 +71,7 @@ def test_the_held_out_reward_rises_though_a_rank_is_killed(
 
 
 @pytest.mark.parametrize("more", [(), ("--ray",)], ids=["processes", "ray"])
-def test_a_killed_trainer_leaves_no_ranks(
-    python: str, model: Path, tmp_path: Path, more: tuple[str, ...]
-) -> None:
+def test_no_rank_is_left(python: str, model: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Nor anything else: with Ray, no cluster."""
     folder = tmp_path / "run"
     with training(SCRIPT, folder, model, python, 2, STEPS, *more) as process:

@@ -67,9 +67,7 @@ def test_the_held_out_reward_rises_though_a_server_is_killed(
     assert left_behind(tmp_path) == []
 
 
-def test_kill_9_of_the_trainer_leaves_no_server_and_resume_goes_on(
-    served: Path, python: str, tmp_path: Path
-) -> None:
+def test_kill_9_leaves_no_server_and_resumes(served: Path, python: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     log = folder.with_suffix(".log")
     with training(SCRIPT, folder, served, python, 1000) as process:

@@ -29,10 +29,7 @@ class World:
     """Answers rollouts by a function of task and prompts."""
 
     def __init__(
-        self,
-        path: Path,
-        reward: Callable[..., float | None] = score,
-        calls: Sequence[Call] = (),
+        self, path: Path, reward: Callable[..., float | None] = score, calls: Sequence[Call] = ()
     ) -> None:
         self.path = path
         self.calls = calls

@@ -3,7 +3,6 @@ has what it shares with GEPA's."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from lightspan import LLM, Price
 from lightspan.schema.records import task_id
-from lightspan_prompts.apo import reflection_prompts
 from lightspan_testing.scripted import Reply, ScriptedServer
 from packages.prompts.tests.made_up import (
     SMALL,
@@ -45,10 +43,9 @@ async def test_a_dry_run_would_say_what_it_asks(server: ScriptedServer, tmp_path
         [12 * critique.tokens_in, 12 * edit.tokens_in]
     )
     await search(apo(server), World(tmp_path))
-    for forecast, is_such in ((critique, lambda r: not is_edit(r)), (edit, is_edit)):
-        asked = [len(each.last_text) / 4 for each in server.requests if is_such(each)]
-        assert len(asked) <= forecast.most
-        assert forecast.tokens_in == pytest.approx(sum(asked) / len(asked), rel=0.1)
+    critiques = [len(each.last_text) / 4 for each in server.requests if not is_edit(each)]
+    assert len(critiques) <= critique.most
+    assert critique.tokens_in == pytest.approx(sum(critiques) / len(critiques), rel=0.1)
 
 
 async def test_one_round_is_what_it_says(server: ScriptedServer, tmp_path: Path) -> None:
@@ -98,18 +95,6 @@ async def test_a_beam_is_expanded_and_cut(server: ScriptedServer, tmp_path: Path
     assert [n for n, each in enumerate(result.candidates) if each.is_whole] == [0, 1, 7]
 
 
-async def test_a_large_round_is_run_in_parts(
-    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run killed within it loses one of them."""
-    monkeypatch.setattr("lightspan_prompts.apo.search.MAX_CONCURRENT_ROLLOUTS", 4)
-    world = World(tmp_path)
-    result = await search(apo(server, beam_rounds=1), world)
-    fresh = len(result.candidates) - 1
-    assert fresh > 1
-    assert world.batches[: 3 + 1 + fresh] == [5, 4, 4, *[3] * (1 + fresh)]
-
-
 def _other(names: list[str]) -> list[str]:
     return ["first"] if names == ["second"] else ["second"]
 
@@ -128,21 +113,7 @@ async def test_equal_candidates_are_one(server: ScriptedServer, tmp_path: Path) 
     assert sum("it equals candidate 1" in note for note in world.notes) == 2
 
 
-async def test_a_round_without_new_candidates_compares_nothing(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
-    server.script = lambda request: "I would rather talk about the weather, at length."
-    world = World(tmp_path)
-    result = await search(apo(server, beam_rounds=2), world)
-    assert world.batches == [5, 8, 8]
-    assert (len(result.candidates), result.reflections, result.unusable) == (1, 16, 8)
-    assert world.notes[-2].startswith("2 rounds of the beam are done. Of 1 candidate the prompts s")
-    assert world.notes[-1] == "8 of 16 answers of the reflection model were unusable"
-
-
-async def test_a_candidate_that_wins_by_luck_is_not_chosen(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_a_lucky_candidate_is_not_chosen(server: ScriptedServer, tmp_path: Path) -> None:
     """It is lucky on the batch, and no better than the initial one on the whole split."""
     seen: dict[str, int] = {}
 
@@ -159,15 +130,11 @@ async def test_a_candidate_that_wins_by_luck_is_not_chosen(
     assert result.chosen == 0
 
 
-async def test_a_change_that_gains_nothing_is_not_made(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_a_change_without_gain_is_not_made(server: ScriptedServer, tmp_path: Path) -> None:
     result = await search(apo(server), World(tmp_path, lambda task, texts: 0.25))
     assert len(result.candidates) > 3
     assert result.chosen == 0
-    assert [each.is_whole for each in result.candidates[1:]] == [False] * (
-        len(result.candidates) - 1
-    )
+    assert not any(each.is_whole for each in result.candidates[1:])
 
 
 async def test_solved_tasks_are_not_reflected_on(server: ScriptedServer, tmp_path: Path) -> None:
@@ -207,12 +174,3 @@ async def test_an_empty_critique_is_not_passed_on(server: ScriptedServer, tmp_pa
     result = await search(apo(server, **SMALL), world)
     assert (result.reflections, result.unusable, len(server.requests)) == (1, 1, 1)
     assert any("the critique is empty" in note for note in world.notes)
-
-
-# --- questions ------------------------------------------------------------------------------
-async def test_runs_are_looked_at_in_several_ways(server: ScriptedServer, tmp_path: Path) -> None:
-    await search(apo(server, beam_rounds=6), World(tmp_path))
-    asked = [request.last_text for request in server.requests]
-    for way in (*reflection_prompts.ANGLES, *reflection_prompts.WAYS):
-        assert any(way in text for text in asked)
-    assert all(re.search("### Run 1\n.*### Run 2\n", text, re.S) for text in asked[:4])

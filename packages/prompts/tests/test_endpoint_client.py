@@ -44,9 +44,7 @@ async def asks(url: str, notes: list[str] | None = None, **options: Any) -> Answ
         (Reply(text="late", delay_s=1.0), "(API)?TimeoutError", 4),
     ],
 )
-async def test_an_endpoint_that_fails(
-    server: ScriptedServer, reply: Reply, error: str, tries: int
-) -> None:
+async def test_failures(server: ScriptedServer, reply: Reply, error: str, tries: int) -> None:
     server.script = lambda request: reply
     with pytest.raises(EngineError, match=f"thinker at {server.url} failed: {error}"):
         await asks(server.url, timeout_s=0.3)
@@ -134,9 +132,7 @@ PARTS = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": SAID},
         ({}, None, ("", "stop", 0, 0)),
     ],
 )
-async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
-    choice: Any, usage: Any, expected: Any
-) -> None:
+async def test_answers_that_no_sdk_promises(choice: Any, usage: Any, expected: Any) -> None:
     reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
     choices = [{"index": 0, "finish_reason": "stop", **choice}]
     assert await answered(json.dumps({**reply, "choices": choices}).encode()) == (expected, 1)

@@ -9,7 +9,7 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,12 @@ def call(name: str, messages: list[Any], answer: Any, **fields: Any) -> Any:
         c.OUTPUT_MESSAGES: genai_messages.dump([answer]),
     }
     return make_call_span(name, attributes=attributes, **fields)
+
+
+@pytest.fixture
+def server(script: Any) -> Iterator[ScriptedServer]:
+    with ScriptedServer(script.gives(by_number)) as running:
+        yield running
 
 
 def said(name: str, answer: str, *, group: str = "g", **fields: Any) -> Episode:
@@ -143,10 +149,7 @@ def test_a_transcript_has_the_work_and_no_reward() -> None:
     assert task_text({"q": KEY}) == '{"q": "<key>"}'
 
 
-async def test_the_question_has_rubric_task_and_rollouts(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(by_number)
+async def test_a_question_has_rubric_task_and_rollouts(server: ScriptedServer, script: Any) -> None:
     llm = LLM(base_url=server.url, model="wise", sampling={"temperature": 0, "max_tokens": 500})
     [two], _ = await scored(Judge("Larger is better.", llm, orders=1), group(["3", "7"]))
     assert values(two) == [0.3, 0.7]
@@ -162,10 +165,7 @@ async def test_the_question_has_rubric_task_and_rollouts(
     ]
 
 
-async def test_alone_or_against_each_other_or_the_answer_only(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(by_number)
+async def test_alone_or_together_or_the_answer_only(server: ScriptedServer, script: Any) -> None:
     answers = ["1", "2", "3", "4", "5"]
     for options, questions, largest in (
         ({"together": 1}, 5, 1),
@@ -182,10 +182,7 @@ async def test_alone_or_against_each_other_or_the_answer_only(
     assert all("Say a number" not in request.last_text for request in server.requests)
 
 
-async def test_rollouts_that_say_the_same_are_asked_about_once(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(by_number)
+async def test_equal_transcripts_are_asked_about_once(server: ScriptedServer, script: Any) -> None:
     [three, same], spent = await scored(
         judge(server), group(["4", "9", "4"]), group(["6", "6"], name="h")
     )
@@ -213,11 +210,8 @@ def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> N
     assert max(firsts.values()) < 160  # 100 expected; 6 standard errors are 55
 
 
-async def test_its_reasons_are_kept_beside_the_reward(
-    server: ScriptedServer, script: Any, tmp_path: Path
-) -> None:
+async def test_reasons_are_kept_with_rewards(server: ScriptedServer, tmp_path: Path) -> None:
     """Each compared rollout has the comments on both and its letter; reflections read them."""
-    server.script = script.gives(by_number)
     [[alone], pair], _ = await scored(judge(server), group("5", "a"), group(["1", "2"], "b"))
     assert alone.reasons == "A {rambling} sentence."
     for each in pair:
@@ -247,9 +241,7 @@ def test_the_words_of_an_answer(answer: str, expected: str) -> None:
     assert comment(answer) == expected
 
 
-async def test_a_judge_who_prefers_places_is_evened_out(
-    server: ScriptedServer, script: Any
-) -> None:
+async def test_a_preference_for_places_is_evened_out(server: ScriptedServer, script: Any) -> None:
     """A linear position bias cancels with two orders; any bias with two orders per position."""
     answers = ["1", "2", "3", "4"]
 
@@ -283,7 +275,6 @@ BALLOT = Ballot("…", ("first", "second"))
         ('{"A": NaN, "B": null}', ["score nan is no number", "score None is no number"]),
         ("A is better.", ["has no line of JSON: 'A is better.'"] * 2),
         ('{"A": 7, "B"', ["has no line of JSON"] * 2),
-        ("", ["has no line of JSON: ''"] * 2),
     ],
 )
 def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
@@ -325,8 +316,8 @@ async def test_failures_are_unscored_and_counted(
     assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.MAX_TRIES
 
 
-async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, script: Any) -> None:
-    full = script.gives(by_number)
+async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer) -> None:
+    full = server.script
     server.script = lambda request: '{"A": 9}' if len(server.requests) == 2 else full(request)
     [two], _ = await scored(judge(server, concurrency=1), group(["3", "7"]))
     assert sorted(map(str, values(two))) in (["0.6", "None"], ["0.8", "None"])
@@ -337,10 +328,10 @@ async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, scri
     ("status", "error"),
     [(401, "AuthenticationError"), (404, "NotFound")],
 )
-async def test_what_will_never_be_answered_ends_the_run(
-    server: ScriptedServer, script: Any, status: int, error: str
+async def test_permanent_errors_end_the_run(
+    server: ScriptedServer, status: int, error: str
 ) -> None:
-    full = script.gives(by_number)
+    full = server.script
     server.script = lambda request: (
         Reply(status=status, text="go away") if len(server.requests) > 2 else full(request)
     )
@@ -349,7 +340,7 @@ async def test_what_will_never_be_answered_ends_the_run(
         await scored(judge(server), group(["2", "4"]), group(["2", "5"], name="h"))
 
 
-async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
+async def test_first_requests_that_fail_end_the_run(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
@@ -360,9 +351,9 @@ async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
         await scored(judge(server), group(["3", "7"]))
 
 
-async def test_busy_is_waited_for_and_told_once(server: ScriptedServer, script: Any) -> None:
+async def test_busy_is_waited_for_and_told_once(server: ScriptedServer) -> None:
     busy: set[str] = set()
-    full = script.gives(by_number)
+    full = server.script
 
     def answers(request: Request) -> Any:
         if request.last_text not in busy:
@@ -377,42 +368,30 @@ async def test_busy_is_waited_for_and_told_once(server: ScriptedServer, script: 
     )
     assert (values(two), values(other)) == ([0.3, 0.7], [0.1, 0.2])
     assert notes == ["the judge is busy (429): waiting 0 s"]
-    server.script = lambda request: Reply(status=429, text="busy", headers={"retry-after": "9"})
-    with pytest.raises(EngineError, match="RateLimitError"):
-        await scored(judge(server, patience_s=5), group(["3", "7"]))
 
 
-async def test_no_more_at_once_than_it_may(server: ScriptedServer, script: Any) -> None:
+async def test_no_more_at_once_than_it_may(server: ScriptedServer) -> None:
     """The third request is not sent before one of two was answered."""
-    waiting, peak, lock = 0, 0, threading.Lock()
-    two_wait = threading.Event()
-    full = script.gives(by_number)
+    at_once: list[int] = []
+    answered: list[Request] = []
+    turns = threading.Barrier(2)
+    full = server.script
 
     def answers(request: Request) -> Any:
-        nonlocal waiting, peak
-        with lock:
-            waiting += 1
-            peak = max(peak, waiting)
-            if waiting == 2:
-                two_wait.set()
-        assert two_wait.wait(30)
-        answer = full(request)
-        with lock:
-            waiting -= 1
-        return answer
+        at_once.append(len(server.requests) - len(answered))
+        turns.wait(30)
+        answered.append(request)
+        return full(request)
 
     server.script = answers
     groups = [group([str(number)], name=f"n{number}") for number in range(8)]
     await scored(judge(server, concurrency=2), *groups)
-    assert peak == 2
     assert len(server.requests) == 8
+    assert max(at_once) == 2
 
 
 # --- what it costs, and what is kept --------------------------------------------------------
-async def test_what_was_answered_is_asked_of_nobody_again(
-    server: ScriptedServer, script: Any, tmp_path: Path
-) -> None:
-    server.script = script.gives(by_number)
+async def test_no_question_is_asked_twice(server: ScriptedServer, tmp_path: Path) -> None:
     groups = [group([str(n), "9"], name=f"n{n}") for n in range(4)]
     whole, spent = await scored(judge(server), *groups, folder=tmp_path)
     assert spent["calls"] == len(server.requests) == 8
@@ -439,7 +418,7 @@ async def test_what_was_answered_is_asked_of_nobody_again(
         await scored(judge(server), *groups, folder=tmp_path)
 
 
-async def test_an_answer_of_no_use_is_not_asked_for_again(
+async def test_a_useless_answer_is_not_asked_for_again(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     server.script = lambda request: Reply(text="I th", finish_reason="length")
@@ -450,17 +429,15 @@ async def test_an_answer_of_no_use_is_not_asked_for_again(
     assert len(server.requests) == 1
 
 
-async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> None:
-    server.script = script.gives(by_number)
-    four = judge(server, max_calls=4)
-    await scored(four, group(["1", "2"]), folder=tmp_path)
-    await scored(four, group(["1", "3"]), folder=tmp_path)
+async def test_budgets(server: ScriptedServer, tmp_path: Path) -> None:
+    two = judge(server, max_calls=2)
+    await scored(two, group(["1", "3"]), folder=tmp_path)
     with pytest.raises(
-        BudgetError, match=r"answered 4 questions \([\d,]+ tokens\), and 2 questions more would"
+        BudgetError, match=r"answered 2 questions \([\d,]+ tokens\), and 2 questions more would"
     ):
-        await scored(four, group(["1", "4"]), folder=tmp_path)
-    assert len(server.requests) == 4
-    await scored(four, group(["1", "3"]), folder=tmp_path)  # already in the log
+        await scored(two, group(["1", "4"]), folder=tmp_path)
+    assert len(server.requests) == 2
+    await scored(two, group(["1", "3"]), folder=tmp_path)  # already in the log
     [request_tokens] = {
         json.loads(line)["input_tokens"] + json.loads(line)["output_tokens"]
         for line in (tmp_path / "journal" / "judge.jsonl").read_text().splitlines()[:1]
@@ -469,10 +446,10 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     few = judge(server, max_tokens=request_tokens, concurrency=1)
     with pytest.raises(BudgetError, match=f"max_tokens={request_tokens} is reached"):
         await scored(few, group(["1", "5"]), folder=tmp_path)
-    assert len(server.requests) == 4
+    assert len(server.requests) == 2
     # requests in flight when the tokens are used up are paid for, and logged
     waits = threading.Barrier(2)
-    full = script.gives(by_number)
+    full = server.script
 
     def side_by_side(request: Request) -> str:
         waits.wait(30)
@@ -486,10 +463,7 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     assert len((tmp_path / "other" / "journal" / "judge.jsonl").read_text().splitlines()) == 2
 
 
-async def test_only_rollouts_that_ended_well_are_judged(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(by_number)
+async def test_only_rollouts_that_ended_are_judged(server: ScriptedServer) -> None:
     failed = said("f", "1", status=AttemptStatus.FAILED, outcome=Outcome.APP_ERROR, reward=None)
     lost = said("l", "1", status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE, reward=None)
     damaged = said("d", "1", capture_errors=["a hole"])
@@ -535,7 +509,6 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
         ),
         ({"together": 27}, "together=27 must be at most 26"),
         ({"orders": 0}, "orders=0"),
-        ({"max_calls": 0}, "max_calls=0"),
         ({"max_tokens": 1.5}, "max_tokens=1.5"),
         ({"show": "all"}, "show='all': use one of 'conversation', 'answer'"),
         ({"name": "app"}, "not 'app', which is the app's own"),
@@ -551,11 +524,8 @@ def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) 
         Judge(**given)
 
 
-async def test_its_calls_are_not_recorded_as_an_apps(
-    server: ScriptedServer, script: Any, tmp_path: Path
-) -> None:
+async def test_its_calls_are_not_recorded(server: ScriptedServer, tmp_path: Path) -> None:
     """A trainer may also record the process (`lightspan.record`)."""
-    server.script = script.gives(by_number)
     url = f"sqlite:///{tmp_path / 'traces.db'}"
     with lightspan.record(url) as recording:
         await scored(judge(server), group(["3", "7"]))

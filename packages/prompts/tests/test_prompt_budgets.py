@@ -140,9 +140,7 @@ async def test_apo(thinker: ScriptedServer, limit: int, is_money: bool) -> None:
 @settings(max_examples=3, deadline=None)
 @example(limit=500, at_once=2)
 @given(limit=st.integers(1, 3000), at_once=st.integers(2, 4))
-async def test_questions_that_are_under_way_are_waited_for(
-    thinker: ScriptedServer, limit: int, at_once: int
-) -> None:
+async def test_reflections_at_once(thinker: ScriptedServer, limit: int, at_once: int) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         options = {"max_tokens": limit, "reflections_at_once": at_once}

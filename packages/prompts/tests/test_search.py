@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ from packages.prompts.tests.made_up import (
     search,
 )
 
-Make = Callable[..., Any]
+Make = partial[Any]
 
 
 @pytest.fixture(params=[gepa, apo], ids=["gepa", "apo"])
-def make(request: pytest.FixtureRequest) -> Make:
-    """One of both searches."""
-    return request.param  # type: ignore[no-any-return]
+def make(request: pytest.FixtureRequest, server: ScriptedServer) -> Make:
+    """Return what makes one of both searches, with the server as its model."""
+    return partial(request.param, server)
 
 
 def journal(folder: Path) -> Path:
@@ -44,7 +45,7 @@ def journal(folder: Path) -> Path:
 
 # --- candidates -----------------------------------------------------------------------------
 async def test_it_finds_better_prompts(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
-    algorithm, world = make(server), World(tmp_path)
+    algorithm, world = make(), World(tmp_path)
     result = await search(algorithm, world)
     first, best = result.candidates[0], result.candidates[result.chosen]
     assert first.templates == {"first": "Do {q}.", "second": "Then {q}."}
@@ -58,39 +59,33 @@ async def test_it_finds_better_prompts(make: Make, server: ScriptedServer, tmp_p
     assert result.rollouts == world.rollouts_done
     assert result.reflections == len(server.requests)
     assert read_found(tmp_path) == result
-    again = make(server)
+    again = make()
     again.load_state(json.loads(json.dumps(algorithm.state())))
     assert again.resources() == algorithm.resources()
 
 
-async def test_an_equal_seed_finds_equal_candidates_and_another_one_others(
-    make: Make, server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_equal_seeds(make: Make, tmp_path: Path) -> None:
     one, two, other = [
-        pool(await search(make(server, seed=seed), World(tmp_path / name)))
+        pool(await search(make(seed=seed), World(tmp_path / name)))
         for name, seed in (("one", 0), ("two", 0), ("other", 1))
     ]
     assert one == two != other
 
 
-async def test_it_ends_when_nothing_is_left_to_learn(
-    make: Make, server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_it_ends_when_all_is_solved(make: Make, tmp_path: Path) -> None:
     world = World(tmp_path, lambda task, texts: 1.0)
-    result = await search(make(server, perfect_reward=1.0), world)
+    result = await search(make(perfect_reward=1.0), world)
     assert (result.rollouts, result.reflections, result.chosen) == (5, 0, 0)
     assert result.ended == "the selection split has the perfect reward on every task"
     assert "the prompts stay unchanged" in world.notes[-1]
 
 
 # --- going on -------------------------------------------------------------------------------
-async def test_it_goes_on_wherever_it_was_cut_off(
-    make: Make, server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_it_resumes_from_any_cut(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
     """The answers of APO's rounds arrive in any order."""
     options = {"max_rollouts": 80}
     whole_world = World(tmp_path / "whole")
-    whole = await search(make(server, **options), whole_world)
+    whole = await search(make(**options), whole_world)
     path = journal(tmp_path / "whole")
     lines = path.read_bytes().splitlines(keepends=True)
     kinds = [json.loads(line)["type"] for line in lines]
@@ -101,7 +96,7 @@ async def test_it_goes_on_wherever_it_was_cut_off(
         (folder / "journal").mkdir(parents=True)
         (folder / "journal" / path.name).write_bytes(b"".join(lines[:cut]) + torn)
         world, before = World(folder), len(server.requests)
-        result = await search(make(server, **options), world)
+        result = await search(make(**options), world)
         assert (pool(result), result.chosen) == (pool(whole), whole.chosen)
         logged = [json.loads(line) for line in lines[1:cut]]
         replayed = sum(len(entry.get("seen", ())) for entry in logged)
@@ -116,10 +111,10 @@ async def test_it_goes_on_wherever_it_was_cut_off(
         )
 
 
-async def test_a_failing_model_ends_it_and_it_goes_on_later(
+async def test_it_resumes_after_a_failure(
     make: Make, server: ScriptedServer, tmp_path: Path
 ) -> None:
-    whole = await search(make(server), World(tmp_path / "whole"))
+    whole = await search(make(), World(tmp_path / "whole"))
     number = len(server.requests)
 
     def fails(request: Request) -> Any:
@@ -129,17 +124,15 @@ async def test_a_failing_model_ends_it_and_it_goes_on_later(
     server.script = fails
     world = World(tmp_path / "run")
     with pytest.raises(EngineError, match=r"thinker at http.* failed: BadRequestError: .*no more"):
-        await search(make(server), world)
+        await search(make(), world)
     done = world.rollouts_done
     server.script = reflects
     again = World(tmp_path / "run")
-    assert pool(await search(make(server), again)) == pool(whole)
+    assert pool(await search(make(), again)) == pool(whole)
     assert done + again.rollouts_done == whole.rollouts
 
 
-async def test_it_can_be_cancelled_while_it_waits(
-    make: Make, server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_it_can_be_cancelled(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
     waits = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -148,13 +141,13 @@ async def test_it_can_be_cancelled_while_it_waits(
         return Reply(text="late", delay_s=2)
 
     server.script = slow
-    running = asyncio.create_task(search(make(server), World(tmp_path)))
+    running = asyncio.create_task(search(make(), World(tmp_path)))
     await waits.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     server.script = reflects
-    assert (await search(make(server), World(tmp_path))).rollouts > 0
+    assert (await search(make(), World(tmp_path))).rollouts > 0
 
 
 def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) -> None:
@@ -186,19 +179,17 @@ def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) ->
         SearchLog(path, "x 1")
 
 
-async def test_a_journal_of_other_questions(
-    make: Make, server: ScriptedServer, tmp_path: Path
-) -> None:
-    await search(make(server), World(tmp_path))
+async def test_a_journal_of_another_seed(make: Make, tmp_path: Path) -> None:
+    await search(make(), World(tmp_path))
     with pytest.raises(CheckpointError, match=r"jsonl: entry 1 differs from the current request"):
-        await search(make(server, seed=1), World(tmp_path))
+        await search(make(seed=1), World(tmp_path))
 
 
 # --- what candidates are compared by --------------------------------------------------------
-async def test_reflections_never_see_the_selection_split(
+async def test_the_selection_split_is_hidden(
     make: Make, server: ScriptedServer, tmp_path: Path
 ) -> None:
-    algorithm = make(server)
+    algorithm = make()
     split = algorithm.split(TASKS)
     assert (len(split.feedback), len(split.selection)) == (5, 5)
     assert sorted(map(task_id, split.feedback + split.selection)) == sorted(map(task_id, TASKS))
@@ -206,7 +197,7 @@ async def test_reflections_never_see_the_selection_split(
     sent = "".join(request.last_text for request in server.requests)
     assert all(json.dumps(task) in sent for task in split.feedback)
     assert not any(json.dumps(task) in sent for task in split.selection)
-    assert make(server, seed=1).split(TASKS) != split
+    assert make(seed=1).split(TASKS) != split
 
 
 def test_a_split_needs_tasks_on_both_sides(server: ScriptedServer) -> None:
@@ -216,16 +207,14 @@ def test_a_split_needs_tasks_on_both_sides(server: ScriptedServer) -> None:
         gepa(server).split([TASKS[0], TASKS[0]])
 
 
-async def test_an_unscored_rollout_counts_for_the_failure_reward(
-    make: Make, server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_the_failure_reward(make: Make, tmp_path: Path) -> None:
     """A timeout, for example: lost rollouts must not improve a candidate's mean."""
 
     def some(task: Any, texts: Mapping[str, str]) -> float | None:
         return None if task["n"] % 2 else 0.5
 
-    result = await search(make(server, failure_reward=-1.0), World(tmp_path, some))
-    unscored = sum(task["n"] % 2 for task in make(server).split(TASKS).selection)
+    result = await search(make(failure_reward=-1.0), World(tmp_path, some))
+    unscored = sum(task["n"] % 2 for task in make().split(TASKS).selection)
     first = result.candidates[0]
     assert 0 < unscored < 5
     assert first.mean == (0.5 * (5 - unscored) - unscored) / 5
@@ -234,14 +223,12 @@ async def test_an_unscored_rollout_counts_for_the_failure_reward(
     assert result.unscored > unscored
 
 
-async def test_an_app_without_rewards_is_mended_and_it_goes_on(
-    make: Make, server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_it_resumes_with_rewards(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
     broken, mended = World(tmp_path, lambda task, texts: None), World(tmp_path)
     with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
-        await search(make(server), broken)
+        await search(make(), broken)
     assert server.requests == []
-    result = await search(make(server), mended)
+    result = await search(make(), mended)
     assert None not in result.candidates[0].rewards.values()
     assert (broken.rollouts_done, mended.rollouts_done) == (5, result.rollouts)
 
@@ -249,10 +236,10 @@ async def test_an_app_without_rewards_is_mended_and_it_goes_on(
 # --- budgets --------------------------------------------------------------------------------
 @pytest.mark.parametrize("limit", [18, 23, 40, 61])
 async def test_rollouts_are_never_more_than_the_budget(
-    make: Make, server: ScriptedServer, tmp_path: Path, limit: int
+    make: Make, tmp_path: Path, limit: int
 ) -> None:
     world = World(tmp_path)
-    result = await search(make(server, max_rollouts=limit), world)
+    result = await search(make(max_rollouts=limit), world)
     assert result.rollouts == world.rollouts_done <= limit
     again = sum(len(each.again) for each in result.candidates)  # GEPA's finalists
     assert result.rollouts > limit - 21
@@ -261,7 +248,7 @@ async def test_rollouts_are_never_more_than_the_budget(
 
 @pytest.mark.parametrize(("make_one", "least"), [(gepa, 16), (apo, 18)])
 async def test_too_few_rollouts_for_one_candidate(
-    server: ScriptedServer, tmp_path: Path, make_one: Make, least: int
+    server: ScriptedServer, tmp_path: Path, make_one: Any, least: int
 ) -> None:
     world = World(tmp_path)
     with pytest.raises(ConfigError, match=rf"={least - 1}\) is too few .* at least {least}"):
@@ -279,14 +266,14 @@ async def test_too_few_rollouts_for_one_candidate(
     ],
 )
 async def test_reflections_are_never_more_than_the_budget(
-    server: ScriptedServer, tmp_path: Path, make_one: Make, limit: int, done: int, takes: str
+    server: ScriptedServer, tmp_path: Path, make_one: Any, limit: int, done: int, takes: str
 ) -> None:
     result = await search(make_one(server, max_reflections=limit), World(tmp_path))
     assert result.reflections == len(server.requests) == done
     assert result.ended == f"{done} of max_reflections={limit} reflections are done, and {takes}"
 
 
-async def test_answers_that_are_of_no_use_cost_no_rollouts(
+async def test_useless_answers_cost_nothing(
     make: Make, server: ScriptedServer, tmp_path: Path
 ) -> None:
     values: Any = iter(
@@ -298,13 +285,14 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
         )
     )
     server.script = lambda request: (
-        next(values) if make is gepa or is_edit(request) else "too short"
+        next(values) if make.func is gepa or is_edit(request) else "too short"
     )
-    once = {"max_reflections": 4} if make is gepa else {"beam_rounds": 1, "reflections_at_once": 1}
+    once: dict[str, Any] = {"beam_rounds": 1, "reflections_at_once": 1}
+    options, batch = ({"max_reflections": 4}, 3) if make.func is gepa else (once, 2)
     world = World(tmp_path)
-    result = await search(make(server, **once), world)
+    result = await search(make(**options), world)
     assert (result.unusable, len(result.candidates)) == (4, 1)
-    assert world.rollouts_done == 5 + 4 * (3 if make is gepa else 2)
+    assert world.rollouts_done == 5 + 4 * batch
     useless = [note for note in world.notes if "is unusable" in note]
     whys = ("no <prompt>…</prompt>", "has no {q}", "cut off", "no <prompt>")
     assert all(why in note for why, note in zip(whys, useless, strict=True))
@@ -328,12 +316,10 @@ NOWHERE = LLM(base_url="http://127.0.0.1:9/v1", model="m")
         ({"optimize": ["p"]}, "'p' is in prompts and in optimize"),
         ({"reflection": None}, r"reflection=None: use LLM\(base_url=…, model=…\)"),
         ({"reflection": LLM(base_url="x", model="m")}, "the base URL of reflection= 'x' is no"),
-        ({"max_rollouts": 0}, "max_rollouts=0 must be at least 1"),
         ({"max_reflections": 0}, "max_reflections=0 must be at least"),
         ({"max_tokens": 1.5}, "max_tokens=1.5 must be a whole number"),
         ({"selection": 1.0}, "selection=1.0"),
         ({"failure_reward": float("nan")}, "failure_reward=nan"),
-        ({"timeout_s": 0}, "timeout_s=0"),
     ],
 )
 @pytest.mark.parametrize("kind", [GEPA, APO])
@@ -363,11 +349,6 @@ def test_options_that_cannot_be_honoured(kind: Any, options: dict[str, Any], mes
 def test_options_of_one_search(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kind({"p": TEXT}, NOWHERE, **options)
-
-
-def test_patterns_may_be_one_name() -> None:
-    assert GEPA(reflection=NOWHERE, optimize="router").optimize == ["router"]
-    assert GEPA({"router": TEXT}, NOWHERE).optimize == []
 
 
 @pytest.mark.parametrize("kind", [GEPA, APO])

@@ -90,9 +90,7 @@ ALL = (
         ("no json", "does not run as an interpreter"),
     ],
 )
-def test_an_environment_that_lacks_something_says_what(
-    tmp_path: Path, found: str, match: str
-) -> None:
+def test_what_an_environment_lacks_is_named(tmp_path: Path, found: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         check_environment(interpreter(tmp_path, found))
 
@@ -220,9 +218,7 @@ def test_a_rank_sees_its_own_of_the_cards_that_the_trainer_sees(
 
 
 @pytest.mark.parametrize(("shown", "count"), [("", 0), ("3,-1,4", 1)])
-def test_a_card_that_is_not_shown_is_named(
-    monkeypatch: pytest.MonkeyPatch, shown: str, count: int
-) -> None:
+def test_a_card_that_is_not_shown(monkeypatch: pytest.MonkeyPatch, shown: str, count: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     with pytest.raises(
         ConfigError, match=rf"CUDA_VISIBLE_DEVICES='{shown}' shows {count} devices.*'cuda:1'"

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from lightspan.errors import ConfigError, EngineError
 from lightspan_testing.engine_suite import generate
 from lightspan_vllm.client import Client, Refused, Unreachable
-from packages.vllm.tests.vllm_wire import PROMPT, Wire, body, served
+from packages.vllm.tests.vllm_wire import PROMPT, Wire, served
 
 pytestmark = [pytest.mark.usefixtures("quickly"), pytest.mark.timeout(60)]
 
@@ -72,9 +72,7 @@ async def test_descriptions_that_cannot_be_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("breaks", [True, False])
-async def test_a_server_that_becomes_something_else_ends_the_policy(
-    folder: Path, tmp_path: Path, breaks: bool
-) -> None:
+async def test_a_server_that_becomes_another(folder: Path, tmp_path: Path, breaks: bool) -> None:
     """With a break of the connections and without one: no call waits for it."""
     server = Wire(folder)
     async with served(folder, tmp_path, server) as engine:
@@ -88,36 +86,12 @@ async def test_a_server_that_becomes_something_else_ends_the_policy(
             engine.usage()
 
 
-async def test_a_server_that_never_says_which_weights_it_has_is_given_up(
-    folder: Path, tmp_path: Path
-) -> None:
+async def test_a_server_without_a_version_is_given_up(folder: Path, tmp_path: Path) -> None:
     server = Wire(folder)
     async with served(folder, tmp_path, server) as engine:
         server.says["/weight_info"] = 200, b"{}"
         with pytest.raises(EngineError, match=r"was lost 3 times and .*field `weight_version`"):
             await generate(engine, PROMPT)
-
-
-async def test_a_fault_of_ours_ends_the_policy_and_is_told(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def serve() -> None:
-        raise KeyError("a fault")
-
-    server = Wire(folder)
-    async with served(folder, tmp_path, server) as engine:
-        (one,) = engine._pools["writer"].servers
-        monkeypatch.setattr(one, "serve", serve)
-        await server.stop()
-        message = "the vLLM server 0 of policy writer could not be recovered: KeyError: 'a fault'"
-        with pytest.raises(EngineError) as caught:
-            await generate(engine, PROMPT)
-    assert str(caught.value) == message
-    (told,) = [record for record in caplog.records if record.exc_info]
-    assert told.getMessage() == message
 
 
 def answers(*given: dict[str, Any]) -> Callable[[web.Request], Any]:
@@ -151,9 +125,7 @@ def choice(ids: Any, logprobs: Any) -> dict[str, Any]:
         (b'{"error":"\xff"}', "invalid completion"),
     ],
 )
-async def test_answers_that_cannot_be_trained(
-    folder: Path, tmp_path: Path, answer: Any, message: str
-) -> None:
+async def test_untrainable_answers(folder: Path, tmp_path: Path, answer: Any, message: str) -> None:
     server = Wire(folder)
     async with served(folder, tmp_path, server) as engine:
         text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -190,14 +162,3 @@ async def test_calls_and_updates_follow_no_redirect(folder: Path, tmp_path: Path
         weights: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
         with pytest.raises(EngineError, match="/resume: 302 Found"):
             await engine.update("writer", weights, 1)
-
-
-async def test_a_probe_that_was_cut_before_its_first_token_is_asked_again(
-    folder: Path, tmp_path: Path
-) -> None:
-    server = Wire(folder)
-    cut, whole = body([], "abort"), body([11] * 8, "length")
-    server._complete = answers(cut, whole)  # type: ignore[method-assign]
-    async with served(folder, tmp_path, server) as engine:
-        (probe,) = await engine.probes("writer")
-    assert probe.ids == [11] * 8

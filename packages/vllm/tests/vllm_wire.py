@@ -346,16 +346,26 @@ async def served(
 
 async def main(arguments: list[str]) -> None:
     """Serve until the end. With WIRE_LOSES its engine dies of its first call while there is a file
-    of the name WIRE_MARK, and that call is never answered."""
+    of the name WIRE_MARK, and that call is never answered; with WIRE_POLLED after a look at its
+    health, whose idle connection is no sign of life."""
     flags = dict(pairwise(arguments))
     server = Wire(Path(flags["--model"]))
     complete = server._complete
     how = os.environ.get("WIRE_LOSES", "")
     mark = Path(os.environ.get("WIRE_MARK", ""))
 
+    empty, polled = server._empty, asyncio.Event()
+
+    async def polls(request: web.Request) -> web.Response:
+        polled.set()
+        return await empty(request)
+
     async def loses(request: web.Request) -> web.StreamResponse:
         if not mark.exists():
             return await complete(request)
+        if os.environ.get("WIRE_POLLED"):
+            polled.clear()
+            await polled.wait()
         mark.unlink()
         response = web.StreamResponse()
         if (await request.json())["stream"]:
@@ -367,6 +377,7 @@ async def main(arguments: list[str]) -> None:
 
     if how:
         server._complete = loses  # type: ignore[method-assign]
+        server._empty = polls  # type: ignore[method-assign]
     await server.start(flags["--uds"])
     print("serving", flags["--model"], flush=True)
     await asyncio.Event().wait()

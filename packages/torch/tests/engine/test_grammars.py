@@ -25,6 +25,7 @@ from lightspan_torch.engine.grammars import GrammarMismatchError, Grammars, allo
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.engine.weights import load_model
+from packages.torch.tests.engine.engines import running
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 COMPACT = '"x-guidance": {"whitespace_flexible": false}'
@@ -71,10 +72,8 @@ def grammars(model: Any, tokenizer: TransformersTokenizer) -> Grammars:
 
 @pytest.fixture
 async def engine(folder: Path) -> AsyncIterator[TransformersEngine]:
-    engine = TransformersEngine({"writer": folder}, seed=0)
-    await engine.start()
-    yield engine
-    await engine.close()
+    async with running(folder) as engine:
+        yield engine
 
 
 async def generate(
@@ -180,9 +179,7 @@ def _forced(grammars: Grammars, grammar: str, eos_ids: Collection[int]) -> list[
     return ids
 
 
-def test_an_object_of_many_optional_properties(
-    grammars: Grammars, tokenizer: TransformersTokenizer
-) -> None:
+def test_many_optional_properties(grammars: Grammars, tokenizer: TransformersTokenizer) -> None:
     """It was taken, and failed at its first brace."""
     properties = {f"p{number}": {"enum": [0]} for number in range(1_500)}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
@@ -196,9 +193,7 @@ def test_what_nothing_satisfies_is_not_taken(grammars: Grammars) -> None:
         grammars.check('start: %json {"$ref": "#"}')
 
 
-async def test_a_grammar_that_is_compiled_holds_up_no_other(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_compiling_holds_up_none(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     grammars.check(FRUIT)
     begun, go_on = threading.Event(), threading.Event()
     compile = grammars._compile
@@ -221,7 +216,7 @@ async def test_a_grammar_that_is_compiled_holds_up_no_other(
     assert grammars.cached_start(new) is not None
 
 
-def test_a_vocabulary_is_indexed_once(
+def test_one_index_per_vocabulary(
     model: Any, tokenizer: TransformersTokenizer, grammars: Grammars
 ) -> None:
     """Engine and learner, and all policies of one model, share it."""
@@ -231,10 +226,6 @@ def test_a_vocabulary_is_indexed_once(
         eos_ids=tokenizer.eos_ids,
     )
     assert other._tokens is grammars._tokens
-    larger = Grammars(
-        tokenizer.tokenizer, vocabulary=grammars.vocabulary + 1, eos_ids=tokenizer.eos_ids
-    )
-    assert larger._tokens is not grammars._tokens
 
 
 def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
@@ -293,9 +284,7 @@ def _check(grammar: str, text: str) -> None:
         assert isinstance(value["b"], bool)
 
 
-async def test_the_likeliest_of_what_is_allowed(
-    engine: TransformersEngine, tokenizer: TransformersTokenizer
-) -> None:
+async def test_the_likeliest(engine: TransformersEngine, tokenizer: TransformersTokenizer) -> None:
     """Greedily, and under top-p and top-k: masked first."""
     one, same = [await generate(engine, SHORT, temperature=0.0, name=n) for n in "ab"]
     assert one.ids == same.ids
@@ -341,9 +330,7 @@ async def test_weights_that_change_in_the_middle(
 
 
 async def test_a_matcher_that_gives_up_fails_its_own_call(
-    engine: TransformersEngine,
-    tokenizer: TransformersTokenizer,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: TransformersEngine, tokenizer: TransformersTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = _batcher._Running.follow
 

@@ -169,9 +169,7 @@ def test_the_token_is_sent_and_never_shown(hub: Hub, monkeypatch: pytest.MonkeyP
         (503, {}, r"answered 503, and the cache .* does not hold them"),
     ],
 )
-def test_a_hub_that_says_nothing_of_the_model(
-    hub: Hub, status: int, headers: dict[str, str], message: str
-) -> None:
+def test_refusals_of_the_hub(hub: Hub, status: int, headers: dict[str, str], message: str) -> None:
     hub.status, hub.headers, hub.known = status, headers, False
     with pytest.raises(ModelError, match=message):
         load_tokenizer(NAME)

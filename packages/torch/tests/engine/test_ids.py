@@ -31,14 +31,6 @@ def _unigram() -> Any:
     return _fast(raw, trainers.UnigramTrainer(vocab_size=200, unk_token="<unk>", **_TRAINING))
 
 
-def _word_piece() -> Any:
-    """As BERT's: lower case, no accents, and one unknown token for a word that is too long."""
-    raw = Tokenizer(models.WordPiece(unk_token="<unk>", max_input_chars_per_word=9))
-    raw.normalizer = normalizers.BertNormalizer()
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return _fast(raw, trainers.WordPieceTrainer(vocab_size=200, **_TRAINING))
-
-
 _TRAINING: dict[str, Any] = {"special_tokens": ["<unk>", *SPECIAL], "show_progress": False}
 
 
@@ -58,7 +50,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: tiny_tokenizer(TEXTS, 400, ""),
     "llama": lambda: tiny_tokenizer(TEXTS, 400, "", "llama"),
     "unigram": _unigram,
-    "word piece": _word_piece,
 }
 texts = st.lists(
     st.text(max_size=12) | st.sampled_from([*TEXTS, *SPECIAL, "<|eot_id|>", " \n ", "singer"]),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -66,11 +64,6 @@ def test_render(tokenizer: TransformersTokenizer) -> None:
         "<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-
-
-def test_tools_reach_the_template(tokenizer: TransformersTokenizer) -> None:
-    text = tokenizer.decode(tokenizer.render([{"role": "user", "content": "?"}], [TOOL]))
-    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in text
 
 
 def test_without_generation_prompt_and_with_options(folder: Path) -> None:
@@ -145,9 +138,7 @@ def test_deltas_join_to_the_full_text(tokenizer: TransformersTokenizer, data: An
 
 @quick
 @given(text=st.text(max_size=30))
-def test_valid_text_never_shows_half_a_character(
-    tokenizer: TransformersTokenizer, text: str
-) -> None:
+def test_no_half_character_is_shown(tokenizer: TransformersTokenizer, text: str) -> None:
     text = unicodedata.normalize("NFC", text.replace("\ufffd", ""))
     deltas = decoded(tokenizer, [[i] for i in tokenizer.encode(text)], skip=False)
     assert not any("\ufffd" in delta for delta in deltas)
@@ -191,11 +182,3 @@ def test_remote_code_is_not_run(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         load_tokenizer(tmp_path)
     assert not (tmp_path / "ran").exists()
-
-
-def test_importing_it_loads_neither_torch_nor_transformers() -> None:
-    program = (
-        "import sys, lightspan_torch.engine.tokenizer; "
-        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

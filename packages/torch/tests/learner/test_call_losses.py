@@ -87,8 +87,6 @@ def test_calls_are_numbered_over_rows() -> None:
         ((Response(2, 7),), "has 8 ids and a call of 7 of them from place 2"),
     ],
 )
-def test_a_row_that_is_wrong_about_its_calls_is_named(
-    responses: tuple[Response, ...], message: str
-) -> None:
+def test_rows_that_are_wrong_about_calls(responses: tuple[Response, ...], message: str) -> None:
     with pytest.raises(DataError, match=f"rollout ro-7 .*{message}"):
         number_calls([row_of(responses)], [[2, 3, 4, 5, 6, 7]], "form='gspo'")

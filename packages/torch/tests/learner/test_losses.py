@@ -17,39 +17,74 @@ from lightspan_torch.learner import losses
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
 
-def clipped(ratio: float, advantage: float, dual_clip: float | None = 3.0) -> tuple[float, float]:
-    """The loss of one token and its derivative by the log-probability."""
+def of_one_token(
+    form: str, ratio: float, advantage: float, dual_clip: float | None = 3.0
+) -> tuple[float, float, bool]:
+    """Return the loss, its derivative by the log-probability, and whether it is clipped."""
     old = torch.tensor([-2.0], dtype=torch.float64)
     logprob = (old + math.log(ratio)).requires_grad_()
-    result = losses.clipped_ratio_loss(
-        logprob, old, torch.tensor([advantage], dtype=torch.float64), dual_clip=dual_clip, **CLIP
-    )
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    if form == "gspo":
+        of_call = torch.tensor([ratio], dtype=torch.float64)
+        result = losses.gspo_loss(logprob, of_call, advantages, **CLIP)
+    elif form == "cispo":
+        result = losses.cispo_loss(logprob, old, advantages, **CLIP)
+    else:
+        result = losses.clipped_ratio_loss(logprob, old, advantages, dual_clip=dual_clip, **CLIP)
     result.loss.sum().backward()  # type: ignore[no-untyped-call]
     assert logprob.grad is not None
-    assert bool(result.clipped) == (float(logprob.grad) == 0)
-    return float(result.loss.detach()), float(logprob.grad)
+    assert float(result.ratio.detach()) == pytest.approx(ratio)
+    return float(result.loss.detach()), float(logprob.grad), bool(result.clipped)
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
+    ("form", "ratio", "advantage", "loss", "gradient"),
     [
-        (1.0, 2.0, -2.0, -2.0),
-        (1.2, 2.0, -2.4, -2.4),
-        (1.5, 2.0, -2.56, 0.0),  # above 1 + .28: no further up
-        (0.5, 2.0, -1.0, -1.0),  # unlikely and good: full pull
-        (0.9, -2.0, 1.8, 1.8),
-        (0.5, -2.0, 1.6, 0.0),  # below 1 - .2: no further down
-        (2.0, -2.0, 4.0, 4.0),
-        (4.0, -2.0, 6.0, 0.0),  # dual clip: at most 3 · 2
-        (4.0, 2.0, -2.56, 0.0),
+        ("clip", 1.0, 2.0, -2.0, -2.0),
+        ("clip", 1.2, 2.0, -2.4, -2.4),
+        ("clip", 1.5, 2.0, -2.56, 0.0),  # above 1 + .28: no further up
+        ("clip", 0.5, 2.0, -1.0, -1.0),  # unlikely and good: full pull
+        ("clip", 0.9, -2.0, 1.8, 1.8),
+        ("clip", 0.5, -2.0, 1.6, 0.0),  # below 1 - .2: no further down
+        ("clip", 2.0, -2.0, 4.0, 4.0),
+        ("clip", 4.0, -2.0, 6.0, 0.0),  # dual clip: at most 3 · 2
+        ("clip", 4.0, 2.0, -2.56, 0.0),
+        # clipped by the call's ratio; its gradient is the ratio's
+        ("gspo", 1.0, 2.0, -2.0, -2.0),
+        ("gspo", 1.2, 2.0, -2.4, -2.4),
+        ("gspo", 1.5, 2.0, -2.56, 0.0),
+        ("gspo", 0.5, -2.0, 1.6, 0.0),
+        ("gspo", 4.0, -2.0, 8.0, 8.0),  # no dual clip
     ],
 )
-def test_clipped_ratio(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    assert clipped(ratio, advantage) == pytest.approx((loss, gradient))
+def test_a_clipped_token_has_no_gradient(
+    form: str, ratio: float, advantage: float, loss: float, gradient: float
+) -> None:
+    expected = pytest.approx(loss), pytest.approx(gradient), gradient == 0
+    assert of_one_token(form, ratio, advantage) == expected
 
 
 def test_no_dual_clip() -> None:
-    assert clipped(4.0, -2.0, dual_clip=None) == pytest.approx((8.0, 8.0))
+    expected = pytest.approx(8.0), pytest.approx(8.0), False
+    assert of_one_token("clip", 4.0, -2.0, dual_clip=None) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight"),
+    [
+        (1.0, 2.0, 1.0),
+        (1.5, 2.0, 1.28),  # bounded, and still pulled
+        (0.5, -2.0, 0.8),
+        (0.5, 2.0, 0.8),
+        (4.0, -2.0, 1.28),
+    ],
+)
+def test_cispo(ratio: float, advantage: float, weight: float) -> None:
+    """-clip(r) · A · log π, the ratio without gradient: no token loses its own."""
+    gradient = -weight * advantage
+    loss = gradient * (-2.0 + math.log(ratio))
+    expected = pytest.approx(loss), pytest.approx(gradient), weight != ratio
+    assert of_one_token("cispo", ratio, advantage) == expected
 
 
 CALLS = torch.tensor([0, 0, 1, 0, 1])
@@ -67,30 +102,6 @@ def test_the_ratio_of_a_call_is_the_geometric_mean() -> None:
     assert losses.call_ratios(OLD[:0], OLD[:0], CALLS[:0]).tolist() == []
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
-    [
-        (1.0, 2.0, -2.0, -2.0),
-        (1.2, 2.0, -2.4, -2.4),
-        (1.5, 2.0, -2.56, 0.0),
-        (0.5, -2.0, 1.6, 0.0),
-        (4.0, -2.0, 8.0, 8.0),  # no dual clip
-    ],
-)
-def test_gspo(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    """Clipped by the call's ratio, whatever the token's; its gradient is the ratio's."""
-    logprob = torch.tensor([-3.0], dtype=torch.float64).requires_grad_()
-    of_call = torch.tensor([ratio], dtype=torch.float64)
-    advantages = torch.tensor([advantage], dtype=torch.float64)
-    result = losses.gspo_loss(logprob, of_call, advantages, **CLIP)
-    result.loss.sum().backward()  # type: ignore[no-untyped-call]
-    assert logprob.grad is not None
-    assert float(result.loss.detach()) == pytest.approx(loss)
-    assert float(logprob.grad) == pytest.approx(gradient)
-    assert float(result.ratio.detach()) == ratio
-    assert bool(result.clipped) == (gradient == 0)
-
-
 def test_the_gradient_of_gspo_is_that_of_the_ratio() -> None:
     """Σ over a call's tokens of the token form, and max(-A·s, -A·clip(s)) with s differentiated."""
     advantages = torch.tensor([2.0, 2.0, -1.0, 2.0, -1.0], dtype=torch.float64)
@@ -104,32 +115,6 @@ def test_the_gradient_of_gspo_is_that_of_the_ratio() -> None:
     (expected,) = torch.autograd.grad(3 * -2.0 * first + 2 * 1.0 * second, logprobs)
     assert found.tolist() == pytest.approx(expected.tolist())
     assert found.tolist() == pytest.approx([-4.0, -4.0, 1.0, -4.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "weight"),
-    [
-        (1.0, 2.0, 1.0),
-        (1.5, 2.0, 1.28),  # bounded, and still pulled
-        (0.5, -2.0, 0.8),
-        (0.5, 2.0, 0.8),
-        (4.0, -2.0, 1.28),
-    ],
-)
-def test_cispo(ratio: float, advantage: float, weight: float) -> None:
-    """-clip(r) · A · log π, the ratio without gradient: no token loses its own."""
-    old = torch.tensor([-2.0], dtype=torch.float64)
-    logprob = (old + math.log(ratio)).requires_grad_()
-    advantages = torch.tensor([advantage], dtype=torch.float64)
-    result = losses.cispo_loss(logprob, old, advantages, **CLIP)
-    result.loss.sum().backward()  # type: ignore[no-untyped-call]
-    assert logprob.grad is not None
-    assert float(logprob.grad) == pytest.approx(-weight * advantage)
-    assert float(result.loss.detach()) == pytest.approx(
-        -weight * advantage * (-2.0 + math.log(ratio))
-    )
-    assert float(result.ratio) == pytest.approx(ratio)
-    assert bool(result.clipped) == (weight != ratio)
 
 
 def test_importance_weights_of_calls_are_products_truncated_and_constant() -> None:

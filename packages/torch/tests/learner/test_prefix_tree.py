@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from lightspan_testing.learner_suite import (
     make_call_rows,
     reference_loss,
 )
-from lightspan_torch.engine.weights import load_model
 from lightspan_torch.learner import prefix_tree, tree_forward
 from lightspan_torch.learner.torch import TorchLearner
 from packages.torch.tests.learner.gradients import (
@@ -65,28 +63,6 @@ def test_a_tree_by_hand() -> None:
     assert layout.paths == [[0, 1, 2, 3, 4], [0, 1, 2, 5], [0, 1, 2], [0, 1, 6]]
 
 
-def test_pieces_by_hand() -> None:
-    """A history of 6, a small branch off its end, and one of 4 off its second token: with a budget
-    of 3 the history is parted there, so that its end need not wait for the large branch."""
-    history = [1, 2, 3, 4, 5, 6]
-    sequences = [history, [1, 2, 3, 4, 7], [1, 2, 8, 8, 8, 8]]
-    layout = prefix_tree.lay_out(whole_tree(sequences), sequences)
-    pieces = prefix_tree.cut(layout, budget=3, mask_budget=100)
-    assert [(piece.start, piece.stop, piece.past) for piece in pieces] == [
-        (0, 2, []),
-        (2, 6, [0, 1]),
-        (6, 7, [0, 1, 2, 3]),
-        (7, 11, [0, 1]),
-    ]
-    assert prefix_tree.source(pieces, 0) is None
-    assert prefix_tree.source(pieces, 1) == (0, [(0, 2)])
-    assert prefix_tree.source(pieces, 2) == (1, [(0, 4)])
-    assert prefix_tree.source(pieces, 3) == (0, [(0, 2)])
-    (all_together,) = prefix_tree.cut(layout, budget=11, mask_budget=121)
-    assert (all_together.start, all_together.stop) == (0, 11)
-    assert len(prefix_tree.cut(layout, budget=11, mask_budget=120)) == 2
-
-
 def test_what_is_not_worth_sharing_is_not_shared() -> None:
     """One common first token saves less than the attention between strangers costs."""
     sequences = [[1, *[n] * 50] for n in (2, 3)]
@@ -108,9 +84,7 @@ def test_depth_first_order(sequences: list[list[int]]) -> None:
 
 
 @given(SEQUENCES, st.randoms(use_true_random=False))
-def test_the_order_depends_on_the_sequences_alone(
-    sequences: list[list[int]], rng: random.Random
-) -> None:
+def test_the_order_is_that_of_sequences(sequences: list[list[int]], rng: random.Random) -> None:
     shuffled = rng.sample(sequences, len(sequences))
     orders = [
         [(given[index], shared) for index, shared in prefix_tree.depth_first(given)]
@@ -120,9 +94,7 @@ def test_the_order_depends_on_the_sequences_alone(
 
 
 @given(SEQUENCES, COSTS, st.integers(1, 12))
-def test_every_sequence_is_in_one_tree(
-    sequences: list[list[int]], pair_cost: float, block: int
-) -> None:
+def test_sequences_in_trees(sequences: list[list[int]], pair_cost: float, block: int) -> None:
     found = prefix_tree.share(sequences, pair_cost=pair_cost, block=block)
     assert sorted(i for tree in found for i in tree.members) == list(range(len(sequences)))
     for tree in found:
@@ -353,12 +325,3 @@ def test_dropout_is_drawn_for_each_row() -> None:
     assert "dropout" in learner.state()["share_prefixes"]["writer"]
     assert learner.update(rows, BOTH_CLIPS) == plain.update(rows, BOTH_CLIPS)
     assert learner.weight_hash("writer") == plain.weight_hash("writer")
-
-
-def test_exported_models_know_nothing_of_trees(tmp_path: Path) -> None:
-    model = make_model("Qwen2")
-    learner = TorchLearner({"writer": model})
-    learner.update(make_branching_rows(model), BOTH_CLIPS)
-    learner.export("writer", tmp_path)
-    assert "lightspan" not in (tmp_path / "config.json").read_text()
-    assert load_model(tmp_path).config._attn_implementation == "sdpa"
