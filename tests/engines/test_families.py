@@ -10,6 +10,7 @@ import datetime
 import functools
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,10 @@ import torch
 
 from lightspan import LightningRL, LoRA, Trainer
 from lightspan.errors import ConfigError, ModelError
-from lightspan.lightning.episode import Call
-from lightspan.lightning.merge_diagnostics import CallMessages, Cause, read_merging
 from lightspan.lightning.rows import merge
 from lightspan.lightning.transitions import Transition
-from lightspan.schema.token_records import CallOutcome, TokenRecord
+from lightspan.schema.token_records import TokenRecord
 from lightspan.stores import open_store
-from lightspan.stores.protocol import Store
 from lightspan_gateway.tools import ParsedCall, tool_parser
 from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, reference
 from lightspan_testing.gateway_suite import Answered, Reading, Rig
@@ -93,16 +91,9 @@ def tokenizer(folder: Path) -> TransformersTokenizer:
     return load_tokenizer(folder)
 
 
-@pytest.fixture
-async def store() -> AsyncIterator[Store]:
-    async with open_store("memory:") as store:
-        yield store
-
-
 def text_of(tokenizer: TransformersTokenizer, messages: list[Any], *tools: Any) -> str:
-    return tokenizer.decode(
-        tokenizer.render(messages, list(tools) or None), skip_special_tokens=False
-    )
+    ids = tokenizer.render(messages, list(tools) or None)
+    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 # --- templates ------------------------------------------------------------------------------
@@ -190,7 +181,7 @@ def test_prompts_do_not_change_with_the_day(models: Callable[[Family], Path]) ->
 
 @pytest.mark.parametrize(
     ("form", "told"),
-    [("%Y-%m-%d", "2031-02-03"), ("%A, %-d %B %y", "Monday, 3 February 31"), ("day", "day")],
+    [("%Y-%m-%d", "2031-02-03"), ("%A, %-d %B %y", "Monday, 3 February 31")],
 )
 def test_any_form_of_the_date(tmp_path: Path, form: str, told: str) -> None:
     template = (
@@ -252,8 +243,8 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
 class Chat:
     """A chat of one agent with a model whose text is scripted."""
 
-    def __init__(self, store: Store, tokenizer: TransformersTokenizer, said: list[str]) -> None:
-        self.rig = Rig(store, ScriptedEngine(tokenizer, said), tokenizer)
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
         self.messages: list[Any] = [SYSTEM, QUESTION]
 
     async def ask(self, *, stream: bool = False, **body: Any) -> Answered:
@@ -263,12 +254,8 @@ class Chat:
         reading: Reading = await self.rig.ask(call_id, **{"messages": self.messages, **extra})
         answered = reading.choices[0]
         calls = [
-            {
-                "id": identity,
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-            for identity, (name, arguments) in zip(answered.call_ids, answered.calls, strict=True)
+            {"id": identity, "type": "function", "function": {"name": name, "arguments": text}}
+            for identity, (name, text) in zip(answered.call_ids, answered.calls, strict=True)
         ]
         # as client libraries send a message back: a key without calls, too
         self.messages.append(
@@ -282,27 +269,28 @@ class Chat:
     async def transitions(self) -> list[Transition]:
         records: list[TokenRecord] = await self.rig.records()
         return [
-            Transition(
-                rollout_id="r",
-                attempt_id="a",
-                task_id="t",
-                group_id="g",
-                agent_path="writer",
-                policy="policy",
-                record=record,
-                turn=turn,
-            )
+            Transition("r", "a", "t", "g", "writer", "policy", record, turn)
             for turn, record in enumerate(records)
         ]
 
 
+@asynccontextmanager
+async def chatting(tokenizer: TransformersTokenizer, *said: str) -> AsyncIterator[Chat]:
+    """Return a chat with a model that says this; its gateway ends with the block."""
+    async with open_store("memory:") as store:
+        rig = Rig(store, ScriptedEngine(tokenizer, list(said)), tokenizer)
+        await rig.start()
+        try:
+            yield Chat(rig)
+        finally:
+            await rig.gateway.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_two_turns_with_a_tool_are_one_row(
-    store: Store, tokenizer: TransformersTokenizer, family: Family, stream: bool
+    tokenizer: TransformersTokenizer, family: Family, stream: bool
 ) -> None:
-    chat = Chat(store, tokenizer, [SAID[family], "It is one."])
-    await chat.rig.start()
-    try:
+    async with chatting(tokenizer, SAID[family], "It is one.") as chat:
         first = await chat.ask(stream=stream, tools=[TOOL])
         assert (first.content, first.reason) == (None, "tool_calls")
         assert first.calls == [("execute", '{"sql": "SELECT 1"}')]
@@ -311,51 +299,6 @@ async def test_two_turns_with_a_tool_are_one_row(
         assert (last.content, last.calls, last.reason) == ("It is one.", [], "stop")
         [row] = await chat.rows()
         assert [transition.record.call_id for transition in row] == ["call-2", "call-4"]
-    finally:
-        await chat.rig.gateway.close()
-
-
-async def test_two_turns_of_text_are_one_row(
-    store: Store, tokenizer: TransformersTokenizer
-) -> None:
-    chat = Chat(store, tokenizer, ["Hello there.", "Certainly."])
-    await chat.rig.start()
-    try:
-        await chat.ask()
-        chat.messages.append({"role": "user", "content": "Sure?"})
-        await chat.ask()
-        [row] = await chat.rows()
-        assert len(row) == 2
-    finally:
-        await chat.rig.gateway.close()
-
-
-async def test_where_a_row_ends_it_is_said_which_token(
-    store: Store, tokenizer: TransformersTokenizer
-) -> None:
-    """Both templates render compact JSON with spaces: that call is rendered as other tokens."""
-    said = {"hermes": '<tool_call>{"name":"execute","arguments":{"sql":"a"}}</tool_call>'}
-    said["llama"] = '{"name":"execute","parameters":{"sql":"a"}}'
-    chat = Chat(store, tokenizer, [said[tokenizer.tool_parser], "It is one."])
-    await chat.rig.start()
-    try:
-        first = await chat.ask(tools=[TOOL])
-        assert first.calls == [("execute", '{"sql":"a"}')]
-        chat.messages.append({**RESULT, "tool_call_id": first.call_ids[0]})
-        await chat.ask(tools=[TOOL])
-        assert len(await chat.rows()) == 2
-        transitions, spans = await chat.transitions(), await chat.rig.spans()
-        exchanges = {
-            made.key: CallMessages.of(Call("", 0, "writer", CallOutcome.OK, span=span))
-            for made, span in zip(transitions, spans, strict=True)
-        }
-        [found] = read_merging(
-            transitions, exchanges, lambda _, ids: tokenizer.decode(ids, skip_special_tokens=False)
-        ).breaks
-        assert (found.where, found.cause) == ("response", Cause.TEMPLATE)
-        assert found.expected_text != found.got_text
-    finally:
-        await chat.rig.gateway.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -366,52 +309,21 @@ async def test_where_a_row_ends_it_is_said_which_token(
         ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', None,
          [("f", "{}"), ("g", "{}")]),
         ("<|python_tag|>print(1)<|eom_id|>", "<|python_tag|>print(1)", []),
-        ('{"name": "f", "parameters": {', '{"name": "f", "parameters": {', []),
-        ('So: {"name": "f", "parameters": {}}', 'So: {"name": "f", "parameters": {}}', []),
     ],
 )  # fmt: skip
 async def test_llama_s_answers(
-    store: Store,
-    models: Callable[[Family], Path],
-    said: str,
-    content: str | None,
-    calls: list[Any],
-    stream: bool,
+    models: Callable[[Family], Path], said: str, content: str | None, calls: list[Any], stream: bool
 ) -> None:
     """The special token before a call is seen by the parser, and by the app if there is no call."""
-    chat = Chat(store, load_tokenizer(models("llama")), [said])
-    await chat.rig.start()
-    try:
+    async with chatting(load_tokenizer(models("llama")), said) as chat:
         answered = await chat.ask(stream=stream, tools=[TOOL])
         assert (answered.content, answered.calls) == (content, calls)
-    finally:
-        await chat.rig.gateway.close()
 
 
-async def test_without_tools_nothing_is_parsed(
-    store: Store, tokenizer: TransformersTokenizer, family: Family
-) -> None:
-    chat = Chat(store, tokenizer, [SAID[family]])
-    await chat.rig.start()
-    try:
+async def test_without_tools_no_parsing(tokenizer: TransformersTokenizer, family: Family) -> None:
+    async with chatting(tokenizer, SAID[family]) as chat:
         answered = await chat.ask()
         assert (answered.content, answered.calls) == (SAID[family], [])
-    finally:
-        await chat.rig.gateway.close()
-
-
-async def test_llama_s_template_takes_one_call_a_turn(
-    store: Store, models: Callable[[Family], Path]
-) -> None:
-    two = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
-    chat = Chat(store, load_tokenizer(models("llama")), [two])
-    await chat.rig.start()
-    try:
-        await chat.ask(tools=[TOOL])
-        with pytest.raises(Exception, match="only supports single tool-calls at once"):
-            await chat.ask(tools=[TOOL])
-    finally:
-        await chat.rig.gateway.close()
 
 
 @pytest.mark.parametrize(
@@ -437,9 +349,7 @@ def test_a_parsed_call_is_rendered_as_it_was_written(
 
 
 # --- the real engine and learner ------------------------------------------------------------
-async def test_the_engine_s_logprobs_are_those_of_a_forward_pass(
-    folder: Path, tokenizer: TransformersTokenizer
-) -> None:
+async def test_logprobs_of_the_engine(folder: Path, tokenizer: TransformersTokenizer) -> None:
     """Grouped heads, tied embeddings, and for Llama scaled rotary positions past their origin."""
     model = load_model(folder)
     assert model.config.num_key_value_heads == 2
@@ -452,30 +362,6 @@ async def test_the_engine_s_logprobs_are_those_of_a_forward_pass(
         expected = of_tokens(reference(model, prompt, answer.ids, 0.7), answer.ids)
         assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)
     await engine.close()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_real_model_answers_through_the_gateway(
-    store: Store, folder: Path, tokenizer: TransformersTokenizer, stream: bool
-) -> None:
-    """The official client, tools offered; random weights say nonsense, with exact ids."""
-    engine: Any = TransformersEngine({"policy": folder}, seed=0)
-    await engine.start()
-    rig = Rig(store, engine, tokenizer)
-    await rig.start()
-    try:
-        body = {"messages": [SYSTEM, QUESTION], "tools": [TOOL], "max_tokens": 8, "logprobs": True}
-        reading = await rig.ask(stream=stream, extra_body={"return_token_ids": True}, **body)
-    finally:
-        await rig.gateway.close()
-        await engine.close()
-    answered, prompt = reading.choices[0], tokenizer.render([SYSTEM, QUESTION], [TOOL])
-    assert reading.prompt_ids == prompt
-    assert 0 < len(answered.token_ids) <= 8
-    assert answered.content == tokenizer.decode(answered.token_ids)
-    distribution = reference(load_model(folder), prompt, answered.token_ids)
-    expected = of_tokens(distribution, answered.token_ids)
-    assert answered.logprobs == pytest.approx(expected, abs=TOLERANCE)
 
 
 @pytest.mark.slow

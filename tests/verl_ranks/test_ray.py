@@ -13,37 +13,21 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from lightspan.errors import ConfigError, LightspanError, RankError
 from lightspan.lightning.rows import Row
-from lightspan.protocols.learner import LoRA, Optimizer
-from lightspan_testing.learner_suite import BOTH_CLIPS, make_call_rows, make_rows
-from lightspan_testing.tiny import tiny_model
-from lightspan_torch.engine.weights import load_model
+from lightspan.protocols.learner import LoRA
+from lightspan_testing.learner_suite import BOTH_CLIPS
 from lightspan_verl.learner import VerlLearner
 from lightspan_verl.local_ranks import Workers
 from lightspan_verl.rank_group import RankGroup
 from lightspan_verl.ray_workers import RayWorkers
 from tests.ray_nodes.nodes import Cluster
+from tests.verl_ranks.conftest import ADAMW
 
 pytestmark = pytest.mark.timeout(600)
 
-ADAMW = Optimizer(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=3)
 TWO = ["cpu", "cpu"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return tiny_model(tmp_path_factory.mktemp("verl") / "model", seed=4, hidden=32)
-
-
-@pytest.fixture(scope="module")
-def batches(folder: Path) -> list[list[Row]]:
-    model = load_model(folder)
-    one = make_rows(model, 1, seed=2)
-    return [make_rows(model), make_call_rows(model), one, make_rows(model, seed=3)]
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +63,6 @@ def test_checkpoints_pass_between_processes_and_ray(
         learner.save(tmp_path / f"{number}")
         learner.close()
     whole.close()
-
-
-def test_a_run_says_where_its_ranks_are(in_ray: RayWorkers, folder: Path) -> None:
-    learner = VerlLearner({"writer": folder}, workers=in_ray)
-    state = learner.state()
-    assert state["ranks"] == TWO
-    assert state["where"] == f"Ray {in_ray.versions['ray']}, a cluster of its own"
-    assert state["verl"] == "0.9.1"
-    learner.close()
 
 
 def test_an_error_of_ours_on_a_rank_is_raised_here_and_all_go_on(
@@ -130,9 +105,7 @@ def joins(python: str, head: str, **environment: str) -> bool:
     return "JOINED" in said
 
 
-def test_its_cluster_listens_on_loopback_alone_and_asks_for_a_token(
-    python: str, in_ray: RayWorkers
-) -> None:
+def test_its_cluster_is_on_loopback_and_asks_for_a_token(python: str, in_ray: RayWorkers) -> None:
     everything = [psutil.Process(in_ray.driver)]
     everything += everything[0].children(recursive=True)
     listening = {
@@ -261,7 +234,7 @@ def test_a_head_that_is_killed_in_mid_step_is_named(
     goes_on(one, folder, tmp_path, batches, expected)
 
 
-def test_a_steward_that_is_killed_is_named_and_takes_its_cluster_along(
+def test_a_killed_steward(
     python: str, folder: Path, batches: list[list[Row]], tmp_path: Path
 ) -> None:
     workers = RayWorkers(python, ["cpu"])
@@ -274,9 +247,7 @@ def test_a_steward_that_is_killed_is_named_and_takes_its_cluster_along(
     learner.close()
 
 
-def test_a_rank_that_hangs_is_named_after_the_limit(
-    python: str, folder: Path, batches: list[list[Row]], tmp_path: Path
-) -> None:
+def test_a_hung_rank(python: str, folder: Path, batches: list[list[Row]], tmp_path: Path) -> None:
     workers = RayWorkers(python, TWO, timeout_s=120)
     learner = begun(workers, folder, batches[0], tmp_path)
     started = processes_of(workers)
@@ -373,11 +344,7 @@ def test_a_cluster_without_this_verl_is_refused(
 
 
 def test_ranks_run_the_trainers_lightspan_whatever_their_nodes_have(
-    python: str,
-    folder: Path,
-    batches: list[list[Row]],
-    token: dict[str, str],
-    tmp_path: Path,
+    python: str, folder: Path, batches: list[list[Row]], token: dict[str, str], tmp_path: Path
 ) -> None:
     other, packages = environment_but(python, tmp_path / "other", "lightspan")
     (packages / "lightspan").mkdir()

@@ -30,18 +30,8 @@ def two_in_ray(python: str) -> Iterator[RayWorkers]:
 
 
 class TestOneInRay(OnWorkers):
-    @pytest.fixture(autouse=True)
-    def made(self, one_in_ray: RayWorkers) -> Iterator[None]:
-        self._workers, self._made = one_in_ray, []
-        yield
-        for learner in self._made:
-            learner.close()
+    ranks = "one_in_ray"
 
 
 class TestTwoInRay(OnWorkers):
-    @pytest.fixture(autouse=True)
-    def made(self, two_in_ray: RayWorkers) -> Iterator[None]:
-        self._workers, self._made = two_in_ray, []
-        yield
-        for learner in self._made:
-            learner.close()
+    ranks = "two_in_ray"

@@ -9,15 +9,22 @@ import pytest
 
 from lightspan_testing.learner_suite import LearnerSuite
 from lightspan_verl.learner import VerlLearner
-from lightspan_verl.local_ranks import Workers
 from lightspan_verl.rank_group import RankGroup
 
 
 class OnWorkers(LearnerSuite):
     """The suite on ranks that tests share."""
 
-    _workers: RankGroup
-    _made: list[VerlLearner]
+    ranks: str
+    """Fixture of the ranks."""
+
+    @pytest.fixture(autouse=True)
+    def made(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        self._workers: RankGroup = request.getfixturevalue(self.ranks)
+        self._made: list[VerlLearner] = []
+        yield
+        for learner in self._made:
+            learner.close()
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> VerlLearner:
         learner = VerlLearner(models, workers=self._workers, **options)
@@ -26,18 +33,8 @@ class OnWorkers(LearnerSuite):
 
 
 class TestOneRank(OnWorkers):
-    @pytest.fixture(autouse=True)
-    def made(self, one: Workers) -> Iterator[None]:
-        self._workers, self._made = one, []
-        yield
-        for learner in self._made:
-            learner.close()
+    ranks = "one"
 
 
 class TestTwoRanks(OnWorkers):
-    @pytest.fixture(autouse=True)
-    def made(self, two: Workers) -> Iterator[None]:
-        self._workers, self._made = two, []
-        yield
-        for learner in self._made:
-            learner.close()
+    ranks = "two"

@@ -33,6 +33,22 @@ suite's 1e-5 for tests whose tokens differ each time."""
 Start = Callable[..., str]
 
 
+class OnServers:
+    """What of a suite is its own on servers that run already."""
+
+    served_by: str
+    """Fixture of the model's folder."""
+    tolerance = TOLERANCE
+    started = 1
+    tokens_in_flight = 200
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, request: pytest.FixtureRequest) -> Path:
+        path: Path = request.getfixturevalue(cls.served_by)
+        return path
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A skip is a failure: the engine declares all that the suite asks."""

@@ -24,9 +24,7 @@ HALF = (
 
 
 @pytest.mark.timeout(600)
-async def test_a_front_that_waits_when_its_engine_is_killed(
-    python: str, served: Path, tmp_path: Path
-) -> None:
+async def test_a_front_whose_engine_is_killed(python: str, served: Path, tmp_path: Path) -> None:
     vllm = VLLM(
         python=python,
         exchange=str(tmp_path),

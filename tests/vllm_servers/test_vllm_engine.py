@@ -15,24 +15,16 @@ from lightspan_testing.engine_suite import EngineSuite
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import FLAGS
-from tests.vllm_servers.conftest import TOLERANCE, Start
+from tests.vllm_servers.conftest import OnServers, Start
 
 pytestmark = pytest.mark.timeout(900)
 
 
-class TestVLLMEngine(EngineSuite):
+class TestVLLMEngine(OnServers, EngineSuite):
     """On servers that run already: each engine takes them over with the model's own weights."""
 
-    tolerance = TOLERANCE
-    begun = 1
-    tokens_in_flight = 200
+    served_by = "served"
     transfer: Any = "files"
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, request: pytest.FixtureRequest) -> Path:
-        path: Path = request.getfixturevalue("served")
-        return path
 
     @pytest.fixture(autouse=True)
     def _servers(self, address: str, other: str, tmp_path: Path) -> None:

@@ -31,9 +31,7 @@ def learner_of(folder: Path, *, by: float) -> TorchLearner:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-async def test_rounding_passes_and_other_weights_do_not(
-    start: Start, served: Path, tmp_path: Path, dtype: str
-) -> None:
+async def test_rounding_passes(start: Start, served: Path, tmp_path: Path, dtype: str) -> None:
     address = await asyncio.to_thread(start, "--dtype", dtype)
     learner, other = learner_of(served, by=0.03), learner_of(served, by=0.06)
     vllm = VLLM(addresses=(address,), dtype=dtype)  # type: ignore[arg-type]

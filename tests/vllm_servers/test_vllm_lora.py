@@ -15,7 +15,7 @@ from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import flags_of
 from lightspan_vllm.weights import ServerSpec
-from tests.vllm_servers.conftest import Start
+from tests.vllm_servers.conftest import OnServers, Start
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -30,17 +30,10 @@ def addresses(start: Start, served: Path) -> tuple[str, str]:
     return start(flags=flags(served, loras=3)), start(flags=flags(served, loras=3))
 
 
-class TestVLLMEngineWithLoRA(LoRAEngineSuite):
+class TestVLLMEngineWithLoRA(OnServers, LoRAEngineSuite):
     """All policies on one server that runs already, of a model that ties its embeddings."""
 
-    begun = 1
-    tokens_in_flight = 200
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, request: pytest.FixtureRequest) -> Path:
-        path: Path = request.getfixturevalue("served")
-        return path
+    served_by = "served"
 
     @pytest.fixture(autouse=True)
     def _servers(self, addresses: tuple[str, ...], tmp_path: Path) -> None:
@@ -58,9 +51,7 @@ class TestTwoServers(TestVLLMEngineWithLoRA):
         self.addresses, self.logs = addresses, tmp_path
 
 
-async def test_flags_of_lora_that_are_missing_are_named(
-    start: Start, served: Path, tmp_path: Path
-) -> None:
+async def test_missing_flags_of_lora_are_named(start: Start, served: Path, tmp_path: Path) -> None:
     address = await asyncio.to_thread(start, flags=flags(served, loras=1))
     ranks = {"writer": 2 * RANK, "checker": 1}
     models = dict.fromkeys(ranks, served)

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from lightspan_vllm.weights import PREFIX
+from tests.vllm_servers.scripts import LATEST_S, lines_of, steps_of, training, until
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_vllm.py"
 STEPS = 10
-LATEST_S = 900.0
 
 pytestmark = pytest.mark.timeout(1500)
-
-
-@contextmanager
-def training(
-    folder: Path, model: Path, python: str, steps: int, *more: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The script as a process. What it started is gone after it, however it ended."""
-    log = folder.with_suffix(".log")
-    command = [sys.executable, str(SCRIPT), str(folder), str(model), python, str(steps), *more]
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    try:
-        yield process
-    finally:
-        started = [] if process.poll() is not None else psutil.Process(process.pid).children(True)
-        process.kill()
-        process.wait()
-        _, alive = psutil.wait_procs(started, timeout=60)
-        assert not alive, "processes outlive the trainer"
 
 
 def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -52,24 +28,6 @@ def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
             if any("vllm.entrypoints" in word for word in child.cmdline()):
                 found += [child, *child.children(recursive=True)]
     return found
-
-
-def until(what: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for it, as long as the trainer lives."""
-    latest = time.monotonic() + LATEST_S
-    while not what():
-        assert process.poll() is None, log.read_text()[-4000:]
-        assert time.monotonic() < latest, log.read_text()[-4000:]
-        time.sleep(0.2)
-
-
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def steps_of(folder: Path) -> int:
-    return max((int(line["step"]) for line in lines_of(folder)), default=0)
 
 
 def left_behind(parent: Path) -> list[Path]:
@@ -88,7 +46,7 @@ def test_the_held_out_reward_rises_though_a_server_is_killed(
     """With LoRA two policies are on the one server, and both come back with it."""
     folder = tmp_path / "run"
     log = folder.with_suffix(".log")
-    with training(folder, served, python, STEPS, *more) as process:
+    with training(SCRIPT, folder, served, python, STEPS, *more) as process:
         until(lambda: steps_of(folder) >= 3, process, log)
         engine = next(each for each in servers_of(process) if "EngineCore" in each.name())
         engine.send_signal(signal.SIGKILL)
@@ -109,12 +67,10 @@ def test_the_held_out_reward_rises_though_a_server_is_killed(
     assert left_behind(tmp_path) == []
 
 
-def test_kill_9_of_the_trainer_leaves_no_server_and_resume_goes_on(
-    served: Path, python: str, tmp_path: Path
-) -> None:
+def test_kill_9_leaves_no_server_and_resumes(served: Path, python: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     log = folder.with_suffix(".log")
-    with training(folder, served, python, 1000) as process:
+    with training(SCRIPT, folder, served, python, 1000) as process:
         until(lambda: steps_of(folder) >= 1, process, log)
         servers = servers_of(process)
         assert len(servers) >= 3
@@ -124,7 +80,7 @@ def test_kill_9_of_the_trainer_leaves_no_server_and_resume_goes_on(
         assert not alive
     done = steps_of(folder)
     assert len(left_behind(tmp_path)) == 1, "the killed trainer's weights"
-    with training(folder, served, python, done + 1, "--resume") as process:
+    with training(SCRIPT, folder, served, python, done + 1, "--resume") as process:
         process.wait(LATEST_S)
     assert process.returncode == 0, log.read_text()[-4000:]
     assert steps_of(folder) == done + 1

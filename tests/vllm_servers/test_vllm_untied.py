@@ -15,7 +15,7 @@ from lightspan_torch.engine.weights import load_model
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import FLAGS
-from tests.vllm_servers.conftest import TOLERANCE, Start
+from tests.vllm_servers.conftest import OnServers, Start
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -40,18 +40,10 @@ def addresses(start: Start, untied: Path) -> tuple[str, str]:
     return start(model=untied, flags=FLAGS), start(model=untied, flags=FLAGS)
 
 
-class TestUntied(EngineSuite):
+class TestUntied(OnServers, EngineSuite):
     """On two servers that run already."""
 
-    tolerance = TOLERANCE
-    begun = 1
-    tokens_in_flight = 200
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, request: pytest.FixtureRequest) -> Path:
-        path: Path = request.getfixturevalue("untied")
-        return path
+    served_by = "untied"
 
     @pytest.fixture(autouse=True)
     def _servers(self, addresses: tuple[str, str], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightspan import GEPA, LLM, PromptTemplate
+from lightspan import APO, GEPA, LLM, PromptTemplate
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
 from lightspan.schema.spans import Span, SpanKind
@@ -29,17 +29,14 @@ class World:
     """Answers rollouts by a function of task and prompts."""
 
     def __init__(
-        self,
-        path: Path,
-        reward: Callable[..., float | None] = score,
-        calls: Sequence[Call] = (),
+        self, path: Path, reward: Callable[..., float | None] = score, calls: Sequence[Call] = ()
     ) -> None:
         self.path = path
         self.calls = calls
-        """Number of rollouts."""
         self.tasks = TASKS
         self.reward = reward
         self.rollouts_done = 0
+        """Number of rollouts."""
         self.notes: list[str] = []
         self.batches: list[int] = []
 
@@ -94,21 +91,48 @@ def pool(found: SearchResult) -> list[Any]:
     return [(each.templates, each.parents, each.rewards, each.mean) for each in found.candidates]
 
 
+def is_edit(request: Request) -> bool:
+    return "<critique>" in request.last_text
+
+
+def text_of(request: Request) -> str:
+    return request.last_text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+
+
 def reflects(request: Request) -> str:
-    """Add a word that depends on the whole request and nothing else."""
-    request_text = request.last_text
-    text = request_text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
-    word = random.Random(request_text).choice([*WORDS, "nothing"])
-    return f"<prompt>\n{text} {word}\n</prompt>"
+    """Add a word that depends on the whole request and nothing else; APO's critic names it, and the
+    editor adds it."""
+    word = random.Random(request.last_text).choice([*WORDS, "nothing"])
+    if is_edit(request):
+        word = request.last_text.partition("it lacks ")[2].split()[0]
+    return f"it lacks {word}\n<prompt>\n{text_of(request)} {word}\n</prompt>"
+
+
+def _options(server: ScriptedServer) -> dict[str, Any]:
+    prompts = {"first": PromptTemplate("Do {q}."), "second": PromptTemplate("Then {q}.")}
+    llm = LLM(base_url=server.url, model="thinker")
+    return {"prompts": prompts, "reflection": llm, "perfect_reward": None}
 
 
 def gepa(server: ScriptedServer, **options: Any) -> GEPA:
-    prompts = {"first": PromptTemplate("Do {q}."), "second": PromptTemplate("Then {q}.")}
-    llm = LLM(base_url=server.url, model="thinker")
-    return GEPA(prompts, llm, **{"max_rollouts": 150, "perfect_reward": None, **options})
+    return GEPA(**{**_options(server), "max_rollouts": 150, **options})
 
 
-async def search(algorithm: GEPA, world: World) -> SearchResult:
+SMALL: dict[str, Any] = {
+    "beam_width": 1,
+    "branch_factor": 1,
+    "beam_rounds": 1,
+    "gradient_batch_size": 2,
+    "val_batch_size": 3,
+}
+BEAM: dict[str, Any] = {**SMALL, "beam_width": 2, "branch_factor": 2, "beam_rounds": 3}
+
+
+def apo(server: ScriptedServer, **options: Any) -> APO:
+    return APO(**{**_options(server), **BEAM, **options})
+
+
+async def search(algorithm: GEPA | APO, world: World) -> SearchResult:
     await algorithm.run_step(world)  # type: ignore[arg-type]
     assert algorithm.found is not None
     return algorithm.found

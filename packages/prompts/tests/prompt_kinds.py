@@ -1,4 +1,4 @@
-"""Twenty kinds of rendered instructions; the first half as frameworks send them."""
+"""Kinds of rendered instructions; the first as frameworks send them."""
 
 from __future__ import annotations
 
@@ -29,43 +29,6 @@ Once all necessary information is gathered, return the following format:
 Thought: I now know the final answer
 Final Answer: the final answer to the original input question
 ```"""
-LANGCHAIN_REACT = """Answer the following questions as best you can. You have access to the \
-following tools:
-
-search(query: str) -> str - Search the web.
-
-Use the following format:
-
-Question: the input question you must answer
-Thought: you should always think about what to do
-Action: the action to take, should be one of [search]
-Action Input: the input to the action
-Observation: the result of the action
-Thought: I now know the final answer
-Final Answer: the final answer to the original input question
-
-Begin!"""
-PYDANTIC = """Extract what the user says.
-The output should be formatted as a JSON instance that conforms to the JSON schema below.
-
-Here is the output schema:
-```
-{"properties": {"name": {"title": "Name", "type": "string"}}, "required": ["name"]}
-```"""
-HANDOFFS = (
-    "# System context\nYou are part of a multi-agent system called the Agents SDK, designed to "
-    "make agent coordination and execution easy. Agents uses two primary abstraction: **Agents** "
-    "and **Handoffs**. Transfers between agents are handled seamlessly in the background; do not "
-    "mention or draw attention to these transfers in your conversation with the user.\n"
-    "You are the billing agent. Help with invoices."
-)
-SQL = """You are an agent designed to interact with a SQL database.
-Given an input question, create a syntactically correct {dialect} query to run,
-then look at the results of the query and return the answer. Unless the user
-specifies a specific number of examples they wish to obtain, always limit your
-query to at most {top_k} results.
-
-DO NOT make any DML statements (INSERT, UPDATE, DELETE, DROP etc.) to the database."""
 NOUNS = (
     "tariff ledger harbour violet engine sparrow granite meadow cipher lantern orchard velvet "
     "turbine compass monsoon archive quartz falcon saddle beacon"
@@ -90,13 +53,6 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     # as frameworks send them
-    "crewai": Kind(
-        lambda n: (
-            "You are Senior Researcher. You know every archive.\n"
-            "Your personal goal is: Find what is asked for"
-        ),
-        free=("You know every archive.", "Your personal goal is: Find what is asked for"),
-    ),
     "crewai inputs": Kind(
         lambda n: (
             f"You are Researcher of {_prose(n, 2)}. You know every archive of it.\n"
@@ -110,22 +66,6 @@ KINDS: dict[str, Kind] = {
         lambda n: ["Tool Arguments: {'what'", "Action Input: the input", "Final Answer: the final"],
         ("You look first.", "NEVER make up tools"),
     ),
-    "langchain react": Kind(
-        lambda n: LANGCHAIN_REACT,
-        lambda n: ["Action Input: the input", "Final Answer: the final answer"],
-        ("Answer the following questions as best you can.",),
-    ),
-    "langchain parser": Kind(
-        lambda n: PYDANTIC, lambda n: ['"required": ["name"]'], ("Extract what the user says.",)
-    ),
-    "langgraph supervisor": Kind(
-        lambda n: (
-            "You are a supervisor tasked with managing a conversation between the following "
-            "workers: researcher, coder. Given the following user request, respond with the worker "
-            "to act next. When finished, respond with FINISH."
-        ),
-        free=("respond with FINISH",),
-    ),
     "langgraph retrieval": Kind(
         lambda n: (
             "You are an assistant for question-answering tasks. Use the following pieces of "
@@ -135,18 +75,6 @@ KINDS: dict[str, Kind] = {
         lambda n: [_prose(n, 60), _prose(n + 1000, 40)],
         ("just say that you don't know.",),
     ),
-    "langgraph sql": Kind(
-        lambda n: SQL.format(dialect="sqlite", top_k=5),
-        free=("DO NOT make any DML statements",),
-    ),
-    "autogen": Kind(
-        lambda n: (
-            "You are a helpful AI assistant. Solve tasks using your tools. Reply with TERMINATE "
-            "when the task has been completed."
-        ),
-        free=("Reply with TERMINATE",),
-    ),
-    "openai agents handoffs": Kind(lambda n: HANDOFFS, free=("Help with invoices.",)),
     # as people write them
     "date and time": Kind(
         lambda n: f"Today is Tuesday, November {n % 28 + 1}, 2026, {n % 12}:30 PM. Be polite.",

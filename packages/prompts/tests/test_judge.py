@@ -23,6 +23,7 @@ from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.transcript import answer_of, task_text, transcript
 from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan.training.folder import RunFolder
@@ -37,7 +38,6 @@ from lightspan.training.rewards import (
 from lightspan_prompts import endpoint_client
 from lightspan_prompts.judge_prompts import Ballot, ballots, comment, scores
 from lightspan_prompts.search.feedback import evidence_of
-from lightspan_testing import scripted
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.strategies import (
     make_attempt,
@@ -58,24 +58,26 @@ def script() -> Any:
     return importlib.import_module("scripted_judge")
 
 
+def call(name: str, messages: list[Any], answer: Any, **fields: Any) -> Any:
+    attributes: Attributes = {
+        c.INPUT_MESSAGES: genai_messages.dump(messages),
+        c.OUTPUT_MESSAGES: genai_messages.dump([answer]),
+    }
+    return make_call_span(name, attributes=attributes, **fields)
+
+
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer() as running:
+def server(script: Any) -> Iterator[ScriptedServer]:
+    with ScriptedServer(script.gives(by_number)) as running:
         yield running
 
 
 def said(name: str, answer: str, *, group: str = "g", **fields: Any) -> Episode:
     """Return an episode of one call."""
-    call = make_call_span(
-        f"c{name}",
-        attempt=name,
-        attributes={
-            c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": "Say a number."}]),
-            c.OUTPUT_MESSAGES: genai_messages.dump([{"role": "assistant", "content": answer}]),
-        },
-    )
+    user = {"role": "user", "content": "Say a number."}
+    span = call(f"c{name}", [user], {"role": "assistant", "content": answer}, attempt=name)
     attempt = make_attempt(name, **fields)
-    return build_episode(attempt, make_rollout(name, group), [call], [])
+    return build_episode(attempt, make_rollout(name, group), [span], [])
 
 
 def group(answers: Sequence[str], name: str = "g") -> list[Member]:
@@ -116,32 +118,15 @@ def test_a_transcript_has_the_work_and_no_reward() -> None:
     assistant = {"role": "assistant", "content": None, "tool_calls": [calls]}
     tool = {"role": "tool", "tool_call_id": "t1", "content": "4"}
 
-    def call(name: str, asked: list[Any], answer: Any) -> Any:
-        attributes: Attributes = {
-            c.INPUT_MESSAGES: genai_messages.dump(asked),
-            c.OUTPUT_MESSAGES: genai_messages.dump([answer]),
-        }
-        return make_call_span(name, attributes=attributes)
-
+    last = {"role": "assistant", "content": f"4 {KEY}"}
+    added: Attributes = {c.TOOL_NAME: "add"}
+    added |= {c.TOOL_CALL_ARGUMENTS: "[2,2]", c.TOOL_CALL_RESULT: "4"}
+    fails: Any = {"status": SpanStatus.ERROR, "status_message": "gone"}
     spans = [
         call("c1", [system, user], assistant),
-        call("c2", [system, user, assistant, tool], {"role": "assistant", "content": f"4 {KEY}"}),
-        make_span(
-            "s1",
-            SpanKind.TOOL,
-            attributes={
-                c.TOOL_NAME: "add",
-                c.TOOL_CALL_ARGUMENTS: "[2,2]",
-                c.TOOL_CALL_RESULT: "4",
-            },
-        ),
-        make_span(
-            "s2",
-            SpanKind.TOOL,
-            attributes={c.TOOL_NAME: "find"},
-            status=SpanStatus.ERROR,
-            status_message="gone",
-        ),
+        call("c2", [system, user, assistant, tool], last),
+        make_span("s1", SpanKind.TOOL, attributes=added),
+        make_span("s2", SpanKind.TOOL, attributes={c.TOOL_NAME: "find"}, **fails),
         make_span("s3", SpanKind.MESSAGE, attributes={c.MESSAGE_BODY: "four is right"}),
         make_reward_span("s4", 0.123),
     ]
@@ -164,10 +149,7 @@ def test_a_transcript_has_the_work_and_no_reward() -> None:
     assert task_text({"q": KEY}) == '{"q": "<key>"}'
 
 
-async def test_the_question_has_rubric_task_and_rollouts(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(by_number)
+async def test_a_question_has_rubric_task_and_rollouts(server: ScriptedServer, script: Any) -> None:
     llm = LLM(base_url=server.url, model="wise", sampling={"temperature": 0, "max_tokens": 500})
     [two], _ = await scored(Judge("Larger is better.", llm, orders=1), group(["3", "7"]))
     assert values(two) == [0.3, 0.7]
@@ -183,10 +165,7 @@ async def test_the_question_has_rubric_task_and_rollouts(
     ]
 
 
-async def test_alone_or_against_each_other_or_the_answer_only(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(by_number)
+async def test_alone_or_together_or_the_answer_only(server: ScriptedServer, script: Any) -> None:
     answers = ["1", "2", "3", "4", "5"]
     for options, questions, largest in (
         ({"together": 1}, 5, 1),
@@ -203,10 +182,7 @@ async def test_alone_or_against_each_other_or_the_answer_only(
     assert all("Say a number" not in request.last_text for request in server.requests)
 
 
-async def test_rollouts_that_say_the_same_are_asked_about_once(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(by_number)
+async def test_equal_transcripts_are_asked_about_once(server: ScriptedServer, script: Any) -> None:
     [three, same], spent = await scored(
         judge(server), group(["4", "9", "4"]), group(["6", "6"], name="h")
     )
@@ -234,11 +210,8 @@ def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> N
     assert max(firsts.values()) < 160  # 100 expected; 6 standard errors are 55
 
 
-async def test_its_reasons_are_kept_beside_the_reward(
-    server: ScriptedServer, script: Any, tmp_path: Path
-) -> None:
+async def test_reasons_are_kept_with_rewards(server: ScriptedServer, tmp_path: Path) -> None:
     """Each compared rollout has the comments on both and its letter; reflections read them."""
-    server.script = script.gives(by_number)
     [[alone], pair], _ = await scored(judge(server), group("5", "a"), group(["1", "2"], "b"))
     assert alone.reasons == "A {rambling} sentence."
     for each in pair:
@@ -260,7 +233,6 @@ async def test_its_reasons_are_kept_beside_the_reward(
     [
         ('{"A": 1}', ""),
         ('Good.\n```json\n{"A": 1}\n```', "Good."),
-        ('{"A": 9} was my first thought.\n{"A": 1}', '{"A": 9} was my first thought.'),
         ('{"A": 1} because {it} rambles', "because {it} rambles"),
         ("nothing but words", "nothing but words"),
     ],
@@ -269,9 +241,7 @@ def test_the_words_of_an_answer(answer: str, expected: str) -> None:
     assert comment(answer) == expected
 
 
-async def test_a_judge_who_prefers_places_is_evened_out(
-    server: ScriptedServer, script: Any
-) -> None:
+async def test_a_preference_for_places_is_evened_out(server: ScriptedServer, script: Any) -> None:
     """A linear position bias cancels with two orders; any bias with two orders per position."""
     answers = ["1", "2", "3", "4"]
 
@@ -290,17 +260,6 @@ async def test_a_judge_who_prefers_places_is_evened_out(
     assert values(one_order) != pytest.approx(fair)  # so the judge above was biased
 
 
-async def test_with_one_order_a_preference_falls_on_nobody_in_particular(
-    server: ScriptedServer, script: Any
-) -> None:
-    server.script = script.gives(lambda text, place: 10 * (place == 0))
-    groups = [group(["x", "y"], name=f"n{number}") for number in range(60)]
-    results, _ = await scored(judge(server, orders=1), *groups)
-    assert {tuple(values(each)) for each in results} == {(0.0, 1.0), (1.0, 0.0)}
-    won = sum(first == 1.0 for first, _ in map(values, results))
-    assert 15 < won < 45  # 30 expected; the seed is fixed
-
-
 # --- failures -------------------------------------------------------------------------------
 BALLOT = Ballot("…", ("first", "second"))
 
@@ -316,7 +275,6 @@ BALLOT = Ballot("…", ("first", "second"))
         ('{"A": NaN, "B": null}', ["score nan is no number", "score None is no number"]),
         ("A is better.", ["has no line of JSON: 'A is better.'"] * 2),
         ('{"A": 7, "B"', ["has no line of JSON"] * 2),
-        ("", ["has no line of JSON: ''"] * 2),
     ],
 )
 def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
@@ -327,13 +285,6 @@ def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
             assert wanted in one
         else:
             assert one == wanted
-
-
-def test_an_answer_that_was_cut_off_says_so() -> None:
-    assert (
-        scores(BALLOT, "I th", "length")
-        == ["the judge's answer was cut off (finish_reason=length): 'I th'"] * 2
-    )
 
 
 async def test_failures_are_unscored_and_counted(
@@ -365,8 +316,8 @@ async def test_failures_are_unscored_and_counted(
     assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.MAX_TRIES
 
 
-async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, script: Any) -> None:
-    full = script.gives(by_number)
+async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer) -> None:
+    full = server.script
     server.script = lambda request: '{"A": 9}' if len(server.requests) == 2 else full(request)
     [two], _ = await scored(judge(server, concurrency=1), group(["3", "7"]))
     assert sorted(map(str, values(two))) in (["0.6", "None"], ["0.8", "None"])
@@ -374,38 +325,13 @@ async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, scri
 
 
 @pytest.mark.parametrize(
-    ("message", "value"),
-    [
-        ({"content": '\ud83d {"A": 3}'}, 0.3),
-        ({"content": [{"type": "text", "text": '{"A": 3}'}]}, 0.3),
-        (None, None),
-    ],
-)
-async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
-    server: ScriptedServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    message: Any,
-    value: float | None,
-) -> None:
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
-    usage = {"prompt_tokens": 3, "completion_tokens": None}
-    reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
-    monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
-    for asked in (1, 1):  # the second time from the log
-        [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
-        assert values(one) == [value]
-        assert len(server.requests) == asked
-
-
-@pytest.mark.parametrize(
     ("status", "error"),
-    [(401, "AuthenticationError"), (403, "PermissionDenied"), (404, "NotFound")],
+    [(401, "AuthenticationError"), (404, "NotFound")],
 )
-async def test_what_will_never_be_answered_ends_the_run(
-    server: ScriptedServer, script: Any, status: int, error: str
+async def test_permanent_errors_end_the_run(
+    server: ScriptedServer, status: int, error: str
 ) -> None:
-    full = script.gives(by_number)
+    full = server.script
     server.script = lambda request: (
         Reply(status=status, text="go away") if len(server.requests) > 2 else full(request)
     )
@@ -414,7 +340,7 @@ async def test_what_will_never_be_answered_ends_the_run(
         await scored(judge(server), group(["2", "4"]), group(["2", "5"], name="h"))
 
 
-async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
+async def test_first_requests_that_fail_end_the_run(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
@@ -425,9 +351,9 @@ async def test_a_judge_that_answers_nothing_at_all_ends_the_run(
         await scored(judge(server), group(["3", "7"]))
 
 
-async def test_busy_is_waited_for_and_told_once(server: ScriptedServer, script: Any) -> None:
+async def test_busy_is_waited_for_and_told_once(server: ScriptedServer) -> None:
     busy: set[str] = set()
-    full = script.gives(by_number)
+    full = server.script
 
     def answers(request: Request) -> Any:
         if request.last_text not in busy:
@@ -442,42 +368,30 @@ async def test_busy_is_waited_for_and_told_once(server: ScriptedServer, script: 
     )
     assert (values(two), values(other)) == ([0.3, 0.7], [0.1, 0.2])
     assert notes == ["the judge is busy (429): waiting 0 s"]
-    server.script = lambda request: Reply(status=429, text="busy", headers={"retry-after": "9"})
-    with pytest.raises(EngineError, match="RateLimitError"):
-        await scored(judge(server, patience_s=5), group(["3", "7"]))
 
 
-async def test_no_more_at_once_than_it_may(server: ScriptedServer, script: Any) -> None:
+async def test_no_more_at_once_than_it_may(server: ScriptedServer) -> None:
     """The third request is not sent before one of two was answered."""
-    waiting, peak, lock = 0, 0, threading.Lock()
-    two_wait = threading.Event()
-    full = script.gives(by_number)
+    at_once: list[int] = []
+    answered: list[Request] = []
+    turns = threading.Barrier(2)
+    full = server.script
 
     def answers(request: Request) -> Any:
-        nonlocal waiting, peak
-        with lock:
-            waiting += 1
-            peak = max(peak, waiting)
-            if waiting == 2:
-                two_wait.set()
-        assert two_wait.wait(30)
-        answer = full(request)
-        with lock:
-            waiting -= 1
-        return answer
+        at_once.append(len(server.requests) - len(answered))
+        turns.wait(30)
+        answered.append(request)
+        return full(request)
 
     server.script = answers
     groups = [group([str(number)], name=f"n{number}") for number in range(8)]
     await scored(judge(server, concurrency=2), *groups)
-    assert peak == 2
     assert len(server.requests) == 8
+    assert max(at_once) == 2
 
 
 # --- what it costs, and what is kept --------------------------------------------------------
-async def test_what_was_answered_is_asked_of_nobody_again(
-    server: ScriptedServer, script: Any, tmp_path: Path
-) -> None:
-    server.script = script.gives(by_number)
+async def test_no_question_is_asked_twice(server: ScriptedServer, tmp_path: Path) -> None:
     groups = [group([str(n), "9"], name=f"n{n}") for n in range(4)]
     whole, spent = await scored(judge(server), *groups, folder=tmp_path)
     assert spent["calls"] == len(server.requests) == 8
@@ -504,27 +418,26 @@ async def test_what_was_answered_is_asked_of_nobody_again(
         await scored(judge(server), *groups, folder=tmp_path)
 
 
-async def test_an_answer_of_no_use_is_not_asked_for_again(
+async def test_a_useless_answer_is_not_asked_for_again(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    server.script = lambda request: "I cannot say."
+    server.script = lambda request: Reply(text="I th", finish_reason="length")
+    why = "the judge's answer was cut off (finish_reason=length): 'I th'"
     for _ in range(2):
         [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
-        assert values(one) == [None]
+        assert one == [Scored(why=why)]
     assert len(server.requests) == 1
 
 
-async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> None:
-    server.script = script.gives(by_number)
-    four = judge(server, max_calls=4)
-    await scored(four, group(["1", "2"]), folder=tmp_path)
-    await scored(four, group(["1", "3"]), folder=tmp_path)
+async def test_budgets(server: ScriptedServer, tmp_path: Path) -> None:
+    two = judge(server, max_calls=2)
+    await scored(two, group(["1", "3"]), folder=tmp_path)
     with pytest.raises(
-        BudgetError, match=r"answered 4 questions \([\d,]+ tokens\), and 2 questions more would"
+        BudgetError, match=r"answered 2 questions \([\d,]+ tokens\), and 2 questions more would"
     ):
-        await scored(four, group(["1", "4"]), folder=tmp_path)
-    assert len(server.requests) == 4
-    await scored(four, group(["1", "3"]), folder=tmp_path)  # already in the log
+        await scored(two, group(["1", "4"]), folder=tmp_path)
+    assert len(server.requests) == 2
+    await scored(two, group(["1", "3"]), folder=tmp_path)  # already in the log
     [request_tokens] = {
         json.loads(line)["input_tokens"] + json.loads(line)["output_tokens"]
         for line in (tmp_path / "journal" / "judge.jsonl").read_text().splitlines()[:1]
@@ -533,10 +446,10 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     few = judge(server, max_tokens=request_tokens, concurrency=1)
     with pytest.raises(BudgetError, match=f"max_tokens={request_tokens} is reached"):
         await scored(few, group(["1", "5"]), folder=tmp_path)
-    assert len(server.requests) == 4
+    assert len(server.requests) == 2
     # requests in flight when the tokens are used up are paid for, and logged
     waits = threading.Barrier(2)
-    full = script.gives(by_number)
+    full = server.script
 
     def side_by_side(request: Request) -> str:
         waits.wait(30)
@@ -550,13 +463,7 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     assert len((tmp_path / "other" / "journal" / "judge.jsonl").read_text().splitlines()) == 2
 
 
-async def test_only_rollouts_that_ended_well_are_judged(
-    server: ScriptedServer, script: Any
-) -> None:
-    from lightspan.schema.records import AttemptStatus, Outcome
-    from lightspan.training.rewards import with_reward
-
-    server.script = script.gives(by_number)
+async def test_only_rollouts_that_ended_are_judged(server: ScriptedServer) -> None:
     failed = said("f", "1", status=AttemptStatus.FAILED, outcome=Outcome.APP_ERROR, reward=None)
     lost = said("l", "1", status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE, reward=None)
     damaged = said("d", "1", capture_errors=["a hole"])
@@ -601,18 +508,13 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
             r"the key in \$NO_SUCH_KEY",
         ),
         ({"together": 27}, "together=27 must be at most 26"),
-        ({"together": 0}, "together=0"),
         ({"orders": 0}, "orders=0"),
-        ({"concurrency": 0}, "concurrency=0"),
-        ({"max_calls": 0}, "max_calls=0"),
         ({"max_tokens": 1.5}, "max_tokens=1.5"),
         ({"show": "all"}, "show='all': use one of 'conversation', 'answer'"),
         ({"name": "app"}, "not 'app', which is the app's own"),
         ({"name": "../x"}, "letters, digits"),
         ({"name": "gepa"}, "name='gepa' is reserved"),
-        ({"name": "apo"}, "name='apo' is reserved"),
         ({"name": "step-1"}, "name='step-1' is reserved"),
-        ({"timeout_s": 0}, "timeout_s=0"),
         ({"patience_s": math.nan}, "patience_s=nan"),
     ],
 )
@@ -622,28 +524,8 @@ def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) 
         Judge(**given)
 
 
-async def test_cancelling_it_cancels_its_questions(server: ScriptedServer) -> None:
-    asked, go = threading.Event(), threading.Event()
-
-    def answers(request: Request) -> str:
-        asked.set()
-        go.wait(30)
-        return '{"A": 1}'
-
-    server.script = answers
-    task = asyncio.create_task(scored(judge(server), group(["3"])))
-    assert await asyncio.to_thread(asked.wait, 30)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    go.set()
-
-
-async def test_its_calls_are_not_recorded_as_an_apps(
-    server: ScriptedServer, script: Any, tmp_path: Path
-) -> None:
+async def test_its_calls_are_not_recorded(server: ScriptedServer, tmp_path: Path) -> None:
     """A trainer may also record the process (`lightspan.record`)."""
-    server.script = script.gives(by_number)
     url = f"sqlite:///{tmp_path / 'traces.db'}"
     with lightspan.record(url) as recording:
         await scored(judge(server), group(["3", "7"]))

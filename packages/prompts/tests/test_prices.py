@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,15 @@ import pytest
 from lightspan import Price
 from lightspan.errors import ConfigError
 from lightspan_testing.scripted import ScriptedServer
-from packages.prompts.tests.made_up import World, call, gepa, pool, reflects, search
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer(reflects) as running:
-        yield running
-
+from packages.prompts.tests.made_up import World, call, gepa, pool, search
 
 PRICES = {"thinker": Price(input=2000.0, output=10_000.0), "small": Price(input=50.0, output=500.0)}
+
+
+def reflections(folder: Path) -> list[dict[str, Any]]:
+    """Return the reflections of GEPA's journal."""
+    lines = (folder / "journal/gepa.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["type"] == "reflection"]
 
 
 async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
@@ -30,12 +28,11 @@ async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
     app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1), call(2, "small", 20, 2)]
     world = World(tmp_path, calls=app)
     result = await search(gepa(server, max_cost=1.5, prices=PRICES), world)
-    asked = answered = 0
-    for line in (tmp_path / "journal/gepa.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        if entry["type"] == "reflection":
-            assert entry["model"] == "thinker"
-            asked, answered = asked + entry["input_tokens"], answered + entry["output_tokens"]
+    entries = reflections(tmp_path)
+    assert {entry["model"] for entry in entries} == {"thinker"}
+    asked, answered = (
+        sum(entry[name] for entry in entries) for name in ("input_tokens", "output_tokens")
+    )
     rollouts = result.rollouts * (110 * 50.0 + 12 * 500.0) / 1e6
     cost = rollouts + (asked * 2000.0 + answered * 10_000.0) / 1e6
     assert asked > answered > 0
@@ -47,9 +44,7 @@ async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
     assert not any(each.again for each in result.candidates)
 
 
-async def test_a_model_without_a_price_ends_the_search_and_nothing_is_asked_again(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_a_missing_price_ends_the_search(server: ScriptedServer, tmp_path: Path) -> None:
     app = [call(1, "large", 90, 10)]
     world = World(tmp_path, calls=app)
     with pytest.raises(ConfigError, match=r"'large' was called: add prices=.*resume=True"):
@@ -65,9 +60,7 @@ async def test_a_model_without_a_price_ends_the_search_and_nothing_is_asked_agai
     assert (pool(whole), whole.cost) == (pool(result), result.cost)
 
 
-async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_policies_cost_nothing(server: ScriptedServer, tmp_path: Path) -> None:
     silent, own = call(2, "who knows", 0, 0), call(3, "policy", 50, 50)
     # like a call whose client disconnected before any token: it has no record
     assert own.span is not None
@@ -76,66 +69,16 @@ async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
         gepa(server, max_cost=1000.0, prices=PRICES, max_reflections=1),
         World(tmp_path, calls=[silent, own]),
     )
-    [line] = [
-        json.loads(line)
-        for line in (tmp_path / "journal/gepa.jsonl").read_text().splitlines()
-        if '"type":"reflection"' in line
-    ]
+    [line] = reflections(tmp_path)
     cost = (line["input_tokens"] * 2000.0 + line["output_tokens"] * 10_000.0) / 1e6
     assert result.cost == pytest.approx(cost, rel=1e-12)
 
 
-async def test_choices_of_a_call_count_once(server: ScriptedServer, tmp_path: Path) -> None:
-    app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1)]
-    result = await search(gepa(server, max_reflections=1), World(tmp_path, calls=app))
-    [asked] = [
-        entry["input_tokens"] + entry["output_tokens"]
-        for entry in map(json.loads, (tmp_path / "journal/gepa.jsonl").read_text().splitlines())
-        if entry["type"] == "reflection"
-    ]
-    assert result.tokens == 100 * result.rollouts + asked
-
-
-async def test_an_older_journal_does_not_say_what_was_asked(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
-    app = [call(1, "small", 90, 10)]
-    before = await search(gepa(server, max_rollouts=40), World(tmp_path, calls=app))
-    journal = tmp_path / "journal/gepa.jsonl"
-    entries = [json.loads(line) for line in journal.read_text().splitlines()]
-    for entry in entries:
-        entry.pop("model", None)
-        for seen in entry.get("seen", ()):
-            del seen["usage"]
-    journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    with pytest.raises(ConfigError, match="from a version that did not record"):
-        await search(gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=app))
-    again = await search(gepa(server, max_rollouts=40), World(tmp_path, calls=app))
-    assert (pool(again), again.tokens) == (pool(before), before.tokens)
-
-
-async def test_a_call_that_names_no_model_has_no_price(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
+async def test_a_call_without_a_model_has_no_price(server: ScriptedServer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a call of the app has tokens but no model name"):
         await search(
             gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=[call(1, "", 9, 1)])
         )
-
-
-def test_prices_may_be_changed_by_their_owner(server: ScriptedServer) -> None:
-    prices = dict(PRICES)
-    algorithm = gepa(server, max_cost=1.0, prices=prices)
-    prices.clear()
-    assert algorithm.prices == PRICES
-
-
-async def test_without_a_budget_of_money_nobody_asks_for_prices(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
-    result = await search(gepa(server), World(tmp_path, calls=[call(1, "large", 9, 1)]))
-    assert result.cost is None
-    assert "cost" not in result.metrics()
 
 
 @pytest.mark.parametrize(
@@ -148,14 +91,12 @@ async def test_without_a_budget_of_money_nobody_asks_for_prices(
         ({"max_cost": 1.0, "prices": {"thinker": 2.0}}, r"prices\['thinker'\]=2.0: use Price"),
     ],
 )
-def test_a_budget_of_money_that_cannot_be_kept(
-    server: ScriptedServer, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_budgets(server: ScriptedServer, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         gepa(server, **options)
 
 
-@pytest.mark.parametrize("given", [-1.0, float("nan"), float("inf"), "2", None, True])
+@pytest.mark.parametrize("given", [-1.0, float("nan"), "2", None])
 def test_a_price_is_a_number(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"Price\(output=\)"):
         Price(input=0.0, output=given)

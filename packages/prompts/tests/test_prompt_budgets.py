@@ -23,9 +23,7 @@ from hypothesis import example, given, settings, strategies as st
 from lightspan import Price
 from lightspan_prompts.search.candidates import SearchResult
 from lightspan_testing.scripted import ScriptedServer
-from packages.prompts.tests import made_up
-from packages.prompts.tests.made_up import World, call, gepa, pool
-from packages.prompts.tests.test_apo import apo, reflects
+from packages.prompts.tests.made_up import World, apo, call, gepa, pool, reflects
 
 PER_ROLLOUT = 20
 APP = [call(1, "small", 15, 5)]
@@ -35,12 +33,6 @@ PRICES = {"thinker": Price(input=1e4, output=1e4), "small": Price(input=1e4, out
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[ScriptedServer]:
-    with ScriptedServer(made_up.reflects) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def critic() -> Iterator[ScriptedServer]:
     with ScriptedServer(reflects) as running:
         yield running
 
@@ -141,24 +133,22 @@ async def test_gepa(thinker: ScriptedServer, limit: int, is_money: bool, proposa
 @example(limit=500, is_money=False)
 @example(limit=450, is_money=True)
 @given(limit=st.integers(1, 3000), is_money=st.booleans())
-async def test_apo(critic: ScriptedServer, limit: int, is_money: bool) -> None:
-    await check(apo, critic, limit, is_money, 1, reflections_at_once=1)
+async def test_apo(thinker: ScriptedServer, limit: int, is_money: bool) -> None:
+    await check(apo, thinker, limit, is_money, 1, reflections_at_once=1)
 
 
 @settings(max_examples=3, deadline=None)
 @example(limit=500, at_once=2)
 @given(limit=st.integers(1, 3000), at_once=st.integers(2, 4))
-async def test_questions_that_are_under_way_are_waited_for(
-    critic: ScriptedServer, limit: int, at_once: int
-) -> None:
+async def test_reflections_at_once(thinker: ScriptedServer, limit: int, at_once: int) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         options = {"max_tokens": limit, "reflections_at_once": at_once}
-        life = await live(apo, critic, folder, **options)
+        life = await live(apo, thinker, folder, **options)
         logged = entries(folder)
         questions = sum(entry["type"] == "reflection" for entry in logged)
         assert questions == life.questions == life.found.reflections
         if "is used up" in life.found.ended:
             assert life.found.tokens - under_way(logged, life.batches[-1], at_once) < limit
-        again = await live(apo, critic, folder, **options)
+        again = await live(apo, thinker, folder, **options)
         assert (again.batches, again.questions, again.found) == ([], 0, life.found)

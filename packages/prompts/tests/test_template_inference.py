@@ -67,14 +67,6 @@ def test_any_texts_are_reproduced_exactly_or_have_no_template(texts: list[str]) 
         assert same.format(**values) == text
 
 
-@given(st.text(max_size=60), st.lists(st.text(max_size=20), min_size=1, max_size=4))
-def test_values_between_long_texts_are_found(literal: str, values: list[str]) -> None:
-    around = ("Here begins what is always said: ", f" <and it ends here> {literal}")
-    texts = [f"{around[0]}{value}{around[1]}" for value in values]
-    template = infer_template(texts)
-    assert all(template.format(**(template.match(text) or {})) == text for text in texts)
-
-
 @given(
     st.lists(st.sampled_from("ab"), max_size=4).map("".join),
     st.lists(st.sampled_from(["a", "b", "ab", "{p}", "{q}"]), max_size=5),

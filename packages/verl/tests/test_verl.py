@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightspan import LightningRL, LoRA, Optimizer, Trainer, Verl
+from lightspan import LightningRL, LoRA, Optimizer, Verl
 from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import LearnerCapabilities
@@ -31,10 +31,8 @@ from lightspan_verl.shards import SavedShards, Shard, write
         ({"python": "p", "ranks": 0}, "Verl: ranks"),
         ({"python": "p", "token_budget": 0}, "Verl: token_budget"),
         ({"python": "p", "dtype": "float16"}, "Verl: dtype"),
-        ({"python": "p", "start_s": 0}, "Verl: start_s"),
         ({"python": "p", "timeout_s": -1}, "Verl: timeout_s"),
         ({"python": "p", "ray": 3}, "Verl: ray=3 must be True for a Ray cluster that is started"),
-        ({"python": "p", "ray": ""}, "Verl: ray=''"),
         ({"python": "p", "ray": "local"}, "Verl: ray='local' must be True"),
         (
             {"python": "p", "ray": "ray://head:10001"},
@@ -92,16 +90,15 @@ ALL = (
         ("no json", "does not run as an interpreter"),
     ],
 )
-def test_an_environment_that_lacks_something_says_what(
-    tmp_path: Path, found: str, match: str
-) -> None:
+def test_what_an_environment_lacks_is_named(tmp_path: Path, found: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         check_environment(interpreter(tmp_path, found))
 
 
 def test_an_environment_that_has_all(tmp_path: Path) -> None:
-    found = check_environment(interpreter(tmp_path, f'{{{ALL}, "trl": "0.27.0"}}'))
-    assert found["verl"] == "0.9.1"
+    python = interpreter(tmp_path, f'{{{ALL}, "trl": "0.27.0", "ray": "2.60.0"}}')
+    found = check_environment(python, with_ray=True)
+    assert (found["verl"], found["ray"]) == ("0.9.1", "2.60.0")
 
 
 @pytest.mark.parametrize(
@@ -113,16 +110,11 @@ def test_an_environment_that_has_all(tmp_path: Path) -> None:
 )
 def test_an_environment_for_ray_lacks_it_by_name(tmp_path: Path, more: str, match: str) -> None:
     python = interpreter(tmp_path, f"{{{ALL}{more}}}")
-    check_environment(python)
+    assert check_environment(python)["verl"] == "0.9.1"
     with pytest.raises(ConfigError, match=match):
         check_environment(python, with_ray=True)
     with pytest.raises(ConfigError, match=match):
         RayWorkers(python, ["cpu"])
-
-
-def test_an_environment_that_has_ray_too(tmp_path: Path) -> None:
-    found = check_environment(interpreter(tmp_path, f'{{{ALL}, "ray": "2.60.0"}}'), with_ray=True)
-    assert found["ray"] == "2.60.0"
 
 
 def test_a_cluster_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
@@ -143,12 +135,6 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
         check_environment(sys.executable)
 
 
-def test_the_trainer_refuses_what_contradicts(tmp_path: Path) -> None:
-    algorithm = LightningRL(tmp_path)
-    with pytest.raises(ConfigError, match="2 ranks cannot all be on"):
-        Trainer(algorithm, learner=Verl(python="p", ranks=2), device="cuda:0")
-
-
 def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
     engine = EngineCapabilities(exact_tokens=True)
     for options, match in (
@@ -162,8 +148,6 @@ def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
 
 
 def test_mixed_temperatures_are_refused_where_they_are_not_declared() -> None:
-    import random
-
     rows = [random_row([5, 6, 7, 8], random.Random(seed), "ro", "writer") for seed in range(9)]
     LearnerCapabilities().check_temperatures(rows)
     one = LearnerCapabilities(mixed_temperatures=False)
@@ -233,10 +217,8 @@ def test_a_rank_sees_its_own_of_the_cards_that_the_trainer_sees(
     assert [cuda_device(device) for device in ("cuda", "cuda:1", "cuda:2")] == expected
 
 
-@pytest.mark.parametrize(("shown", "count"), [("", 0), ("-1", 0), ("3", 1), ("3,-1,4", 1)])
-def test_a_card_that_is_not_shown_is_named(
-    monkeypatch: pytest.MonkeyPatch, shown: str, count: int
-) -> None:
+@pytest.mark.parametrize(("shown", "count"), [("", 0), ("3,-1,4", 1)])
+def test_a_card_that_is_not_shown(monkeypatch: pytest.MonkeyPatch, shown: str, count: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     with pytest.raises(
         ConfigError, match=rf"CUDA_VISIBLE_DEVICES='{shown}' shows {count} devices.*'cuda:1'"

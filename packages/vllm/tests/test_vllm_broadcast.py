@@ -21,23 +21,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lightspan.errors import ConfigError, EngineError
-from lightspan_testing.tiny import tiny_model
 from lightspan_vllm import broadcast
 from lightspan_vllm.broadcast import Broadcast, BroadcastError
 from lightspan_vllm.config import VLLM, Link
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import PLUGIN_FOLDER
 from lightspan_vllm.vllm_plugin.lightspan_broadcast import receive
-from packages.vllm.tests.test_vllm_servers import moved, same, served, wait_no_longer_than
-from packages.vllm.tests.vllm_wire import Wire
+from packages.vllm.tests.test_vllm_servers import moved, same, wait_no_longer_than
+from packages.vllm.tests.vllm_wire import Wire, served
 
 LOOPBACK = Link("gloo", "127.0.0.1")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("broadcast") / "model", seed=1, context=256)
 
 
 @pytest.fixture
@@ -130,21 +124,6 @@ def test_a_server_that_is_killed_while_weights_come(large: list[str]) -> None:
         assert time.monotonic() - killed < 20
 
 
-def test_a_server_does_not_wait_for_weights_that_cannot_be_read(
-    large: list[str], files: list[str]
-) -> None:
-    way = Broadcast([*large, *files], LOOPBACK, 1)
-    info = way.info()
-    Path(files[0]).write_bytes(b"damaged")
-    with ThreadPoolExecutor(1) as threads:
-        sending = threads.submit(way.send)
-        began = time.monotonic()
-        with pytest.raises(RuntimeError, match=r"(?i)connection|closed|reset"):
-            list(receive(info, 1, CPU))
-        assert time.monotonic() - began < 60
-        assert sending.exception(10) is not None
-
-
 SENDER = """
 import json, sys
 from lightspan_vllm.broadcast import Broadcast
@@ -200,9 +179,7 @@ async def test_servers_need_no_file(folder: Path, tmp_path: Path, workers: int) 
         assert [each["workers"] for each in server.sent] == [workers] * 2
 
 
-async def test_a_server_that_is_started_again_gets_the_weights_of_now(
-    folder: Path, tmp_path: Path
-) -> None:
+async def test_a_restarted_server_gets_the_weights_of_now(folder: Path, tmp_path: Path) -> None:
     server = Wire(folder)
     newer = moved(folder, 1.0)
     async with served(folder, tmp_path, server, transfer="gloo") as engine:
@@ -212,29 +189,12 @@ async def test_a_server_that_is_started_again_gets_the_weights_of_now(
         assert same(server, "model.norm.weight", newer["model.norm.weight"])
 
 
-@pytest.mark.parametrize(
-    ("refusal", "said"),
-    [
-        ((400, "no such layer"), r"version 1 of its weights: .*: 400 no such layer$"),
-        (None, r"loaded weights that were not sent: the 1 processes of the server did not conn"),
-    ],
-)
-async def test_what_went_wrong_is_said(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: tuple[int, str] | None,
-    said: str,
-) -> None:
+async def test_a_refused_update_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
     server = Wire(folder)
     async with served(folder, tmp_path, server, transfer="gloo") as engine:
         wait_no_longer_than(engine, 5)
-        monkeypatch.setattr(broadcast, "RENDEZVOUS_S", 0.2)
-        if refusal is None:  # it says that all is well
-            had = dict(server.loaded)
-            monkeypatch.setattr("packages.vllm.tests.vllm_wire._received", lambda sent: had)
-        else:
-            server.refuse["/update_weights"] = refusal
+        server.refuse["/update_weights"] = 400, "no such layer"
+        said = r"version 1 of its weights: .*: 400 no such layer$"
         with pytest.raises(EngineError, match=said):
             await asyncio.wait_for(engine.update("writer", moved(folder, 1.0), 1), 30)
 
@@ -268,12 +228,6 @@ async def test_nccl_without_a_gpu(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="transfer='nccl' sends weights from a GPU, but this pro"):
         async with served(folder, tmp_path, Wire(folder), transfer="nccl"):
             pass
-
-
-def test_a_server_without_a_gpu_for_nccl(folder: Path, tmp_path: Path) -> None:
-    vllm = VLLM(addresses=("http://127.0.0.1:9",), transfer="nccl")
-    engine = VLLMEngine(vllm, {"writer": folder}, logs=tmp_path)
-    assert engine._specs["writer"].on_gpu
 
 
 def test_lora_is_read_from_files(folder: Path, tmp_path: Path) -> None:

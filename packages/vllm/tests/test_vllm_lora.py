@@ -7,8 +7,6 @@ start it gets one of each policy, in the order of `RANKS`, which adds nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,26 +22,15 @@ from lightspan_torch.engine.weights import load_model
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.weights import ServerSpec
-from packages.vllm.tests.vllm_wire import Wire
+from packages.vllm.tests.vllm_wire import PROMPT, Wire, served
 
-PROMPT = [5, 6, 7, 8]
+pytestmark = pytest.mark.usefixtures("quickly")
 RANKS = {"writer": 4, "checker": 8, "base": 0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("lora") / "model", seed=1, context=256)
 
 
 @pytest.fixture(scope="module")
 def lora(folder: Path) -> LoRAWeights:
     return low_rank(load_model(folder), seed=3)
-
-
-@pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan_vllm.supervised_server.POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr("lightspan_vllm.supervised_server._DYING_S", 0.1)
 
 
 def wire(folder: Path, **info: Any) -> Wire:
@@ -52,54 +39,24 @@ def wire(folder: Path, **info: Any) -> Wire:
     return Wire(folder, **{**room, **info})
 
 
-@asynccontextmanager
-async def served(
-    folder: Path, tmp_path: Path, *servers: Wire, ranks: Mapping[str, int] = RANKS
-) -> AsyncIterator[VLLMEngine]:
-    """An engine on these servers; both end with the block."""
-    for server in servers:
-        await server.start()
-    vllm = VLLM(addresses=tuple(server.address for server in servers), exchange=str(tmp_path))
-    engine = VLLMEngine(vllm, dict.fromkeys(ranks, folder), lora=ranks, logs=tmp_path)
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.close()
-        for server in servers:
-            await server.stop()
-
-
 async def of(engine: VLLMEngine, policy: str, **options: Any) -> Answer:
     return await generate(engine, PROMPT, **{"policy": policy, "max_tokens": 1, **options})
 
 
-async def test_several_policies_are_on_one_server(
-    folder: Path, tmp_path: Path, lora: LoRAWeights
-) -> None:
+async def test_policies_share_a_server(folder: Path, tmp_path: Path, lora: LoRAWeights) -> None:
     server = wire(folder)
-    async with served(folder, tmp_path, server) as engine:
+    async with served(folder, tmp_path, server, ranks=RANKS) as engine:
         assert engine.capabilities.lora == ("writer", "checker")
         assert [(await of(engine, policy)).ids for policy in RANKS] == [[51], [52], [53]]
         await engine.update("writer", lora, 3)
         await engine.update("checker", lora, 7)
         found = {policy: await of(engine, policy) for policy in RANKS}
         assert engine.policies() == {"writer": 3, "checker": 7, "base": 0}
-    assert {policy: answer.ids for policy, answer in found.items()} == {
-        "writer": [54],
-        "checker": [55],
-        "base": [53],
+    assert {policy: (answer.ids, answer.versions) for policy, answer in found.items()} == {
+        "writer": ([54], [3]),
+        "checker": ([55], [7]),
+        "base": ([53], [0]),
     }
-    assert {policy: answer.versions for policy, answer in found.items()} == {
-        "writer": [3],
-        "checker": [7],
-        "base": [0],
-    }
-    names = [asked["model"] for asked in server.asked]
-    assert [name.rpartition("-")[0] for name in names] == [
-        *["lightspan-0"] * 3,
-        *("lightspan-3", "lightspan-7", "lightspan-0"),
-    ]
     assert server.loaded == {}, "its own weights were replaced"
     for start in server.brought[:3]:
         assert not any(tensor.any() for tensor in start["tensors"].values())
@@ -115,7 +72,7 @@ async def test_an_update_cuts_the_calls_of_its_policy_alone(
 ) -> None:
     server = wire(folder)
     server.hold.clear()  # no call comes to its end before the update
-    async with served(folder, tmp_path, server) as engine:
+    async with served(folder, tmp_path, server, ranks=RANKS) as engine:
         tasks = {
             policy: asyncio.create_task(of(engine, policy, max_tokens=4, stream=stream))
             for policy in RANKS
@@ -136,11 +93,9 @@ async def test_an_update_cuts_the_calls_of_its_policy_alone(
     assert server.asked[-1]["prompt"] == [*PROMPT, 51, 51, 51]
 
 
-async def test_only_the_present_version_is_kept(
-    folder: Path, tmp_path: Path, lora: LoRAWeights
-) -> None:
+async def test_only_one_version_is_kept(folder: Path, tmp_path: Path, lora: LoRAWeights) -> None:
     server = wire(folder)
-    async with served(folder, tmp_path, server) as engine:
+    async with served(folder, tmp_path, server, ranks=RANKS) as engine:
         await engine.update("checker", lora, 1)
         for version in (2, 3, 4):
             await engine.update("writer", lora, version)
@@ -154,37 +109,27 @@ async def test_only_the_present_version_is_kept(
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-async def test_a_server_that_was_started_again_gets_all_of_them_before_any_call(
-    folder: Path, tmp_path: Path, lora: LoRAWeights
+@pytest.mark.parametrize("in_mid_update", [False, True])
+async def test_a_server_that_is_started_again_gets_all_of_them_before_any_call(
+    folder: Path, tmp_path: Path, lora: LoRAWeights, in_mid_update: bool
 ) -> None:
     server = wire(folder)
-    async with served(folder, tmp_path, server) as engine:
-        await engine.update("writer", lora, 3)
+    async with served(folder, tmp_path, server, ranks=RANKS) as engine:
         await engine.update("checker", lora, 7)
-        await server.restart()
-        answers = [await of(engine, policy) for policy in ("writer", "checker", "base")]
-    assert [answer.ids for answer in answers] == [[56], [57], [58]]
-    assert [answer.versions for answer in answers] == [[3], [7], [0]]
-
-
-async def test_a_server_that_is_started_again_in_mid_update_gets_all_of_them(
-    folder: Path, tmp_path: Path, lora: LoRAWeights
-) -> None:
-    server = wire(folder)
-    async with served(folder, tmp_path, server) as engine:
-        await engine.update("checker", lora, 7)
-        server.dies.add("/v1/load_lora_adapter")
+        if in_mid_update:
+            server.dies.add("/v1/load_lora_adapter")
         await engine.update("writer", lora, 8)
-        answers = [await of(engine, policy) for policy in ("writer", "checker", "base")]
-    assert [answer.ids for answer in answers] == [[55], [56], [57]]
+        if not in_mid_update:
+            await server.restart()
+        answers = [await of(engine, policy) for policy in RANKS]
+    first = 55 if in_mid_update else 56
+    assert [answer.ids for answer in answers] == [[first], [first + 1], [first + 2]]
     assert [answer.versions for answer in answers] == [[8], [7], [0]]
 
 
-async def test_every_server_has_every_policy(
-    folder: Path, tmp_path: Path, lora: LoRAWeights
-) -> None:
+async def test_servers_have_every_policy(folder: Path, tmp_path: Path, lora: LoRAWeights) -> None:
     first, second = wire(folder), wire(folder)
-    async with served(folder, tmp_path, first, second) as engine:
+    async with served(folder, tmp_path, first, second, ranks=RANKS) as engine:
         await engine.update("writer", lora, 3)
         await asyncio.gather(*(of(engine, "writer", request_id=str(n)) for n in range(4)))
         probes = await engine.probes("writer")
@@ -195,22 +140,18 @@ async def test_every_server_has_every_policy(
     assert [(probe.version, probe.ids) for probe in probes] == [(3, [54] * 8)] * 8
 
 
-async def test_what_a_killed_trainer_left_on_a_server_is_unloaded(
-    folder: Path, tmp_path: Path, lora: LoRAWeights
-) -> None:
+async def test_lora_of_a_killed_trainer(folder: Path, tmp_path: Path, lora: LoRAWeights) -> None:
     server = wire(folder)
     server.loras = {"lightspan-9-0123": 77, "somebody-elses": 78}
-    async with served(folder, tmp_path, server) as engine:
+    async with served(folder, tmp_path, server, ranks=RANKS) as engine:
         assert "lightspan-9-0123" not in server.loras
         assert server.loras["somebody-elses"] == 78
         assert (await of(engine, "writer")).ids == [51]
 
 
-async def test_lora_that_a_server_refuses_ends_the_run(
-    folder: Path, tmp_path: Path, lora: LoRAWeights
-) -> None:
+async def test_refused_lora_ends_the_run(folder: Path, tmp_path: Path, lora: LoRAWeights) -> None:
     server = wire(folder)
-    async with served(folder, tmp_path, server) as engine:
+    async with served(folder, tmp_path, server, ranks=RANKS) as engine:
         server.refuse["/v1/load_lora_adapter"] = 500, "expected target modules"
         with pytest.raises(EngineError, match=r"did not load version 5 .*expected target"):
             await engine.update("writer", lora, 5)
@@ -218,12 +159,10 @@ async def test_lora_that_a_server_refuses_ends_the_run(
             await of(engine, "checker")
 
 
-async def test_updates_that_do_not_fit_change_nothing(
-    folder: Path, tmp_path: Path, lora: LoRAWeights
-) -> None:
+async def test_wrong_updates(folder: Path, tmp_path: Path, lora: LoRAWeights) -> None:
     server = wire(folder)
     high = low_rank(load_model(folder), seed=3, rank=5)
-    async with served(folder, tmp_path, server) as engine:
+    async with served(folder, tmp_path, server, ranks=RANKS) as engine:
         with pytest.raises(ModelError, match="have rank 5; the policy is served with rank 4"):
             await engine.update("writer", high, 2)
         with pytest.raises(ModelError, match="got whole weights"):
@@ -236,7 +175,7 @@ async def test_updates_that_do_not_fit_change_nothing(
 
 async def test_a_server_without_lora_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)--enable-lora.*--max-loras 4.*UPDATING=1"):
-        async with served(folder, tmp_path, Wire(folder)):
+        async with served(folder, tmp_path, Wire(folder), ranks=RANKS):
             pass
 
 
@@ -257,8 +196,3 @@ def test_a_model_of_which_it_is_not_known_where_lora_goes(folder: Path) -> None:
     odd = replace(known, shapes={"model.layers.0.mixer.weight": (4, 4), "a_proj.weight": (4,)})
     with pytest.raises(ModelError, match=r"VLLM\(merge=True\)"):
         odd.zero_lora()
-
-
-def test_a_rank_that_vllm_has_no_room_for(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"LoRA\(rank=513\)"):
-        VLLMEngine(VLLM(python="p"), {"a": folder}, lora={"a": 513}, logs=tmp_path)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def _received(sent: dict[str, Any]) -> dict[str, Any]:
 
 NEVER = 0
 """In place of a status: no answer comes."""
+PROMPT = [5, 6, 7, 8]
 
 
 class Wire:
@@ -314,22 +316,56 @@ def _event(ids: list[int], finish: str | None) -> bytes:
     return b"data: " + json.dumps(body(ids, finish)).encode() + b"\n\n"
 
 
+@asynccontextmanager
+async def served(
+    folder: Path,
+    tmp_path: Path,
+    *servers: Wire,
+    ranks: Mapping[str, int] | None = None,
+    **more: Any,
+) -> AsyncIterator[Any]:
+    """Return an engine on these servers, of the policy `writer` or, with LoRA, of those in `ranks`.
+    Engine and servers end with the block."""
+    from lightspan_vllm.config import VLLM
+    from lightspan_vllm.engine import VLLMEngine
+
+    for server in servers:
+        await server.start()
+    addresses = tuple(server.address for server in servers)
+    vllm = VLLM(**{"addresses": addresses, "exchange": str(tmp_path), **more})
+    models = dict.fromkeys(ranks or ["writer"], folder)
+    engine = VLLMEngine(vllm, models, lora=ranks or {}, logs=tmp_path)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+        for server in servers:
+            await server.stop()
+
+
 async def main(arguments: list[str]) -> None:
-    """Serve until the end. With WIRE_DIES it dies of its first call. With WIRE_LOSES its engine
-    does, while there is a file of the name WIRE_MARK, and that call is never answered."""
+    """Serve until the end. With WIRE_LOSES its engine dies of its first call while there is a file
+    of the name WIRE_MARK, and that call is never answered; with WIRE_POLLED after a look at its
+    health, whose idle connection is no sign of life."""
     flags = dict(pairwise(arguments))
     server = Wire(Path(flags["--model"]))
     complete = server._complete
     how = os.environ.get("WIRE_LOSES", "")
     mark = Path(os.environ.get("WIRE_MARK", ""))
 
-    async def dies(request: web.Request) -> web.Response:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
+    empty, polled = server._empty, asyncio.Event()
+
+    async def polls(request: web.Request) -> web.Response:
+        polled.set()
+        return await empty(request)
 
     async def loses(request: web.Request) -> web.StreamResponse:
         if not mark.exists():
             return await complete(request)
+        if os.environ.get("WIRE_POLLED"):
+            polled.clear()
+            await polled.wait()
         mark.unlink()
         response = web.StreamResponse()
         if (await request.json())["stream"]:
@@ -339,10 +375,9 @@ async def main(arguments: list[str]) -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    if os.environ.get("WIRE_DIES"):
-        server._complete = dies  # type: ignore[method-assign]
-    elif how:
+    if how:
         server._complete = loses  # type: ignore[method-assign]
+        server._empty = polls  # type: ignore[method-assign]
     await server.start(flags["--uds"])
     print("serving", flags["--model"], flush=True)
     await asyncio.Event().wait()

@@ -20,11 +20,12 @@ from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.engine_suite import TOLERANCE, Answer, perturbed
 from lightspan_testing.tiny import tiny_model
 from lightspan_testing.wait import until
-from lightspan_torch.engine import _batcher, transformers
-from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, allowed
+from lightspan_torch.engine import _batcher
+from lightspan_torch.engine.grammars import GrammarMismatchError, Grammars, allowed
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.engine.weights import load_model
+from packages.torch.tests.engine.engines import running
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 COMPACT = '"x-guidance": {"whitespace_flexible": false}'
@@ -71,10 +72,8 @@ def grammars(model: Any, tokenizer: TransformersTokenizer) -> Grammars:
 
 @pytest.fixture
 async def engine(folder: Path) -> AsyncIterator[TransformersEngine]:
-    engine = TransformersEngine({"writer": folder}, seed=0)
-    await engine.start()
-    yield engine
-    await engine.close()
+    async with running(folder) as engine:
+        yield engine
 
 
 async def generate(
@@ -143,9 +142,7 @@ def test_tokens_that_do_not_fit(grammars: Grammars, tokenizer: TransformersToken
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
-        ({"enum": ["<|im_end|>"]}, "<|im_end|>"),
         ({"const": "日本<|im_start|>x<|endoftext|>"}, "日本<|im_start|>x<|endoftext|>"),
-        ({"type": "string", "pattern": "^a<tool_call>$"}, "a<tool_call>"),
         (
             {
                 "type": "object",
@@ -171,14 +168,6 @@ def test_a_special_token_as_a_text_is_spelled(
     assert all(masks[place, token] for place, token in enumerate(ids))
 
 
-def test_a_special_token_that_is_named_is_one(
-    grammars: Grammars, tokenizer: TransformersTokenizer
-) -> None:
-    end = tokenizer.tokenizer.get_vocab()["<|im_start|>"]
-    ids = _forced(grammars, f'start: "a" <[{end}]> "b"', tokenizer.eos_ids)
-    assert ids[:-1] == [*tokenizer.encode("a"), end, *tokenizer.encode("b")]
-
-
 def _forced(grammars: Grammars, grammar: str, eos_ids: Collection[int]) -> list[int]:
     """The lowest token that is allowed, again and again, until the answer ends."""
     state, ids = grammars.start(grammar), list[int]()
@@ -190,9 +179,7 @@ def _forced(grammars: Grammars, grammar: str, eos_ids: Collection[int]) -> list[
     return ids
 
 
-def test_an_object_of_many_optional_properties(
-    grammars: Grammars, tokenizer: TransformersTokenizer
-) -> None:
+def test_many_optional_properties(grammars: Grammars, tokenizer: TransformersTokenizer) -> None:
     """It was taken, and failed at its first brace."""
     properties = {f"p{number}": {"enum": [0]} for number in range(1_500)}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
@@ -201,15 +188,12 @@ def test_an_object_of_many_optional_properties(
     grammars.masks(grammar, [*tokenizer.encode(text), min(tokenizer.eos_ids)])
 
 
-@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}])
-def test_what_nothing_satisfies_is_not_taken(grammars: Grammars, schema: dict[str, Any]) -> None:
+def test_what_nothing_satisfies_is_not_taken(grammars: Grammars) -> None:
     with pytest.raises(UnsupportedError, match="the grammar allows no first token"):
-        grammars.check(f"start: %json {json.dumps(schema)}")
+        grammars.check('start: %json {"$ref": "#"}')
 
 
-async def test_a_grammar_that_is_compiled_holds_up_no_other(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_compiling_holds_up_none(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     grammars.check(FRUIT)
     begun, go_on = threading.Event(), threading.Event()
     compile = grammars._compile
@@ -232,26 +216,7 @@ async def test_a_grammar_that_is_compiled_holds_up_no_other(
     assert grammars.cached_start(new) is not None
 
 
-async def test_an_engine_that_started_knows_its_vocabulary(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The library indexes it with all of Python locked. And no grammar is compiled on the loop."""
-    engine = TransformersEngine({"writer": folder}, seed=0)
-    await engine.start()
-    monkeypatch.setattr(transformers, "Grammars", None)
-    compile = Grammars._compile
-
-    def beside(grammars: Grammars, grammar: str) -> Any:
-        assert threading.current_thread() is not threading.main_thread()
-        return compile(grammars, grammar)
-
-    monkeypatch.setattr(Grammars, "_compile", beside)
-    answer = await generate(engine, FRUIT)
-    assert answer.finish is FinishReason.STOP
-    await engine.close()
-
-
-def test_a_vocabulary_is_indexed_once(
+def test_one_index_per_vocabulary(
     model: Any, tokenizer: TransformersTokenizer, grammars: Grammars
 ) -> None:
     """Engine and learner, and all policies of one model, share it."""
@@ -261,18 +226,6 @@ def test_a_vocabulary_is_indexed_once(
         eos_ids=tokenizer.eos_ids,
     )
     assert other._tokens is grammars._tokens
-    larger = Grammars(
-        tokenizer.tokenizer, vocabulary=grammars.vocabulary + 1, eos_ids=tokenizer.eos_ids
-    )
-    assert larger._tokens is not grammars._tokens
-
-
-def test_a_vocabulary_that_the_library_cannot_index(
-    grammars: Grammars, tokenizer: TransformersTokenizer
-) -> None:
-    """A tokenizer of more tokens than the model has logits, say. An engine starts all the same."""
-    with pytest.raises(UnsupportedError, match="cannot be compiled for this tokenizer: vocab size"):
-        Grammars(tokenizer.tokenizer, vocabulary=300, eos_ids=tokenizer.eos_ids)
 
 
 def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
@@ -288,10 +241,6 @@ def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
 
 
 # --- sampling -------------------------------------------------------------------------------
-def test_what_the_engine_declares(folder: Path) -> None:
-    capabilities = TransformersEngine({"writer": folder}).capabilities
-    assert (capabilities.grammars, capabilities.trainable_grammar) == (LIBRARY, True)
-    assert LIBRARY.startswith("llguidance 1.9.")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -335,9 +284,7 @@ def _check(grammar: str, text: str) -> None:
         assert isinstance(value["b"], bool)
 
 
-async def test_the_likeliest_of_what_is_allowed(
-    engine: TransformersEngine, tokenizer: TransformersTokenizer
-) -> None:
+async def test_the_likeliest(engine: TransformersEngine, tokenizer: TransformersTokenizer) -> None:
     """Greedily, and under top-p and top-k: masked first."""
     one, same = [await generate(engine, SHORT, temperature=0.0, name=n) for n in "ab"]
     assert one.ids == same.ids
@@ -383,9 +330,7 @@ async def test_weights_that_change_in_the_middle(
 
 
 async def test_a_matcher_that_gives_up_fails_its_own_call(
-    engine: TransformersEngine,
-    tokenizer: TransformersTokenizer,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: TransformersEngine, tokenizer: TransformersTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = _batcher._Running.follow
 

@@ -134,9 +134,8 @@ GATED = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."
 GONE = {"X-Error-Code": "RepoNotFound"}
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_gated_model_names_its_licence_page_and_the_token(hub: Hub, status: int) -> None:
-    hub.status, hub.headers = status, GATED
+def test_a_gated_model_names_its_licence_page_and_the_token(hub: Hub) -> None:
+    hub.status, hub.headers = 401, GATED
     with pytest.raises(ModelError) as caught:
         load_tokenizer(NAME)
     assert str(caught.value) == (
@@ -161,20 +160,18 @@ def test_the_token_is_sent_and_never_shown(hub: Hub, monkeypatch: pytest.MonkeyP
         error = error.__cause__
 
 
-@pytest.mark.parametrize("status", [401, 404])
-def test_an_unknown_model(hub: Hub, status: int) -> None:
-    hub.status, hub.headers, hub.known = status, GONE, False
-    with pytest.raises(ModelError, match=r"there is no such model, or it is private\. Check the"):
-        load_tokenizer(NAME)
-    assert len(hub.requests) == 1
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_refused_token(hub: Hub, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    monkeypatch.setenv("HF_TOKEN", SECRET)
-    hub.status, hub.known = status, False
-    hub.headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
-    with pytest.raises(ModelError, match=rf"access was refused \({status}\): set HF_TOKEN to a"):
+@pytest.mark.parametrize(
+    ("status", "headers", "message"),
+    [
+        (401, GONE, r"there is no such model, or it is private\. Check the"),
+        (404, GONE, r"there is no such model, or it is private\. Check the"),
+        (403, {}, r"access was refused \(403\): set HF_TOKEN to a"),
+        (503, {}, r"answered 503, and the cache .* does not hold them"),
+    ],
+)
+def test_refusals_of_the_hub(hub: Hub, status: int, headers: dict[str, str], message: str) -> None:
+    hub.status, hub.headers, hub.known = status, headers, False
+    with pytest.raises(ModelError, match=message):
         load_tokenizer(NAME)
 
 
@@ -187,27 +184,15 @@ def test_without_a_network_it_says_what_could_not_be_fetched(closed: str, load: 
     assert time.monotonic() - began < 5, "it was tried again and again"
     text = str(caught.value)
     assert text.startswith(f"cannot fetch the {part} of {NAME} from the Hugging Face hub: {closed}")
-    assert "cannot be reached (" in text
-    assert "and the cache " in text
     assert f"does not hold them. Fetch it where there is a network (`hf download {NAME}" in text
 
 
-def test_a_hub_in_trouble_is_named(hub: Hub) -> None:
-    hub.status, hub.known = 503, False
-    with pytest.raises(ModelError, match=r"answered 503, and the cache .* does not hold them"):
-        load_tokenizer(NAME)
-
-
-def test_offline_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_by_choice_and_a_name_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"HF_HUB_OFFLINE is set, and the cache .* does not"):
         load_tokenizer(NAME)
-
-
-def test_what_is_no_name_at_all(hub: Hub) -> None:
     with pytest.raises(ModelError, match=r"'no name!' is neither a folder nor a model's name"):
         locate("no name!", "weights")
-    assert hub.requests == []
 
 
 def test_what_was_fetched_once_needs_no_network(
@@ -217,12 +202,6 @@ def test_what_was_fetched_once_needs_no_network(
     prompt = load_tokenizer(hub.folder).render([{"role": "user", "content": "One?"}])
     assert load_tokenizer(NAME).render([{"role": "user", "content": "One?"}]) == prompt
     capfd.readouterr()
-    with pytest.MonkeyPatch.context() as gone:
-        _point_to(gone, "http://127.0.0.1:9")
-        began = time.monotonic()
-        with pytest.raises(ModelError, match=r"fetch the weights of .* does not hold them"):
-            load_model(NAME)
-        assert time.monotonic() - began < 5
     load_model(NAME)
     assert f"fetching the weights of {NAME} (0.0 GiB) from http" in capfd.readouterr().err
     load_model(NAME)

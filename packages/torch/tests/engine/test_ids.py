@@ -1,8 +1,7 @@
-"""Texts become the ids that transformers makes of them, and nothing beside them is made."""
+"""Texts become the ids that transformers makes of them."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,14 +31,6 @@ def _unigram() -> Any:
     return _fast(raw, trainers.UnigramTrainer(vocab_size=200, unk_token="<unk>", **_TRAINING))
 
 
-def _word_piece() -> Any:
-    """As BERT's: lower case, no accents, and one unknown token for a word that is too long."""
-    raw = Tokenizer(models.WordPiece(unk_token="<unk>", max_input_chars_per_word=9))
-    raw.normalizer = normalizers.BertNormalizer()
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return _fast(raw, trainers.WordPieceTrainer(vocab_size=200, **_TRAINING))
-
-
 _TRAINING: dict[str, Any] = {"special_tokens": ["<unk>", *SPECIAL], "show_progress": False}
 
 
@@ -59,7 +50,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: tiny_tokenizer(TEXTS, 400, ""),
     "llama": lambda: tiny_tokenizer(TEXTS, 400, "", "llama"),
     "unigram": _unigram,
-    "word piece": _word_piece,
 }
 texts = st.lists(
     st.text(max_size=12) | st.sampled_from([*TEXTS, *SPECIAL, "<|eot_id|>", " \n ", "singer"]),
@@ -92,22 +82,6 @@ def _with_date(tokenizer: TransformersTokenizer) -> str:
     return tokenizer._date_macro + template if "strftime_now" in template else template
 
 
-def test_nothing_is_made_beside_the_ids(tokenizer: TransformersTokenizer) -> None:
-    """The call that hands out texts and places is not made: freeing them holds all of Python."""
-    called = []
-
-    def note(frame: Any, event: str, function: Any) -> None:
-        if event == "c_call":
-            called.append(function.__name__)
-
-    sys.setprofile(note)
-    try:
-        tokenizer.render([{"role": "user", "content": "How many singers are there?"}])
-    finally:
-        sys.setprofile(None)
-    assert [name for name in called if name.startswith("encode_batch")] == ["encode_batch_fast"]
-
-
 # --- what a tokenizer does in its own way ---------------------------------------------------
 class _Backwards(PreTrainedTokenizerFast):  # type: ignore[misc]
     """One that has its own idea of a text's ids."""
@@ -133,12 +107,10 @@ def test_settings_of_the_backend_count_for_nothing() -> None:
     tokenizer = TransformersTokenizer(theirs)
     text = "How many singers are there?"
     ids = tokenizer.encode(text)
-    for change in ("enable_truncation", "enable_padding"):
-        if change == "enable_truncation":
-            theirs.backend_tokenizer.enable_truncation(3)
-        else:
-            theirs.backend_tokenizer.enable_padding(length=60)
-        assert tokenizer.encode(text) == ids
+    theirs.backend_tokenizer.enable_truncation(3)
+    assert tokenizer.encode(text) == ids
+    theirs.backend_tokenizer.enable_padding(length=60)
+    assert tokenizer.encode(text) == ids
 
 
 def test_special_tokens_are_taken_apart_where_that_is_asked() -> None:

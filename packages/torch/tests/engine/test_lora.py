@@ -88,7 +88,6 @@ def test_half_types_are_computed_as_peft_does(folder: Path) -> None:
     [
         ({"critic": 4}, r"lora= names 'critic'; the engine's policies: \['writer'\]"),
         ({"writer": -1}, "the rank of policy writer=-1"),
-        ({"writer": True}, "the rank of policy writer=True"),
     ],
 )
 def test_ranks_that_are_none(folder: Path, ranks: dict[str, Any], message: str) -> None:

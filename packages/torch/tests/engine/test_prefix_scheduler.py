@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lightspan.protocols.engine import GenerationRequest
-from lightspan.schema.token_records import Sampling
-from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, perturbed, reference
+from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, reference
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.transformers import CPU_PAGE, TransformersEngine
 from lightspan_torch.engine.weights import load_model
+from packages.torch.tests.engine.engines import manager, running
 
 PROMPT = [5 + number * 7 % 300 for number in range(125)]
 
@@ -26,23 +23,6 @@ PROMPT = [5 + number * 7 % 300 for number in range(125)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     return tiny_model(tmp_path_factory.mktemp("prefixes") / "model", seed=4, context=1024)
-
-
-@asynccontextmanager
-async def running(folder: Path, **options: Any) -> AsyncIterator[TransformersEngine]:
-    engine = TransformersEngine({"writer": folder}, seed=0, **options)
-    await engine.start()
-    await generate(engine, [5], max_tokens=1)  # its thread is there now
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-def manager(engine: TransformersEngine) -> Any:
-    batcher = engine._workers["writer"]._batcher
-    assert batcher is not None
-    return batcher._manager
 
 
 def computed(engine: TransformersEngine) -> list[int]:
@@ -88,14 +68,6 @@ async def test_it_can_be_switched_off(folder: Path) -> None:
     assert passes == [4 * 125]
 
 
-async def test_prompts_that_share_nothing_do_not_wait(folder: Path) -> None:
-    prompts = [[100 + number, *PROMPT[:49]] for number in range(6)]
-    async with running(folder) as engine:
-        passes = computed(engine)
-        await together(engine, prompts, max_tokens=1)
-    assert passes == [6 * 50]
-
-
 async def test_a_common_beginning_is_computed_once_and_kept(folder: Path) -> None:
     """Four questions of a group of two each, after the same 64 tokens; then one of them again."""
     prompts = [[*PROMPT[:64], *[200 + n] * 16, n] for n in range(4) for _ in range(2)]
@@ -127,37 +99,6 @@ async def test_shared_prefixes_change_no_logprob(folder: Path) -> None:
     for prompt, answer in zip(prompts, answers, strict=True):
         expected = of_tokens(reference(model, prompt, answer.ids, 0.8), answer.ids)
         assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)
-
-
-async def test_an_update_forgets_every_prefix(folder: Path) -> None:
-    """Of requests in flight, of those that were just cancelled, and of those before them."""
-    async with running(folder) as engine:
-        await generate(engine, PROMPT, max_tokens=1)
-        request = GenerationRequest(
-            request_id="gone", policy="writer", prompt_ids=PROMPT, sampling=Sampling(max_tokens=500)
-        )
-        chunks = engine.generate(request, stream=True)
-        await anext(chunks)
-        staying = asyncio.create_task(generate(engine, PROMPT, max_tokens=200, temperature=0.0))
-        await asyncio.sleep(0)
-        await chunks.aclose()  # type: ignore[attr-defined]
-        allocator = next(iter(manager(engine).batch_processor.cache.cache_allocators.values()))
-        weights, seen = perturbed(load_model(folder), 3), list[object]()
-        interrupt = engine._workers["writer"]._interrupt
-
-        def look(change: Any) -> Any:
-            def then() -> None:
-                ledger = allocator.ledger
-                seen.append((ledger.hash_to_block, ledger.cached_blocks, allocator.block_table))
-                assert seen == [({}, {}, {})]
-                change()
-
-            return interrupt(then)
-
-        engine._workers["writer"]._interrupt = look  # type: ignore[method-assign]
-        await engine.update("writer", weights, 1)
-        await staying
-    assert seen
 
 
 async def test_when_the_first_is_cancelled_another_one_computes(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -12,13 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.errors import (
-    ConfigError,
-    EngineError,
-    ModelError,
-    NotFoundError,
-    UnsupportedError,
-)
+from lightspan.errors import ConfigError, EngineError, ModelError, UnsupportedError
 from lightspan.protocols.engine import GenerationRequest, PromptRefused
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import (
@@ -31,9 +26,9 @@ from lightspan_testing.engine_suite import (
 )
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine import _cpu_attention
-from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.engine.weights import load_model
+from packages.torch.tests.engine.engines import manager, running
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 
@@ -51,20 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def engine(folder: Path) -> AsyncIterator[TransformersEngine]:
-    engine = TransformersEngine({"writer": folder}, seed=0)
-    await engine.start()
-    yield engine
-    await engine.close()
+    async with running(folder) as engine:
+        yield engine
 
 
 def expected_logprobs(model: Any, prompt: list[int], ids: list[int], t: float = 1.0) -> Any:
     return pytest.approx(of_tokens(reference(model, prompt, ids, t), ids), abs=TOLERANCE)
-
-
-def manager(engine: TransformersEngine) -> Any:
-    batcher = engine._workers["writer"]._batcher
-    assert batcher is not None
-    return batcher._manager
 
 
 def processor(engine: TransformersEngine) -> Any:
@@ -105,17 +92,7 @@ async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) 
     assert engine._workers["writer"]._jobs == {}
 
 
-async def test_more_candidates_than_the_vocabulary_has_are_all_of_it(
-    engine: TransformersEngine,
-) -> None:
-    """A number that no tensor of the thread's holds would end it, and with it every request."""
-    answer = await generate(engine, PROMPT, top_k=2**40, max_tokens=3, temperature=0.01)
-    assert answer.ids == (await generate(engine, PROMPT, max_tokens=3, temperature=0.01)).ids
-
-
-async def test_a_dead_thread_fails_every_request_and_later_ones(
-    engine: TransformersEngine, folder: Path
-) -> None:
+async def test_a_dead_thread_fails_every_request(engine: TransformersEngine, folder: Path) -> None:
     broken = {
         name: torch.full_like(tensor, torch.nan)
         for name, tensor in load_model(folder).named_parameters()
@@ -139,24 +116,7 @@ async def test_a_dead_thread_fails_every_request_and_later_ones(
         await engine.update("writer", dict(load_model(folder).named_parameters()), 2)
 
 
-async def test_requests_in_the_thread_s_hands_fail_with_it(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that was taken from the queue but not yet scheduled is on no list of its own."""
-    await generate(engine, PROMPT, max_tokens=1)
-
-    def explode(*arguments: Any) -> None:
-        raise MemoryError("out of luck")
-
-    inside = processor(engine)
-    monkeypatch.setattr(inside.scheduler, "schedule_batch", explode)
-    with pytest.raises(EngineError, match=r"stopped|failed"):
-        await generate(engine, PROMPT)
-
-
-async def test_a_chunked_prompt_equals_a_whole_one(
-    engine: TransformersEngine, folder: Path
-) -> None:
+async def test_a_chunked_prompt_equals_a_whole(engine: TransformersEngine, folder: Path) -> None:
     """Longer than one forward pass (512 tokens), among short ones."""
     model = load_model(folder)
     generator = torch.Generator().manual_seed(3)
@@ -174,13 +134,6 @@ async def test_a_chunked_prompt_equals_a_whole_one(
         assert answer.logprobs == expected_logprobs(model, prompt, answer.ids, 0.7)
 
 
-@pytest.mark.parametrize("device", ["tpu", "cuda:x", ""])
-def test_a_device_of_no_known_kind(folder: Path, device: str) -> None:
-    message = f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU'
-    with pytest.raises(ConfigError, match=message):
-        TransformersEngine({"writer": folder}, device=device)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"device='cuda:0': torch .* sees no CUDA GPU"):
@@ -190,36 +143,19 @@ def test_a_gpu_that_is_not_there(folder: Path) -> None:
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("own_attention", [True, False])
 async def test_grouped_heads_and_either_attention(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, key_heads: int, own_attention: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_heads: int, own_attention: bool
 ) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     if not own_attention:
         monkeypatch.setattr(_cpu_attention, "supported", lambda model: False)
-    config = Qwen2Config(
-        vocab_size=405,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-    )
-    torch.manual_seed(0)
-    model: Any = Qwen2ForCausalLM(config)
-    model.eval()
-    engine = TransformersEngine({"writer": model}, tokenizers={"writer": load_tokenizer(folder)})
-    await engine.start()
-    implementation = engine._workers["writer"]._model.config._attn_implementation
-    assert implementation == "sdpa"
+    folder = tiny_model(tmp_path / "model", seed=0, hidden=32, key_heads=key_heads)
     prompts = [list(range(5, 5 + length)) for length in (2, 90, 17)]
-    answers = await asyncio.gather(
-        *(generate(engine, prompt, request_id=str(n)) for n, prompt in enumerate(prompts))
-    )
-    implementation = engine._workers["writer"]._model.config._attn_implementation
+    async with running(folder) as engine:
+        answers = await asyncio.gather(
+            *(generate(engine, prompt, request_id=str(n)) for n, prompt in enumerate(prompts))
+        )
+        implementation = engine._workers["writer"]._model.config._attn_implementation
     assert (implementation == _cpu_attention.NAME) is own_attention
-    await engine.close()
+    model = load_model(folder)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.logprobs == expected_logprobs(model, prompt, answer.ids)
 
@@ -238,9 +174,7 @@ async def test_a_loaded_model_is_copied(folder: Path) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-async def test_an_update_goes_on_when_its_caller_is_cancelled(
-    engine: TransformersEngine, folder: Path
-) -> None:
+async def test_an_update_outlives_its_caller(engine: TransformersEngine, folder: Path) -> None:
     model = load_model(folder)
     tasks = [
         asyncio.create_task(generate(engine, PROMPT, max_tokens=60, request_id=str(n)))
@@ -268,35 +202,6 @@ async def test_an_update_leaves_alone_what_has_just_finished(engine: Transformer
         time.sleep(0.001)
     assert worker._interrupt(lambda: None) == {}
     assert len((await task).ids) == 3
-
-
-async def test_an_update_takes_back_what_is_still_queued(engine: TransformersEngine) -> None:
-    """Requests in the thread's queue must not run beside their resubmission."""
-    await generate(engine, PROMPT, max_tokens=1)
-    worker, seen = engine._workers["writer"], []
-    scheduler = processor(engine).scheduler
-    add = scheduler.add_waiting_request
-
-    def note(state: Any) -> None:
-        seen.append(state.request_id)
-        add(state)
-
-    scheduler.add_waiting_request = note
-    with manager(engine).pause():
-        tasks = [
-            asyncio.create_task(generate(engine, PROMPT, max_tokens=5, request_id=str(n)))
-            for n in range(3)
-        ]
-        await asyncio.sleep(0)
-        queued = set(worker._jobs)
-        assert manager(engine).input_queue.qsize() == 3
-        partial = await asyncio.to_thread(worker._interrupt, lambda: None)
-    assert set(partial) == queued
-    worker._resume(partial)
-    await asyncio.gather(*tasks)
-    await idle(engine)
-    assert len(seen) == 3
-    assert not queued & set(seen)
 
 
 async def test_an_update_takes_back_what_the_thread_is_about_to_begin(
@@ -333,73 +238,6 @@ async def test_an_update_takes_back_what_the_thread_is_about_to_begin(
     assert taken not in sampled
 
 
-async def test_updates_before_and_between_many_requests(
-    engine: TransformersEngine, folder: Path
-) -> None:
-    """Every request ends, each token under the version that it claims."""
-    model = load_model(folder)
-    weights = {version: perturbed(model, version) for version in range(1, 6)}
-    await engine.update("writer", weights[1], 1)  # before the thread exists
-    tasks = [
-        asyncio.create_task(
-            generate(engine, PROMPT, max_tokens=30 + n, request_id=str(n), stream=n % 2 == 0)
-        )
-        for n in range(20)
-    ]
-    for version in range(2, 6):
-        await asyncio.sleep(0.02)
-        await engine.update("writer", weights[version], version)
-    answers = await asyncio.gather(*tasks)
-    for answer in answers:
-        found = []
-        for version in sorted(set(answer.versions)):
-            model.load_state_dict(weights[version], strict=False)
-            values = of_tokens(reference(model, PROMPT, answer.ids), answer.ids)
-            found += [v for v, at in zip(values, answer.versions, strict=True) if at == version]
-        assert answer.logprobs == pytest.approx(found, abs=TOLERANCE)
-    assert unused(await idle(engine))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("temperature", float("nan")), ("temperature", -1.0), ("top_p", 0.0), ("top_k", -1)],
-)
-async def test_impossible_sampling_is_refused_by_name(
-    engine: TransformersEngine, field: str, value: Any
-) -> None:
-    with pytest.raises(UnsupportedError, match=field):
-        await generate(engine, PROMPT, **dict[str, Any]({field: value}))
-    assert (await generate(engine, PROMPT, max_tokens=1)).ids
-
-
-@pytest.mark.parametrize("prompt", [[], [405], [-1]])
-async def test_impossible_prompts_do_not_reach_the_thread(
-    engine: TransformersEngine, prompt: list[int]
-) -> None:
-    refusal = PromptRefused if prompt else EngineError  # the gateway answers 400 to the first
-    with pytest.raises(refusal, match="prompt"):
-        await generate(engine, prompt)
-    assert (await generate(engine, PROMPT, max_tokens=1)).ids
-
-
-async def test_it_belongs_to_the_loop_that_started_it(folder: Path) -> None:
-    engine = TransformersEngine({"writer": folder})
-    with pytest.raises(EngineError, match="not started"):
-        await generate(engine, PROMPT)
-    await engine.start()
-    error = await asyncio.to_thread(_run_elsewhere, engine)
-    assert "another event loop" in str(error)
-    await engine.close()
-
-
-def _run_elsewhere(engine: TransformersEngine) -> BaseException | None:
-    async def go() -> BaseException | None:
-        (error,) = await asyncio.gather(generate(engine, PROMPT), return_exceptions=True)
-        return error if isinstance(error, BaseException) else None
-
-    return asyncio.run(go())
-
-
 async def test_threads_start_with_the_first_request_and_end_with_close(folder: Path) -> None:
     before = set(threading.enumerate())
     engine = TransformersEngine({"writer": folder, "checker": folder})
@@ -417,47 +255,47 @@ async def test_threads_start_with_the_first_request_and_end_with_close(folder: P
     assert engine.usage()["cpu_s"] >= spent
 
 
-@pytest.mark.slow
-def test_a_forgotten_engine_does_not_keep_the_process_alive(folder: Path) -> None:
-    import subprocess
-    import sys
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "error", "message"),
+    [
+        (PROMPT, {"temperature": float("nan")}, UnsupportedError, "temperature"),
+        (PROMPT, {"top_p": 0.0}, UnsupportedError, "top_p"),
+        (PROMPT, {"top_k": -1}, UnsupportedError, "top_k"),
+        ([], {}, EngineError, "prompt"),
+        ([405], {}, PromptRefused, "prompt"),  # the gateway answers 400
+    ],
+)
+async def test_impossible_requests_do_not_reach_the_thread(
+    engine: TransformersEngine,
+    prompt: list[int],
+    sampling: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        await generate(engine, prompt, **sampling)
+    # more candidates than the vocabulary has are all of it
+    assert (await generate(engine, PROMPT, max_tokens=1, top_k=2**40)).ids
 
-    program = f"""
-import asyncio, torch
-torch.set_num_threads(1)
-from lightspan_torch.engine.transformers import TransformersEngine
-from lightspan_testing.engine_suite import generate
-async def main():
-    engine = TransformersEngine({{"writer": {str(folder)!r}}})
+
+async def test_it_belongs_to_the_loop_that_started_it(folder: Path) -> None:
+    engine = TransformersEngine({"writer": folder})
+    with pytest.raises(EngineError, match="not started"):
+        await generate(engine, PROMPT)
     await engine.start()
-    print(len((await generate(engine, [7, 8], max_tokens=3, temperature=0.0)).ids))
-asyncio.run(main())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr
-
-
-def test_no_policies() -> None:
-    with pytest.raises(ConfigError, match="policy"):
-        TransformersEngine({})
-
-
-def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="gone"):
-        TransformersEngine({"writer": tmp_path / "gone"})
+    with pytest.raises(EngineError, match="another event loop"):
+        await asyncio.to_thread(asyncio.run, generate(engine, PROMPT))
+    await engine.close()
 
 
 def test_a_pickled_model_is_not_read(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
-    copy = tmp_path / "pickled"
-    shutil.copytree(folder, copy)
+    copy = shutil.copytree(folder, tmp_path / "pickled")
     torch.save(load_model(folder).state_dict(), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="safetensors"):
         load_model(copy)
 
 
-async def test_an_unknown_policy_lists_those_that_there_are(engine: TransformersEngine) -> None:
-    with pytest.raises(NotFoundError, match="it has: writer"):
-        engine.tokenizer("critic")
+def test_no_policies() -> None:
+    with pytest.raises(ConfigError, match="policy"):
+        TransformersEngine({})

@@ -17,39 +17,74 @@ from lightspan_torch.learner import losses
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
 
-def clipped(ratio: float, advantage: float, dual_clip: float | None = 3.0) -> tuple[float, float]:
-    """The loss of one token and its derivative by the log-probability."""
+def of_one_token(
+    form: str, ratio: float, advantage: float, dual_clip: float | None = 3.0
+) -> tuple[float, float, bool]:
+    """Return the loss, its derivative by the log-probability, and whether it is clipped."""
     old = torch.tensor([-2.0], dtype=torch.float64)
     logprob = (old + math.log(ratio)).requires_grad_()
-    result = losses.clipped_ratio_loss(
-        logprob, old, torch.tensor([advantage], dtype=torch.float64), dual_clip=dual_clip, **CLIP
-    )
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    if form == "gspo":
+        of_call = torch.tensor([ratio], dtype=torch.float64)
+        result = losses.gspo_loss(logprob, of_call, advantages, **CLIP)
+    elif form == "cispo":
+        result = losses.cispo_loss(logprob, old, advantages, **CLIP)
+    else:
+        result = losses.clipped_ratio_loss(logprob, old, advantages, dual_clip=dual_clip, **CLIP)
     result.loss.sum().backward()  # type: ignore[no-untyped-call]
     assert logprob.grad is not None
-    assert bool(result.clipped) == (float(logprob.grad) == 0)
-    return float(result.loss.detach()), float(logprob.grad)
+    assert float(result.ratio.detach()) == pytest.approx(ratio)
+    return float(result.loss.detach()), float(logprob.grad), bool(result.clipped)
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
+    ("form", "ratio", "advantage", "loss", "gradient"),
     [
-        (1.0, 2.0, -2.0, -2.0),
-        (1.2, 2.0, -2.4, -2.4),
-        (1.5, 2.0, -2.56, 0.0),  # above 1 + .28: no further up
-        (0.5, 2.0, -1.0, -1.0),  # unlikely and good: full pull
-        (0.9, -2.0, 1.8, 1.8),
-        (0.5, -2.0, 1.6, 0.0),  # below 1 - .2: no further down
-        (2.0, -2.0, 4.0, 4.0),
-        (4.0, -2.0, 6.0, 0.0),  # dual clip: at most 3 · 2
-        (4.0, 2.0, -2.56, 0.0),
+        ("clip", 1.0, 2.0, -2.0, -2.0),
+        ("clip", 1.2, 2.0, -2.4, -2.4),
+        ("clip", 1.5, 2.0, -2.56, 0.0),  # above 1 + .28: no further up
+        ("clip", 0.5, 2.0, -1.0, -1.0),  # unlikely and good: full pull
+        ("clip", 0.9, -2.0, 1.8, 1.8),
+        ("clip", 0.5, -2.0, 1.6, 0.0),  # below 1 - .2: no further down
+        ("clip", 2.0, -2.0, 4.0, 4.0),
+        ("clip", 4.0, -2.0, 6.0, 0.0),  # dual clip: at most 3 · 2
+        ("clip", 4.0, 2.0, -2.56, 0.0),
+        # clipped by the call's ratio; its gradient is the ratio's
+        ("gspo", 1.0, 2.0, -2.0, -2.0),
+        ("gspo", 1.2, 2.0, -2.4, -2.4),
+        ("gspo", 1.5, 2.0, -2.56, 0.0),
+        ("gspo", 0.5, -2.0, 1.6, 0.0),
+        ("gspo", 4.0, -2.0, 8.0, 8.0),  # no dual clip
     ],
 )
-def test_clipped_ratio(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    assert clipped(ratio, advantage) == pytest.approx((loss, gradient))
+def test_a_clipped_token_has_no_gradient(
+    form: str, ratio: float, advantage: float, loss: float, gradient: float
+) -> None:
+    expected = pytest.approx(loss), pytest.approx(gradient), gradient == 0
+    assert of_one_token(form, ratio, advantage) == expected
 
 
 def test_no_dual_clip() -> None:
-    assert clipped(4.0, -2.0, dual_clip=None) == pytest.approx((8.0, 8.0))
+    expected = pytest.approx(8.0), pytest.approx(8.0), False
+    assert of_one_token("clip", 4.0, -2.0, dual_clip=None) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight"),
+    [
+        (1.0, 2.0, 1.0),
+        (1.5, 2.0, 1.28),  # bounded, and still pulled
+        (0.5, -2.0, 0.8),
+        (0.5, 2.0, 0.8),
+        (4.0, -2.0, 1.28),
+    ],
+)
+def test_cispo(ratio: float, advantage: float, weight: float) -> None:
+    """-clip(r) · A · log π, the ratio without gradient: no token loses its own."""
+    gradient = -weight * advantage
+    loss = gradient * (-2.0 + math.log(ratio))
+    expected = pytest.approx(loss), pytest.approx(gradient), weight != ratio
+    assert of_one_token("cispo", ratio, advantage) == expected
 
 
 CALLS = torch.tensor([0, 0, 1, 0, 1])
@@ -67,30 +102,6 @@ def test_the_ratio_of_a_call_is_the_geometric_mean() -> None:
     assert losses.call_ratios(OLD[:0], OLD[:0], CALLS[:0]).tolist() == []
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
-    [
-        (1.0, 2.0, -2.0, -2.0),
-        (1.2, 2.0, -2.4, -2.4),
-        (1.5, 2.0, -2.56, 0.0),
-        (0.5, -2.0, 1.6, 0.0),
-        (4.0, -2.0, 8.0, 8.0),  # no dual clip
-    ],
-)
-def test_gspo(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    """Clipped by the call's ratio, whatever the token's; its gradient is the ratio's."""
-    logprob = torch.tensor([-3.0], dtype=torch.float64).requires_grad_()
-    of_call = torch.tensor([ratio], dtype=torch.float64)
-    advantages = torch.tensor([advantage], dtype=torch.float64)
-    result = losses.gspo_loss(logprob, of_call, advantages, **CLIP)
-    result.loss.sum().backward()  # type: ignore[no-untyped-call]
-    assert logprob.grad is not None
-    assert float(result.loss.detach()) == pytest.approx(loss)
-    assert float(logprob.grad) == pytest.approx(gradient)
-    assert float(result.ratio.detach()) == ratio
-    assert bool(result.clipped) == (gradient == 0)
-
-
 def test_the_gradient_of_gspo_is_that_of_the_ratio() -> None:
     """Σ over a call's tokens of the token form, and max(-A·s, -A·clip(s)) with s differentiated."""
     advantages = torch.tensor([2.0, 2.0, -1.0, 2.0, -1.0], dtype=torch.float64)
@@ -106,32 +117,6 @@ def test_the_gradient_of_gspo_is_that_of_the_ratio() -> None:
     assert found.tolist() == pytest.approx([-4.0, -4.0, 1.0, -4.0, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "weight"),
-    [
-        (1.0, 2.0, 1.0),
-        (1.5, 2.0, 1.28),  # bounded, and still pulled
-        (0.5, -2.0, 0.8),
-        (0.5, 2.0, 0.8),
-        (4.0, -2.0, 1.28),
-    ],
-)
-def test_cispo(ratio: float, advantage: float, weight: float) -> None:
-    """-clip(r) · A · log π, the ratio without gradient: no token loses its own."""
-    old = torch.tensor([-2.0], dtype=torch.float64)
-    logprob = (old + math.log(ratio)).requires_grad_()
-    advantages = torch.tensor([advantage], dtype=torch.float64)
-    result = losses.cispo_loss(logprob, old, advantages, **CLIP)
-    result.loss.sum().backward()  # type: ignore[no-untyped-call]
-    assert logprob.grad is not None
-    assert float(logprob.grad) == pytest.approx(-weight * advantage)
-    assert float(result.loss.detach()) == pytest.approx(
-        -weight * advantage * (-2.0 + math.log(ratio))
-    )
-    assert float(result.ratio) == pytest.approx(ratio)
-    assert bool(result.clipped) == (weight != ratio)
-
-
 def test_importance_weights_of_calls_are_products_truncated_and_constant() -> None:
     """2 · 4 · 1 = 8, of which 3 is left, and 0.5 · 0.5 = 0.25."""
     ratios = torch.tensor([2.0, 4.0, 0.5, 1.0, 0.5], dtype=torch.float64)
@@ -141,17 +126,14 @@ def test_importance_weights_of_calls_are_products_truncated_and_constant() -> No
     assert not weight.requires_grad
 
 
-def test_sums_over_calls_are_clamped() -> None:
+def test_log_ratios_and_their_sums_are_clamped() -> None:
     """Products of many ratios stay finite, and so does their mean."""
+    big = torch.tensor([1000.0, -1000.0])
+    assert losses.log_ratio(big, torch.zeros(2)).tolist() == [20.0, -20.0]
     far, calls = torch.full((100,), 1.0), torch.zeros(100, dtype=torch.int64)
     weight = losses.call_importance_weight(far, -far, calls, cap=1e12)
     assert weight.tolist() == pytest.approx([math.exp(20.0)] * 100)
     assert losses.call_ratios(-30 * far, far, calls)[0] == pytest.approx(math.exp(-20.0))
-
-
-def test_log_ratios_are_clamped() -> None:
-    big = torch.tensor([1000.0, -1000.0])
-    assert losses.log_ratio(big, torch.zeros(2)).tolist() == [20.0, -20.0]
 
 
 def test_importance_weights_are_truncated_and_constant() -> None:
@@ -191,11 +173,6 @@ def test_expected_gradient_of_the_kl_estimators(name: str, right: bool) -> None:
         assert torch.allclose(found, POLICY - BASE, atol=1e-12)
 
 
-def test_k3_is_never_negative() -> None:
-    x = torch.linspace(-5, 5, 101, dtype=torch.float64)
-    assert (losses.kl_divergence(x, torch.zeros_like(x), "k3") >= 0).all()
-
-
 def test_entropy() -> None:
     uniform = torch.zeros(2, 8).log_softmax(-1)
     assert losses.entropy(uniform).tolist() == pytest.approx([math.log(8)] * 2)
@@ -221,9 +198,7 @@ def test_the_gradient_of_entropy_where_most_is_impossible() -> None:
     ("kind", "options", "message"),
     [
         (PolicyLoss, {"clip_low": -1}, "clip_low=-1 must be a finite number at least 0 and at"),
-        (PolicyLoss, {"clip_high": math.nan}, "clip_high=nan must be a finite number at least"),
         (PolicyLoss, {"dual_clip": 0.5}, "dual_clip=0.5 must be a finite number above 1"),
-        (PolicyLoss, {"importance_cap": -1}, "importance_cap=-1 must be a finite number above"),
         (PolicyLoss, {"form": "ppo"}, "form='ppo': use one of 'clip', 'gspo', 'cispo'"),
         (
             PolicyLoss,
@@ -233,47 +208,19 @@ def test_the_gradient_of_entropy_where_most_is_impossible() -> None:
         (PolicyLoss, {"form": "cispo", "clip_low": 10}, "clip_low=10 must be .* at most 1"),
         (
             PolicyLoss,
-            {"importance_cap": 2.0, "importance_level": "row"},
-            "importance_level='row': use one of 'token', 'sequence'",
-        ),
-        (
-            PolicyLoss,
             {"importance_level": "sequence"},
             "importance_level='sequence' applies only to the importance weight: set importance",
         ),
         (PolicyLoss, {"kl": -0.1}, "kl=-0.1 must be a finite number at least 0"),
-        (PolicyLoss, {"kl": "a"}, "kl='a' must be a finite number at least 0"),
         (PolicyLoss, {"kl_estimator": "k4"}, "kl_estimator='k4': use one of 'k1', 'k2', 'k3'"),
-        (PolicyLoss, {"entropy": math.inf}, "entropy=inf must be a finite number at least 0"),
-        (LoRA, {"rank": 0}, "LoRA: rank=0 must be at least 1"),
         (LoRA, {"rank": 2.5}, "LoRA: rank=2.5 must be a whole number of at least 1"),
         (LoRA, {"alpha": 0}, "LoRA: alpha=0 must be a finite number above 0"),
         (LoRA, {"dropout": 1.0}, "dropout=1.0 must be a finite number at least 0 and below 1"),
-        (LoRA, {"target_modules": 5}, "LoRA: target_modules=5 must be names of layers, such as"),
-        (LoRA, {"target_modules": None}, "LoRA: target_modules=None must be names of layers"),
-        (LoRA, {"target_modules": []}, r"LoRA: target_modules=\[\] must be names of layers"),
         (LoRA, {"target_modules": ["q_proj", 1]}, r"target_modules=\['q_proj', 1\] must be names"),
         (LoRA, {"target_modules": ""}, "LoRA: target_modules='' must be names of layers"),
         (Optimizer, {"name": "sgd"}, "Optimizer: name='sgd': use one of 'adamw', 'muon'"),
-        (
-            Optimizer,
-            {"learning_rate": 0.0},
-            "learning_rate=0.0 must be a finite number above 0",
-        ),
         (Optimizer, {"learning_rate": math.nan}, "learning_rate=nan must be a finite number"),
         (Optimizer, {"betas": (0.9, 1.0)}, r"betas\[1\]=1.0 must be .* below 1"),
-        (Optimizer, {"betas": (0.9,)}, r"betas=\(0.9,\) must be two numbers"),
-        (
-            Optimizer,
-            {"weight_decay": -0.1},
-            "weight_decay=-0.1 must be a finite number at leas",
-        ),
-        (
-            Optimizer,
-            {"max_grad_norm": 0.0},
-            "max_grad_norm=0.0 must be a finite number above 0",
-        ),
-        (Optimizer, {"warmup_steps": -1}, "warmup_steps=-1 must be at least 0"),
         (Optimizer, {"decay_steps": 0}, "decay_steps=0 must be at least 1"),
     ],
 )
@@ -320,9 +267,3 @@ def test_what_a_learner_refuses_of_a_loss() -> None:
         loss_forms=("clip", "gspo"), importance_levels=("token", "sequence")
     )
     assert whole.refusals(loss) == []
-
-
-def test_the_ends_of_the_ranges_are_allowed() -> None:
-    PolicyLoss(clip_low=1, clip_high=0, dual_clip=None, kl=0, entropy=0, importance_cap=None)
-    Optimizer(betas=(0.0, 0.0), weight_decay=0, warmup_steps=0, decay_steps=1, max_grad_norm=None)
-    LoRA(rank=1, dropout=0)

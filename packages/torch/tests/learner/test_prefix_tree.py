@@ -5,25 +5,28 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightspan.lightning.rows import Row, common_prefix
+from lightspan.lightning.rows import common_prefix
 from lightspan.protocols.learner import LoRA, Loss, PolicyLoss, SFTLoss
 from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
     make_branching_rows,
-    make_rows,
+    make_call_rows,
     reference_loss,
 )
-from lightspan_torch.engine.weights import load_model
 from lightspan_torch.learner import prefix_tree, tree_forward
 from lightspan_torch.learner.torch import TorchLearner
+from packages.torch.tests.learner.gradients import (
+    assert_close,
+    gradients,
+    gradients_of,
+    make_model,
+)
 
 IDS = st.lists(st.integers(1, 3), min_size=1, max_size=9)
 SEQUENCES = st.lists(IDS, min_size=1, max_size=9)
@@ -60,28 +63,6 @@ def test_a_tree_by_hand() -> None:
     assert layout.paths == [[0, 1, 2, 3, 4], [0, 1, 2, 5], [0, 1, 2], [0, 1, 6]]
 
 
-def test_pieces_by_hand() -> None:
-    """A history of 6, a small branch off its end, and one of 4 off its second token: with a budget
-    of 3 the history is parted there, so that its end need not wait for the large branch."""
-    history = [1, 2, 3, 4, 5, 6]
-    sequences = [history, [1, 2, 3, 4, 7], [1, 2, 8, 8, 8, 8]]
-    layout = prefix_tree.lay_out(whole_tree(sequences), sequences)
-    pieces = prefix_tree.cut(layout, budget=3, mask_budget=100)
-    assert [(piece.start, piece.stop, piece.past) for piece in pieces] == [
-        (0, 2, []),
-        (2, 6, [0, 1]),
-        (6, 7, [0, 1, 2, 3]),
-        (7, 11, [0, 1]),
-    ]
-    assert prefix_tree.source(pieces, 0) is None
-    assert prefix_tree.source(pieces, 1) == (0, [(0, 2)])
-    assert prefix_tree.source(pieces, 2) == (1, [(0, 4)])
-    assert prefix_tree.source(pieces, 3) == (0, [(0, 2)])
-    (all_together,) = prefix_tree.cut(layout, budget=11, mask_budget=121)
-    assert (all_together.start, all_together.stop) == (0, 11)
-    assert len(prefix_tree.cut(layout, budget=11, mask_budget=120)) == 2
-
-
 def test_what_is_not_worth_sharing_is_not_shared() -> None:
     """One common first token saves less than the attention between strangers costs."""
     sequences = [[1, *[n] * 50] for n in (2, 3)]
@@ -103,9 +84,7 @@ def test_depth_first_order(sequences: list[list[int]]) -> None:
 
 
 @given(SEQUENCES, st.randoms(use_true_random=False))
-def test_the_order_depends_on_the_sequences_alone(
-    sequences: list[list[int]], rng: random.Random
-) -> None:
+def test_the_order_is_that_of_sequences(sequences: list[list[int]], rng: random.Random) -> None:
     shuffled = rng.sample(sequences, len(sequences))
     orders = [
         [(given[index], shared) for index, shared in prefix_tree.depth_first(given)]
@@ -114,17 +93,8 @@ def test_the_order_depends_on_the_sequences_alone(
     assert orders[0] == orders[1]
 
 
-@given(IDS, IDS)
-def test_common_prefix(first: list[int], second: list[int]) -> None:
-    size = common_prefix(first, second)
-    assert first[:size] == second[:size]
-    assert size == min(len(first), len(second)) or first[size] != second[size]
-
-
 @given(SEQUENCES, COSTS, st.integers(1, 12))
-def test_every_sequence_is_in_one_tree(
-    sequences: list[list[int]], pair_cost: float, block: int
-) -> None:
+def test_sequences_in_trees(sequences: list[list[int]], pair_cost: float, block: int) -> None:
     found = prefix_tree.share(sequences, pair_cost=pair_cost, block=block)
     assert sorted(i for tree in found for i in tree.members) == list(range(len(sequences)))
     for tree in found:
@@ -184,74 +154,9 @@ def test_pieces(sequences: list[list[int]], budget: int, mask_budget: int) -> No
 
 
 # --- through models ---------------------------------------------------------------------------
-def make_model(kind: str, seed: int = 0, **options: Any) -> Any:
-    import transformers
-
-    given = {
-        "vocab_size": 405,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.1,
-        "bos_token_id": None,
-        **options,
-    }
-    torch.set_num_threads(1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = getattr(transformers, f"{kind}Config")(**given)
-        return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-
-
-def gradients(learner: TorchLearner, rows: list[Row], loss: Loss) -> dict[str, torch.Tensor]:
-    """Of one update, which does not step."""
-    stepper = learner._steppers["writer"]
-    caught: dict[str, torch.Tensor] = {}
-
-    def catch() -> float:
-        for name, parameter in stepper._parameters.items():
-            if parameter.grad is not None:
-                caught[name] = parameter.grad.clone()
-        return 1.0
-
-    stepper.clip = catch  # type: ignore[method-assign]
-    learner.update(rows, loss)
-    return caught
-
-
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Each parameter's gradient to relative 1e-4."""
-    assert set(found) == set(expected)
-    total = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    assert total > 0
-    for name, gradient in expected.items():
-        # one that is zero but for rounding (a bias of keys) is measured by the others
-        scale = max(float(gradient.norm()), 1e-3 * float(total))
-        assert float((found[name] - gradient).norm()) < 1e-4 * scale, name
 
 
 EVERYTHING = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, kl=0.1, entropy=0.05)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "alone",
-    [
-        {"clip_low": 0.2, "clip_high": 100.0, "dual_clip": None},
-        {"clip_low": 0.99, "clip_high": 0.28, "dual_clip": None},
-        {"clip_low": 0.99, "clip_high": 100.0, "dual_clip": 1.4},
-    ],
-    ids=["low", "high", "dual"],
-)
-def test_every_clip_is_active_on_these_rows(family: str, alone: dict[str, Any]) -> None:
-    model = make_model(**FAMILIES[family])
-    learner = TorchLearner({"writer": model})
-    loss = msgspec.structs.replace(EVERYTHING, **alone)
-    metrics = learner.update(make_branching_rows(model, long=260), loss)
-    assert metrics["clip_fraction"] > 0.05
 
 
 @pytest.mark.slow
@@ -263,30 +168,26 @@ def test_trees_lora_and_plain_rows_agree(family: str, lora: LoRA | None, loss: L
     smaller budget cuts trees."""
     model = make_model(**FAMILIES[family])
     rows = make_branching_rows(model, long=260)
-
-    def learner(**options: Any) -> TorchLearner:
-        return TorchLearner({"writer": model}, lora=lora, **options)
-
-    expected = gradients(learner(share_prefixes=False), rows, loss)
-    metrics = learner(share_prefixes=False).update(rows, loss)
-    assert metrics["grad_norm"] > 0
+    plain = TorchLearner({"writer": model}, lora=lora, share_prefixes=False)
+    metrics, expected = gradients(plain, rows, loss)
     if isinstance(loss, PolicyLoss):
         assert 0.1 < metrics["clip_fraction"] < 0.9
     for budget in (2048, 90):
-        assert learner().state()["share_prefixes"] == {"writer": "in trees"}
-        assert_close(gradients(learner(token_budget=budget), rows, loss), expected)
-        found = learner(token_budget=budget).update(rows, loss)
-        assert found == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+        learner = TorchLearner({"writer": model}, lora=lora, token_budget=budget)
+        assert learner.state()["share_prefixes"] == {"writer": "in trees"}
+        found, caught = gradients(learner, rows, loss)
+        assert_close(caught, expected)
+        assert found == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees_agree_with_the_formulas(family: str) -> None:
     model, trained = make_model(**FAMILIES[family]), make_model(**FAMILIES[family])
     rows = make_branching_rows(model)
-    found = gradients(TorchLearner({"writer": model}), rows, EVERYTHING)
+    _, found = gradients(TorchLearner({"writer": model}), rows, EVERYTHING)
     total = reference_loss(trained, rows, EVERYTHING, base=model)
     total.backward()  # type: ignore[no-untyped-call]
-    assert_close(found, {name: parameter.grad for name, parameter in trained.named_parameters()})
+    assert_close(found, gradients_of(trained))
 
 
 @settings(max_examples=20, deadline=None)
@@ -333,26 +234,6 @@ def test_any_tree_agrees_with_its_sequences(
         assert torch.allclose(found[name], gradient, atol=1e-5 * float(1 + gradient.norm())), name
 
 
-def test_scores_do_not_depend_on_sharing() -> None:
-    model = make_model("Qwen2")
-    rows = make_branching_rows(model, long=260)
-    plain = TorchLearner({"writer": model}, share_prefixes=False).score(rows)
-    for budget in (2048, 90):
-        scores = TorchLearner({"writer": model}, token_budget=budget).score(rows)
-        assert scores == [pytest.approx(row, abs=1e-5) for row in plain]
-
-
-def test_the_result_is_the_same_bit_by_bit_in_any_order() -> None:
-    model = make_model("Qwen2")
-    rows = make_branching_rows(model, long=300)
-    hashes = set()
-    for seed in range(3):
-        learner = TorchLearner({"writer": model}, token_budget=90)
-        learner.update(random.Random(seed).sample(rows, len(rows)), BOTH_CLIPS)
-        hashes.add(learner.weight_hash("writer"))
-    assert len(hashes) == 1
-
-
 def test_every_shared_token_goes_through_the_model_once() -> None:
     model = make_model("Qwen2")
     rows = [row for row in make_branching_rows(model, long=800) if len(row.ids) > 256]
@@ -368,23 +249,16 @@ def test_every_shared_token_goes_through_the_model_once() -> None:
         assert len(seen) == count
 
 
-def test_rows_that_share_nothing_are_computed_as_before() -> None:
-    """No mask, no positions: the very same passes."""
+@pytest.mark.parametrize("logits", [1, 7])
+def test_logits_in_parts(monkeypatch: pytest.MonkeyPatch, logits: int) -> None:
+    """Parts of one token and of seven, where calls are spread over parts and passes."""
     model = make_model("Qwen2")
-    rows = make_rows(model)
-    learners = [TorchLearner({"writer": model}, share_prefixes=on) for on in (True, False)]
-    for learner in learners:
-        learner.update(rows, BOTH_CLIPS)
-    assert learners[0].weight_hash("writer") == learners[1].weight_hash("writer")
-
-
-def test_logits_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model("Qwen2")
-    rows = make_branching_rows(model)
-    loss = PolicyLoss(kl=0.1, entropy=0.1)
-    expected = gradients(TorchLearner({"writer": model}), rows, loss)
-    monkeypatch.setattr("lightspan_torch.learner.token_losses.LOGITS", 7 * 405)
-    assert_close(gradients(TorchLearner({"writer": model}), rows, loss), expected)
+    rows = make_call_rows(model)
+    loss = PolicyLoss(form="gspo", clip_low=0.9, clip_high=9.0, kl=0.1, entropy=0.1)
+    _, expected = gradients(TorchLearner({"writer": model}), rows, loss)
+    monkeypatch.setattr("lightspan_torch.learner.token_losses.LOGITS", logits * 405)
+    learner = TorchLearner({"writer": model}, token_budget=16)
+    assert_close(gradients(learner, rows, loss)[1], expected)
 
 
 # --- where trees cannot be --------------------------------------------------------------------
@@ -412,7 +286,8 @@ def test_other_models_fall_back_to_plain_rows(options: dict[str, Any], why: str)
     assert said.startswith("each row by itself: ")
     assert re.search(why, said)
     plain = TorchLearner({"writer": model}, share_prefixes=False)
-    assert_close(gradients(learner, rows, SFTLoss()), gradients(plain, rows, SFTLoss()))
+    _, expected = gradients(plain, rows, SFTLoss())
+    assert_close(gradients(learner, rows, SFTLoss())[1], expected)
 
 
 def test_a_model_that_ignores_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,12 +325,3 @@ def test_dropout_is_drawn_for_each_row() -> None:
     assert "dropout" in learner.state()["share_prefixes"]["writer"]
     assert learner.update(rows, BOTH_CLIPS) == plain.update(rows, BOTH_CLIPS)
     assert learner.weight_hash("writer") == plain.weight_hash("writer")
-
-
-def test_exported_models_know_nothing_of_trees(tmp_path: Path) -> None:
-    model = make_model("Qwen2")
-    learner = TorchLearner({"writer": model})
-    learner.update(make_branching_rows(model), BOTH_CLIPS)
-    learner.export("writer", tmp_path)
-    assert "lightspan" not in (tmp_path / "config.json").read_text()
-    assert load_model(tmp_path).config._attn_implementation == "sdpa"

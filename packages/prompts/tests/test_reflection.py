@@ -1,0 +1,60 @@
+"""Tests of what reflection models are asked, and of the parsing of their answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightspan import PromptTemplate
+from lightspan_prompts.apo import reflection_prompts
+from lightspan_prompts.gepa.reflection_prompts import question
+from lightspan_prompts.search.reflection import Unusable, proposed_template, proposed_text
+
+
+def test_what_is_asked() -> None:
+    template, plain = PromptTemplate('As {{"a": 1}}: {q} {n:.1f} {q}'), PromptTemplate("plain")
+    angle, way = reflection_prompts.ANGLES[0], reflection_prompts.WAYS[0]
+    critique = reflection_prompts.critique("style", template, [], angle)
+    edit = reflection_prompts.edit("style", template, " too long ", way)
+    for text in (question("style", template, []), critique, edit):
+        assert '"style"' in text
+        assert '<prompt>\nAs {"a": 1}: {q} {n:.1f} {q}\n</prompt>' in text
+        assert "placeholders that the application fills: {q}, {n:.1f}." in text
+    assert "<critique>\ntoo long\n</critique>" in edit
+    assert angle in critique
+    assert way in edit
+    for text in (
+        question("style", plain, []),
+        reflection_prompts.critique("style", plain, [], ""),
+        reflection_prompts.edit("style", plain, "", ""),
+    ):
+        assert "placeholders" not in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("<prompt>a</prompt>", "a"),
+        ("Well.\n<prompt>\n a\n\nb \n</prompt>\nSo.", "a\n\nb"),
+        ("<prompt>say <prompt>x</prompt></prompt>", "say <prompt>x</prompt>"),
+        ("It is\n```text\na\n```\nDone.", "a"),
+        ("<prompt>```a```</prompt>", "```a```"),
+    ],
+)
+def test_the_text_of_an_answer(answer: str, text: str) -> None:
+    assert proposed_text(answer, "stop") == text
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "message"),
+    [
+        ("", "stop", "has no <prompt>"),
+        ("<prompt> </prompt>", "stop", "has no <prompt>"),
+        ("</prompt>a<prompt>", "stop", "has no <prompt>"),
+        ("<prompt>Do {q}, and", "length", "was cut off"),
+        ("<prompt>Do it.</prompt>", "stop", "has no {q}"),
+        ("<prompt>Do {q}.</prompt>", "stop", "is unchanged"),
+    ],
+)
+def test_answers_without_a_new_text(answer: str, reason: str, message: str) -> None:
+    with pytest.raises(Unusable, match=message):
+        proposed_template(PromptTemplate("Do {q}."), answer, reason)

@@ -1,0 +1,370 @@
+"""Tests of what both prompt searches share, with simulated rollouts: equal candidates after any
+interruption, comparisons, budgets, failing models, options. `tests/trainer` has real rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import APO, GEPA, LLM, Price, PromptTemplate
+from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
+from lightspan.schema.records import task_id
+from lightspan_prompts.search.candidates import read_found
+from lightspan_prompts.search.search_log import Evaluation, Reflection, SearchLog
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from packages.prompts.tests.made_up import (
+    TASKS,
+    World,
+    apo,
+    gepa,
+    is_edit,
+    pool,
+    reflects,
+    search,
+)
+
+Make = partial[Any]
+
+
+@pytest.fixture(params=[gepa, apo], ids=["gepa", "apo"])
+def make(request: pytest.FixtureRequest, server: ScriptedServer) -> Make:
+    """Return what makes one of both searches, with the server as its model."""
+    return partial(request.param, server)
+
+
+def journal(folder: Path) -> Path:
+    [path] = (folder / "journal").glob("*.jsonl")
+    return path
+
+
+# --- candidates -----------------------------------------------------------------------------
+async def test_it_finds_better_prompts(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
+    algorithm, world = make(), World(tmp_path)
+    result = await search(algorithm, world)
+    first, best = result.candidates[0], result.candidates[result.chosen]
+    assert first.templates == {"first": "Do {q}.", "second": "Then {q}."}
+    assert (first.parents, first.mean, first.is_whole) == ([], 0.0, True)
+    assert best.mean == max(each.mean for each in result.candidates if each.is_whole) > 0.3
+    assert all("{q}" in text for each in result.candidates for text in each.templates.values())
+    assert algorithm.resources() == {n: PromptTemplate(t) for n, t in best.templates.items()}
+    learned = algorithm.learned_prompts()
+    assert {name: each.after for name, each in learned.items()} == algorithm.resources()
+    assert any(each.is_changed for each in learned.values())
+    assert result.rollouts == world.rollouts_done
+    assert result.reflections == len(server.requests)
+    assert read_found(tmp_path) == result
+    again = make()
+    again.load_state(json.loads(json.dumps(algorithm.state())))
+    assert again.resources() == algorithm.resources()
+
+
+async def test_equal_seeds(make: Make, tmp_path: Path) -> None:
+    one, two, other = [
+        pool(await search(make(seed=seed), World(tmp_path / name)))
+        for name, seed in (("one", 0), ("two", 0), ("other", 1))
+    ]
+    assert one == two != other
+
+
+async def test_it_ends_when_all_is_solved(make: Make, tmp_path: Path) -> None:
+    world = World(tmp_path, lambda task, texts: 1.0)
+    result = await search(make(perfect_reward=1.0), world)
+    assert (result.rollouts, result.reflections, result.chosen) == (5, 0, 0)
+    assert result.ended == "the selection split has the perfect reward on every task"
+    assert "the prompts stay unchanged" in world.notes[-1]
+
+
+# --- going on -------------------------------------------------------------------------------
+async def test_it_resumes_from_any_cut(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
+    """The answers of APO's rounds arrive in any order."""
+    options = {"max_rollouts": 80}
+    whole_world = World(tmp_path / "whole")
+    whole = await search(make(**options), whole_world)
+    path = journal(tmp_path / "whole")
+    lines = path.read_bytes().splitlines(keepends=True)
+    kinds = [json.loads(line)["type"] for line in lines]
+    assert kinds.count("reflection") == whole.reflections > 3
+    for cut in range(1, len(lines) + 1):
+        torn = lines[cut - 1][: len(lines[cut - 1]) // 2] if cut % 2 else b""
+        folder = tmp_path / f"cut-{cut}"
+        (folder / "journal").mkdir(parents=True)
+        (folder / "journal" / path.name).write_bytes(b"".join(lines[:cut]) + torn)
+        world, before = World(folder), len(server.requests)
+        result = await search(make(**options), world)
+        assert (pool(result), result.chosen) == (pool(whole), whole.chosen)
+        logged = [json.loads(line) for line in lines[1:cut]]
+        replayed = sum(len(entry.get("seen", ())) for entry in logged)
+        assert world.rollouts_done == whole_world.rollouts_done - replayed
+        reflected = sum(entry["type"] == "reflection" for entry in logged)
+        assert len(server.requests) - before == whole.reflections - reflected
+        assert (result.rollouts, result.reflections, result.tokens, result.unusable) == (
+            whole.rollouts,
+            whole.reflections,
+            whole.tokens,
+            whole.unusable,
+        )
+
+
+async def test_it_resumes_after_a_failure(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    whole = await search(make(), World(tmp_path / "whole"))
+    number = len(server.requests)
+
+    def fails(request: Request) -> Any:
+        tired = len(server.requests) > number + 10
+        return Reply(status=400, text="no more") if tired else reflects(request)
+
+    server.script = fails
+    world = World(tmp_path / "run")
+    with pytest.raises(EngineError, match=r"thinker at http.* failed: BadRequestError: .*no more"):
+        await search(make(), world)
+    done = world.rollouts_done
+    server.script = reflects
+    again = World(tmp_path / "run")
+    assert pool(await search(make(), again)) == pool(whole)
+    assert done + again.rollouts_done == whole.rollouts
+
+
+async def test_it_can_be_cancelled(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
+    waits = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(request: Request) -> Any:
+        loop.call_soon_threadsafe(waits.set)
+        return Reply(text="late", delay_s=2)
+
+    server.script = slow
+    running = asyncio.create_task(search(make(), World(tmp_path)))
+    await waits.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    server.script = reflects
+    assert (await search(make(), World(tmp_path))).rollouts > 0
+
+
+def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) -> None:
+    def entry(key: str) -> Reflection:
+        answer = {"answer": f"to {key}", "finish_reason": "stop", "asked": "why?"}
+        return Reflection(key=key, prompt="p", input_tokens=1, output_tokens=1, **answer)
+
+    path = tmp_path / "journal" / "x.jsonl"
+    log = SearchLog(path, "x 1")
+    for key in ("b", "a", "c"):
+        log.add(entry(key))
+    log.close()
+    log = SearchLog(path, "x 1")
+    assert log.replayed(["a", "b"], Reflection) == [entry("a"), entry("b")]
+    assert log.replayed(["d", "c", "c"], Reflection) == [None, entry("c"), None]
+    assert not log.is_replaying
+    assert log.replayed(["e"], Reflection) == [None]
+    log.close()
+    for keys, kind in ((["a", "c"], Reflection), (["b"], Evaluation)):
+        log = SearchLog(path, "x 1")
+        with pytest.raises(CheckpointError, match=r"x\.jsonl: entry \d differs from the current"):
+            log.replayed(keys, kind)
+        log.close()
+    with pytest.raises(CheckpointError, match=r"was begun with Header\(library='x 1'"):
+        SearchLog(path, "x 2")
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b"{}\n" + b"".join(rest))
+    with pytest.raises(CheckpointError, match=r"x\.jsonl, line 2 is damaged"):
+        SearchLog(path, "x 1")
+
+
+async def test_a_journal_of_another_seed(make: Make, tmp_path: Path) -> None:
+    await search(make(), World(tmp_path))
+    with pytest.raises(CheckpointError, match=r"jsonl: entry 1 differs from the current request"):
+        await search(make(seed=1), World(tmp_path))
+
+
+# --- what candidates are compared by --------------------------------------------------------
+async def test_the_selection_split_is_hidden(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    algorithm = make()
+    split = algorithm.split(TASKS)
+    assert (len(split.feedback), len(split.selection)) == (5, 5)
+    assert sorted(map(task_id, split.feedback + split.selection)) == sorted(map(task_id, TASKS))
+    await search(algorithm, World(tmp_path))
+    sent = "".join(request.last_text for request in server.requests)
+    assert all(json.dumps(task) in sent for task in split.feedback)
+    assert not any(json.dumps(task) in sent for task in split.selection)
+    assert make(seed=1).split(TASKS) != split
+
+
+def test_a_split_needs_tasks_on_both_sides(server: ScriptedServer) -> None:
+    assert len(gepa(server, selection=0.01).split(TASKS).selection) == 1
+    assert len(gepa(server).split([*TASKS, *TASKS]).feedback) == 5
+    with pytest.raises(DataError, match=r"selection=0.5 of 1 distinct training task leaves none"):
+        gepa(server).split([TASKS[0], TASKS[0]])
+
+
+async def test_the_failure_reward(make: Make, tmp_path: Path) -> None:
+    """A timeout, for example: lost rollouts must not improve a candidate's mean."""
+
+    def some(task: Any, texts: Mapping[str, str]) -> float | None:
+        return None if task["n"] % 2 else 0.5
+
+    result = await search(make(failure_reward=-1.0), World(tmp_path, some))
+    unscored = sum(task["n"] % 2 for task in make().split(TASKS).selection)
+    first = result.candidates[0]
+    assert 0 < unscored < 5
+    assert first.mean == (0.5 * (5 - unscored) - unscored) / 5
+    assert list(first.rewards.values()).count(None) == unscored
+    assert result.mean == 0.5
+    assert result.unscored > unscored
+
+
+async def test_it_resumes_with_rewards(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
+    broken, mended = World(tmp_path, lambda task, texts: None), World(tmp_path)
+    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
+        await search(make(), broken)
+    assert server.requests == []
+    result = await search(make(), mended)
+    assert None not in result.candidates[0].rewards.values()
+    assert (broken.rollouts_done, mended.rollouts_done) == (5, result.rollouts)
+
+
+# --- budgets --------------------------------------------------------------------------------
+@pytest.mark.parametrize("limit", [18, 23, 40, 61])
+async def test_rollouts_are_never_more_than_the_budget(
+    make: Make, tmp_path: Path, limit: int
+) -> None:
+    world = World(tmp_path)
+    result = await search(make(max_rollouts=limit), world)
+    assert result.rollouts == world.rollouts_done <= limit
+    again = sum(len(each.again) for each in result.candidates)  # GEPA's finalists
+    assert result.rollouts > limit - 21
+    assert f"{result.rollouts - again} of max_rollouts={limit} rollouts are done" in result.ended
+
+
+@pytest.mark.parametrize(("make_one", "least"), [(gepa, 16), (apo, 18)])
+async def test_too_few_rollouts_for_one_candidate(
+    server: ScriptedServer, tmp_path: Path, make_one: Any, least: int
+) -> None:
+    world = World(tmp_path)
+    with pytest.raises(ConfigError, match=rf"={least - 1}\) is too few .* at least {least}"):
+        await search(make_one(server, max_rollouts=least - 1), world)
+    assert world.rollouts_done == 0
+    assert (await search(make_one(server, max_rollouts=least), world)).rollouts > 5
+
+
+@pytest.mark.parametrize(
+    ("make_one", "limit", "done", "takes"),
+    [
+        (gepa, 3, 3, "an iteration takes 1"),
+        (apo, 2, 2, "another candidate takes two"),
+        (apo, 9, 8, "another candidate takes two"),
+    ],
+)
+async def test_reflections_are_never_more_than_the_budget(
+    server: ScriptedServer, tmp_path: Path, make_one: Any, limit: int, done: int, takes: str
+) -> None:
+    result = await search(make_one(server, max_reflections=limit), World(tmp_path))
+    assert result.reflections == len(server.requests) == done
+    assert result.ended == f"{done} of max_reflections={limit} reflections are done, and {takes}"
+
+
+async def test_useless_answers_cost_nothing(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    values: Any = iter(
+        (
+            "I would rather talk about the weather, at length.",
+            "<prompt>no placeholder any more</prompt>",
+            Reply(text="<prompt>Do {q}, and", finish_reason="length"),
+            Reply(text=None),
+        )
+    )
+    server.script = lambda request: (
+        next(values) if make.func is gepa or is_edit(request) else "too short"
+    )
+    once: dict[str, Any] = {"beam_rounds": 1, "reflections_at_once": 1}
+    options, batch = ({"max_reflections": 4}, 3) if make.func is gepa else (once, 2)
+    world = World(tmp_path)
+    result = await search(make(**options), world)
+    assert (result.unusable, len(result.candidates)) == (4, 1)
+    assert world.rollouts_done == 5 + 4 * batch
+    useless = [note for note in world.notes if "is unusable" in note]
+    whys = ("no <prompt>…</prompt>", "has no {q}", "cut off", "no <prompt>")
+    assert all(why in note for why, note in zip(whys, useless, strict=True))
+    asked = result.reflections
+    assert world.notes[-1] == f"4 of {asked} answers of the reflection model were unusable"
+
+
+# --- options --------------------------------------------------------------------------------
+TEXT = PromptTemplate("x")
+NOWHERE = LLM(base_url="http://127.0.0.1:9/v1", model="m")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompts": {}}, r" has no prompt to learn: give prompts=.* or optimize=\[\"agent\"\]"),
+        ({"prompts": {"p": "text"}}, r"prompts\['p'\] is a str: use PromptTemplate"),
+        ({"prompts": {"a b": TEXT}}, r"prompts\['a b'\].* no identifier"),
+        ({"prompts": {"task": TEXT}}, r"prompts\['task'\].* is reserved"),
+        ({"optimize": [""]}, r"optimize=\[''\]: '' is no name"),
+        ({"optimize": ["p"]}, "'p' is in prompts and in optimize"),
+        ({"reflection": None}, r"reflection=None: use LLM\(base_url=…, model=…\)"),
+        ({"reflection": LLM(base_url="x", model="m")}, "the base URL of reflection= 'x' is no"),
+        ({"max_reflections": 0}, "max_reflections=0 must be at least"),
+        ({"max_tokens": 1.5}, "max_tokens=1.5 must be a whole number"),
+        ({"selection": 1.0}, "selection=1.0"),
+        ({"failure_reward": float("nan")}, "failure_reward=nan"),
+    ],
+)
+@pytest.mark.parametrize("kind", [GEPA, APO])
+def test_options_that_cannot_be_honoured(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**{"prompts": {"p": TEXT}, "reflection": NOWHERE, **options})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (GEPA, {"max_reflections": 2, "proposals": 3}, "max_reflections=2 is less than propos"),
+        (GEPA, {"minibatch": 0}, "minibatch=0"),
+        (GEPA, {"proposals": 0}, "proposals=0"),
+        (APO, {"edits": LLM(base_url="x", model="m")}, "the base URL of edits= 'x' is no"),
+        (
+            APO,
+            {"edits": LLM(base_url=NOWHERE.base_url, model="editor")}
+            | {"max_cost": 0.5, "prices": {"m": Price(input=1.0, output=1.0)}},
+            "none for 'editor'",
+        ),
+        (APO, {"beam_width": 0}, "beam_width=0 must be at least 1"),
+        (APO, {"beam_rounds": 1.5}, "beam_rounds=1.5"),
+        (APO, {"max_reflections": 1}, "max_reflections=1 must be at least 2"),
+    ],
+)
+def test_options_of_one_search(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind({"p": TEXT}, NOWHERE, **options)
+
+
+@pytest.mark.parametrize("kind", [GEPA, APO])
+def test_a_key_has_to_be_set_and_is_no_setting(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THINKER_KEY", raising=False)
+    llm = LLM(base_url=NOWHERE.base_url, model="m", api_key_env="THINKER_KEY")
+    with pytest.raises(ConfigError, match=r"needs the key in \$THINKER_KEY"):
+        kind({"p": TEXT}, llm)
+    monkeypatch.setenv("THINKER_KEY", "secret-thing")
+    config = kind({"p": TEXT}, llm).config()
+    assert config["algorithm"] == kind.__name__
+    assert "secret-thing" not in json.dumps(config)
+
+
+@pytest.mark.parametrize(("kind", "module"), [(GEPA, "gepa"), (APO, "openai")])
+def test_without_the_library(kind: Any, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightspan_prompts.search.validation.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=rf" needs '{module}': .*core\[prompts\]"):
+        kind({"p": TEXT}, NOWHERE)

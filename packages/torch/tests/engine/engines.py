@@ -1,0 +1,30 @@
+"""Running embedded engines, and what is inside them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from lightspan_testing.engine_suite import generate
+from lightspan_torch.engine.transformers import TransformersEngine
+
+
+@asynccontextmanager
+async def running(folder: Path, **options: Any) -> AsyncIterator[TransformersEngine]:
+    """Return an engine whose thread has begun; it is closed after the block."""
+    engine = TransformersEngine({"writer": folder}, seed=0, **options)
+    await engine.start()
+    try:
+        await generate(engine, [5], max_tokens=1)
+        yield engine
+    finally:
+        await engine.close()
+
+
+def manager(engine: TransformersEngine) -> Any:
+    """Return what runs the generation thread."""
+    batcher = engine._workers["writer"]._batcher
+    assert batcher is not None
+    return batcher._manager
