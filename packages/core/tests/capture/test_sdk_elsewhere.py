@@ -14,7 +14,7 @@ import pytest
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import input_messages_of, output_messages_of
 from lightspan.schema.spans import SpanStatus
-from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from lightspan_testing.wait import until
 from packages.core.tests.capture.clients import (
     MESSAGES,
@@ -28,12 +28,6 @@ from packages.core.tests.capture.clients import (
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
 
-def without_transport(request: Request) -> tuple[str, dict[str, str], Any]:
-    changing = ("idempotency-key",)
-    headers = {key: value for key, value in request.headers.items() if key not in changing}
-    return request.path, headers, request.body
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_another_agents_request_is_what_it_would_have_been(
     gateway: ScriptedServer, elsewhere: ScriptedServer, stream: bool
@@ -45,7 +39,7 @@ def test_another_agents_request_is_what_it_would_have_been(
         with acting_as(gateway, "checker"):
             way(client)
     plain, shimmed = elsewhere.requests
-    assert without_transport(plain) == without_transport(shimmed)
+    assert plain == shimmed
     assert plain.headers["authorization"] == "Bearer app-key"
 
 
@@ -102,24 +96,16 @@ def test_another_agents_call_is_recorded(gateway: ScriptedServer, stream: bool) 
     assert (span.name, span.status, span.sequence_start) == ("chat m", SpanStatus.OK, None)
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
 def test_another_agents_picture_is_sent_and_kept_as_a_reference(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, api: str
+    gateway: ScriptedServer, elsewhere: ScriptedServer
 ) -> None:
     picture = b"\x89PNG" * 2**18
     url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    part: Any = {"type": "image_url", "image_url": {"url": url}}
     with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        if api == "chat":
-            part: Any = {"type": "image_url", "image_url": {"url": url}}
-            client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": [part]}]
-            )
-        else:
-            part = {"type": "input_image", "image_url": url}
-            client.responses.create(model="m", input=[{"role": "user", "content": [part]}])
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}])
         [span] = llm_spans(scope)
-    [request] = elsewhere.requests
-    assert request.body["messages" if api == "chat" else "input"][0]["content"] == [part]
+    assert elsewhere.requests[0].messages[0]["content"] == [part]
     kept = {
         "type": "blob",
         "modality": "image",
@@ -142,42 +128,6 @@ def test_another_agents_error_is_recorded(gateway: ScriptedServer) -> None:
     assert span.attributes[c.CALL_OUTCOME] == "error"
     assert span.attributes[c.ERROR_TYPE] == "BadRequestError"
     assert "bad temperature" in span.status_message
-
-
-@pytest.mark.parametrize("closed", [False, True])
-def test_another_agents_abandoned_stream_is_cancelled(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, closed: bool
-) -> None:
-    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-        next(stream)
-        if closed:
-            stream.close()
-        else:  # the runner does this at the end of the attempt
-            scope.recorder.cancel_pending()
-        [span] = llm_spans(scope)
-        assert span.attributes[c.CALL_OUTCOME] == "cancelled"
-        stream.close()
-        scope.recorder.cancel_pending()
-        assert llm_spans(scope) == []
-
-
-@pytest.mark.parametrize("closed", [False, True])
-async def test_another_agents_abandoned_async_stream_is_cancelled(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, closed: bool
-) -> None:
-    async with async_client_of(elsewhere) as client:
-        with acting_as(gateway, "checker") as scope:
-            stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-            await anext(stream)
-            if closed:
-                await stream.close()
-            else:
-                scope.recorder.cancel_pending()
-            [span] = llm_spans(scope)
-            assert span.attributes[c.CALL_OUTCOME] == "cancelled"
-            await stream.close()
-            assert llm_spans(scope) == []
 
 
 async def test_another_agents_cancelled_call(gateway: ScriptedServer) -> None:
