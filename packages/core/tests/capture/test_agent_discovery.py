@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightspan.capture import agent_discovery
-from lightspan.capture.agent_discovery import AgentSearch, Location, frameworks
+from lightspan.capture.agent_discovery import AgentSearch, Location
 from lightspan.schema.routing import AgentPaths
 
 
@@ -97,10 +97,6 @@ def sibling(monkeypatch: pytest.MonkeyPatch) -> str:
     point = EntryPoint("crews", "lightspan_crews", "lightspan.frameworks")
     monkeypatch.setattr(agent_discovery, "installed_plugins", lambda kind: {"crews": point})
     return "crews"
-
-
-def test_frameworks_are_those_of_the_adapters_that_are_installed(sibling: str) -> None:
-    assert frameworks() == {"lightspan", "crews"}
 
 
 def test_another_framework_leaves_the_list_incomplete(

@@ -56,10 +56,6 @@ def push(frame: Frame) -> Iterator[AgentContext]:
         leave()
 
 
-def test_outside() -> None:
-    assert (current_context(), current_agent()) == (None, None)
-
-
 def test_frames() -> None:
     with open_scope(SCOPE) as scope:
         assert scope is SCOPE
@@ -147,24 +143,6 @@ def test_connections_may_end_in_any_order() -> None:
     assert current_context() is None
 
 
-def test_an_sdk_that_cannot_be_wrapped_damages_the_attempt_and_not_the_app(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken() -> bool:
-        raise ImportError("a broken SDK")
-
-    monkeypatch.setattr(sdk_instrumentation, "install", broken)
-    scope = AttemptContext(rollout_id="r", attempt_id="a")
-    with open_scope(scope):
-        pass
-    damage = "a client SDK could not be wrapped: ImportError('a broken SDK')"
-    assert scope.recorder.capture_errors() == [damage]
-
-
-def test_the_token_is_not_shown() -> None:
-    assert "secret" not in repr(AttemptContext(rollout_id="r", attempt_id="a", call_token="secret"))
-
-
 async def test_tasks_do_not_mix() -> None:
     async def one(name: str) -> str | None:
         scope = AttemptContext(rollout_id=name, attempt_id=name)
@@ -200,13 +178,3 @@ def test_the_recorder_counts_what_does_not_fit() -> None:
     recorder.add(spans[2])
     assert recorder.drain() == [spans[2]]
     assert recorder.drain() == []
-
-
-def test_the_recorder_knows_what_is_under_way() -> None:
-    recorder, given_up = Recorder(), []
-    for key in ("a", "b"):
-        recorder.register_pending(key, lambda key=key: given_up.append(key))  # type: ignore[misc]
-    assert recorder.resolve_pending("a")
-    assert not recorder.resolve_pending("a")
-    recorder.cancel_pending()
-    assert given_up == ["b"]

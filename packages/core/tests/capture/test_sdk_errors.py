@@ -25,47 +25,42 @@ from packages.core.tests.capture.clients import (
     MESSAGES,
     WAYS,
     acting_as,
-    async_client_of,
     client_of,
     make_scope,
-    text_of,
 )
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
 
-def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
-    gateway: ScriptedServer, elsewhere: ScriptedServer
+@pytest.mark.parametrize(
+    ("add", "remove", "damage"),
+    [
+        (
+            register_resolver,
+            unregister_resolver,
+            "the acting agent could not be resolved: ValueError('no idea')",
+        ),
+        (
+            add_call_listener,
+            remove_call_listener,
+            "a listener failed at the start of a model call: ValueError('no idea')",
+        ),
+    ],
+    ids=["resolver", "listener"],
+)
+def test_what_adapters_add_and_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, add: Any, remove: Any, damage: str
 ) -> None:
-    def resolver(current: AgentContext) -> AgentContext | None:
+    def failing(current: AgentContext) -> None:
         raise ValueError("no idea")
 
-    register_resolver(resolver)
+    add(failing)
     try:
         with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
             assert WAYS["create"](client) == "from the gateway"
     finally:
-        unregister_resolver(resolver)
-    assert set(scope.recorder.capture_errors()) == {
-        "the acting agent could not be resolved: ValueError('no idea')"
-    }
-
-
-def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
-    gateway: ScriptedServer, elsewhere: ScriptedServer
-) -> None:
-    def listener(asking: AgentContext) -> None:
-        raise ValueError(f"not for {asking.path}")
-
-    add_call_listener(listener)
-    try:
-        with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
-            assert WAYS["create"](client) == "from the gateway"
-    finally:
-        remove_call_listener(listener)
-    assert set(scope.recorder.capture_errors()) == {
-        "a listener failed at the start of a model call: ValueError('not for writer')"
-    }
+        remove(failing)
+    assert set(scope.recorder.capture_errors()) == {damage}
 
 
 def test_a_resolver_is_asked_when_the_model_is_called(
@@ -118,21 +113,6 @@ def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
     damage = ["a model call could not be redirected: ValueError('broken')"]
     assert scope.recorder.capture_errors() == damage
     assert gateway.requests == []
-
-
-async def test_an_async_redirection_that_fails_damages_the_attempt_and_not_the_app(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fails(*args: Any) -> Any:
-        raise ValueError("broken")
-
-    monkeypatch.setattr(sdk_instrumentation, "async_client", fails)
-    async with async_client_of(elsewhere) as client:
-        with acting_as(gateway, "writer") as scope:
-            answer = await client.chat.completions.create(model="m", messages=MESSAGES)
-    assert text_of(answer) == "from elsewhere"
-    damage = ["a model call could not be redirected: ValueError('broken')"]
-    assert scope.recorder.capture_errors() == damage
 
 
 def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
