@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,17 +14,12 @@ from lightspan.schema.records import (
     Attempt,
     Mode,
     Rollout,
-    RolloutState,
-    RolloutStatus,
 )
 from lightspan.stores.protocol import Store
+from packages.core.tests.runners.runs import load
 
 HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("misbehaving_apps", HERE / "misbehaving_apps.py")
-assert _spec is not None
-assert _spec.loader is not None
-apps: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(apps)
+apps = load("misbehaving_apps")
 APPS = (HERE / "misbehaving_apps.py").read_text().splitlines()
 TIMEOUT_S = 1.0
 
@@ -60,23 +54,6 @@ async def runners_of(
         yield runners
     finally:
         await runners.stop()
-
-
-async def finished(store: Store, runners: LocalRunners | None = None) -> list[RolloutState]:
-    while True:
-        states = await store.rollouts()
-        if all(state.status.final for state in states):
-            return states
-        if runners is not None:
-            runners.check()
-        await asyncio.sleep(0.02)
-
-
-async def reaches(store: Store, status: RolloutStatus, count: int = 1) -> None:
-    while True:
-        if (await store.count()).get(status) == count:
-            return
-        await asyncio.sleep(0.02)
 
 
 async def until_lease(store: Store, number: int, at: float) -> None:

@@ -24,15 +24,18 @@ from lightspan.schema.routing import Route, Rule, Target
 from lightspan.schema.spans import Span
 from lightspan.stores.protocol import Store
 
-_spec = importlib.util.spec_from_file_location(
-    "runner_apps", Path(__file__).with_name("runner_apps.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-apps: Any = importlib.util.module_from_spec(_spec)
-sys.modules["runner_apps"] = apps
-_spec.loader.exec_module(apps)
 
+def load(name: str) -> Any:
+    """Import a file of apps beside this one by the name that runners know it by."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+apps = load("runner_apps")
 WRITER = Rule("writer", Target(route=Route.POLICY, policy="policy"))
 
 

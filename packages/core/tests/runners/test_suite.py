@@ -15,9 +15,9 @@ from lightspan_testing.runners_suite import RunnersSuite
 
 
 class TestLocal(RunnersSuite):
-    @pytest.fixture(params=[1, 2])
-    def runners(self, request: pytest.FixtureRequest) -> Runners:
-        return LocalRunners(4, processes=request.param)
+    @pytest.fixture
+    def runners(self) -> Runners:
+        return LocalRunners(4, processes=2)
 
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[Store]:  # type: ignore[override]

@@ -119,17 +119,6 @@ async def test_work_that_is_not_to_be_had_is_not_asked_for_without_a_pause(
     ]
 
 
-async def test_who_works_for_other_runs_asks_for_theirs(observed: Observed) -> None:
-    async with running(observed, apps.returns, run_id="a") as runner:
-        await until(lambda: len(observed.requests) == 2)
-        runner.work_for(["b", "c"])
-        await until(lambda: len(observed.requests) == 5)
-        await enqueue(observed, [{"reward": 1.0}], run_id="c")
-        await finished(observed)
-    assert observed.requests[:2] == [[], ("work of", ["a"], 15.0)]
-    assert observed.requests[2:5] == [[], [], ("work of", ["b", "c"], 15.0)]
-
-
 async def test_a_store_that_cannot_say_is_claimed_from_all_the_same(observed: Observed) -> None:
     observed.fails = 1
     async with running(observed, apps.returns):

@@ -130,17 +130,3 @@ def test_streamed_calls_without_an_index_stay_apart(
         }
         for number, (name, parts) in enumerate(calls)
     ]
-
-
-def test_streamed_calls_are_told_apart_by_their_ids() -> None:
-    """Whole calls in one chunk, and a call that is continued by its id."""
-    gathered = StreamedAnswer()
-    named = [{"id": name, "function": {"name": "f", "arguments": "{"}} for name in ("a", "b")]
-    rest = [{"id": name, "function": {"arguments": "}"}} for name in ("a", "b")]
-    for part in (named, rest):
-        gathered.add({"choices": [{"delta": {"tool_calls": part}}]})
-    [choice] = gathered.answer()["choices"]
-    calls = [
-        (call["id"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]
-    ]
-    assert calls == [("a", "{}"), ("b", "{}")]
