@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,19 +12,14 @@ from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import (
     AgentContext,
     AttemptContext,
-    CallEnd,
     Frame,
     Resolver,
-    add_call_listener,
-    call_listeners,
     connect,
     current_agent,
     current_context,
     disconnect,
     make_span,
-    notify_call_start,
     register_resolver,
-    remove_call_listener,
     resolve_agent,
     set_agent,
     unregister_resolver,
@@ -100,35 +94,6 @@ def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
             unregister_resolver(resolver)
 
 
-def test_who_is_told_of_calls() -> None:
-    told: list[str] = []
-
-    def first(asking: AgentContext) -> CallEnd:
-        told.append(f"1 {asking.path}")
-        return lambda is_answered: told.append(f"1 {is_answered}")
-
-    def second(_: AgentContext) -> None:
-        told.append("2")
-
-    for listener in (first, second, first):
-        add_call_listener(listener)
-    try:
-        with open_scope(SCOPE), push(Frame("team", "1")) as team:
-            assert team is not None
-            assert current_agent() is team
-            assert told == []
-            ended = notify_call_start(team)
-            other = notify_call_start(team, besides=second)
-            other(False)
-            ended(True)
-            ended(False)  # once is enough
-            assert call_listeners()[-2:] == (first, second)
-    finally:
-        for listener in (first, second, first):
-            remove_call_listener(listener)
-    assert told == ["1 team", "2", "1 team", "1 False", "1 True"]
-
-
 def test_connections_may_end_in_any_order() -> None:
     first, second = (
         AgentContext(AttemptContext(rollout_id=name, attempt_id="", is_outside=True))
@@ -140,30 +105,6 @@ def test_connections_may_end_in_any_order() -> None:
     disconnect(first)
     assert current_context() is second
     disconnect(second)
-    assert current_context() is None
-
-
-async def test_tasks_do_not_mix() -> None:
-    async def one(name: str) -> str | None:
-        scope = AttemptContext(rollout_id=name, attempt_id=name)
-        with open_scope(scope), agent(name):
-            await asyncio.sleep(0)
-            current = current_agent()
-            return None if current is None else f"{current.scope.attempt_id}:{current.path}"
-
-    assert list(await asyncio.gather(one("x"), one("y"))) == ["x:x", "y:y"]
-    assert current_agent() is None
-
-
-async def test_resetting_from_another_context_is_harmless() -> None:
-    leave = set_agent(AgentContext(SCOPE))
-
-    async def elsewhere() -> None:
-        leave()
-
-    await asyncio.create_task(elsewhere())
-    assert current_context() == AgentContext(SCOPE)
-    leave()
     assert current_context() is None
 
 

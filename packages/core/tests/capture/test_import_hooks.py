@@ -174,31 +174,6 @@ def test_an_import_that_had_begun_before_we_waited() -> None:
     assert run(code) == ["False False", "True True", "False"]
 
 
-def test_installing_while_an_import_goes_on_does_not_wait_for_it() -> None:
-    """The importing thread may itself want to install: with our lock it would wait for ever."""
-    code = (
-        "import sys, threading\n"
-        "from lightspan.capture import import_hooks, sdk_instrumentation\n"
-        "sdk_instrumentation.install()\n"
-        "execute = import_hooks._Loader.exec_module\n"
-        "def slow(self, module):\n"
-        f"    if module.__name__ != 'openai':\n"
-        "        return execute(self, module)\n"
-        "    real = self._loader.exec_module\n"
-        "    def exec_module(module):\n"
-        "        other = threading.Thread(target=sdk_instrumentation.install)\n"
-        "        other.start()\n"
-        "        other.join(5)\n"
-        "        print('ended', not other.is_alive())\n"
-        "        real(module)\n"
-        "    self._loader.exec_module = exec_module\n"
-        "    execute(self, module)\n"
-        "import_hooks._Loader.exec_module = slow\n"
-        f"import openai\n{OPENAI}"
-    )
-    assert run(code) == ["ended True", "True True"]
-
-
 def test_an_app_can_import_what_cannot_be_wrapped() -> None:
     """An SDK without its clients, of an app that needs something else of it. The attempt is not
     trained on, as with an SDK that was imported before."""

@@ -9,6 +9,7 @@ import pytest
 
 from lightspan.capture.response_observer import as_mapping
 from lightspan.schema.genai_attributes import ANSWER_FIELDS, answer_attributes
+from packages.core.tests.schema.test_anthropic_messages import MESSAGE
 
 FUNCTION = {"name": "look", "arguments": "{}"}
 MORE: list[dict[str, Any]] = [
@@ -46,18 +47,6 @@ RESPONSE = {
         {"type": "function_call", "call_id": "c", **FUNCTION},
     ],
     "usage": {"input_tokens": 3, "output_tokens": 1, "total_tokens": 4},
-}
-MESSAGE = {
-    "id": "msg_1",
-    "type": "message",
-    "role": "assistant",
-    "model": "m",
-    "content": [
-        {"type": "text", "text": "yes"},
-        {"type": "tool_use", "id": "c", "name": "look", "input": {"what": "seven"}},
-    ],
-    "stop_reason": "tool_use",
-    "usage": {"input_tokens": 3, "cache_read_input_tokens": 2, "output_tokens": 1},
 }
 
 

@@ -82,35 +82,31 @@ def test_a_resolver_is_asked_when_the_model_is_called(
     assert gateway.requests[0].headers[c.HEADER_PARENT].split("-")[2] == "00000000000000bb"
 
 
-@pytest.mark.parametrize("way", ["create", "stream=True", "raw"])
-def test_a_recorder_that_fails_damages_the_attempt_and_not_the_app(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*args: Any) -> Any:
-        raise ValueError("broken")
-
-    monkeypatch.setattr(sdk_instrumentation, "answer_attributes", broken)
-    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        assert WAYS[way](client) == "from elsewhere"
-    assert scope.recorder.capture_errors() == [
-        "a model call could not be recorded: ValueError('broken')"
-    ]
-
-
-@pytest.mark.parametrize("broken", ["sync_client", "_forwarded_headers"])
-def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
+@pytest.mark.parametrize(
+    ("broken", "agent_name", "way", "what"),
+    [
+        ("answer_attributes", "checker", "create", "recorded"),
+        ("answer_attributes", "checker", "stream=True", "recorded"),
+        ("sync_client", "writer", "create", "redirected"),
+        ("_forwarded_headers", "writer", "create", "redirected"),
+    ],
+)
+def test_a_shim_that_fails_damages_the_attempt_and_not_the_app(
     gateway: ScriptedServer,
     elsewhere: ScriptedServer,
-    broken: str,
     monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+    agent_name: str,
+    way: str,
+    what: str,
 ) -> None:
     def fails(*args: Any) -> Any:
         raise ValueError("broken")
 
     monkeypatch.setattr(sdk_instrumentation, broken, fails)
-    with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
-        assert WAYS["create"](client) == "from elsewhere"
-    damage = ["a model call could not be redirected: ValueError('broken')"]
+    with client_of(elsewhere) as client, acting_as(gateway, agent_name) as scope:
+        assert WAYS[way](client) == "from elsewhere"
+    damage = [f"a model call could not be {what}: ValueError('broken')"]
     assert scope.recorder.capture_errors() == damage
     assert gateway.requests == []
 

@@ -12,7 +12,7 @@ import pytest
 
 from lightspan import prompt
 from lightspan.capture import sdk_instrumentation
-from lightspan.capture.context import AttemptContext, current_agent
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.schema import genai_messages, semconv as c
@@ -208,14 +208,6 @@ def test_a_survey_writes_texts_down_and_changes_nothing(elsewhere: ScriptedServe
 # --- retries, keys, caches, side by side ----------------------------------------------------
 
 
-def test_no_cache_answers_where_texts_are_learned() -> None:
-    for name, expected in (("router", True), ("other", True), ("checker", False)):
-        with told(TOLD, name):
-            current = current_agent()
-            assert current is not None
-            assert current.is_routed is expected
-
-
 def test_a_policys_call_goes_to_the_gateway_with_the_candidates_text(
     gateway: ScriptedServer, elsewhere: ScriptedServer
 ) -> None:
@@ -262,13 +254,6 @@ def test_braces_of_a_candidates_own_do_not_fail_in_the_app(text: str) -> None:
     with told(learned("Which {mail}?", after)):
         said = prompt("mails", "Which {mail}?").format(mail="hi")
     assert said == text.replace("{mail}", "hi")
-
-
-def test_a_prompt_without_placeholders_is_plain_text() -> None:
-    with told(learned("Be brief.", 'Say {{"a": 1}}')):
-        assert prompt("mails", "Be brief.") == 'Say {"a": 1}'
-    with told(learned("{{x}}", "{{x}}")):
-        assert prompt("mails", "{{x}}") == "{{x}}"  # the app's own, to the letter
 
 
 def test_what_fails_is_ours_and_the_app_goes_on(

@@ -15,6 +15,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.scripted import Reply, ScriptedServer
+from lightspan_testing.wait import until
 from packages.core.tests.capture.clients import (
     ASYNC_WAYS,
     MESSAGES,
@@ -27,6 +28,7 @@ from packages.core.tests.capture.clients import (
     make_scope,
     text_of,
 )
+from packages.core.tests.capture.streams import stopping
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -235,3 +237,44 @@ async def test_every_async_way_to_ask(
         assert len(llm_spans(scope)) == 1
     assert (call_ends, scope.recorder.capture_errors()) == ([True, True], [])
     await sdk_instrumentation.aclose()
+
+
+# --- how calls ended -------------------------------------------------------------------------
+async def test_a_cancelled_call(call_ends: list[bool]) -> None:
+    with stopping("chat") as server, acting_as(None, "writer"):
+        async with async_client_of(server) as client:
+            asking = asyncio.ensure_future(ask_async(client, "stream=True"))
+            await until(lambda: server.requests)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+    assert call_ends == [False]
+
+
+@pytest.mark.parametrize("through_gateway", [True, False])
+@pytest.mark.parametrize("way", ["create", "stream=True", "raw stream"])
+def test_a_failure(call_ends: list[bool], way: str, through_gateway: bool) -> None:
+    with ScriptedServer(lambda _: Reply(status=400)) as server:
+        gateway = server if through_gateway else None
+        with (
+            client_of(server) as client,
+            acting_as(gateway, "writer"),
+            pytest.raises(openai.BadRequestError),
+        ):
+            WAYS[way](client)
+    assert call_ends == [False]
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_stream_that_is_left(call_ends: list[bool], is_begun: bool) -> None:
+    """It was answered if anything of it came."""
+    with (
+        stopping("chat") as server,
+        client_of(server) as client,
+        acting_as(None, "writer"),
+        client.chat.completions.create(model="m", messages=MESSAGES, stream=True) as stream,
+    ):
+        if is_begun:
+            next(stream)
+        assert call_ends == []
+    assert call_ends == [is_begun]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lightspan.capture.static_analysis import (
-    closure_values,
     is_user_code,
     names_in,
     references,
@@ -25,15 +24,6 @@ def uses_globals() -> Any:
         return AGENT
 
     return inside, "looked up by text", ("also", 7, "in a tuple")
-
-
-def test_names_in_code_and_in_the_functions_inside_it_and_texts_if_asked() -> None:
-    names = set(names_in(uses_globals.__code__))
-    assert "AGENT" in names
-    assert not {"looked up by text", 7} & names
-    texts = set(names_in(uses_globals.__code__, texts=True))
-    assert {"AGENT", "looked up by text", "also", "in a tuple"} <= texts
-    assert 7 not in texts
 
 
 def test_what_a_function_refers_to() -> None:
@@ -61,15 +51,6 @@ def test_what_a_users_module_holds_is_found_through_it(monkeypatch: pytest.Monke
     names = set(names_in(works.__code__))
     assert any(one is AGENT for one in references(works, names))
     assert not any(one is AGENT for one in references(works, names, installed=["my_agents"]))
-
-
-def test_a_cell_that_is_not_filled_yet_holds_nothing() -> None:
-    def works() -> Any:
-        return later
-
-    assert list(closure_values(works)) == []
-    later = AGENT
-    assert list(closure_values(works)) == [AGENT]
 
 
 def test_what_is_installed_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from lightspan.schema.routing import make_routing
 from lightspan.schema.token_records import TokenRecord
 from lightspan.stores import open_store
 from lightspan_testing.attempts import read_recorded
-from lightspan_testing.scripted import ScriptedServer
 from packages.core.tests.production.chat import USER, say
 
 
@@ -104,27 +103,6 @@ def test_an_app_that_raises(client: openai.OpenAI, url: str, kind: BaseException
     assert (found.attempt.status, found.attempt.outcome) == ("failed", "app_error")
     [root] = [span for span in found.spans if span.parent_id is None]
     assert (root.status, root.attributes[c.EXCEPTION_TYPE]) == ("error", type(kind).__name__)
-
-
-async def test_attempts_of_one_loop_do_not_mix(server: ScriptedServer, url: str) -> None:
-    async with openai.AsyncOpenAI(base_url=server.url, api_key="k") as client:
-
-        async def handle(number: int) -> str | None:
-            with lightspan.operation("handle", input=number):
-                for step in ("a", "b"):
-                    asked: Any = [{"role": "user", "content": f"{number}{step}"}]
-                    await client.chat.completions.create(model="m", messages=asked)
-                return lightspan.current_attempt_id()
-
-        with record(url) as made:
-            ids = await asyncio.gather(*(handle(number) for number in range(32)))
-            assert await asyncio.to_thread(made.flush)
-        found = {one.attempt.attempt_id: one for one in await asyncio.to_thread(read_recorded, url)}
-    assert set(found) == set(ids)
-    for number, attempt_id in enumerate(ids):
-        one = found[str(attempt_id)]
-        assert one.rollout.task == number
-        assert [call.asked for call in one.answered] == [f"{number}a", f"{number}b"]
 
 
 def test_what_ends_later_is_kept_late(client: openai.OpenAI, url: str) -> None:

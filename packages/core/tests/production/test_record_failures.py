@@ -130,20 +130,6 @@ def test_the_app_never_waits_for_the_store(client: openai.OpenAI, url: str) -> N
     assert len(read_recorded(url)) == 201
 
 
-def test_what_ends_after_recording(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with record(url), lightspan.operation("whole"):
-        pass
-    with caplog.at_level("WARNING", "lightspan"), record(url) as made:
-        late = lightspan.operation("late")
-        late.__enter__()
-        made.close()
-        late.__exit__(None, None, None)
-    assert [line.partition(" (")[0] for line in caplog.messages] == [
-        "lightspan: attempts are not recorded: it ended after recording was closed"
-    ]
-    assert [one.attempt.status for one in read_recorded(url)] == ["succeeded", "cancelled"]
-
-
 # --- processes ------------------------------------------------------------------------------
 PROGRAM = """
 import sys, lightspan, openai

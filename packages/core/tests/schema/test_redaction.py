@@ -168,8 +168,9 @@ def test_a_text_of_nothing_but_beginnings_of_keys(start: str) -> None:
     assert values_without_keys(values) == values
 
 
-def test_the_keys_of_model_clients() -> None:
+def test_the_keys_of_model_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in memory only, and their number is limited."""
+    monkeypatch.setattr(redaction, "_client_keys", {})
     keys = [f"clients-key-{number:08}" for number in range(1_100)]
     for key in (*keys, "unused", "lightspan-placeholder", None, 7):
         add_client_key(key)

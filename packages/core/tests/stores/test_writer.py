@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.errors import NotFoundError
 from lightspan.schema.records import RolloutStatus
-from lightspan.stores._sql.group_commit import GROUP_COST
 from lightspan.stores.sqlite import SQLiteStore, database as sqlite_database
 from lightspan_testing.store_suite import make_rollout, make_span, ref, start
 from lightspan_testing.wait import until
@@ -85,29 +83,6 @@ async def test_no_small_write_overtakes_a_large_one(store: SQLiteStore) -> None:
     assert order == ["large", "small"]
 
 
-async def test_the_one_to_blame_does_not_take_its_neighbours_along(store: SQLiteStore) -> None:
-    attempt = await start(store)
-    answers = await asyncio.gather(
-        store.add_spans(ref(attempt), [make_span(attempt, 1)]),
-        store.mark_damaged("at-unknown", "why"),
-        store.add_spans(ref(attempt), [make_span(attempt, 2)]),
-        return_exceptions=True,
-    )
-    assert [type(answer) for answer in answers] == [int, NotFoundError, int]
-    stored = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-    assert stored == [make_span(attempt, 1), make_span(attempt, 2)]
-
-
-async def test_more_than_fits_one_transaction(store: SQLiteStore) -> None:
-    """Many large writes of one turn of the loop are split by cost, and all return."""
-    threads = spying(store)
-    writes = [store.enqueue([make_rollout(f"ro-{n}-{i}") for i in range(100)]) for n in range(20)]
-    await asyncio.gather(*writes)
-    assert len(threads) >= 20 * 100 // (GROUP_COST + 100)
-    assert await store.count() == {RolloutStatus.QUEUED: 2000}
-    assert store._opened._pending == 0
-
-
 async def test_a_write_cancelled_in_time_is_not_written(store: SQLiteStore) -> None:
     writing = asyncio.create_task(store.enqueue([make_rollout("ro-1")]))
     lock = store._opened._db_lock
@@ -121,18 +96,6 @@ async def test_a_write_cancelled_in_time_is_not_written(store: SQLiteStore) -> N
     lock.release()
     await other
     assert [state.rollout.rollout_id for state in await store.rollouts()] == ["ro-2"]
-
-
-async def test_close_writes_what_was_submitted(tmp_path: Path) -> None:
-    store = SQLiteStore(tmp_path / "x.db")
-    await store.open()
-    small = asyncio.create_task(store.enqueue([make_rollout("ro-1")]))
-    large = asyncio.create_task(store.enqueue([make_rollout(f"ro-{n}") for n in range(2, 100)]))
-    await asyncio.sleep(0)
-    await store.close()
-    await asyncio.gather(small, large)
-    async with SQLiteStore(tmp_path / "x.db") as again:
-        assert await again.count() == {RolloutStatus.QUEUED: 99}
 
 
 def test_two_event_loops_share_a_store(tmp_path: Path) -> None:

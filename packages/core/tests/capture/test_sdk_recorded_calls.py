@@ -1,10 +1,12 @@
-"""What is recorded of an answer that the app takes piece by piece, whichever way, and leaves."""
+"""What is recorded of calls of other agents, however the app takes the answer, and leaves it."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gc
+import hashlib
 import json
 import threading
 from collections.abc import Callable
@@ -14,11 +16,13 @@ import openai
 import pytest
 
 from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import input_messages_of, output_messages_of
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from lightspan_testing.wait import until
 from packages.core.tests.capture.clients import (
     MESSAGES,
+    WAYS,
     acting_as,
     async_client_of,
     client_of,
@@ -43,6 +47,131 @@ pytestmark = pytest.mark.usefixtures("unwrapped")
 
 COUNTED = {c.INPUT_TOKENS: 1, c.OUTPUT_TOKENS: 2}
 """Of "hi", answered with "from elsewhere"."""
+
+
+# --- its request and its span -------------------------------------------------------------
+@pytest.mark.parametrize("stream", [False, True])
+def test_another_agents_request_is_what_it_would_have_been(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, stream: bool
+) -> None:
+    options = {"default_headers": {"x-mine": "1"}, "default_query": {"q": "1"}}
+    way = WAYS["stream=True" if stream else "create"]
+    with client_of(elsewhere, **options) as client:
+        way(client)
+        with acting_as(gateway, "checker"):
+            way(client)
+    plain, shimmed = elsewhere.requests
+    assert plain == shimmed
+    assert plain.headers["authorization"] == "Bearer app-key"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_another_agents_call_is_recorded(gateway: ScriptedServer, stream: bool) -> None:
+    call = ToolCall(name="f", arguments='{"a": 1}', call_id="call_7")
+    with (
+        ScriptedServer([Reply(text="hello there", tool_calls=[call])], model="m") as server,
+        client_of(server) as client,
+        acting_as(gateway, "checker") as scope,
+    ):
+        asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "temperature": 0.5, "n": 1}
+        if stream:
+            asked |= {"stream": True, "stream_options": {"include_usage": True}}
+            for _ in client.chat.completions.create(**asked):
+                pass
+        else:
+            client.chat.completions.create(**asked)
+        [span] = llm_spans(scope)
+    known = dict(span.attributes)
+    assert known.pop(c.CALL_ID)
+    assert str(known.pop(c.RESPONSE_ID)).startswith("chatcmpl-")
+    assert json.loads(str(known.pop(c.INPUT_MESSAGES))) == [
+        {"role": "user", "parts": [{"type": "text", "content": "hi"}]}
+    ]
+    assert json.loads(str(known.pop(c.OUTPUT_MESSAGES))) == [
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "text", "content": "hello there"},
+                {"type": "tool_call", "id": "call_7", "name": "f", "arguments": '{"a": 1}'},
+            ],
+            "finish_reason": "tool_calls",
+        }
+    ]
+    if stream:
+        assert known.pop(c.REQUEST_STREAM) is True
+    address = f"http://{known.pop(c.SERVER_ADDRESS)}:{known.pop(c.SERVER_PORT)}"
+    assert address == server.origin
+    assert known == {
+        c.AGENT_PATH: "checker",
+        c.ROUTE: "app",
+        c.CALL_OUTCOME: "ok",
+        c.OPERATION_NAME: "chat",
+        c.OPENINFERENCE_KIND: "LLM",
+        c.REQUEST_MODEL: "m",
+        c.REQUEST_TEMPERATURE: 0.5,
+        c.REQUEST_CHOICES: 1,
+        c.RESPONSE_MODEL: "m",
+        c.INPUT_TOKENS: 1,
+        c.OUTPUT_TOKENS: 2,
+        c.FINISH_REASONS: ["tool_calls"],
+    }
+    assert (span.name, span.status, span.sequence_start) == ("chat m", SpanStatus.OK, None)
+
+
+def test_another_agents_picture_is_sent_and_kept_as_a_reference(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    picture = b"\x89PNG" * 2**18
+    url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    part: Any = {"type": "image_url", "image_url": {"url": url}}
+    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}])
+        [span] = llm_spans(scope)
+    assert elsewhere.requests[0].messages[0]["content"] == [part]
+    kept = {
+        "type": "blob",
+        "modality": "image",
+        "mime_type": "image/png",
+        "size": len(picture),
+        "sha256": hashlib.sha256(picture).hexdigest(),
+    }
+    assert json.loads(str(span.attributes[c.INPUT_MESSAGES])) == [{"role": "user", "parts": [kept]}]
+
+
+def test_another_agents_error_is_recorded(gateway: ScriptedServer) -> None:
+    with (
+        ScriptedServer([Reply(status=400, text="bad temperature")]) as server,
+        client_of(server) as client,
+        acting_as(gateway, "checker") as scope,
+    ):
+        with pytest.raises(openai.BadRequestError, match="bad temperature"):
+            WAYS["create"](client)
+        [span] = llm_spans(scope)
+    assert span.attributes[c.CALL_OUTCOME] == "error"
+    assert span.attributes[c.ERROR_TYPE] == "BadRequestError"
+    assert "bad temperature" in span.status_message
+
+
+def test_a_key_that_is_echoed_is_not_kept(
+    gateway: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the app's messages, by the model's text and in a tool call."""
+    monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
+    calls = [ToolCall(name="log", arguments='{"key":"desk-7f3a9b-11aa22"}')]
+    asked: Any = [{"role": "user", "content": "Is desk-7f3a9b-11aa22 the key?"}]
+    with (
+        ScriptedServer([Reply(text="It is desk-7f3a9b-11aa22.", tool_calls=calls)]) as server,
+        client_of(server) as client,
+        acting_as(gateway, "checker") as scope,
+    ):
+        got = client.chat.completions.create(model="m", messages=asked)
+    assert got.choices[0].message.content == "It is desk-7f3a9b-11aa22."
+    [span] = llm_spans(scope)
+    assert input_messages_of(span.attributes) == [{"role": "user", "content": "Is <key> the key?"}]
+    [answered] = output_messages_of(span.attributes)
+    assert answered["content"] == "It is <key>."
+    assert answered["tool_calls"][0]["function"]["arguments"] == '{"key":"<key>"}'
+    assert "desk-7f3a9b-11aa22" not in repr(span)
 
 
 # --- whole, whichever way it is read --------------------------------------------------------
@@ -146,22 +275,6 @@ def test_an_answer_that_is_taken_twice_is_recorded_once(
                 assert len(list(raw.iter_lines())) > 2
         [span] = llm_spans(scope)
     assert said_of(span) == whole("chat", streamed=True)
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_client_that_answers_from_memory(gateway: ScriptedServer, streamed: bool) -> None:
-    """As caches do: its response has been read before the app gets it."""
-    said = {"role": "assistant", "content": "remembered"}
-    choice = {"index": 0, "message": said, "finish_reason": "stop"}
-    body = json.dumps({"id": "chatcmpl-1", "model": "m", "choices": [choice]}).encode()
-    content = chunk_of(said, "stop") + b"data: [DONE]\n\n" if streamed else body
-    with client_that_gets(content) as client, acting_as(gateway, "checker") as scope:
-        asked = {**ASKED["chat"], "stream": streamed}
-        with client.chat.completions.with_streaming_response.create(**asked) as response:
-            assert response.read() == content
-        [span] = llm_spans(scope)
-    finished = {c.FINISH_REASONS: ["stop"]}
-    assert said_of(span) == saying("chat", "remembered", "ok", **finished)
 
 
 # --- left in the middle ---------------------------------------------------------------------
@@ -278,38 +391,18 @@ async def test_an_async_stream_that_the_app_leaves(
     assert (span.status, span.status_message) == (SpanStatus.UNSET, "")
 
 
-@pytest.mark.parametrize("way", ["stream", "lines"])
-def test_a_stream_that_is_left_open(gateway: ScriptedServer, way: str) -> None:
+def test_a_stream_that_is_left_open(gateway: ScriptedServer) -> None:
     """The runner gives up at the end of the attempt."""
     with stopping("chat") as server, client_of(server) as client:
-        asked = {**ASKED["chat"], "stream": True}
         with acting_as(gateway, "checker") as scope:
-            if way == "stream":
-                stream: Any = client.chat.completions.create(**asked)
-                _take_two(stream, word_of)
-            else:
-                raw = client.chat.completions.with_raw_response.create(**asked)
-                stream = raw.http_response.iter_lines()
-                _take_two(stream, word_of_line)
+            stream: Any = client.chat.completions.create(**ASKED["chat"], stream=True)
+            _take_two(stream, word_of)
             scope.recorder.cancel_pending()
             [span] = llm_spans(scope)
         del stream
         gc.collect()
         assert llm_spans(scope) == []
     assert said_of(span) == saying("chat", "one two", "cancelled")
-
-
-@pytest.mark.parametrize("way", ["read", "left"])
-def test_a_body_that_is_not_read(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, way: str
-) -> None:
-    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        with client.chat.completions.with_streaming_response.create(**ASKED["chat"]) as response:
-            if way == "read":
-                next(response.iter_bytes())  # all of it, and it is left before it ends
-        [span] = llm_spans(scope)
-    expected = whole("chat", streamed=False)
-    assert said_of(span) == (expected if way == "read" else {c.CALL_OUTCOME: "cancelled"})
 
 
 def test_an_answer_cut_in_the_middle_of_a_tool_call(gateway: ScriptedServer) -> None:
@@ -341,9 +434,8 @@ def test_an_answer_cut_in_the_middle_of_a_tool_call(gateway: ScriptedServer) -> 
 
 # --- left at the end ------------------------------------------------------------------------
 @pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("way", ["chunks", "lines"])
 def test_who_leaves_at_the_finish_reason_has_the_answer(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, api: str, way: str
+    gateway: ScriptedServer, elsewhere: ScriptedServer, api: str
 ) -> None:
     def ends(data: dict[str, Any]) -> bool:
         if data.get("type") == "response.completed":
@@ -351,14 +443,8 @@ def test_who_leaves_at_the_finish_reason_has_the_answer(
         return any(choice["finish_reason"] for choice in data.get("choices", ()))
 
     with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        asked = {**ASKED[api], "stream": True}
-        if way == "chunks":
-            with api_of(client, api).create(**asked) as stream:
-                assert any(ends(chunk.model_dump()) for chunk in stream)
-        else:
-            with api_of(client, api).with_streaming_response.create(**asked) as response:
-                lines = (line for line in response.iter_lines() if line.startswith("data: {"))
-                assert any(ends(json.loads(line.removeprefix("data: "))) for line in lines)
+        with api_of(client, api).create(**ASKED[api], stream=True) as stream:
+            assert any(ends(chunk.model_dump()) for chunk in stream)
         [span] = llm_spans(scope)
     assert said_of(span) == whole(api, streamed=True)
 
@@ -437,51 +523,47 @@ async def test_a_task_that_is_cancelled_in_the_middle(gateway: ScriptedServer) -
     assert without_error(said_of(span)) == saying("chat", "one two", "cancelled")
 
 
-@pytest.mark.parametrize("way", ["chunks", "lines", "from memory"])
-def test_an_error_that_the_stream_tells_of(gateway: ScriptedServer, way: str) -> None:
-    first = chunk_of({"role": "assistant", "content": "one"})
-    told = b'data: {"error": {"message": "out of memory"}}\n\n'
-    content = first + told if way == "from memory" else iter([first, told])
-    with client_that_gets(content) as client, acting_as(gateway, "checker") as scope:
-        asked = {**ASKED["chat"], "stream": True}
-        if way == "chunks":
-            with pytest.raises(openai.APIError, match="out of memory"):
-                list(client.chat.completions.create(**asked))
-        else:
-            with client.chat.completions.with_streaming_response.create(**asked) as response:
-                list(response.iter_lines())
-        [span] = llm_spans(scope)
-    assert without_error(said_of(span)) == saying("chat", "one", "error")
-    assert "out of memory" in span.status_message
+ONE = chunk_of({"role": "assistant", "content": "one"})
+LAST = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
+FAILURE = b'data: {"error": {"message": "out of memory"}}\n\n'
+CHARACTER = chunk_of({"content": "\N{SNOWMAN}"})
+CUT = CHARACTER.index("\N{SNOWMAN}".encode()) + 1
+FINISHED = {c.FINISH_REASONS: ["stop"]}
+BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "remembered by a cache": (ONE + LAST, saying("chat", "one", "ok", **FINISHED)),
+    "with pings of a proxy": (
+        [b"event: ping\n\n", ONE, b"data: keep-alive\n\n", LAST, b"data: [DONE]\n\n"],
+        saying("chat", "one", "ok", **FINISHED),
+    ),
+    "cut in a character": (
+        [ONE, CHARACTER[:CUT], CHARACTER[CUT:], LAST],
+        saying("chat", "one\N{SNOWMAN}", "ok", **FINISHED),
+    ),
+    "left in a character": ([ONE, CHARACTER[:CUT]], saying("chat", "one", "cancelled")),
+    "that tells of an error": ([ONE, FAILURE], saying("chat", "one", "error")),
+    "that tells a cache of an error": (ONE + FAILURE, saying("chat", "one", "error")),
+}
 
 
-def test_an_event_that_is_no_json_is_passed_over(gateway: ScriptedServer) -> None:
-    """Such as a ping of a proxy."""
-    said = chunk_of({"role": "assistant", "content": "one"})
-    last = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
-    content = iter([b"event: ping\n\n", said, b"data: keep-alive\n\n", last, b"data: [DONE]\n\n"])
-    with client_that_gets(content) as client, acting_as(gateway, "checker") as scope:
-        asked = {**ASKED["chat"], "stream": True}
-        with client.chat.completions.with_streaming_response.create(**asked) as response:
-            list(response.iter_lines())
-        [span] = llm_spans(scope)
-    assert scope.recorder.capture_errors() == []
-    assert span.attributes[c.CALL_OUTCOME] == "ok"
-    assert span.attributes[c.FINISH_REASONS] == ["stop"]
-
-
-def test_a_stream_cut_in_the_middle_of_a_character(gateway: ScriptedServer) -> None:
-    first, second = (chunk_of({"content": text}) for text in ("one", "\N{SNOWMAN}"))
-    cut = second.index("\N{SNOWMAN}".encode()) + 1
-    content = iter([first, second[:cut], second[cut:]])
-    with client_that_gets(content) as client, acting_as(gateway, "checker") as scope:
-        asked = {**ASKED["chat"], "stream": True}
-        with client.chat.completions.with_streaming_response.create(**asked) as response:
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_body(gateway: ScriptedServer, kind: str) -> None:
+    content, expected = BODIES[kind]
+    body = content if isinstance(content, bytes) else iter(content)
+    with client_that_gets(body) as client, acting_as(gateway, "checker") as scope:
+        create = client.chat.completions.with_streaming_response.create
+        with create(**ASKED["chat"], stream=True) as response:
             parts = response.iter_bytes()
-            next(parts), next(parts)
+            if kind == "left in a character":
+                next(parts), next(parts)
+            else:
+                assert list(parts)
         [span] = llm_spans(scope)
     assert scope.recorder.capture_errors() == []
-    assert said_of(span) == saying("chat", "one", "cancelled")
+    answered = said_of(span)
+    if expected[c.CALL_OUTCOME] == "error":
+        assert "out of memory" in span.status_message
+        answered = without_error(answered)
+    assert answered == expected
 
 
 # --- of the gateway -------------------------------------------------------------------------
