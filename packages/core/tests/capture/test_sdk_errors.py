@@ -21,13 +21,7 @@ from lightspan.capture.context import (
 from lightspan.capture.entry import open_scope
 from lightspan.schema import semconv as c
 from lightspan_testing.scripted import ScriptedServer
-from packages.core.tests.capture.clients import (
-    MESSAGES,
-    WAYS,
-    acting_as,
-    client_of,
-    make_scope,
-)
+from packages.core.tests.capture.clients import MESSAGES, WAYS, acting_as, client_of, make_scope
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,25 +271,3 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     release("one")
     assert context.current_context() is None
     assert not module._applied
-
-
-def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
-    server: ScriptedServer, run: Path
-) -> None:
-    program = (
-        "import sys, openai, lightspan\n"
-        "lightspan.apply_prompts(sys.argv[1])\n"
-        "openai.OpenAI(base_url=sys.argv[2], api_key='k').chat.completions.create(\n"
-        "    model='m', messages=[{'role': 'user', 'content': 'hi'}])\n"
-        "print(sorted({'torch', 'gepa'} & sys.modules.keys()))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(run), server.url],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
-    assert "lightspan.apply_prompts: no model call of 'router' was seen" in done.stderr

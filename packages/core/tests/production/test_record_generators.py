@@ -6,9 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from typing import Any
 
 import anyio.to_thread
@@ -70,23 +68,10 @@ def of_the_apps_own(client: openai.OpenAI, name: str) -> Iterator[Any]:
             yield say(client, f"{name}{letter}")
 
 
-def in_a_pool(client: openai.OpenAI, name: str) -> Iterator[Any]:
-    """As LangGraph runs its nodes."""
-
-    @lightspan.agent(name)
-    def work() -> Iterator[Any]:
-        with ThreadPoolExecutor(1) as pool:
-            for letter in LETTERS:
-                yield pool.submit(copy_context().run, say, client, f"{name}{letter}").result()
-
-    return work()
-
-
 WAYS: dict[str, Way] = {
     "block": block,
     "decorated": decorated,
     "of the app's own": of_the_apps_own,
-    "in a pool": in_a_pool,
 }
 
 
@@ -189,26 +174,10 @@ async def async_block(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[An
             yield await ask(client, f"{name}{letter}")
 
 
-def async_decorated(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[Any]:
-    @lightspan.agent(name)
-    async def work() -> AsyncIterator[Any]:
-        for letter in LETTERS:
-            yield await ask(client, f"{name}{letter}")
-
-    return work()
-
-
-ASYNC_WAYS: dict[str, Callable[[openai.AsyncOpenAI, str], AsyncIterator[Any]]] = {
-    "block": async_block,
-    "decorated": async_decorated,
-}
-
-
-@pytest.mark.parametrize("way", ASYNC_WAYS)
-async def test_two_async_ones_in_turns(client: openai.OpenAI, url: str, way: str) -> None:
+async def test_two_async_ones_in_turns(client: openai.OpenAI, url: str) -> None:
     async with openai.AsyncOpenAI(base_url=client.base_url, api_key="k") as own:
         with record(url) as made:
-            first, second = ASYNC_WAYS[way](own, "a"), ASYNC_WAYS[way](own, "b")
+            first, second = async_block(own, "a"), async_block(own, "b")
             for _ in LETTERS:
                 await asyncio.create_task(anext(first))
                 await ask(own, "app-")
@@ -220,14 +189,11 @@ async def test_two_async_ones_in_turns(client: openai.OpenAI, url: str, way: str
     await asyncio.to_thread(check, url, ("a", LETTERS), ("b", LETTERS), *[("app", "-")] * 4)
 
 
-@pytest.mark.parametrize("way", ASYNC_WAYS)
 @pytest.mark.parametrize("end", ["closed", "dropped"])
-async def test_an_async_one_that_is_left(
-    client: openai.OpenAI, url: str, way: str, end: str
-) -> None:
+async def test_an_async_one_that_is_left(client: openai.OpenAI, url: str, end: str) -> None:
     async with openai.AsyncOpenAI(base_url=client.base_url, api_key="k") as own:
         with record(url) as made:
-            items: Any = ASYNC_WAYS[way](own, "a")
+            items: Any = async_block(own, "a")
             await anext(items)
             if end == "closed":
                 await items.aclose()

@@ -10,11 +10,7 @@ from typing import Any
 
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
-from lightspan.schema.records import (
-    Attempt,
-    Mode,
-    Rollout,
-)
+from lightspan.schema.records import Attempt, Mode, Rollout
 from lightspan.stores.protocol import Store
 from packages.core.tests.runners.runs import load
 

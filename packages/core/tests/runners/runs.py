@@ -13,13 +13,7 @@ from typing import Any
 from lightspan.runners.app import App
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
-from lightspan.schema.records import (
-    Attempt,
-    Mode,
-    Rollout,
-    RolloutState,
-    RolloutStatus,
-)
+from lightspan.schema.records import Attempt, Mode, Rollout, RolloutState, RolloutStatus
 from lightspan.schema.routing import Route, Rule, Target
 from lightspan.schema.spans import Span
 from lightspan.stores.protocol import Store

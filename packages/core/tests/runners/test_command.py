@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +110,6 @@ def test_an_app_made_of_a_command() -> None:
     assert (app.is_async, app.agents) == (True, ("writer",))
     assert load_app(app.reference).function == app.function
     assert (as_app(shell("echo 1")).agents, App(alive).agents) == (None, None)
-
-
-def test_a_command_may_stand_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in `lightspan dev my_app:command`."""
-    module = types.ModuleType("module_of_commands")
-    vars(module).update(good=shell("echo 1"), bad=Command(["no-such-program"]))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert load_app("module_of_commands:good").reference == shell("echo 1").reference
-    with pytest.raises(AppError, match="'no-such-program' is not on the PATH"):
-        load_app("module_of_commands:bad")
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
@@ -491,14 +480,6 @@ async def test_no_descriptor_is_left() -> None:
         await shell("echo 1")(None)
         await outcome(shell("sleep 9", timeout_s=0.01))
     assert open_files() == before
-
-
-async def test_attempts_share_a_watchdog_while_a_runner_works() -> None:
-    command = shell("echo 1")
-    async with command.opened() as first:
-        assert await command(None) == await command(None) == 1.0
-        async with guarding() as second:
-            assert second is first
 
 
 async def test_a_dead_watchdog_is_replaced() -> None:

@@ -16,11 +16,7 @@ from lightspan.runners.app import App
 from lightspan.runners.loop_watchdog import LoopWatchdog
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
-from lightspan.schema.records import (
-    AttemptStatus,
-    Outcome,
-    RolloutStatus,
-)
+from lightspan.schema.records import AttemptStatus, Outcome, RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.schema.spans import SpanStatus
 from lightspan.stores import open_store

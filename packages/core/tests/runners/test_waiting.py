@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from lightspan.errors import StoreError
-from lightspan.runners.app import App
-from lightspan.runners.protocol import RunnerConfig
-from lightspan.runners.runner import Runner
-from lightspan.schema.records import Claim, Outcome, RolloutStatus
+from lightspan.schema.records import Claim, RolloutStatus
 from lightspan.stores.memory import MemoryStore
 from lightspan_testing.wait import until
 from packages.core.tests.runners.runs import apps, enqueue, finished, running
@@ -51,37 +47,6 @@ class Observed(MemoryStore):
 async def observed() -> AsyncIterator[Observed]:
     async with Observed() as store:
         yield store
-
-
-class Slow(MemoryStore):
-    """A store that answers a claim only after it was made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.claimed = asyncio.Event()
-        self.answers = asyncio.Event()
-
-    async def claim(self, *args: Any, **named: Any) -> list[Claim]:
-        claims = await super().claim(*args, **named)
-        self.claimed.set()
-        await self.answers.wait()
-        return claims
-
-
-async def test_what_is_claimed_while_a_runner_ends_is_given_back() -> None:
-    """At once, not when its lease ends, although the answer comes after the abort."""
-    async with Slow() as store:
-        await enqueue(store, [{}, {}])
-        runner = Runner(store, App(apps.returns), RunnerConfig(slots=2))
-        running = asyncio.create_task(runner.run())
-        await store.claimed.wait()
-        runner.abort()
-        store.answers.set()
-        await running
-        attempts = await store.attempts(["ro-0", "ro-1"])
-        assert [attempt.outcome for attempt in attempts] == [Outcome.CANCELLED] * 2
-        states = await store.rollouts()
-        assert [state.status for state in states] == [RolloutStatus.QUEUED] * 2
 
 
 async def test_an_idle_runner_claims_when_it_is_told_of_work(observed: Observed) -> None:

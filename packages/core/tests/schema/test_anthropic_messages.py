@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from lightspan.schema import semconv as c
-from lightspan.schema.genai_attributes import (
-    StreamedAnswer,
-    answer_attributes,
-    request_attributes,
-)
+from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes, request_attributes
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}

@@ -27,12 +27,7 @@ from lightspan.schema.records import (
     rollout_status_after,
 )
 from lightspan.schema.reward import Reward, parse_reward
-from lightspan.schema.token_records import (
-    Sampling,
-    TokenRecord,
-    pack_floats,
-    pack_ids,
-)
+from lightspan.schema.token_records import Sampling, TokenRecord, pack_floats, pack_ids
 
 R, A = RolloutStatus, AttemptStatus
 
