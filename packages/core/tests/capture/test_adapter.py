@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 
 from lightspan.capture.adapter import (
     MAX_TEXT_LENGTH,
-    Instrumentation,
     SpanEnd,
     end_span,
     patch_subclasses,
@@ -63,15 +62,6 @@ def test_a_closed_generator_is_no_error() -> None:
 
 
 # --- installing -----------------------------------------------------------------------------
-def test_a_block_undoes_what_its_call_did() -> None:
-    undone: list[str] = []
-    with Instrumentation(lambda: undone.append("x")) as entered:
-        assert isinstance(entered, Instrumentation)
-        assert undone == []
-    assert undone == ["x"]
-    with pytest.raises(LookupError), Instrumentation(lambda: undone.append("y")):
-        raise LookupError
-    assert undone == ["x", "y"]
 
 
 def test_subclasses_are_wrapped_once_each_and_later_ones_until_undone() -> None:

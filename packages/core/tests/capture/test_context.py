@@ -14,17 +14,14 @@ from lightspan.capture.context import (
     AttemptContext,
     Frame,
     Resolver,
-    connect,
     current_agent,
     current_context,
-    disconnect,
     make_span,
     register_resolver,
     resolve_agent,
     set_agent,
     unregister_resolver,
 )
-from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.spans import SpanKind
@@ -62,19 +59,6 @@ def test_frames() -> None:
     assert current_agent() is None
 
 
-def test_what_an_adapter_notes_comes_and_goes_with_the_frames() -> None:
-    with open_scope(SCOPE), push(Frame("team", "1")) as team:
-        assert team is not None
-        leave = set_agent(team.with_note("crew", "a trail").with_note("graph", 7))
-        with agent("writer"):
-            current = current_agent()
-            assert current is not None
-            assert current.notes == {"crew": "a trail", "graph": 7}
-        leave()
-        assert current_agent() is team
-        assert team.notes == {}
-
-
 def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
     def named(name: str) -> Resolver:
         return lambda one: replace(one, frames=(*one.frames, Frame(name, name)))
@@ -92,20 +76,6 @@ def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
     finally:
         for resolver in resolvers:
             unregister_resolver(resolver)
-
-
-def test_connections_may_end_in_any_order() -> None:
-    first, second = (
-        AgentContext(AttemptContext(rollout_id=name, attempt_id="", is_outside=True))
-        for name in "ab"
-    )
-    connect(first)
-    connect(second)
-    assert current_context() is second
-    disconnect(first)
-    assert current_context() is second
-    disconnect(second)
-    assert current_context() is None
 
 
 def test_the_recorder_counts_what_does_not_fit() -> None:

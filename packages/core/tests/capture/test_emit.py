@@ -110,23 +110,13 @@ def test_annotations_messages_objects(scope: AttemptContext) -> None:
     assert only(scope).attributes[c.MESSAGE_BODY] == "half a \N{REPLACEMENT CHARACTER} pair"
     emit.emit_object({"a": [1, None]})
     assert only(scope).attributes[c.OBJECT_JSON] == '{"a":[1,null]}'
-    circle: list[Any] = []
-    circle.append(circle)
-    emit.emit_object(circle)
-    assert only(scope).attributes[c.OBJECT_JSON] == '"<list>"'
 
 
 def test_exceptions(scope: AttemptContext) -> None:
-    class OddError(Exception):
-        def __str__(self) -> str:
-            raise ValueError("no text")
-
     emit.emit_exception(KeyError("column"))
     span = only(scope)
     assert (span.status, span.attributes[c.EXCEPTION_TYPE]) == (SpanStatus.ERROR, "KeyError")
     assert span.attributes[c.EXCEPTION_MESSAGE] == "'column'"
-    emit.emit_exception(OddError())
-    assert only(scope).attributes[c.EXCEPTION_MESSAGE] == "<OddError>"
 
 
 def test_agents_nest(scope: AttemptContext) -> None:

@@ -18,7 +18,6 @@ MORE: list[dict[str, Any]] = [
     {"refusal": "no"},
     {"reasoning": "an endpoint's own"},
 ]
-LOGPROBS = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]}
 COMPLETION: dict[str, Any] = {
     "id": "chatcmpl-1",
     "model": "m",
@@ -28,7 +27,7 @@ COMPLETION: dict[str, Any] = {
             "index": number,
             "message": {"role": "assistant", "content": "yes", **more},
             "finish_reason": "stop",
-            "logprobs": LOGPROBS,
+            "logprobs": {"content": []},
         }
         for number, more in enumerate(MORE)
     ],

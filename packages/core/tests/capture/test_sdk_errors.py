@@ -12,16 +12,13 @@ import pytest
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import (
     AgentContext,
-    Frame,
     add_call_listener,
     register_resolver,
     remove_call_listener,
     unregister_resolver,
 )
-from lightspan.capture.entry import open_scope
-from lightspan.schema import semconv as c
 from lightspan_testing.scripted import ScriptedServer
-from packages.core.tests.capture.clients import MESSAGES, WAYS, acting_as, client_of, make_scope
+from packages.core.tests.capture.clients import WAYS, acting_as, client_of
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -57,25 +54,6 @@ def test_what_adapters_add_and_fails_damages_the_attempt_and_not_the_app(
     assert set(scope.recorder.capture_errors()) == {damage}
 
 
-def test_a_resolver_is_asked_when_the_model_is_called(
-    gateway: ScriptedServer, elsewhere: ScriptedServer
-) -> None:
-    def resolver(current: AgentContext) -> AgentContext:
-        return AgentContext(
-            current.scope, (Frame("writer", "00000000000000bb"),), "00000000000000bb"
-        )
-
-    register_resolver(resolver)
-    register_resolver(resolver)
-    try:
-        with client_of(elsewhere) as client, open_scope(make_scope(gateway)):
-            assert WAYS["create"](client) == "from the gateway"
-    finally:
-        unregister_resolver(resolver)
-        unregister_resolver(resolver)
-    assert gateway.requests[0].headers[c.HEADER_PARENT].split("-")[2] == "00000000000000bb"
-
-
 @pytest.mark.parametrize(
     ("broken", "agent_name", "way", "what"),
     [
@@ -103,18 +81,6 @@ def test_a_shim_that_fails_damages_the_attempt_and_not_the_app(
     damage = [f"a model call could not be {what}: ValueError('broken')"]
     assert scope.recorder.capture_errors() == damage
     assert gateway.requests == []
-
-
-def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
-    elsewhere: ScriptedServer, gateway: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-        next(iter(stream))
-        monkeypatch.setattr(sdk_instrumentation, "request_attributes", None)
-        scope.recorder.cancel_pending()
-        [damage] = scope.recorder.capture_errors()
-        assert "a model call could not be recorded: TypeError" in damage
 
 
 # --- installing -----------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from lightspan.schema.system_prompts import (
     Rewrite,
 )
 from lightspan_testing.scripted import ScriptedServer
-from packages.core.tests.capture.clients import async_client_of, client_of, llm_spans, text_of
+from packages.core.tests.capture.clients import client_of, llm_spans, text_of
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -113,19 +113,6 @@ def test_every_way_to_ask(elsewhere: ScriptedServer, way: str) -> None:
         assert span.attributes[c.PROMPT_APPLIED] is True
         assert genai_messages.input_messages_of(span.attributes)[0]["content"] == NEW
         assert span.attributes[c.ROUTE] == Route.APP
-
-
-async def test_asynchronously(elsewhere: ScriptedServer) -> None:
-    async with async_client_of(elsewhere) as client:
-        with told(TOLD) as scope:
-            await chat(client)
-            stream = await chat(client, stream=True)
-            assert [chunk async for chunk in stream]
-            await client.responses.create(model="m", instructions=OLD, input="hi")
-    first, second, third = (request.body for request in elsewhere.requests)
-    assert first["messages"][0] == second["messages"][0] == {"role": "system", "content": NEW}
-    assert third["instructions"] == NEW
-    assert [span.attributes[c.PROMPT_APPLIED] for span in llm_spans(scope)] == [True] * 3
 
 
 @pytest.mark.parametrize("system", [OLD, [BLOCK]], ids=["text", "block"])
@@ -244,16 +231,6 @@ def test_a_prompt_that_the_app_asks_for() -> None:
     assert (first[c.PROMPT_ORIGINAL], first[c.PROMPT_APPLIED]) == ("Which {mail}?", True)
     assert first[c.AGENT_PATH] == "router"
     assert (second[c.PROMPT_APPLIED], second[c.PROMPT_REASON]) == (False, OTHER_PROMPT)
-
-
-@pytest.mark.parametrize(
-    "text", ['As {"desk": "…"}: {mail}', "Use { and } for {mail}", "{mail!x} {mail}", "{a} {mail}"]
-)
-def test_braces_of_a_candidates_own_do_not_fail_in_the_app(text: str) -> None:
-    after = PromptTemplate("Which {mail}?").rewritten(text).template
-    with told(learned("Which {mail}?", after)):
-        said = prompt("mails", "Which {mail}?").format(mail="hi")
-    assert said == text.replace("{mail}", "hi")
 
 
 def test_what_fails_is_ours_and_the_app_goes_on(

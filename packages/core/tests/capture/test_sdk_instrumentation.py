@@ -175,32 +175,21 @@ def test_the_callers_retries_and_timeout_are_kept(elsewhere: ScriptedServer) -> 
     assert seen == ["7.5", "3.5", "3.5", "2.5"]
 
 
-def test_a_gateway_that_is_gone(elsewhere: ScriptedServer) -> None:
-    with ScriptedServer() as gone:
-        pass
-    with (
-        client_of(elsewhere, max_retries=0) as client,
-        acting_as(gone, "writer") as scope,
-        pytest.raises(openai.APIConnectionError),
-    ):
-        WAYS["create"](client)
-    [span] = llm_spans(scope)
-    assert span.attributes[c.CALL_OUTCOME] == "undelivered"
-    assert span.status is SpanStatus.ERROR
-    assert elsewhere.requests == []
-
-
-def test_a_stream_of_the_gateway_that_breaks_off(elsewhere: ScriptedServer) -> None:
+@pytest.mark.parametrize("way", ["create", "stream=True"])
+def test_a_gateway_that_breaks_off(elsewhere: ScriptedServer, way: str) -> None:
+    """Before it answers, or in the middle of a stream."""
     with (
         ScriptedServer([Reply(text="a b c", drop=True)]) as gateway,
         client_of(elsewhere, max_retries=0) as client,
         acting_as(gateway, "writer") as scope,
     ):
-        with pytest.raises(Exception):  # noqa: B017 - httpx's or httpx2's, by version
-            WAYS["stream=True"](client)
+        with pytest.raises(Exception):  # noqa: B017 - of a stream httpx's or httpx2's, by version
+            WAYS[way](client)
         [span] = llm_spans(scope)
     assert span.attributes[c.CALL_OUTCOME] == "undelivered"
     assert span.attributes[c.CALL_ID] == gateway.requests[0].headers[c.HEADER_CALL_ID]
+    assert span.status is SpanStatus.ERROR
+    assert elsewhere.requests == []
 
 
 # --- async, threads, loops ------------------------------------------------------------------

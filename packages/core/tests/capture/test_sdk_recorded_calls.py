@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import gc
-import hashlib
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -68,74 +65,43 @@ def test_another_agents_request_is_what_it_would_have_been(
 @pytest.mark.parametrize("stream", [False, True])
 def test_another_agents_call_is_recorded(gateway: ScriptedServer, stream: bool) -> None:
     call = ToolCall(name="f", arguments='{"a": 1}', call_id="call_7")
+    more: dict[str, Any] = {"temperature": 0.5, "n": 1}
+    if stream:
+        more |= {"stream": True, "stream_options": {"include_usage": True}}
     with (
         ScriptedServer([Reply(text="hello there", tool_calls=[call])], model="m") as server,
         client_of(server) as client,
         acting_as(gateway, "checker") as scope,
     ):
-        asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "temperature": 0.5, "n": 1}
+        answer: Any = client.chat.completions.create(**ASKED["chat"], **more)
         if stream:
-            asked |= {"stream": True, "stream_options": {"include_usage": True}}
-            for _ in client.chat.completions.create(**asked):
-                pass
-        else:
-            client.chat.completions.create(**asked)
+            list(answer)
         [span] = llm_spans(scope)
-    known = dict(span.attributes)
-    assert known.pop(c.CALL_ID)
-    assert str(known.pop(c.RESPONSE_ID)).startswith("chatcmpl-")
-    assert json.loads(str(known.pop(c.INPUT_MESSAGES))) == [
-        {"role": "user", "parts": [{"type": "text", "content": "hi"}]}
-    ]
-    assert json.loads(str(known.pop(c.OUTPUT_MESSAGES))) == [
-        {
-            "role": "assistant",
-            "parts": [
-                {"type": "text", "content": "hello there"},
-                {"type": "tool_call", "id": "call_7", "name": "f", "arguments": '{"a": 1}'},
-            ],
-            "finish_reason": "tool_calls",
-        }
-    ]
-    if stream:
-        assert known.pop(c.REQUEST_STREAM) is True
-    address = f"http://{known.pop(c.SERVER_ADDRESS)}:{known.pop(c.SERVER_PORT)}"
-    assert address == server.origin
-    assert known == {
-        c.AGENT_PATH: "checker",
-        c.ROUTE: "app",
+    where = span.attributes
+    assert f"http://{where[c.SERVER_ADDRESS]}:{where[c.SERVER_PORT]}" == server.origin
+    assert where[c.OPERATION_NAME] == "chat"
+    assert where.get(c.REQUEST_STREAM, False) is stream
+    assert str(where[c.CALL_ID]).startswith("call-")
+    assert said_of(span) == {
         c.CALL_OUTCOME: "ok",
-        c.OPERATION_NAME: "chat",
-        c.OPENINFERENCE_KIND: "LLM",
-        c.REQUEST_MODEL: "m",
         c.REQUEST_TEMPERATURE: 0.5,
         c.REQUEST_CHOICES: 1,
+        c.RESPONSE_ID: "chatcmpl",
         c.RESPONSE_MODEL: "m",
-        c.INPUT_TOKENS: 1,
-        c.OUTPUT_TOKENS: 2,
+        **COUNTED,
         c.FINISH_REASONS: ["tool_calls"],
+        c.OUTPUT_MESSAGES: [
+            {
+                "role": "assistant",
+                "parts": [
+                    {"type": "text", "content": "hello there"},
+                    {"type": "tool_call", "id": "call_7", "name": "f", "arguments": '{"a": 1}'},
+                ],
+                "finish_reason": "tool_calls",
+            }
+        ],
     }
     assert (span.name, span.status, span.sequence_start) == ("chat m", SpanStatus.OK, None)
-
-
-def test_another_agents_picture_is_sent_and_kept_as_a_reference(
-    gateway: ScriptedServer, elsewhere: ScriptedServer
-) -> None:
-    picture = b"\x89PNG" * 2**18
-    url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-    part: Any = {"type": "image_url", "image_url": {"url": url}}
-    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}])
-        [span] = llm_spans(scope)
-    assert elsewhere.requests[0].messages[0]["content"] == [part]
-    kept = {
-        "type": "blob",
-        "modality": "image",
-        "mime_type": "image/png",
-        "size": len(picture),
-        "sha256": hashlib.sha256(picture).hexdigest(),
-    }
-    assert json.loads(str(span.attributes[c.INPUT_MESSAGES])) == [{"role": "user", "parts": [kept]}]
 
 
 def test_another_agents_error_is_recorded(gateway: ScriptedServer) -> None:
@@ -405,33 +371,6 @@ def test_a_stream_that_is_left_open(gateway: ScriptedServer) -> None:
     assert said_of(span) == saying("chat", "one two", "cancelled")
 
 
-def test_an_answer_cut_in_the_middle_of_a_tool_call(gateway: ScriptedServer) -> None:
-    held = threading.Event()
-    call = ToolCall(name="f", arguments='{"a": 1}', call_id="call_7")
-
-    def before_chunk(number: int) -> None:
-        if number == 4:  # `arguments.done`
-            held.wait()
-
-    reply = Reply(tool_calls=[call], before_chunk=before_chunk)
-    with (
-        ScriptedServer([reply]) as server,
-        client_of(server) as client,
-        acting_as(gateway, "checker") as scope,
-    ):
-        with client.responses.create(**ASKED["responses"], stream=True) as stream:
-            for event in stream:
-                if event.type == "response.function_call_arguments.delta":
-                    break
-        held.set()
-        [span] = llm_spans(scope)
-    called = {"type": "tool_call", "id": "call_7", "name": "f", "arguments": '{"a": 1}'}
-    assert said_of(span) == {
-        **saying("responses", "", "cancelled"),
-        c.OUTPUT_MESSAGES: [{"role": "assistant", "parts": [called]}],
-    }
-
-
 # --- left at the end ------------------------------------------------------------------------
 @pytest.mark.parametrize("api", APIS)
 def test_who_leaves_at_the_finish_reason_has_the_answer(
@@ -447,24 +386,6 @@ def test_who_leaves_at_the_finish_reason_has_the_answer(
             assert any(ends(chunk.model_dump()) for chunk in stream)
         [span] = llm_spans(scope)
     assert said_of(span) == whole(api, streamed=True)
-
-
-@pytest.mark.parametrize("taken", [1, 2])
-def test_several_answers_are_complete_when_each_is(gateway: ScriptedServer, taken: int) -> None:
-    with (
-        ScriptedServer([["first", "second"]]) as server,
-        client_of(server) as client,
-        acting_as(gateway, "checker") as scope,
-    ):
-        ended = 0
-        with client.chat.completions.create(**ASKED["chat"], stream=True, n=2) as stream:
-            for chunk in stream:
-                ended += chunk.choices[0].finish_reason is not None
-                if ended == taken:
-                    break
-        [span] = llm_spans(scope)
-    assert span.attributes[c.CALL_OUTCOME] == ("cancelled" if taken == 1 else "ok")
-    assert span.attributes[c.FINISH_REASONS] == ["stop"] * taken
 
 
 # --- ended by something else ----------------------------------------------------------------

@@ -10,7 +10,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -58,25 +57,16 @@ class Skipped(BaseException):
     """A BaseException that is no Exception, like pytest's outcomes."""
 
 
-def raises_no_exception(task: Any) -> float:
-    raise Skipped("no Exception at all")
-
-
-async def raises_no_exception_async(task: Any) -> float:
-    raise Skipped("no Exception at all")
-
-
-def exits(task: Any) -> float:
-    sys.exit(7)
-
-
-async def exits_async(task: Any) -> float:
-    sys.exit(7)
-
-
 BUILTIN: dict[str, type[BaseException]] = {
     kind.__name__: kind
-    for kind in (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
+    for kind in (
+        StopIteration,
+        StopAsyncIteration,
+        GeneratorExit,
+        KeyboardInterrupt,
+        SystemExit,
+        Skipped,
+    )
 }
 """Exceptions that futures, coroutines and event loops treat specially."""
 

@@ -138,10 +138,6 @@ def test_methods_cannot_travel() -> None:
         def answer(self, task: Any) -> float:
             return 1.0
 
-        @classmethod
-        def make(cls, task: Any) -> float:
-            return 1.0
-
         @staticmethod
         def run(task: Any) -> float:
             return 1.0
@@ -149,7 +145,6 @@ def test_methods_cannot_travel() -> None:
     for app in (Team().answer, Team.answer):
         with pytest.raises(AppError, match=r"Team.answer' is a method: .*, so write a function at"):
             _ = App(app).reference
-    assert App(Team.make).function == Team.make
     assert App(Team.run).function is Team.run
 
 

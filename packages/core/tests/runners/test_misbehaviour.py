@@ -22,16 +22,16 @@ from lightspan.schema.spans import SpanStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan_testing.wait import until
-from packages.core.tests.runners.misbehaving import (
+from packages.core.tests.runners.runs import (
     TIMEOUT_S,
-    apps,
     attempt_of,
+    misbehaving_apps,
+    reaches,
     rollout,
     runners_of,
     until_lease,
     where,
 )
-from packages.core.tests.runners.runs import reaches
 from packages.core.tests.runners.test_local import finished
 
 
@@ -174,7 +174,7 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
 
     await store.enqueue([rollout(0, "alone", tmp_path)])
     config = RunnerConfig(slots=1, grace_s=0.1, has_watchdog=True)
-    runner = Runner(store, App(apps.blocks_for_a_while), config)
+    runner = Runner(store, App(misbehaving_apps.blocks_for_a_while), config)
     async with LoopWatchdog(runner, store.url, beat, ended.append):
         working = asyncio.create_task(runner.run())
         await reaches(store, RolloutStatus.SUCCEEDED)
@@ -250,7 +250,7 @@ async def test_a_task_that_ends_its_process(
         assert len({first.runner_id, second.runner_id, *(one.runner_id for one in guilty)}) == 3
 
 
-@pytest.mark.parametrize("kind", list(apps.HARMLESS))
+@pytest.mark.parametrize("kind", list(misbehaving_apps.HARMLESS))
 async def test_what_does_no_harm(store: Store, tmp_path: Path, kind: str) -> None:
     """All attempts end in the same process, each once."""
     kinds = [kind, "neighbour", "neighbour", "after"]
@@ -296,7 +296,7 @@ async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
         await asyncio.sleep(3600)
 
     await store.enqueue([rollout(0, "never", tmp_path)])
-    runner = Runner(store, App(apps.waits_once))
+    runner = Runner(store, App(misbehaving_apps.waits_once))
     monkeypatch.setattr(runner, "resources_of", never)
     working = asyncio.create_task(runner.run())
     await reading.wait()

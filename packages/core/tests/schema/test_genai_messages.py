@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.schema import genai_messages
-from lightspan.schema.genai_attributes import StreamedAnswer
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 CALL = st.fixed_dictionaries(
@@ -130,3 +130,17 @@ def test_streamed_calls_without_an_index_stay_apart(
         }
         for number, (name, parts) in enumerate(calls)
     ]
+
+
+def test_a_streamed_response_that_was_cut_in_a_call() -> None:
+    streamed = StreamedAnswer()
+    item = {"type": "function_call", "call_id": "call_7", "name": "f", "arguments": ""}
+    for event in (
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": '{"a"'},
+    ):
+        streamed.add(event)
+    assert not streamed.complete
+    [message] = json.loads(str(answer_attributes(streamed.answer())[c.OUTPUT_MESSAGES]))
+    called = {"type": "tool_call", "id": "call_7", "name": "f", "arguments": '{"a"'}
+    assert message["parts"] == [called]

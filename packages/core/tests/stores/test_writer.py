@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,28 +99,17 @@ async def test_a_write_cancelled_in_time_is_not_written(store: SQLiteStore) -> N
     assert [state.rollout.rollout_id for state in await store.rollouts()] == ["ro-2"]
 
 
-def test_two_event_loops_share_a_store(tmp_path: Path) -> None:
+def test_event_loops_share_a_store(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "x.db")
     asyncio.run(store.open())
-    failures: list[BaseException] = []
 
     async def work(name: str) -> None:
         for number in range(100):
             size = 1 + 20 * (number % 5 == 0)
             await store.enqueue([make_rollout(f"{name}-{number}-{i}") for i in range(size)])
 
-    def run(name: str) -> None:
-        try:
-            asyncio.run(work(name))
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in "abc"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda name: asyncio.run(work(name)), "abc"))
     assert asyncio.run(store.count()) == {RolloutStatus.QUEUED: 3 * (80 + 20 * 21)}
     asyncio.run(store.close())
 
