@@ -36,14 +36,6 @@ def _dropped(client: openai.OpenAI) -> str:
     return found
 
 
-def _helper(client: openai.OpenAI) -> str:
-    with client.chat.completions.stream(**CHAT["chat"]) as stream:
-        for event in stream:
-            if event.type == "chunk" and event.snapshot.choices[0].message.content == "one two":
-                return event.chunk.id
-    raise AssertionError
-
-
 def _closed_later(client: openai.OpenAI) -> str:
     """The attempt waits for it, so nothing of it comes late."""
     with lightspan.operation("handle"):
@@ -55,7 +47,6 @@ def _closed_later(client: openai.OpenAI) -> str:
 
 WAYS: dict[str, Callable[[openai.OpenAI], str]] = {
     "dropped": _dropped,
-    "stream()": _helper,
     "closed after its attempt": _closed_later,
 }
 

@@ -31,6 +31,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
+from lightspan_testing.runners_suite import RunnersSuite
 from lightspan_testing.wait import until
 
 HERE = str(Path(__file__).parent)
@@ -267,3 +268,14 @@ def test_settings_that_make_no_sense() -> None:
         LocalRunners(2, processes=2.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="isolation='cage': use one of 'thread', 'process'"):
         LocalRunners(1, isolation="cage")
+
+
+class TestLocal(RunnersSuite):
+    @pytest.fixture
+    def runners(self) -> Runners:
+        return LocalRunners(4, processes=2)
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[Store]:  # type: ignore[override]
+        async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+            yield store

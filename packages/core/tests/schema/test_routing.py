@@ -43,13 +43,11 @@ PATTERNS = [
     ("(writer|editor)",  "writer",                 False),
     ("sure?",            "surex",                  False),
     ("a\\d^$",           "a\\d^$",                 True),
-    ("line*",            "line\nbreak",            True),
     ("Ünïcode-智能体",    "team/Ünïcode-智能体",      True),
     ("ns%2Fwriter",      "ns%2Fwriter",            True),    # a `/` inside a name
     ("ns/writer",        "ns%2Fwriter",            False),
     ("ns*",              "ns%2Fwriter",            True),
     ("100%",             "100%25",                 True),    # as the user wrote the name
-    ("100%25",           "100%25",                 True),    # as it stands in the path
     ("Writer",           "writer",                 False),
 ]
 # fmt: on
