@@ -135,9 +135,10 @@ def test_what_functions_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = Agent("closed")
 
     def app(first: Any = Agent("first"), *, second: Any = Agent("second")) -> Any:  # noqa: B008
-        return first, second, closed, my_agents.editor  # type: ignore[name-defined]  # noqa: F821
+        return first, second, closed, later, my_agents.editor  # type: ignore[name-defined]  # noqa: F821
 
     assert {*found_in(app).paths} == {"app", "first", "second", "closed", "editor"}
+    later = None  # was no cell's value yet
 
 
 def test_what_is_installed_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

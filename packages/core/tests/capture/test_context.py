@@ -14,8 +14,10 @@ from lightspan.capture.context import (
     AttemptContext,
     Frame,
     Resolver,
+    connect,
     current_agent,
     current_context,
+    disconnect,
     make_span,
     register_resolver,
     resolve_agent,
@@ -89,3 +91,14 @@ def test_the_recorder_counts_what_does_not_fit() -> None:
     recorder.add(spans[2])
     assert recorder.drain() == [spans[2]]
     assert recorder.drain() == []
+
+
+def test_connections_may_end_in_any_order() -> None:
+    scopes = [AttemptContext(rollout_id=name, attempt_id="", is_outside=True) for name in "ab"]
+    first, second = map(AgentContext, scopes)
+    connect(first)
+    connect(second)
+    disconnect(first)
+    assert current_context() is second
+    disconnect(second)
+    assert current_context() is None

@@ -144,3 +144,10 @@ def test_a_streamed_response_that_was_cut_in_a_call() -> None:
     [message] = json.loads(str(answer_attributes(streamed.answer())[c.OUTPUT_MESSAGES]))
     called = {"type": "tool_call", "id": "call_7", "name": "f", "arguments": '{"a"'}
     assert message["parts"] == [called]
+
+
+def test_several_streamed_answers_are_complete_when_each_is() -> None:
+    streamed = StreamedAnswer(choices=2)
+    for number in range(2):
+        streamed.add({"choices": [{"index": number, "delta": {}, "finish_reason": "stop"}]})
+        assert streamed.complete is (number == 1)

@@ -47,12 +47,10 @@ def test_a_key_at_a_cut_is_not_kept_by_half(monkeypatch: pytest.MonkeyPatch, pad
     [
         ("Authorization: Bearer abcdefgh", "Authorization: Bearer <key>"),
         ("the bearer of news", "the bearer of news"),
-        ("a forbearer abcdefgh", "a forbearer abcdefgh"),
         (f"a desk-{'a' * 16}, what-1.{'a' * 32}", f"a desk-{'a' * 16}, what-1.{'a' * 32}"),
         (f"wrong key {'sk'}-ant-api03-aaaaaaaaaaaaaaaa.", "wrong key <key>."),
         ("a risk-averse-agent-that-explores", "a risk-averse-agent-that-explores"),
         (f"at-18ea6d239a7618e7.{'aB3_-678' * 4}", "<key>"),
-        ("at-18ea6d239a7618e7", "at-18ea6d239a7618e7"),
         ("\udc80", "\ufffd"),
     ],
 )
