@@ -162,7 +162,7 @@ def test_keys_of_vendors(start: str, rest: str) -> None:
 @pytest.mark.parametrize("start", ["sk-", "xoxb-"])
 def test_a_text_of_nothing_but_beginnings_of_keys(start: str) -> None:
     """Any client may send such a text: searching it must not take minutes."""
-    values = {"said": start * 200_000}
+    values = {"said": start * 100_000}
     assert values_without_keys(values) == values
 
 
