@@ -29,9 +29,7 @@ KILLS = 12 if os.environ.get("LIGHTSPAN_SEED") else 6
 
 @pytest.mark.faults
 @pytest.mark.timeout(570)
-async def test_kill_runners(
-    tmp_path: Path, moments: Callable[[Any], random.Random]
-) -> None:
+async def test_kill_runners(tmp_path: Path, moments: Callable[[Any], random.Random]) -> None:
     randomly = moments("answers")
     engine = ScriptedEngine(TOKENIZER, script, pace_s=0.03)
     async with (

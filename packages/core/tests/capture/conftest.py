@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AgentContext, CallEnd, add_call_listener, remove_call_listener
 from lightspan_testing.scripted import Reply, ScriptedServer
 
 
@@ -30,3 +31,16 @@ def elsewhere() -> Iterator[ScriptedServer]:
     """Where the app pointed its client."""
     with ScriptedServer(lambda request: Reply(text="from elsewhere")) as server:
         yield server
+
+
+@pytest.fixture
+def call_ends() -> Iterator[list[bool]]:
+    """Whether each call was answered, as a listener hears it."""
+    ends: list[bool] = []
+
+    def listener(_: AgentContext) -> CallEnd:
+        return ends.append
+
+    add_call_listener(listener)
+    yield ends
+    remove_call_listener(listener)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lightspan.capture import agent_discovery
-from lightspan.capture.agent_discovery import AgentSearch, Location, frameworks
+from lightspan.capture.agent_discovery import AgentSearch, Location
+from lightspan.capture.static_analysis import is_user_code
 from lightspan.schema.routing import AgentPaths
 
 
@@ -99,10 +100,6 @@ def sibling(monkeypatch: pytest.MonkeyPatch) -> str:
     return "crews"
 
 
-def test_frameworks_are_those_of_the_adapters_that_are_installed(sibling: str) -> None:
-    assert frameworks() == {"lightspan", "crews"}
-
-
 def test_another_framework_leaves_the_list_incomplete(
     sibling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,3 +124,28 @@ def test_an_adapters_own_framework_is_no_other(sibling: str) -> None:
         return crews  # type: ignore[name-defined]  # noqa: F821
 
     assert Own().search(Agent("team", mentions), Location()) == (("team",), True)
+
+
+def test_what_functions_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults, what they close over, and what a user's module holds that they mention."""
+    module: Any = ModuleType("my_agents")
+    module.editor = Agent("editor")
+    monkeypatch.setitem(sys.modules, "my_agents", module)
+    monkeypatch.setitem(globals(), "my_agents", module)
+    closed = Agent("closed")
+
+    def app(first: Any = Agent("first"), *, second: Any = Agent("second")) -> Any:  # noqa: B008
+        return first, second, closed, later, my_agents.editor  # type: ignore[name-defined]  # noqa: F821
+
+    assert {*found_in(app).paths} == {"app", "first", "second", "closed", "editor"}
+    later = None  # was no cell's value yet
+
+
+def test_what_is_installed_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_user_code(found_in)
+    assert not is_user_code(found_in, installed=[__name__.partition(".")[0]])
+    assert not is_user_code(functools)
+    assert not is_user_code(pytest)
+    main = ModuleType("__main__")  # a script or a notebook
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert is_user_code(main)

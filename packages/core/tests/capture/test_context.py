@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,24 +12,18 @@ from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import (
     AgentContext,
     AttemptContext,
-    CallEnd,
     Frame,
     Resolver,
-    add_call_listener,
-    call_listeners,
     connect,
     current_agent,
     current_context,
     disconnect,
     make_span,
-    notify_call_start,
     register_resolver,
-    remove_call_listener,
     resolve_agent,
     set_agent,
     unregister_resolver,
 )
-from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.spans import SpanKind
@@ -56,10 +49,6 @@ def push(frame: Frame) -> Iterator[AgentContext]:
         leave()
 
 
-def test_outside() -> None:
-    assert (current_context(), current_agent()) == (None, None)
-
-
 def test_frames() -> None:
     with open_scope(SCOPE) as scope:
         assert scope is SCOPE
@@ -70,19 +59,6 @@ def test_frames() -> None:
             assert inner.path == "team/a%2Fb"
         assert current_agent() == AgentContext(SCOPE, (), "00000000000000aa")
     assert current_agent() is None
-
-
-def test_what_an_adapter_notes_comes_and_goes_with_the_frames() -> None:
-    with open_scope(SCOPE), push(Frame("team", "1")) as team:
-        assert team is not None
-        leave = set_agent(team.with_note("crew", "a trail").with_note("graph", 7))
-        with agent("writer"):
-            current = current_agent()
-            assert current is not None
-            assert current.notes == {"crew": "a trail", "graph": 7}
-        leave()
-        assert current_agent() is team
-        assert team.notes == {}
 
 
 def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
@@ -104,91 +80,6 @@ def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
             unregister_resolver(resolver)
 
 
-def test_who_is_told_of_calls() -> None:
-    told: list[str] = []
-
-    def first(asking: AgentContext) -> CallEnd:
-        told.append(f"1 {asking.path}")
-        return lambda is_answered: told.append(f"1 {is_answered}")
-
-    def second(_: AgentContext) -> None:
-        told.append("2")
-
-    for listener in (first, second, first):
-        add_call_listener(listener)
-    try:
-        with open_scope(SCOPE), push(Frame("team", "1")) as team:
-            assert team is not None
-            assert current_agent() is team
-            assert told == []
-            ended = notify_call_start(team)
-            other = notify_call_start(team, besides=second)
-            other(False)
-            ended(True)
-            ended(False)  # once is enough
-            assert call_listeners()[-2:] == (first, second)
-    finally:
-        for listener in (first, second, first):
-            remove_call_listener(listener)
-    assert told == ["1 team", "2", "1 team", "1 False", "1 True"]
-
-
-def test_connections_may_end_in_any_order() -> None:
-    first, second = (
-        AgentContext(AttemptContext(rollout_id=name, attempt_id="", is_outside=True))
-        for name in "ab"
-    )
-    connect(first)
-    connect(second)
-    assert current_context() is second
-    disconnect(first)
-    assert current_context() is second
-    disconnect(second)
-    assert current_context() is None
-
-
-def test_an_sdk_that_cannot_be_wrapped_damages_the_attempt_and_not_the_app(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken() -> bool:
-        raise ImportError("a broken SDK")
-
-    monkeypatch.setattr(sdk_instrumentation, "install", broken)
-    scope = AttemptContext(rollout_id="r", attempt_id="a")
-    with open_scope(scope):
-        pass
-    damage = "a client SDK could not be wrapped: ImportError('a broken SDK')"
-    assert scope.recorder.capture_errors() == [damage]
-
-
-def test_the_token_is_not_shown() -> None:
-    assert "secret" not in repr(AttemptContext(rollout_id="r", attempt_id="a", call_token="secret"))
-
-
-async def test_tasks_do_not_mix() -> None:
-    async def one(name: str) -> str | None:
-        scope = AttemptContext(rollout_id=name, attempt_id=name)
-        with open_scope(scope), agent(name):
-            await asyncio.sleep(0)
-            current = current_agent()
-            return None if current is None else f"{current.scope.attempt_id}:{current.path}"
-
-    assert list(await asyncio.gather(one("x"), one("y"))) == ["x:x", "y:y"]
-    assert current_agent() is None
-
-
-async def test_resetting_from_another_context_is_harmless() -> None:
-    leave = set_agent(AgentContext(SCOPE))
-
-    async def elsewhere() -> None:
-        leave()
-
-    await asyncio.create_task(elsewhere())
-    assert current_context() == AgentContext(SCOPE)
-    leave()
-    assert current_context() is None
-
-
 def test_the_recorder_counts_what_does_not_fit() -> None:
     recorder = Recorder(limit=2)
     spans = [make_span(AgentContext(SCOPE), str(n), SpanKind.OTHER, {}) for n in range(4)]
@@ -202,11 +93,12 @@ def test_the_recorder_counts_what_does_not_fit() -> None:
     assert recorder.drain() == []
 
 
-def test_the_recorder_knows_what_is_under_way() -> None:
-    recorder, given_up = Recorder(), []
-    for key in ("a", "b"):
-        recorder.register_pending(key, lambda key=key: given_up.append(key))  # type: ignore[misc]
-    assert recorder.resolve_pending("a")
-    assert not recorder.resolve_pending("a")
-    recorder.cancel_pending()
-    assert given_up == ["b"]
+def test_connections_may_end_in_any_order() -> None:
+    scopes = [AttemptContext(rollout_id=name, attempt_id="", is_outside=True) for name in "ab"]
+    first, second = map(AgentContext, scopes)
+    connect(first)
+    connect(second)
+    disconnect(first)
+    assert current_context() is second
+    disconnect(second)
+    assert current_context() is None

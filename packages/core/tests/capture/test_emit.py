@@ -75,11 +75,6 @@ def test_rewards(scope: AttemptContext, value: Any, known: dict[str, Any]) -> No
     assert (span.name, span.kind, span.parent_id) == ("lightspan.reward", SpanKind.REWARD, ROOT)
 
 
-def test_none_is_no_reward(scope: AttemptContext) -> None:
-    assert emit.emit_reward(None) is None
-    assert scope.recorder.drain() == []
-
-
 def test_rewards_of_a_call_or_a_span(scope: AttemptContext) -> None:
     emit.emit_reward(1.0, call="chatcmpl-call-7")
     assert only(scope).attributes[c.REWARD_CALL_ID] == "call-7"
@@ -99,6 +94,7 @@ def test_what_is_no_reward(scope: AttemptContext) -> None:
         emit.emit_reward(1.0, call="a", span="b")
     with pytest.raises(RewardError, match="not the text 'good'"):
         emit.emit_reward("good")  # type: ignore[arg-type]
+    assert emit.emit_reward(None) is None
     assert scope.recorder.drain() == []
 
 
@@ -114,23 +110,13 @@ def test_annotations_messages_objects(scope: AttemptContext) -> None:
     assert only(scope).attributes[c.MESSAGE_BODY] == "half a \N{REPLACEMENT CHARACTER} pair"
     emit.emit_object({"a": [1, None]})
     assert only(scope).attributes[c.OBJECT_JSON] == '{"a":[1,null]}'
-    circle: list[Any] = []
-    circle.append(circle)
-    emit.emit_object(circle)
-    assert only(scope).attributes[c.OBJECT_JSON] == '"<list>"'
 
 
 def test_exceptions(scope: AttemptContext) -> None:
-    class OddError(Exception):
-        def __str__(self) -> str:
-            raise ValueError("no text")
-
     emit.emit_exception(KeyError("column"))
     span = only(scope)
     assert (span.status, span.attributes[c.EXCEPTION_TYPE]) == (SpanStatus.ERROR, "KeyError")
     assert span.attributes[c.EXCEPTION_MESSAGE] == "'column'"
-    emit.emit_exception(OddError())
-    assert only(scope).attributes[c.EXCEPTION_MESSAGE] == "<OddError>"
 
 
 def test_agents_nest(scope: AttemptContext) -> None:
@@ -159,19 +145,16 @@ def test_agents_nest(scope: AttemptContext) -> None:
     )
 
 
-def test_a_block_that_fails(scope: AttemptContext) -> None:
+def test_tools_and_operations(scope: AttemptContext) -> None:
+    with emit.tool("search", '{"q": 1}'):
+        pass
+    span = only(scope)
+    assert (span.kind, span.attributes[c.TOOL_CALL_ARGUMENTS]) == (SpanKind.TOOL, '{"q": 1}')
     with pytest.raises(ValueError, match="boom"), emit.operation("retrieve", k=3):
         raise ValueError("boom")
     span = only(scope)
     assert (span.status, span.status_message) == (SpanStatus.ERROR, "boom")
     assert (span.attributes["k"], span.attributes[c.ERROR_TYPE]) == (3, "ValueError")
-
-
-def test_tools(scope: AttemptContext) -> None:
-    with emit.tool("search", '{"q": 1}'):
-        pass
-    span = only(scope)
-    assert (span.kind, span.attributes[c.TOOL_CALL_ARGUMENTS]) == (SpanKind.TOOL, '{"q": 1}')
 
 
 def test_decorated_functions(scope: AttemptContext) -> None:
@@ -183,72 +166,58 @@ def test_decorated_functions(scope: AttemptContext) -> None:
     assert [span.name for span in scope.recorder.drain()] == ["invoke_agent writer"] * 2
 
 
-async def test_decorated_coroutines() -> None:
-    @emit.agent("writer")
-    async def write() -> str | None:
-        await asyncio.sleep(0)
-        return acting_path()
-
-    with open_scope(AttemptContext(rollout_id="ro", attempt_id="at")) as scope:
-        assert list(await asyncio.gather(write(), write())) == ["writer", "writer"]
-        assert acting_path() == "app"
-    assert len(scope.recorder.drain()) == 2
-    sdk_instrumentation.uninstall()
-
-
 def test_decorated_generators(scope: AttemptContext) -> None:
     @emit.agent("writer")
     def write() -> Generator[str | None, str, str]:
-        said: list[str] = []
-        while len(said) < 3:
-            try:
-                said.append((yield acting_path()))
-            except KeyError as error:
-                said.append(str(error))
-        return "".join(said)
+        try:
+            return f"{(yield acting_path())} {(yield acting_path())}"
+        except KeyError as error:
+            return str(error)
 
     assert inspect.isgeneratorfunction(write)
     writing = write()
-    steps = [next(writing), acting_path(), writing.send("a"), writing.throw(KeyError("b"))]
-    assert steps == ["writer", "app", "writer", "writer"]
+    assert [next(writing), acting_path(), writing.send("a")] == ["writer", "app", "writer"]
     with pytest.raises(StopIteration) as end:
-        writing.send("c")
-    assert end.value.value == "a'b'c"
-    assert acting_path() == "app"
+        writing.send("b")
+    assert (end.value.value, acting_path()) == ("a b", "app")
     assert only(scope).status is SpanStatus.OK
+    writing = write()
+    next(writing)
+    with pytest.raises(StopIteration) as end:
+        writing.throw(KeyError("c"))
+    assert (end.value.value, only(scope).status) == ("'c'", SpanStatus.OK)
     writing = write()
     next(writing)
     writing.close()
     assert only(scope).status is SpanStatus.UNSET
 
 
-async def test_decorated_async_generators() -> None:
+async def test_decorated_coroutines_and_async_generators() -> None:
     @emit.agent("writer")
-    async def write() -> AsyncGenerator[str | None, str]:
-        said: list[str] = []
-        while len(said) < 3:
-            try:
-                said.append((yield acting_path()))
-            except KeyError as error:
-                said.append(str(error))
-        emit.emit_message("".join(said))
+    async def write() -> str | None:
+        await asyncio.sleep(0)
+        return acting_path()
 
-    assert inspect.isasyncgenfunction(write)
+    @emit.agent("writer")
+    async def stream() -> AsyncGenerator[str | None, str]:
+        try:
+            emit.emit_message(f"{(yield acting_path())}")
+        except KeyError as error:
+            emit.emit_message(str(error))
+
+    assert inspect.isasyncgenfunction(stream)
     with open_scope(AttemptContext(rollout_id="ro", attempt_id="at")) as scope:
-        writing = write()
-        steps = [await anext(writing), acting_path(), await writing.asend("a")]
-        assert [*steps, await writing.athrow(KeyError("b"))] == [
-            "writer",
-            "app",
-            "writer",
-            "writer",
-        ]
-        with pytest.raises(StopAsyncIteration):
-            await writing.asend("c")
-        message, span = scope.recorder.drain()
-        assert (message.attributes[c.MESSAGE_BODY], span.status) == ("a'b'c", SpanStatus.OK)
-        assert message.parent_id == span.span_id
-        writing = write()
+        assert list(await asyncio.gather(write(), write())) == ["writer", "writer"]
+        assert len(scope.recorder.drain()) == 2
+        for step, body in (("asend", "a"), ("athrow", "'c'")):
+            writing = stream()
+            assert [await anext(writing), acting_path()] == ["writer", "app"]
+            with pytest.raises(StopAsyncIteration):
+                await getattr(writing, step)("a" if step == "asend" else KeyError("c"))
+            message, span = scope.recorder.drain()
+            assert (message.attributes[c.MESSAGE_BODY], span.status) == (body, SpanStatus.OK)
+            assert message.parent_id == span.span_id
+        writing = stream()
         await anext(writing)
         await writing.aclose()
         [span] = scope.recorder.drain()

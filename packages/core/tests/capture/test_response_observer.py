@@ -9,23 +9,17 @@ import pytest
 
 from lightspan.capture.response_observer import as_mapping
 from lightspan.schema.genai_attributes import ANSWER_FIELDS, answer_attributes
+from packages.core.tests.schema.test_anthropic_messages import MESSAGE
 
-CALL: dict[str, Any] = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "look", "arguments": "{}"},
-}
+FUNCTION = {"name": "look", "arguments": "{}"}
 MORE: list[dict[str, Any]] = [
     {},
-    {"tool_calls": [CALL]},
+    {"tool_calls": [{"id": "call_1", "type": "function", "function": FUNCTION}]},
     {"refusal": "no"},
     {"reasoning": "an endpoint's own"},
 ]
-LOGPROBS = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]}
 COMPLETION: dict[str, Any] = {
     "id": "chatcmpl-1",
-    "object": "chat.completion",
-    "created": 1,
     "model": "m",
     "service_tier": "default",
     "choices": [
@@ -33,54 +27,25 @@ COMPLETION: dict[str, Any] = {
             "index": number,
             "message": {"role": "assistant", "content": "yes", **more},
             "finish_reason": "stop",
-            "logprobs": LOGPROBS,
+            "logprobs": {"content": []},
         }
         for number, more in enumerate(MORE)
     ],
     "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
     "prompt_token_ids": [1, 2, 3],
 }
-TEXT = {
-    **COMPLETION,
-    "object": "text_completion",
-    "choices": [{"index": 0, "text": "yes", "finish_reason": "length", "logprobs": None}],
-}
-SAID = {"type": "output_text", "text": "yes", "annotations": []}
+TEXT = {**COMPLETION, "choices": [{"index": 0, "text": "yes", "finish_reason": "length"}]}
 RESPONSE = {
     "id": "resp_1",
-    "object": "response",
-    "created_at": 1,
     "model": "m",
     "status": "incomplete",
     "incomplete_details": {"reason": "max_output_tokens"},
     "instructions": "Answer.",
     "output": [
-        {
-            "type": "message",
-            "id": "m",
-            "role": "assistant",
-            "status": "completed",
-            "content": [SAID],
-        },
-        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "message", "content": [{"type": "output_text", "text": "yes"}]},
+        {"type": "function_call", "call_id": "c", **FUNCTION},
     ],
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
-    "tools": [],
     "usage": {"input_tokens": 3, "output_tokens": 1, "total_tokens": 4},
-}
-MESSAGE = {
-    "id": "msg_1",
-    "type": "message",
-    "role": "assistant",
-    "model": "m",
-    "content": [
-        {"type": "text", "text": "yes"},
-        {"type": "tool_use", "id": "c", "name": "look", "input": {"what": "seven"}},
-    ],
-    "stop_reason": "tool_use",
-    "stop_sequence": None,
-    "usage": {"input_tokens": 3, "cache_read_input_tokens": 2, "output_tokens": 1},
 }
 
 

@@ -12,139 +12,75 @@ import pytest
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import (
     AgentContext,
-    Frame,
     add_call_listener,
     register_resolver,
     remove_call_listener,
     unregister_resolver,
 )
-from lightspan.capture.entry import open_scope
-from lightspan.schema import semconv as c
 from lightspan_testing.scripted import ScriptedServer
-from packages.core.tests.capture.clients import (
-    MESSAGES,
-    WAYS,
-    acting_as,
-    async_client_of,
-    client_of,
-    make_scope,
-    text_of,
-)
+from packages.core.tests.capture.clients import WAYS, acting_as, client_of
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
 
-def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
-    gateway: ScriptedServer, elsewhere: ScriptedServer
+@pytest.mark.parametrize(
+    ("add", "remove", "damage"),
+    [
+        (
+            register_resolver,
+            unregister_resolver,
+            "the acting agent could not be resolved: ValueError('no idea')",
+        ),
+        (
+            add_call_listener,
+            remove_call_listener,
+            "a listener failed at the start of a model call: ValueError('no idea')",
+        ),
+    ],
+    ids=["resolver", "listener"],
+)
+def test_what_adapters_add_and_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, add: Any, remove: Any, damage: str
 ) -> None:
-    def resolver(current: AgentContext) -> AgentContext | None:
+    def failing(current: AgentContext) -> None:
         raise ValueError("no idea")
 
-    register_resolver(resolver)
+    add(failing)
     try:
         with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
             assert WAYS["create"](client) == "from the gateway"
     finally:
-        unregister_resolver(resolver)
-    assert set(scope.recorder.capture_errors()) == {
-        "the acting agent could not be resolved: ValueError('no idea')"
-    }
+        remove(failing)
+    assert set(scope.recorder.capture_errors()) == {damage}
 
 
-def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
-    gateway: ScriptedServer, elsewhere: ScriptedServer
-) -> None:
-    def listener(asking: AgentContext) -> None:
-        raise ValueError(f"not for {asking.path}")
-
-    add_call_listener(listener)
-    try:
-        with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
-            assert WAYS["create"](client) == "from the gateway"
-    finally:
-        remove_call_listener(listener)
-    assert set(scope.recorder.capture_errors()) == {
-        "a listener failed at the start of a model call: ValueError('not for writer')"
-    }
-
-
-def test_a_resolver_is_asked_when_the_model_is_called(
-    gateway: ScriptedServer, elsewhere: ScriptedServer
-) -> None:
-    def resolver(current: AgentContext) -> AgentContext:
-        return AgentContext(
-            current.scope, (Frame("writer", "00000000000000bb"),), "00000000000000bb"
-        )
-
-    register_resolver(resolver)
-    register_resolver(resolver)
-    try:
-        with client_of(elsewhere) as client, open_scope(make_scope(gateway)):
-            assert WAYS["create"](client) == "from the gateway"
-    finally:
-        unregister_resolver(resolver)
-        unregister_resolver(resolver)
-    assert gateway.requests[0].headers[c.HEADER_PARENT].split("-")[2] == "00000000000000bb"
-
-
-@pytest.mark.parametrize("way", ["create", "stream=True", "raw"])
-def test_a_recorder_that_fails_damages_the_attempt_and_not_the_app(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*args: Any) -> Any:
-        raise ValueError("broken")
-
-    monkeypatch.setattr(sdk_instrumentation, "answer_attributes", broken)
-    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        assert WAYS[way](client) == "from elsewhere"
-    assert scope.recorder.capture_errors() == [
-        "a model call could not be recorded: ValueError('broken')"
-    ]
-
-
-@pytest.mark.parametrize("broken", ["sync_client", "_forwarded_headers"])
-def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
+@pytest.mark.parametrize(
+    ("broken", "agent_name", "way", "what"),
+    [
+        ("answer_attributes", "checker", "create", "recorded"),
+        ("answer_attributes", "checker", "stream=True", "recorded"),
+        ("sync_client", "writer", "create", "redirected"),
+        ("_forwarded_headers", "writer", "create", "redirected"),
+    ],
+)
+def test_a_shim_that_fails_damages_the_attempt_and_not_the_app(
     gateway: ScriptedServer,
     elsewhere: ScriptedServer,
-    broken: str,
     monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+    agent_name: str,
+    way: str,
+    what: str,
 ) -> None:
     def fails(*args: Any) -> Any:
         raise ValueError("broken")
 
     monkeypatch.setattr(sdk_instrumentation, broken, fails)
-    with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
-        assert WAYS["create"](client) == "from elsewhere"
-    damage = ["a model call could not be redirected: ValueError('broken')"]
+    with client_of(elsewhere) as client, acting_as(gateway, agent_name) as scope:
+        assert WAYS[way](client) == "from elsewhere"
+    damage = [f"a model call could not be {what}: ValueError('broken')"]
     assert scope.recorder.capture_errors() == damage
     assert gateway.requests == []
-
-
-async def test_an_async_redirection_that_fails_damages_the_attempt_and_not_the_app(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fails(*args: Any) -> Any:
-        raise ValueError("broken")
-
-    monkeypatch.setattr(sdk_instrumentation, "async_client", fails)
-    async with async_client_of(elsewhere) as client:
-        with acting_as(gateway, "writer") as scope:
-            answer = await client.chat.completions.create(model="m", messages=MESSAGES)
-    assert text_of(answer) == "from elsewhere"
-    damage = ["a model call could not be redirected: ValueError('broken')"]
-    assert scope.recorder.capture_errors() == damage
-
-
-def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
-    elsewhere: ScriptedServer, gateway: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
-        stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-        next(iter(stream))
-        monkeypatch.setattr(sdk_instrumentation, "request_attributes", None)
-        scope.recorder.cancel_pending()
-        [damage] = scope.recorder.capture_errors()
-        assert "a model call could not be recorded: TypeError" in damage
 
 
 # --- installing -----------------------------------------------------------------------------

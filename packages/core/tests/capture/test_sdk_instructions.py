@@ -3,19 +3,16 @@ with the app's own client and key; and nothing else of any request."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import openai
 import pytest
 
 from lightspan import prompt
 from lightspan.capture import sdk_instrumentation
-from lightspan.capture.context import AttemptContext, current_agent
+from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.schema import genai_messages, semconv as c
@@ -33,8 +30,8 @@ from lightspan.schema.system_prompts import (
     Instructions,
     Rewrite,
 )
-from lightspan_testing.scripted import Reply, ScriptedServer
-from packages.core.tests.capture.clients import async_client_of, client_of, llm_spans, text_of
+from lightspan_testing.scripted import ScriptedServer
+from packages.core.tests.capture.clients import client_of, llm_spans, text_of
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
@@ -51,6 +48,7 @@ TOLD = Instructions(
 )
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 SYSTEM: dict[str, Any] = {"role": "system", "content": OLD}
+BLOCK: Any = {"type": "text", "text": OLD, "cache_control": {"type": "ephemeral"}}
 
 
 @contextmanager
@@ -117,72 +115,32 @@ def test_every_way_to_ask(elsewhere: ScriptedServer, way: str) -> None:
         assert span.attributes[c.ROUTE] == Route.APP
 
 
-async def test_asynchronously(elsewhere: ScriptedServer) -> None:
-    async with async_client_of(elsewhere) as client:
-        with told(TOLD) as scope:
-            await chat(client)
-            stream = await chat(client, stream=True)
-            assert [chunk async for chunk in stream]
-            await client.responses.create(model="m", instructions=OLD, input="hi")
-    first, second, third = (request.body for request in elsewhere.requests)
-    assert first["messages"][0] == second["messages"][0] == {"role": "system", "content": NEW}
-    assert third["instructions"] == NEW
-    assert [span.attributes[c.PROMPT_APPLIED] for span in llm_spans(scope)] == [True] * 3
-
-
-@pytest.mark.parametrize("way", ["text", "block", "stream", "async"])
-def test_anthropic(elsewhere: ScriptedServer, way: str) -> None:
+@pytest.mark.parametrize("system", [OLD, [BLOCK]], ids=["text", "block"])
+async def test_anthropic(elsewhere: ScriptedServer, system: Any) -> None:
     """`system` as a text or a block, whose mark for the provider's cache stays."""
     anthropic = pytest.importorskip("anthropic")
-    block = {"type": "text", "text": OLD, "cache_control": {"type": "ephemeral"}}
-    system: Any = OLD if way == "text" else [block]
     asked: Any = {"model": "m", "max_tokens": 9, "messages": [USER], "system": system}
     with told(TOLD) as scope:
-        if way == "async":
-            asyncio.run(_ask_anthropic(elsewhere, asked))
-        else:
-            with anthropic.Anthropic(base_url=elsewhere.origin, api_key="app-key") as client:
-                if way == "stream":
-                    with client.messages.stream(**asked) as stream:
-                        stream.get_final_message()
-                else:
-                    client.messages.create(**asked)
-    [request] = elsewhere.requests
-    expected = NEW if way == "text" else [{**block, "text": NEW}]
-    assert request.body["system"] == expected
-    assert system in (OLD, [block])  # the app's own
-    assert block["text"] == OLD
-    assert {"app-key", "Bearer app-key"} & {*request.headers.values()}  # of either version
-    [span] = llm_spans(scope)
-    assert (span.attributes[c.PROMPT_ORIGINAL], span.attributes[c.PROMPT_APPLIED]) == (OLD, True)
-
-
-async def _ask_anthropic(server: ScriptedServer, asked: Any) -> None:
-    import anthropic
-
-    async with anthropic.AsyncAnthropic(base_url=server.origin, api_key="app-key") as client:
-        await client.messages.create(**asked)
-
-
-def test_the_apps_own_messages_stay(elsewhere: ScriptedServer) -> None:
-    given = [dict(SYSTEM), dict(USER)]
-    with client_of(elsewhere) as client, told(TOLD):
-        chat(client, messages=given)
-    assert given == [SYSTEM, USER]
+        with anthropic.Anthropic(base_url=elsewhere.origin, api_key="app-key") as client:
+            client.messages.create(**asked)
+        async with anthropic.AsyncAnthropic(base_url=elsewhere.origin, api_key="app-key") as own:
+            await own.messages.create(**asked)
+    expected = NEW if system == OLD else [{**BLOCK, "text": NEW}]
+    assert [request.body["system"] for request in elsewhere.requests] == [expected] * 2
+    assert BLOCK["text"] == OLD
+    for request in elsewhere.requests:
+        assert {"app-key", "Bearer app-key"} & {*request.headers.values()}  # of either version
+    for span in llm_spans(scope):
+        assert span.attributes[c.PROMPT_ORIGINAL] == OLD
+        assert span.attributes[c.PROMPT_APPLIED] is True
 
 
 # --- what is left alone ---------------------------------------------------------------------
 LEFT_ALONE: dict[str, tuple[Any, str]] = {
     "another text": ({"messages": [{**SYSTEM, "content": "You are a writer."}, USER]}, OTHER_TEXT),
     "none": ({"messages": [USER]}, NO_INSTRUCTIONS),
-    "empty": ({"messages": [{**SYSTEM, "content": " "}, USER]}, NO_INSTRUCTIONS),
     "two messages": ({"messages": [SYSTEM, SYSTEM, USER]}, SEVERAL_PARTS),
-    "two parts": (
-        {"messages": [{**SYSTEM, "content": [{"type": "text", "text": OLD}] * 2}, USER]},
-        SEVERAL_PARTS,
-    ),
     "late": ({"messages": [USER, SYSTEM]}, LATE),
-    "one more, late": ({"messages": [SYSTEM, USER, SYSTEM]}, LATE),
 }
 
 
@@ -235,40 +193,6 @@ def test_a_survey_writes_texts_down_and_changes_nothing(elsewhere: ScriptedServe
 
 
 # --- retries, keys, caches, side by side ----------------------------------------------------
-def test_a_retry_has_the_candidates_text() -> None:
-    answers = iter([Reply(status=500), Reply(text="yes")])
-    with (
-        ScriptedServer(lambda request: next(answers)) as server,
-        client_of(server, max_retries=1) as client,
-        told(TOLD) as scope,
-    ):
-        assert text_of(chat(client)) == "yes"
-    assert [request.body["messages"][0]["content"] for request in server.requests] == [NEW, NEW]
-    assert [request.headers["x-stainless-retry-count"] for request in server.requests] == ["0", "1"]
-    assert len(llm_spans(scope)) == 1
-
-
-def test_no_cache_answers_where_texts_are_learned() -> None:
-    for name, expected in (("router", True), ("other", True), ("checker", False)):
-        with told(TOLD, name):
-            current = current_agent()
-            assert current is not None
-            assert current.is_routed is expected
-
-
-def test_candidates_side_by_side(elsewhere: ScriptedServer) -> None:
-    """One client, one process, eight candidates at once: each answers its own."""
-    with client_of(elsewhere) as client, ThreadPoolExecutor(8) as pool:
-
-        def run(number: int) -> None:
-            rewrite = Rewrite(agent="router", template=OLD, text=f"Candidate {number}.")
-            with told(Instructions(rewrites=[rewrite])):
-                for _ in range(4):
-                    chat(client, user=str(number))
-
-        list(pool.map(run, range(8)))
-    said = [(r.body["messages"][0]["content"], r.body["user"]) for r in elsewhere.requests]
-    assert sorted(said) == [(f"Candidate {n}.", str(n)) for n in range(8) for _ in range(4)]
 
 
 def test_a_policys_call_goes_to_the_gateway_with_the_candidates_text(
@@ -286,18 +210,6 @@ def test_a_policys_call_goes_to_the_gateway_with_the_candidates_text(
     [span] = [span for span in scope.recorder.drain() if span.name == "lightspan.prompt"]
     assert span.attributes[c.PROMPT_CALL] == request.headers[c.HEADER_CALL_ID]
     assert span.attributes[c.PROMPT_ORIGINAL] == OLD
-
-
-def test_a_client_of_another_kind(elsewhere: ScriptedServer) -> None:
-    """Azure's, which puts the model into the URL."""
-    client = openai.AzureOpenAI(
-        azure_endpoint=elsewhere.origin, api_key="app-key", api_version="2026-01-01"
-    )
-    with client, told(TOLD):
-        chat(client)
-    [request] = elsewhere.requests
-    assert request.path.startswith("/openai/deployments/m/chat/completions")
-    assert request.body["messages"][0]["content"] == NEW
 
 
 # --- prompts that the app asks for ----------------------------------------------------------
@@ -319,23 +231,6 @@ def test_a_prompt_that_the_app_asks_for() -> None:
     assert (first[c.PROMPT_ORIGINAL], first[c.PROMPT_APPLIED]) == ("Which {mail}?", True)
     assert first[c.AGENT_PATH] == "router"
     assert (second[c.PROMPT_APPLIED], second[c.PROMPT_REASON]) == (False, OTHER_PROMPT)
-
-
-@pytest.mark.parametrize(
-    "text", ['As {"desk": "…"}: {mail}', "Use { and } for {mail}", "{mail!x} {mail}", "{a} {mail}"]
-)
-def test_braces_of_a_candidates_own_do_not_fail_in_the_app(text: str) -> None:
-    after = PromptTemplate("Which {mail}?").rewritten(text).template
-    with told(learned("Which {mail}?", after)):
-        said = prompt("mails", "Which {mail}?").format(mail="hi")
-    assert said == text.replace("{mail}", "hi")
-
-
-def test_a_prompt_without_placeholders_is_plain_text() -> None:
-    with told(learned("Be brief.", 'Say {{"a": 1}}')):
-        assert prompt("mails", "Be brief.") == 'Say {"a": 1}'
-    with told(learned("{{x}}", "{{x}}")):
-        assert prompt("mails", "{{x}}") == "{{x}}"  # the app's own, to the letter
 
 
 def test_what_fails_is_ours_and_the_app_goes_on(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pydantic
 import pytest
 
-from lightspan.capture import context_propagation, sdk_instrumentation
-from lightspan.capture._globals import state
+from lightspan.capture import sdk_instrumentation
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.schema import semconv as c
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.scripted import Reply, ScriptedServer
+from lightspan_testing.wait import until
 from packages.core.tests.capture.clients import (
     ASYNC_WAYS,
     MESSAGES,
@@ -30,16 +28,15 @@ from packages.core.tests.capture.clients import (
     make_scope,
     text_of,
 )
+from packages.core.tests.capture.streams import stopping
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
 
-class Parsed(pydantic.BaseModel):
-    word: str
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_ask(gateway: ScriptedServer, elsewhere: ScriptedServer, way: str) -> None:
+def test_every_way_to_ask(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, call_ends: list[bool], way: str
+) -> None:
     """A client built before the shim is installed, and used in a scope and outside."""
     with client_of(elsewhere) as client:
         assert WAYS[way](client) == "from elsewhere"
@@ -51,42 +48,29 @@ def test_every_way_to_ask(gateway: ScriptedServer, elsewhere: ScriptedServer, wa
             assert WAYS[way](client) == "from elsewhere"
         assert len(llm_spans(scope)) == 1
     assert (len(gateway.requests), len(elsewhere.requests)) == (1, 3)
+    assert (call_ends, scope.recorder.capture_errors()) == ([True, True], [])
 
 
-def test_parse(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
-    with (
-        ScriptedServer('{"word": "yes"}') as server,
-        client_of(elsewhere) as client,
-        acting_as(server, "writer"),
-    ):
-        answer = client.chat.completions.parse(model="m", messages=MESSAGES, response_format=Parsed)
-        assert answer.choices[0].message.parsed == Parsed(word="yes")
-
-
-@pytest.mark.parametrize("agent_name", ["writer", "checker"])
-@pytest.mark.parametrize("raw", [False, True])
-def test_an_answer_that_the_app_cannot_parse(agent_name: str, raw: bool) -> None:
+@pytest.mark.parametrize(("agent_name", "outcomes"), [("writer", []), ("checker", ["error"])])
+def test_an_answer_that_the_app_cannot_parse(agent_name: str, outcomes: list[str]) -> None:
     """A length that is over is no failed delivery, and no damage."""
+
+    class Parsed(pydantic.BaseModel):
+        word: str
+
     with (
-        ScriptedServer(Reply(text="{", finish_reason="length") for _ in range(1)) as server,
+        ScriptedServer(['{"word": "yes"}', Reply(text="{", finish_reason="length")]) as server,
         client_of(server) as client,
+        acting_as(server, agent_name) as scope,
     ):
-        api = client.chat.completions
-        with acting_as(server, agent_name) as scope:
-            if raw:
-                raw_answer = api.with_raw_response.create(model="m", messages=MESSAGES)
-                assert raw_answer.parse().choices[0].finish_reason == "length"
-            else:
-                with pytest.raises(openai.LengthFinishReasonError):
-                    api.parse(model="m", messages=MESSAGES, response_format=Parsed)
+        parse = client.chat.completions.parse
+        answer = parse(model="m", messages=MESSAGES, response_format=Parsed)
+        assert answer.choices[0].message.parsed == Parsed(word="yes")
+        llm_spans(scope)
+        with pytest.raises(openai.LengthFinishReasonError):
+            parse(model="m", messages=MESSAGES, response_format=Parsed)
         assert scope.recorder.capture_errors() == []
-        spans = llm_spans(scope)
-    if agent_name == "writer":
-        assert spans == []
-    else:
-        [span] = spans
-        assert span.attributes[c.FINISH_REASONS] == ["length"]
-        assert span.attributes[c.CALL_OUTCOME] == ("ok" if raw else "error")
+        assert [span.attributes[c.CALL_OUTCOME] for span in llm_spans(scope)] == outcomes
 
 
 # --- what the gateway sees ------------------------------------------------------------------
@@ -131,16 +115,6 @@ def test_a_call_without_any_agent(gateway: ScriptedServer, elsewhere: ScriptedSe
     assert headers[c.HEADER_PARENT] == f"00-0123456789abcdef0123456789abcdef-{c.NO_PARENT}-01"
 
 
-def test_the_body_is_kept(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
-    with client_of(elsewhere) as client, acting_as(gateway, "writer"):
-        client.chat.completions.create(
-            model="m", messages=MESSAGES, extra_body={"top_k": 5}, extra_query={"a": "b"}
-        )
-    [request] = gateway.requests
-    assert request.path == "/v1/chat/completions"
-    assert request.body == {"model": "m", "messages": MESSAGES, "top_k": 5}
-
-
 def test_an_azure_client_is_redirected_too(
     gateway: ScriptedServer, elsewhere: ScriptedServer
 ) -> None:
@@ -158,27 +132,15 @@ def test_an_azure_client_is_redirected_too(
     assert elsewhere.requests[0].path.startswith("/openai/deployments/deployed/chat/completions")
 
 
-def test_other_requests_are_not_touched(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
-    with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
-        assert [model.id for model in client.models.list()] == ["scripted"]
-    assert llm_spans(scope) == []
-
-
-def test_responses_go_to_the_gateway_too(
+def test_responses_go_to_the_gateway_too_and_other_requests_do_not(
     gateway: ScriptedServer, elsewhere: ScriptedServer
 ) -> None:
-    """The app's endpoint must not answer."""
-    with client_of(elsewhere) as client, acting_as(gateway, "writer"):
+    with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+        assert [model.id for model in client.models.list()] == ["scripted"]
+        assert elsewhere.requests == []
         client.responses.with_raw_response.create(model="m", input="hi")
     assert [request.path for request in gateway.requests] == ["/v1/responses"]
-    assert elsewhere.requests == []
-
-
-def test_without_a_gateway_calls_are_recorded_only(elsewhere: ScriptedServer) -> None:
-    with client_of(elsewhere) as client, acting_as(None, "writer") as scope:
-        assert WAYS["create"](client) == "from elsewhere"
-    [span] = llm_spans(scope)
-    assert span.attributes[c.AGENT_PATH] == "writer"
+    assert (llm_spans(scope), elsewhere.requests) == ([], [])
 
 
 # --- retries --------------------------------------------------------------------------------
@@ -201,45 +163,33 @@ def test_the_callers_retries_and_timeout_are_kept(elsewhere: ScriptedServer) -> 
         client_of(elsewhere, max_retries=0, timeout=7.5) as client,
         acting_as(gateway, "writer") as scope,
     ):
-        with pytest.raises(openai.InternalServerError):
-            WAYS["create"](client)
-        with pytest.raises(openai.InternalServerError):
-            client.with_options(max_retries=1, timeout=3.5).chat.completions.create(
-                model="m", messages=MESSAGES
-            )
-        with pytest.raises(openai.InternalServerError):
-            client.chat.completions.create(model="m", messages=MESSAGES, timeout=2.5)
+        for asking, options in (
+            (client, {}),
+            (client.with_options(max_retries=1, timeout=3.5), {}),
+            (client, {"timeout": 2.5}),
+        ):
+            with pytest.raises(openai.InternalServerError):
+                asking.chat.completions.create(model="m", messages=MESSAGES, **options)
         assert llm_spans(scope) == []  # the gateway answered, and recorded it
     seen = [request.headers["x-stainless-read-timeout"] for request in gateway.requests]
     assert seen == ["7.5", "3.5", "3.5", "2.5"]
 
 
-def test_a_gateway_that_is_gone(elsewhere: ScriptedServer) -> None:
-    with ScriptedServer() as gone:
-        pass
-    with (
-        client_of(elsewhere, max_retries=0) as client,
-        acting_as(gone, "writer") as scope,
-        pytest.raises(openai.APIConnectionError),
-    ):
-        WAYS["create"](client)
-    [span] = llm_spans(scope)
-    assert span.attributes[c.CALL_OUTCOME] == "undelivered"
-    assert span.status is SpanStatus.ERROR
-    assert elsewhere.requests == []
-
-
-def test_a_stream_of_the_gateway_that_breaks_off(elsewhere: ScriptedServer) -> None:
+@pytest.mark.parametrize("way", ["create", "stream=True"])
+def test_a_gateway_that_breaks_off(elsewhere: ScriptedServer, way: str) -> None:
+    """Before it answers, or in the middle of a stream."""
     with (
         ScriptedServer([Reply(text="a b c", drop=True)]) as gateway,
         client_of(elsewhere, max_retries=0) as client,
         acting_as(gateway, "writer") as scope,
     ):
-        with pytest.raises(Exception):  # noqa: B017 - httpx's or httpx2's, by version
-            WAYS["stream=True"](client)
+        with pytest.raises(Exception):  # noqa: B017 - of a stream httpx's or httpx2's, by version
+            WAYS[way](client)
         [span] = llm_spans(scope)
     assert span.attributes[c.CALL_OUTCOME] == "undelivered"
     assert span.attributes[c.CALL_ID] == gateway.requests[0].headers[c.HEADER_CALL_ID]
+    assert span.status is SpanStatus.ERROR
+    assert elsewhere.requests == []
 
 
 # --- async, threads, loops ------------------------------------------------------------------
@@ -265,7 +215,7 @@ async def test_32_concurrent_calls(elsewhere: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("way", ASYNC_WAYS)
 async def test_every_async_way_to_ask(
-    gateway: ScriptedServer, elsewhere: ScriptedServer, way: str
+    gateway: ScriptedServer, elsewhere: ScriptedServer, call_ends: list[bool], way: str
 ) -> None:
     async with async_client_of(elsewhere) as client:
         with acting_as(gateway, "writer") as scope:
@@ -274,31 +224,46 @@ async def test_every_async_way_to_ask(
         with acting_as(gateway, "checker") as scope:
             assert await ask_async(client, way) == "from elsewhere"
         assert len(llm_spans(scope)) == 1
+    assert (call_ends, scope.recorder.capture_errors()) == ([True, True], [])
     await sdk_instrumentation.aclose()
 
 
-def test_two_event_loops(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
-    """Each loop has its client, closed with the loop: nothing is left open."""
+# --- how calls ended -------------------------------------------------------------------------
+async def test_a_cancelled_call(call_ends: list[bool]) -> None:
+    with stopping("chat") as server, acting_as(None, "writer"):
+        async with async_client_of(server) as client:
+            asking = asyncio.ensure_future(ask_async(client, "stream=True"))
+            await until(lambda: server.requests)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+    assert call_ends == [False]
 
-    async def ask() -> str:
-        async with async_client_of(elsewhere) as client:
-            return await ask_async(client, "create")
 
-    with acting_as(gateway, "writer"):
-        assert [asyncio.run(ask()), asyncio.run(ask())] == ["from the gateway"] * 2
-    loops = list(state.async_clients)
-    assert all(loop.is_closed() for loop in loops)
+@pytest.mark.parametrize("through_gateway", [True, False])
+@pytest.mark.parametrize("way", ["create", "stream=True", "raw stream"])
+def test_a_failure(call_ends: list[bool], way: str, through_gateway: bool) -> None:
+    with ScriptedServer(lambda _: Reply(status=400)) as server:
+        gateway = server if through_gateway else None
+        with (
+            client_of(server) as client,
+            acting_as(gateway, "writer"),
+            pytest.raises(openai.BadRequestError),
+        ):
+            WAYS[way](client)
+    assert call_ends == [False]
 
 
-def test_threads_carry_the_scope(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
-    context_propagation.carry()
-    try:
-        with client_of(elsewhere) as client, acting_as(gateway, "writer"):
-            with ThreadPoolExecutor(4) as pool:
-                found = list(pool.map(lambda _: WAYS["create"](client), range(8)))
-            thread = threading.Thread(target=lambda: found.append(WAYS["create"](client)))
-            thread.start()
-            thread.join()
-    finally:
-        context_propagation.stop_carrying()
-    assert found == ["from the gateway"] * 9
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_stream_that_is_left(call_ends: list[bool], is_begun: bool) -> None:
+    """It was answered if anything of it came."""
+    with (
+        stopping("chat") as server,
+        client_of(server) as client,
+        acting_as(None, "writer"),
+        client.chat.completions.create(model="m", messages=MESSAGES, stream=True) as stream,
+    ):
+        if is_begun:
+            next(stream)
+        assert call_ends == []
+    assert call_ends == [is_begun]

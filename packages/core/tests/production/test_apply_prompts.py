@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +32,7 @@ from lightspan.schema.prompts import LearnedPrompt, PromptPlace
 from lightspan.schema.spans import SpanKind
 from lightspan.training.folder import RunFolder
 from lightspan_testing.attempts import read_recorded
-from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 OLD, NEW = "You route. Today is 2026-11-24.", "Route well! Today is 2026-11-24."
 TOLD = {"role": "system", "content": OLD}
@@ -108,19 +105,6 @@ def test_for_the_whole_process_and_undone(
     assert context.current_context() is None
 
 
-async def test_asynchronously_and_streamed(server: ScriptedServer, run: Path) -> None:
-    async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
-        with apply_prompts(run), agent("router"):
-            stream: Any = await client.chat.completions.create(
-                model="m",
-                messages=[TOLD, USER],  # type: ignore[list-item]
-                stream=True,
-            )
-            said = [chunk.choices[0].delta.content or "" async for chunk in stream]
-    assert "".join(said) == "echo hi"
-    assert told_last(server) == NEW
-
-
 @pytest.mark.parametrize("order", ["apply first", "record first"])
 def test_recorded_with_both_texts(
     server: ScriptedServer, client: openai.OpenAI, run: Path, url: str, order: str
@@ -150,41 +134,22 @@ def test_a_redaction_sees_the_apps_own_text_too(client: openai.OpenAI, run: Path
     assert "2026-11-24" not in " ".join(str(span.attributes) for span in found.spans)
 
 
-def test_a_rollout_is_told_what_its_algorithm_says(
-    server: ScriptedServer, client: openai.OpenAI, run: Path
-) -> None:
-    with (
-        apply_prompts(run),
-        open_scope(AttemptContext(rollout_id="r", attempt_id="a")),
-        agent("router"),
-    ):
-        ask(client)
-        assert told_last(server) == OLD
-        assert prompt("rules", "Speak.") == "Speak."
-
-
-def test_braces_of_a_learned_text_do_not_fail_in_the_app(run: Path) -> None:
-    after = PromptTemplate("Which {mail}?").rewritten('As {"desk": 1}: {mail}').template
-    RunFolder(run).write_prompts({"mails": change("Which {mail}?", after, place=CODE)})
-    with apply_prompts(run):
-        said = prompt("mails", "Which {mail}?").format(mail="x")
-    assert said == 'As {"desk": 1}: x'
-
-
 def test_in_a_runners_process_it_changes_nothing(
     server: ScriptedServer, client: openai.OpenAI, run: Path
 ) -> None:
-    """A worker whose context was lost acts outside of its attempt, which lacks the call."""
+    """In an attempt its algorithm decides; a worker whose context was lost acts outside of its
+    attempt, which lacks the call."""
     told, before = [], misattributed_calls.count()
 
     def work() -> None:
         with agent("router"):
             ask(client)
-        told.append(prompt("rules", "Speak."))
+        told.append((told_last(server), prompt("rules", "Speak.")))
 
     context_propagation.carry()
     try:
         with apply_prompts(run), open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
+            work()
             worker = threading.Thread(target=contextvars.Context().run, args=(work,))
             worker.start()
             worker.join()
@@ -192,8 +157,7 @@ def test_in_a_runners_process_it_changes_nothing(
             work()
     finally:
         context_propagation.stop_carrying()
-    assert [request.messages[0]["content"] for request in server.requests[-2:]] == [OLD, OLD]
-    assert told == ["Speak.", "Speak."]
+    assert told == [(OLD, "Speak.")] * 3
     assert misattributed_calls.count() - before == 2
 
 
@@ -230,50 +194,36 @@ def test_an_agent_that_is_not_there(
     )
 
 
-def test_what_fails_never_reaches_the_app(
-    server: ScriptedServer,
-    client: openai.OpenAI,
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("away", None, r"away does not exist: name the folder of a run"),
+        ("empty", "", r"empty has learned no prompts, or is incomplete: name the folder of a run"),
+        ("a.json", '{"router": {"before": 1}}', r"a\.json cannot be read: Expected"),
+        ("a.json", "{}", r"a\.json contains no prompt"),
+        ("a.json", "edited", r"differ in their placeholders: \{date_1\}, \{x\} is"),
+    ],
+)
+def test_what_cannot_be_read(
+    run: Path, tmp_path: Path, name: str, content: str | None, message: str
 ) -> None:
-    def broken(*args: Any) -> Any:
-        raise RuntimeError("a bug")
-
-    with apply_prompts(run), agent("router"):
-        monkeypatch.setattr("lightspan.schema.system_prompts.find", broken)
-        ask(client)
-        monkeypatch.setattr("lightspan.schema.system_prompts.Instructions.text_of", broken)
-        assert prompt("rules", "Speak.") == "Speak."
-    assert told_last(server) == OLD
-    assert "a bug" in caplog.text
-
-
-def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty, damaged, none = tmp_path / "empty", tmp_path / "damaged.json", tmp_path / "none.json"
-    edited = tmp_path / "edited.json"
-    edited.write_text((run / "prompts.json").read_text().replace("well! Today is {date_1}", "{x}"))
-    empty.mkdir()
-    damaged.write_text('{"router": {"before": 1}}')
-    none.write_text("{}")
-    for path, message in (
-        (empty, r"empty has learned no prompts, or is incomplete: name the folder of a run"),
-        (tmp_path / "away", r"away does not exist: name the folder of a run"),
-        (damaged, r"damaged\.json cannot be read: Expected"),
-        (none, r"none\.json contains no prompt"),
-        (
-            edited,
-            r"of 'router' before and after differ in their placeholders: \{date_1\}, \{x\} is",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            apply_prompts(path)
-    (run / "prompts.json").write_bytes((run / "prompts.json").read_bytes()[:50])
-    with pytest.raises(ConfigError, match=r"prompts\.json cannot be read: Input data was trunc"):
-        apply_prompts(run)
+    path = tmp_path / name
+    if content == "":
+        path.mkdir()
+    elif content == "edited":
+        learned = (run / "prompts.json").read_text()
+        path.write_text(learned.replace("well! Today is {date_1}", "{x}"))
+    elif content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        apply_prompts(path)
     assert context.current_context() is None
+
+
+def test_without_a_client_there_is_nothing_to_apply_it_to(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sdks, "SDKS", ())
-    RunFolder(run).write_prompts(LEARNED)
     with pytest.raises(ConfigError, match="'router' cannot be applied: no client"):
         apply_prompts(run)
 
@@ -309,62 +259,3 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     release("one")
     assert context.current_context() is None
     assert not module._applied
-
-
-def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
-    server: ScriptedServer, run: Path
-) -> None:
-    program = (
-        "import sys, openai, lightspan\n"
-        "lightspan.apply_prompts(sys.argv[1])\n"
-        "openai.OpenAI(base_url=sys.argv[2], api_key='k').chat.completions.create(\n"
-        "    model='m', messages=[{'role': 'user', 'content': 'hi'}])\n"
-        "print(sorted({'torch', 'gepa'} & sys.modules.keys()))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(run), server.url],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
-    assert "lightspan.apply_prompts: no model call of 'router' was seen" in done.stderr
-
-
-def test_a_langgraph_app_that_nobody_edits(run: Path) -> None:
-    """`LIGHTSPAN_PROMPTS` and the adapter: the graph of the training, as it is. In a process of its
-    own: what the variable says is used from the adapter's first `instrument()` on."""
-    pytest.importorskip("langchain_openai")
-
-    def says(request: Request) -> str:
-        return "accounts" if "Answer with the desk alone" in str(request.body) else "which desk?"
-
-    before = (
-        "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer:\n"
-        "{part_2}\n\nSay which desk the mail is for."
-    )
-    after = before.replace("Say which desk the mail is for.", "Answer with the desk alone.")
-    RunFolder(run).write_prompts({"r": change(before, after, place=AGENT, agent="router")})
-    program = """
-import lightspan_langgraph
-from desk_graph import graph
-
-lightspan_langgraph.instrument()
-print(graph.invoke({"text": "my bill", "records": ["new", "kind"]})["desk"])
-"""
-    with ScriptedServer(says) as server:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[4] / "tests/apps"),
-            "OPENAI_BASE_URL": server.url,
-            "OPENAI_API_KEY": "own-key",
-            "LIGHTSPAN_PROMPTS": str(run),
-        }
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == "accounts\n"
-    router, clerk = server.requests
-    assert "- new\n- kind\n\nAnswer with the desk alone." in router.messages[0]["content"]
-    assert clerk.messages[0]["content"] == "You are a clerk of the accounts desk. Be brief."

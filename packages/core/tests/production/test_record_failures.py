@@ -83,18 +83,6 @@ def test_a_store_that_fails_in_between(
     assert [one.attempt.status for one in found] == ["succeeded"] * 2
 
 
-def test_an_attempt_holds_so_many_spans(
-    client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightspan.production.auto_attempts.MAX_SPANS", 3)
-    with record(url), lightspan.operation("handle"):
-        for _ in range(4):
-            say(client)
-    [found] = read_recorded(url)
-    assert len(found.spans) == 3
-    assert found.attempt.capture_errors == ["3 spans dropped"]
-
-
 def test_inputs_that_json_cannot_say(client: openai.OpenAI, url: str) -> None:
     circle: list[Any] = []
     circle.append(circle)
@@ -107,25 +95,6 @@ def test_inputs_that_json_cannot_say(client: openai.OpenAI, url: str) -> None:
     assert len(found) == len(inputs)
     assert [one.attempt.capture_errors for one in found] == [[]] * len(inputs)
     assert found[0].rollout.task == str(2**70)
-
-
-def test_an_attempt_that_cannot_be_put_together_is_counted(
-    client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tasks = iter([ZeroDivisionError()])
-
-    def task_of(*_: Any, **__: Any) -> Any:
-        for error in tasks:
-            raise error
-        return None
-
-    monkeypatch.setattr("lightspan.production.auto_attempts.task_of", task_of)
-    with record(url) as made:
-        for _ in range(2):
-            say(client)
-        assert made.flush()
-        assert made.lost == 1
-    assert len(read_recorded(url)) == 1
 
 
 def test_large_attempts_are_written_in_pieces(client: openai.OpenAI, url: str) -> None:
@@ -161,20 +130,6 @@ def test_the_app_never_waits_for_the_store(client: openai.OpenAI, url: str) -> N
     assert len(read_recorded(url)) == 201
 
 
-def test_what_ends_after_recording(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with record(url), lightspan.operation("whole"):
-        pass
-    with caplog.at_level("WARNING", "lightspan"), record(url) as made:
-        late = lightspan.operation("late")
-        late.__enter__()
-        made.close()
-        late.__exit__(None, None, None)
-    assert [line.partition(" (")[0] for line in caplog.messages] == [
-        "lightspan: attempts are not recorded: it ended after recording was closed"
-    ]
-    assert [one.attempt.status for one in read_recorded(url)] == ["succeeded", "cancelled"]
-
-
 # --- processes ------------------------------------------------------------------------------
 PROGRAM = """
 import sys, lightspan, openai
@@ -197,19 +152,12 @@ def run_program(server: ScriptedServer, url: str, program: str) -> subprocess.Co
     )
 
 
-def test_a_program_that_ends_at_once(server: ScriptedServer, url: str) -> None:
-    ended = run_program(server, url, "say('only')")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    [found] = read_recorded(url)
-    assert found.answered == [("only", "echo only")]
-
-
 def test_dropped_streams_are_collected_at_any_moment(server: ScriptedServer, url: str) -> None:
     program = """
 import faulthandler, gc
 faulthandler.dump_traceback_later(90, exit=True)  # where a lock is waited for by its own holder
 messages = [{"role": "user", "content": "dropped"}]
-for later in range(40):  # objects that are made before the collector runs
+for later in range(0, 40, 2):  # objects that are made before the collector runs
     with lightspan.operation("handle"):
         gc.disable()
         client.chat.completions.create(model="m", messages=messages, stream=True)
@@ -222,7 +170,7 @@ for later in range(40):  # objects that are made before the collector runs
     assert (ended.returncode, ended.stderr) == (0, "")
     found = read_recorded(url)
     outcomes = [call.attributes[c.CALL_OUTCOME] for one in found for call in one.calls]
-    assert outcomes == ["cancelled"] * 40
+    assert outcomes == ["cancelled"] * 20
 
 
 def test_a_program_that_ends_in_the_midst(server: ScriptedServer, url: str) -> None:
@@ -246,9 +194,10 @@ say('only')
 """
 
 
-def test_an_interpreter_on_its_way_out_starts_no_threads(server: ScriptedServer, url: str) -> None:
-    """Python 3.12 refuses them; what was asked is written, and nothing is said."""
-    ended = run_program(server, url, NO_THREADS)
+@pytest.mark.parametrize("program", ["say('only')", NO_THREADS], ids=["", "no threads"])
+def test_a_program_that_ends_at_once(server: ScriptedServer, url: str, program: str) -> None:
+    """Python 3.12 refuses threads at the end; the attempt is written, and nothing is printed."""
+    ended = run_program(server, url, program)
     assert (ended.returncode, ended.stderr) == (0, "")
     [found] = read_recorded(url)
     assert found.answered == [("only", "echo only")]

@@ -6,9 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
-from contextvars import copy_context
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio.to_thread
@@ -51,18 +49,6 @@ def decorated(client: openai.OpenAI, name: str) -> Iterator[Any]:
     return work()
 
 
-def nested(client: openai.OpenAI, name: str) -> Iterator[Any]:
-    """The calls are in a generator that is in a generator, the agent in a block of a block."""
-
-    def inner() -> Iterator[Any]:
-        for letter in LETTERS:
-            with lightspan.operation("one"):
-                yield say(client, f"{name}{letter}")
-
-    with lightspan.operation("all"), lightspan.agent(name):
-        yield from inner()
-
-
 def of_the_apps_own(client: openai.OpenAI, name: str) -> Iterator[Any]:
     @contextmanager
     def acting() -> Iterator[None]:
@@ -82,24 +68,10 @@ def of_the_apps_own(client: openai.OpenAI, name: str) -> Iterator[Any]:
             yield say(client, f"{name}{letter}")
 
 
-def in_a_pool(client: openai.OpenAI, name: str) -> Iterator[Any]:
-    """As LangGraph runs its nodes."""
-
-    @lightspan.agent(name)
-    def work() -> Iterator[Any]:
-        with ThreadPoolExecutor(1) as pool:
-            for letter in LETTERS:
-                yield pool.submit(copy_context().run, say, client, f"{name}{letter}").result()
-
-    return work()
-
-
 WAYS: dict[str, Way] = {
     "block": block,
     "decorated": decorated,
-    "nested": nested,
     "of the app's own": of_the_apps_own,
-    "in a pool": in_a_pool,
 }
 
 
@@ -202,57 +174,12 @@ async def async_block(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[An
             yield await ask(client, f"{name}{letter}")
 
 
-def async_decorated(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[Any]:
-    @lightspan.agent(name)
-    async def work() -> AsyncIterator[Any]:
-        for letter in LETTERS:
-            yield await ask(client, f"{name}{letter}")
-
-    return work()
-
-
-async def async_of_the_apps_own(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[Any]:
-    @asynccontextmanager
-    async def acting() -> AsyncIterator[None]:
-        with lightspan.agent(name):
-            yield
-
-    async with acting():
-        for letter in LETTERS:
-            yield await ask(client, f"{name}{letter}")
-
-
-def in_tasks(client: openai.AsyncOpenAI, name: str) -> AsyncIterator[Any]:
-    """All calls but the first are made by a task that goes on while nobody takes an item."""
-
-    async def rest() -> list[Any]:
-        return [await ask(client, f"{name}{letter}") for letter in LETTERS[1:]]
-
-    @lightspan.agent(name)
-    async def work() -> AsyncIterator[Any]:
-        yield await ask(client, f"{name}{LETTERS[0]}")
-        going_on = asyncio.ensure_future(rest())
-        yield "on my way"
-        yield await going_on
-
-    return work()
-
-
-ASYNC_WAYS: dict[str, Callable[[openai.AsyncOpenAI, str], AsyncIterator[Any]]] = {
-    "block": async_block,
-    "decorated": async_decorated,
-    "of the app's own": async_of_the_apps_own,
-    "in tasks": in_tasks,
-}
-
-
-@pytest.mark.parametrize("way", ASYNC_WAYS)
-async def test_two_async_ones_in_turns(client: openai.OpenAI, url: str, way: str) -> None:
+async def test_two_async_ones_in_turns(client: openai.OpenAI, url: str) -> None:
     async with openai.AsyncOpenAI(base_url=client.base_url, api_key="k") as own:
         with record(url) as made:
-            first, second = ASYNC_WAYS[way](own, "a"), ASYNC_WAYS[way](own, "b")
+            first, second = async_block(own, "a"), async_block(own, "b")
             for _ in LETTERS:
-                await anext(first)
+                await asyncio.create_task(anext(first))
                 await ask(own, "app-")
                 await anext(second)
             for one in (first, second):
@@ -262,27 +189,11 @@ async def test_two_async_ones_in_turns(client: openai.OpenAI, url: str, way: str
     await asyncio.to_thread(check, url, ("a", LETTERS), ("b", LETTERS), *[("app", "-")] * 4)
 
 
-@pytest.mark.parametrize("way", ASYNC_WAYS)
-async def test_an_async_one_whose_items_other_tasks_take(
-    client: openai.OpenAI, url: str, way: str
-) -> None:
-    async with openai.AsyncOpenAI(base_url=client.base_url, api_key="k") as own:
-        with record(url) as made:
-            items = ASYNC_WAYS[way](own, "a")
-            while await asyncio.ensure_future(anext(items, None)) is not None:
-                await ask(own, "app-")
-            assert await asyncio.to_thread(made.flush)
-    await asyncio.to_thread(check, url, ("a", LETTERS), *[("app", "-")] * 3)
-
-
-@pytest.mark.parametrize("way", ["block", "decorated", "of the app's own"])
 @pytest.mark.parametrize("end", ["closed", "dropped"])
-async def test_an_async_one_that_is_left(
-    client: openai.OpenAI, url: str, way: str, end: str
-) -> None:
+async def test_an_async_one_that_is_left(client: openai.OpenAI, url: str, end: str) -> None:
     async with openai.AsyncOpenAI(base_url=client.base_url, api_key="k") as own:
         with record(url) as made:
-            items: Any = ASYNC_WAYS[way](own, "a")
+            items: Any = async_block(own, "a")
             await anext(items)
             if end == "closed":
                 await items.aclose()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +64,6 @@ def shout(span: Span) -> Span:
     ("name", "value"),
     [
         ("LIGHTSPAN_STORE", "nonsense:"),
-        ("LIGHTSPAN_STORE", "memory:"),
-        ("LIGHTSPAN_SAMPLE", "1.5"),
-        ("LIGHTSPAN_SAMPLE", "nan"),
-        ("LIGHTSPAN_SAMPLE", "some"),
         ("LIGHTSPAN_REDACT", "no_function"),
     ],
 )
@@ -95,11 +90,8 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
         ({"store": "nonsense:"}, "is not known"),
         ({"store": "memory:"}, "exists in this process only"),
         ({"sample": 2}, "sample=2"),
-        ({"sample": float("nan")}, "sample=nan"),
-        ({"redact": "module"}, "module:function"),
         ({"redact": "os:no_such"}, "cannot be imported"),
         ({"redact": "os:sep"}, "is not a function"),
-        ({"redact": 3}, "is not a function"),
     ],
 )
 def test_wrong_arguments_raise(url: str, options: dict[str, Any], message: str) -> None:
@@ -126,8 +118,13 @@ def test_an_explicit_recording_goes_before_the_environments(
     assert [one.answered[0].asked for one in read_recorded(url)] == ["environment"]
 
 
-def test_sampling_keeps_whole_attempts_by_their_trace(client: openai.OpenAI, url: str) -> None:
-    with record(url, sample=0.5):
+@pytest.mark.parametrize("variable", [None, "0.5"])
+def test_sampling_keeps_whole_attempts_by_their_trace(
+    client: openai.OpenAI, url: str, variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable:
+        monkeypatch.setenv("LIGHTSPAN_SAMPLE", variable)
+    with record(url, sample=None if variable else 0.5):
         ids = []
         for _ in range(40):
             with lightspan.operation("handle"):
@@ -149,32 +146,3 @@ def test_sampled_is_opentelemetrys_decision() -> None:
         for number in (0, 1, 2**63, 2**64 - 1, 2**64, 123 * 2**57, 2**128 - 1, 2**61 - 7):
             theirs = sampler.should_sample(None, number, "x").decision.is_sampled()  # type: ignore[no-untyped-call]
             assert sampled(f"{number:032x}", ratio) is theirs, (ratio, number)
-
-
-def test_outside_costs_little() -> None:
-    """Asking who acts, where nothing is recorded: what every event of an adapter begins with."""
-    times = []
-    for _ in range(5):
-        begun = time.process_time()
-        for _ in range(10_000):
-            context.current_context()
-        times.append((time.process_time() - begun) / 10_000)
-    assert min(times) < 10e-6
-
-
-def test_the_environment_says_how_many_are_kept(
-    client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LIGHTSPAN_STORE", url)
-    monkeypatch.setenv("LIGHTSPAN_SAMPLE", "0.25")
-    hold("adapter")
-    ids = []
-    for _ in range(60):
-        with lightspan.agent("writer"):
-            say(client)
-            ids.append(lightspan.current_attempt_id())
-    release("adapter")
-    kept = {one.attempt.attempt_id: one.spans[0].trace_id for one in read_recorded(url)}
-    assert kept.keys() == set(filter(None, ids))
-    assert 1 <= len(kept) <= 45  # one run in 10^7 would have fewer or more
-    assert all(sampled(trace_id, 0.25) for trace_id in kept.values())

@@ -26,8 +26,6 @@ async def blocks(task: dict[str, Any]) -> float:
     if task["kind"] == "neighbour":
         return await waits_once(task)
     await wait_for_files(*task["when"])
-    if task["kind"] == "in a task of its own":
-        await asyncio.gather(blocks_later())
     if task["kind"] == "in a callback":
         asyncio.get_running_loop().call_soon(calls_back)
         await asyncio.sleep(600)
@@ -53,11 +51,6 @@ async def blocks_when_alone(reported: Path) -> None:
     await until(reported.exists)
     reported.rename(f"{reported}-seen")
     time.sleep(605)
-
-
-async def blocks_later() -> None:
-    await asyncio.sleep(0)
-    time.sleep(602)
 
 
 def calls_back() -> None:
@@ -153,10 +146,8 @@ async def crashes(task: dict[str, Any]) -> float:
 
 
 ENDS: dict[str, Callable[[], Any]] = {
-    "exits": lambda: os._exit(0),
     "exits as if stuck": lambda: os._exit(3),
     "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "is alarmed": lambda: signal.alarm(1),
 }
 
 
@@ -167,15 +158,6 @@ def harms(task: dict[str, Any]) -> float:
         Path(task["done"]).touch()
     while not os.path.exists(task["done"]):
         time.sleep(0.02)
-    return float(os.getpid())
-
-
-async def harms_async(task: dict[str, Any]) -> float:
-    if task["kind"] in HARMLESS:
-        HARMLESS[task["kind"]](task)
-        await asyncio.sleep(0)
-        Path(task["done"]).touch()
-    await wait_for_files(task["done"])
     return float(os.getpid())
 
 

@@ -10,7 +10,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -33,15 +32,16 @@ class Unreadable:
         raise RuntimeError("no repr")
 
 
+SPECIAL = {
+    "nan": float("nan"),
+    "unreadable": Unreadable(),
+    "two": {"reward": 0.5, "a\udc80": 3},
+}
+
+
 def returns(task: dict[str, Any]) -> Any:
-    special = {
-        "nan": float("nan"),
-        "inf": float("inf"),
-        "object": object(),
-        "unreadable": Unreadable(),
-    }
     value = task.get("value")
-    return special.get(value, value) if isinstance(value, str) else value
+    return SPECIAL.get(value, value) if isinstance(value, str) else value
 
 
 async def returns_async(task: dict[str, Any]) -> Any:
@@ -57,33 +57,16 @@ class Skipped(BaseException):
     """A BaseException that is no Exception, like pytest's outcomes."""
 
 
-def raises_no_exception(task: Any) -> float:
-    raise Skipped("no Exception at all")
-
-
-async def raises_no_exception_async(task: Any) -> float:
-    raise Skipped("no Exception at all")
-
-
-def shows_its_llm(task: Any, llm: Any) -> float:
-    emit.emit_object(llm)
-    emit.emit_object({"llm": llm})
-    emit.emit_message(f"{llm} {llm!r}")
-    emit.emit_annotation({"llm": llm})
-    raise ValueError(f"cannot use {llm}")
-
-
-def exits(task: Any) -> float:
-    sys.exit(7)
-
-
-async def exits_async(task: Any) -> float:
-    sys.exit(7)
-
-
 BUILTIN: dict[str, type[BaseException]] = {
     kind.__name__: kind
-    for kind in (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
+    for kind in (
+        StopIteration,
+        StopAsyncIteration,
+        GeneratorExit,
+        KeyboardInterrupt,
+        SystemExit,
+        Skipped,
+    )
 }
 """Exceptions that futures, coroutines and event loops treat specially."""
 

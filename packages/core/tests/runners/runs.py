@@ -1,4 +1,4 @@
-"""Helpers that run apps with one runner in this process."""
+"""Helpers that run apps with one runner in this process, or in processes of their own."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from lightspan.runners.app import App
-from lightspan.runners.protocol import RunnerConfig
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.protocol import RunnerConfig, RunnerPlan
 from lightspan.runners.runner import Runner
-from lightspan.schema.records import (
-    Attempt,
-    Mode,
-    Rollout,
-    RolloutState,
-    RolloutStatus,
-)
+from lightspan.schema.records import Attempt, Mode, Rollout, RolloutState, RolloutStatus
 from lightspan.schema.routing import Route, Rule, Target
 from lightspan.schema.spans import Span
 from lightspan.stores.protocol import Store
 
-_spec = importlib.util.spec_from_file_location(
-    "runner_apps", Path(__file__).with_name("runner_apps.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-apps: Any = importlib.util.module_from_spec(_spec)
-sys.modules["runner_apps"] = apps
-_spec.loader.exec_module(apps)
+HERE = Path(__file__).parent
 
+
+def load(name: str) -> Any:
+    """Import a file of apps beside this one by the name that runners know it by."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+apps = load("runner_apps")
 WRITER = Rule("writer", Target(route=Route.POLICY, policy="policy"))
 
 
@@ -87,3 +87,53 @@ async def run_one(store: Store, app: Any, task: Any, **config: Any) -> Attempt:
 
 async def spans_of(store: Store, attempt: Attempt) -> list[Span]:
     return (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+
+
+# --- runner processes whose apps misbehave ----------------------------------------------------
+misbehaving_apps = load("misbehaving_apps")
+APPS = (HERE / "misbehaving_apps.py").read_text().splitlines()
+TIMEOUT_S = 1.0
+
+
+def where(source: str, function: str) -> str:
+    """Return how a message names the last line of the apps with this source."""
+    number = [number for number, line in enumerate(APPS, 1) if line.strip() == source][-1]
+    return f"`{source}` at misbehaving_apps.py:{number} in {function}"
+
+
+def rollout(number: int, kind: str, tmp_path: Path, **fields: Any) -> Rollout:
+    """Return a rollout that writes its marker and waits for those of two neighbours."""
+    task = {
+        "kind": kind,
+        "marker": f"{tmp_path}/marker-{number}",
+        "when": [f"{tmp_path}/marker-1", f"{tmp_path}/marker-2"],
+    }
+    defaults = {"mode": Mode.VAL, "task_id": f"t{number}"}
+    return Rollout(rollout_id=f"ro-{number}", task=task, **{**defaults, **fields})
+
+
+@asynccontextmanager
+async def runners_of(
+    store: Store, app: str, slots: int = 3, python: Path | None = None, **fields: Any
+) -> AsyncIterator[LocalRunners]:
+    own = {} if python is None else {"python": python, "app_dirs": [HERE]}
+    runners = LocalRunners(slots, **own)
+    app = f"misbehaving_apps:{app}"
+    plan = RunnerPlan(store_url=store.url, app=app, sys_path=[str(HERE)], grace_s=0.3, **fields)
+    await runners.start(plan)
+    try:
+        yield runners
+    finally:
+        await runners.stop()
+
+
+async def until_lease(store: Store, number: int, at: float) -> None:
+    """Wait until an attempt's lease lasts that long."""
+    while (await attempt_of(store, number)).lease_until < at:  # noqa: ASYNC110 - in a store
+        await asyncio.sleep(0.02)
+
+
+async def attempt_of(store: Store, number: int) -> Attempt:
+    """Return the only attempt of a rollout."""
+    [attempt] = await store.attempts([f"ro-{number}"])
+    return attempt

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -69,27 +67,18 @@ def alive(pid: int) -> bool:
         ({"arguments": []}, r"needs a program, such as \['node', 'app.js'\]"),
         ({"arguments": ["a", 5]}, "arguments of a command holds 5: each must be a text"),
         ({"arguments": ["a\0b"]}, "each must be a text"),
-        ({"arguments": ["\udc80"]}, "each must be a text"),
         ({"task": "stdin"}, "task='stdin': use one of 'file', 'environment'"),
         ({"reward": "stdout"}, "reward='stdout': use one of 'last_line', 'exit'"),
         ({"timeout_s": 0}, "timeout_s=0 must be a finite number above 0"),
-        ({"timeout_s": math.nan}, "timeout_s=nan must be a finite number above 0"),
         ({"env": {"OPENAI_BASE_URL": "x"}}, "cannot set 'OPENAI_BASE_URL': lightspan sets it"),
-        ({"env": {"ANTHROPIC_BASE_URL": "x"}}, "cannot set 'ANTHROPIC_BASE_URL': lightspan sets"),
-        ({"env": {"LIGHTSPAN_STORE": "x"}}, "cannot set 'LIGHTSPAN_STORE'"),
         ({"env": {"A=B": "x"}}, "cannot set 'A=B'"),
         ({"env": {"SEARCH_KEY": "x"}}, "cannot hold 'SEARCH_KEY', because a command is written to"),
-        ({"env": {"N": 1}}, "env of a command holds 1: each must be a text"),
         ({"agents": ["writer", None]}, "agents of a command holds None"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Command(**{"arguments": ["node", "app.js"], **options})
-
-
-def test_one_agent_is_a_list_of_one() -> None:
-    assert Command(["node", "app.js"], agents="writer").agents == ("writer",)
 
 
 @given(
@@ -117,20 +106,10 @@ def test_a_reference_says_what_is_not_the_default() -> None:
 
 
 def test_an_app_made_of_a_command() -> None:
-    app = as_app(shell("echo 1", agents=["writer"]))
+    app = as_app(shell("echo 1", agents="writer"))
     assert (app.is_async, app.agents) == (True, ("writer",))
     assert load_app(app.reference).function == app.function
     assert (as_app(shell("echo 1")).agents, App(alive).agents) == (None, None)
-
-
-def test_a_command_may_stand_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in `lightspan dev my_app:command`."""
-    module = types.ModuleType("module_of_commands")
-    vars(module).update(good=shell("echo 1"), bad=Command(["no-such-program"]))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert load_app("module_of_commands:good").reference == shell("echo 1").reference
-    with pytest.raises(AppError, match="'no-such-program' is not on the PATH"):
-        load_app("module_of_commands:bad")
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
@@ -188,23 +167,21 @@ def test_the_environment_is_the_users_without_secrets_of_ours() -> None:
     }
 
 
-def test_an_auth_token_of_the_users_is_not_handed_on() -> None:
-    """Anthropic's clients send it, older ones in addition to the key."""
+def test_neither_a_token_nor_a_proxy_of_the_users_reaches_the_gateway() -> None:
+    """Anthropic's clients send the token, older ones in addition to the key."""
     scope = AttemptContext(
-        rollout_id="r", attempt_id="a", gateway_url="http://h:9", call_token="the-token"
+        rollout_id="r", attempt_id="a", gateway_url="http://[::1]:9", call_token="the-token"
     )
-    for inherited in ({"ANTHROPIC_AUTH_TOKEN": "users"}, {}):
-        variables = program_environment(inherited, {}, scope, "", {})
-        assert variables.get("ANTHROPIC_AUTH_TOKEN") == ("the-token" if inherited else None)
-        assert variables["ANTHROPIC_API_KEY"] == "the-token"
-
-
-def test_a_proxy_does_not_stand_before_the_gateway() -> None:
-    scope = AttemptContext(rollout_id="r", attempt_id="a", gateway_url="http://[::1]:9")
-    with_proxy = {"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "localhost"}
-    variables = program_environment(with_proxy, {}, scope, "", {})
+    inherited = {
+        "ANTHROPIC_AUTH_TOKEN": "users",
+        "HTTPS_PROXY": "http://proxy:3128",
+        "no_proxy": "localhost",
+    }
+    variables = program_environment(inherited, {}, scope, "", {})
+    assert variables["ANTHROPIC_AUTH_TOKEN"] == variables["ANTHROPIC_API_KEY"] == "the-token"
     assert variables["no_proxy"] == variables["NO_PROXY"] == "localhost,::1"
-    assert "no_proxy" not in program_environment({}, {}, scope, "", {})
+    variables = program_environment({}, {}, scope, "", {})
+    assert not {"ANTHROPIC_AUTH_TOKEN", "no_proxy", "NO_PROXY"} & variables.keys()
 
 
 async def test_the_task_in_a_file_of_its_own() -> None:
@@ -256,13 +233,8 @@ async def test_folder_and_variables(tmp_path: Path) -> None:
         ("+3", 3.0),
         ("\ufeff0.5", 0.5),
         ("true", 1.0),
-        ("false", 0.0),
-        ('{"reward": 1, "format": 0.5}', 1.0),
         ('{"style": true, "length": 3}', 1.0),
         ("nan", None),
-        ("NaN", None),
-        ("-inf", None),
-        ("Infinity", None),
         ("-Infinity", None),
         ('{"reward": NaN}', None),
         ("1" + "0" * 5000, None),
@@ -276,13 +248,7 @@ async def test_the_last_line_is_the_reward(
     reward = parse_reward(await shell("cat text", cwd=tmp_path)(None))
     assert reward is not None
     assert reward.value == value
-
-
-async def test_null_is_no_reward() -> None:
     assert await shell("echo null")(None) is None
-    named = parse_reward(await shell("""echo '{"reward": 1, "format": 0.5}'""")(None))
-    assert named is not None
-    assert named.dimensions == {"reward": 1.0, "format": 0.5}
 
 
 _LINE = "the program's last line"
@@ -294,28 +260,14 @@ _WRITE = "write a number, or a JSON object of named numbers, as the last line of
     ("written", "message"),
     [
         ("", f"the program wrote no line to stdout: {_WRITE}"),
-        ("\n \n", f"the program wrote no line to stdout: {_WRITE}"),
         ("0.5\ndone", f"{_LINE} 'done': that is no reward; {_WRITE}"),
         ("1_000", f"{_LINE} '1_000': that is no reward; {_WRITE}"),
-        ("٣", f"{_LINE} '٣': that is no reward; {_WRITE}"),
-        (
-            '"0.5"',
-            f"{_LINE} '\"0.5\"': a reward must be a number, not the text '0.5'",
-        ),
-        (
-            "[1]",
-            f"{_LINE} '[1]': a reward must be a number, a bool, None or a mapping",
-        ),
-        ("{}", f"{_LINE} '{{}}': a reward with named dimensions needs at least one"),
+        ("[1]", f"{_LINE} '[1]': a reward must be a number, a bool, None or a mapping"),
         ('{"a": 1, "a": 2}', f"""'{{"a": 1, "a": 2}}': that is no reward; {_WRITE}"""),
-        ('{"a": null}', "a mapping of names to numbers, not NoneType: None"),
         ("[" * 5000, f"…': that is no reward; {_WRITE}"),
         ("\x1b[2J\xff", f"'\\x1b[2J\xff': that is no reward; {_WRITE}"),
         ("1" * 9000, f"{_LONG}: {_WRITE}"),
-        (
-            "1" + " " * 9000,
-            f"{_LONG}: {_WRITE}",
-        ),
+        ("1" + " " * 9000, f"{_LONG}: {_WRITE}"),
     ],
 )
 async def test_a_last_line_that_is_no_reward(written: str, message: str, tmp_path: Path) -> None:
@@ -403,7 +355,9 @@ def watchdog() -> Any:
     watchdog_process.close()
 
 
-async def stubborn(watchdog: Watchdog, folder: Path) -> Ended:
+async def stubborn(
+    watchdog: Watchdog, folder: Path, timeout_s: float | None = None, grace_s: float = 600
+) -> Ended:
     return await run_program(
         ["/bin/sh", "-c", STUBBORN],
         watchdog=watchdog,
@@ -411,7 +365,8 @@ async def stubborn(watchdog: Watchdog, folder: Path) -> Ended:
         stderr=Tail(),
         env=dict(os.environ),
         cwd=str(folder),
-        grace_s=600,
+        timeout_s=timeout_s,
+        grace_s=grace_s,
     )
 
 
@@ -421,23 +376,14 @@ async def grandchild(folder: Path) -> int:
     return int(path.read_text())
 
 
-async def test_a_timeout_ends_a_grandchild_that_ignores_sigterm(tmp_path: Path) -> None:
-    command = shell(f"echo begun; {STUBBORN}", cwd=tmp_path, timeout_s=1)
+async def test_a_timeout_ends_a_grandchild_that_ignores_sigterm(
+    watchdog: Watchdog, tmp_path: Path
+) -> None:
     started = time.monotonic()
-    ending = asyncio.create_task(outcome(command))
+    ending = asyncio.create_task(stubborn(watchdog, tmp_path, timeout_s=0.5, grace_s=0.3))
     pid = await grandchild(tmp_path)
-    assert alive(pid)
-    assert await ending == (Outcome.TIMEOUT, "the program ran longer than 1 s")
-    assert time.monotonic() - started > 2.9  # the limit, SIGTERM, the grace, SIGKILL
-    await until(lambda: not alive(pid))
-
-
-async def test_cancelling_ends_a_grandchild_that_ignores_sigterm(tmp_path: Path) -> None:
-    running = asyncio.create_task(shell(STUBBORN, cwd=tmp_path)(None))  # type: ignore[arg-type]
-    pid = await grandchild(tmp_path)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    assert (await ending).timed_out
+    assert time.monotonic() - started > 0.8  # the limit, SIGTERM, the grace, SIGKILL
     await until(lambda: not alive(pid))
 
 
@@ -536,14 +482,6 @@ async def test_no_descriptor_is_left() -> None:
     assert open_files() == before
 
 
-async def test_attempts_share_a_watchdog_while_a_runner_works() -> None:
-    command = shell("echo 1")
-    async with command.opened() as first:
-        assert await command(None) == await command(None) == 1.0
-        async with guarding() as second:
-            assert second is first
-
-
 async def test_a_dead_watchdog_is_replaced() -> None:
     async with guarding() as first:
         os.kill(first.pid, signal.SIGKILL)
@@ -584,11 +522,3 @@ def test_agents_that_nobody_answers() -> None:
         check_served(routing, ["planner", "writer"])
     base = Routing(rules=[writer], default=Target(route=Route.BASE, policy="base"))
     check_served(base, ["planner", "writer"])
-
-
-def test_naming_agents_changes_no_route() -> None:
-    everyone = Routing(rules=[Rule("*", Target(route=Route.POLICY, policy="policy"))])
-    named = everyone.naming(["writer", "team/editor", "any*"])
-    assert [rule.pattern for rule in named.rules] == ["writer", "team/editor", "*"]
-    for path in ("writer", "team/editor", "editor", "any*", "app"):
-        assert named.target(path) == everyone.target(path)

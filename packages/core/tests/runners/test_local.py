@@ -7,19 +7,16 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
-from lightspan.errors import AppError, ConfigError, LightspanError, StoreError
+from lightspan.errors import ConfigError, LightspanError, StoreError
 from lightspan.runners import local
-from lightspan.runners.command.process import blocked_signals
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
 from lightspan.runners.timings import RunnerTimings
@@ -35,6 +32,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
+from lightspan_testing.runners_suite import RunnersSuite
 from lightspan_testing.wait import until
 
 HERE = str(Path(__file__).parent)
@@ -44,18 +42,6 @@ HERE = str(Path(__file__).parent)
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         yield store
-
-
-Make = Callable[..., LocalRunners]
-
-
-@pytest.fixture(params=["this environment", pytest.param("the app's own", marks=pytest.mark.long)])
-def make(request: pytest.FixtureRequest) -> Make:
-    """Return a factory of runners of this interpreter, or of one with core only."""
-    if request.param == "this environment":
-        return LocalRunners
-    python = request.getfixturevalue("app_python")
-    return partial(LocalRunners, python=python, app_dirs=[HERE])
 
 
 def plan(store: Store, app: str, **fields: Any) -> RunnerPlan:
@@ -71,26 +57,19 @@ async def enqueue(store: Store, tasks: list[Any], first: int = 0, **fields: Any)
     )
 
 
-def test_signals_are_blocked_in_the_block_only() -> None:
-    with blocked_signals(signal.SIGINT):
-        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+def plan_of_source(store: Store, folder: Path, source: str, **fields: Any) -> RunnerPlan:
+    """Return a plan whose app `answer` has this source; SEEN is the path of a file."""
+    code = source.replace("SEEN", repr(str(folder / "seen")))
+    (folder / "app_of_test.py").write_text(f"{code}def answer(task):\n    return 1.0\n")
+    paths = [HERE, str(folder)]
+    return RunnerPlan(store_url=store.url, app="app_of_test:answer", sys_path=paths, **fields)
 
 
-async def test_a_start_that_is_given_up_leaves_no_process(
-    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_start_that_is_given_up_leaves_no_process(store: Store, tmp_path: Path) -> None:
     """The import of the app never ends."""
-    source = "import os, time\nopen(os.environ['SEEN'], 'w').write(str(os.getpid()))\n"
-    (tmp_path / "sleeping_app.py").write_text(f"{source}time.sleep(600)\n")
-    marker = tmp_path / "seen"
-    monkeypatch.setenv("SEEN", str(marker))
-    runners = make(1)
-    if runners.python is not None:
-        runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    sleeping_plan = plan(store, "sleeping_app:answer")
-    sleeping_plan.sys_path.append(str(tmp_path))
-    starting = asyncio.create_task(runners.start(sleeping_plan))
+    source = "import os, time\nopen(SEEN, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    runners, marker = LocalRunners(1), tmp_path / "seen"
+    starting = asyncio.create_task(runners.start(plan_of_source(store, tmp_path, source)))
     await until(lambda: marker.exists() and marker.read_text() != "")
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -100,27 +79,19 @@ async def test_a_start_that_is_given_up_leaves_no_process(
 
 
 async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
-    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path
 ) -> None:
     """The second import of the app never ends."""
-    (tmp_path / "slow_app.py").write_text(
+    source = (
         "import os, pathlib, time\n"
-        "seen = pathlib.Path(os.environ['SEEN'])\n"
+        "seen = pathlib.Path(SEEN)\n"
         "if seen.exists():\n"
         "    seen.write_text(str(os.getpid()))\n"
         "    time.sleep(600)\n"
         "seen.touch()\n"
-        "def answer(task):\n"
-        "    return 1.0\n"
     )
-    marker = tmp_path / "seen"
-    monkeypatch.setenv("SEEN", str(marker))
-    runners = make(1)
-    if runners.python is not None:
-        runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    sleeping_plan = plan(store, "slow_app:answer")
-    sleeping_plan.sys_path.append(str(tmp_path))
-    await runners.start(sleeping_plan)
+    runners, marker = LocalRunners(1), tmp_path / "seen"
+    await runners.start(plan_of_source(store, tmp_path, source))
     os.kill(runners.pids[0], signal.SIGKILL)
     await until(marker.read_text)
     await runners.stop()
@@ -129,12 +100,12 @@ async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
 
 @pytest.mark.parametrize("how", ["stop", "drain"])
 async def test_pools_of_processes_end_with_their_runner(
-    store: Store, make: Make, tmp_path: Path, how: str
+    store: Store, tmp_path: Path, how: str
 ) -> None:
     """The pools have the platform's default start method."""
     marker = tmp_path / "marker"
     await enqueue(store, [{"marker": str(marker)}])
-    async with started(make(1), plan(store, "runner_apps:keeps_a_pool")) as runners:
+    async with started(LocalRunners(1), plan(store, "runner_apps:keeps_a_pool")) as runners:
         await finished(store, runners)
         method, pids = json.loads(marker.read_text())
         workers = [psutil.Process(pid) for pid in pids]
@@ -172,29 +143,24 @@ async def started(runners: LocalRunners, plan: RunnerPlan) -> AsyncIterator[Loca
 
 
 @pytest.mark.parametrize(("slots", "processes"), [(8, 1), (5, 2)])
-async def test_processes_share_the_work(
-    store: Store, make: Make, slots: int, processes: int
-) -> None:
+async def test_processes_share_the_work(store: Store, slots: int, processes: int) -> None:
     await enqueue(store, [{"seconds": 0.01}] * 30)
-    runners_of_test = make(slots, processes=processes)
+    runners_of_test = LocalRunners(slots, processes=processes)
     async with started(runners_of_test, plan(store, "runner_apps:sleeps")) as runners:
         pids = runners.pids
         states = await finished(store, runners)
     assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
-    attempts = await store.attempts([f"ro-{n}" for n in range(30)])
-    users = {int(a.reward.value) for a in attempts if a.reward and a.reward.value}
-    assert users <= set(pids)
     assert len(pids) == processes
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
-async def test_every_attempt_its_process(store: Store, make: Make) -> None:
+async def test_every_attempt_its_process(store: Store) -> None:
     """The call token is in the environment, and child processes are allowed."""
     resources = await store.put_resources({"routing": Routing(gateway_url="http://127.0.0.1:9")})
     await enqueue(store, [{}, {}], resources_id=resources)
-    runners_of_test = make(2, isolation="process")
+    runners_of_test = LocalRunners(2, isolation="process")
     async with started(runners_of_test, plan(store, "runner_apps:shows_environment")) as runners:
         assert len(runners.pids) == 2
         await finished(store, runners)
@@ -204,33 +170,18 @@ async def test_every_attempt_its_process(store: Store, make: Make) -> None:
     ] * 2
 
 
-async def test_a_stuck_process_is_replaced(store: Store, make: Make) -> None:
+async def test_a_stuck_process_is_replaced(store: Store) -> None:
     """A sync app that never returns ends its process, not the run, and may do so repeatedly."""
-    await enqueue(store, [{"seconds": 600}] * 3, timeout_s=0.3)
-    await enqueue(store, [{"seconds": 0}], first=3)
-    async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
+    await enqueue(store, [{"seconds": 600}] * 2, timeout_s=0.3)
+    await enqueue(store, [{"seconds": 0}], first=2)
+    async with started(LocalRunners(1), plan(store, "runner_apps:sleeps")) as runners:
         first = runners.pids
         states = await finished(store, runners)
         assert runners.pids != first
     failed, succeeded = RolloutStatus.FAILED, RolloutStatus.SUCCEEDED
-    assert [state.status for state in states] == [failed, failed, failed, succeeded]
-    attempts = await store.attempts([f"ro-{n}" for n in range(3)])
-    assert [attempt.outcome for attempt in attempts] == [Outcome.TIMEOUT] * 3
-
-
-async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_path: Path) -> None:
-    """Its only attempt uses up a try, and the next one succeeds."""
-    await enqueue(store, [{"marker": str(tmp_path / "died")}])
-    async with started(make(1), plan(store, "runner_apps:kills_itself")) as runners:
-        [state] = await finished(store, runners)
-    assert (state.status, state.infrastructure_tries) == (RolloutStatus.SUCCEEDED, 1)
-    first, done = await store.attempts(["ro-0"])
-    assert (first.status, first.message) == (
-        AttemptStatus.LOST,
-        "only this attempt ran (rollout ro-0, task t0) when the runner's process died by signal 9 "
-        "(SIGKILL)",
-    )
-    assert done.reward == Reward(1.0)
+    assert [state.status for state in states] == [failed, failed, succeeded]
+    attempts = await store.attempts(["ro-0", "ro-1"])
+    assert [attempt.outcome for attempt in attempts] == [Outcome.TIMEOUT] * 2
 
 
 async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
@@ -255,11 +206,11 @@ async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
-async def test_an_app_whose_own_task_ends_the_program(store: Store, make: Make, kind: str) -> None:
+async def test_an_app_whose_own_task_ends_the_program(store: Store, kind: str) -> None:
     """Its attempt fails at once; the other attempts and the process go on."""
     await enqueue(store, [{"kind": "none"}, {"kind": kind}, {"kind": "none"}])
     app = "runner_apps:ends_in_a_task_of_its_own"
-    async with started(make(2), plan(store, app)) as runners:
+    async with started(LocalRunners(2), plan(store, app)) as runners:
         states = await finished(store, runners)
         [pid] = runners.pids
     succeeded, failed = RolloutStatus.SUCCEEDED, RolloutStatus.FAILED
@@ -269,74 +220,41 @@ async def test_an_app_whose_own_task_ends_the_program(store: Store, make: Make, 
     assert (ended.outcome, ended.message) == (Outcome.APP_ERROR, f"{kind}: by the app")
 
 
-@pytest.mark.parametrize("order", [b"no order", b'{"runs":["\xff"]}'])
-async def test_a_process_that_cannot_read_its_orders_is_replaced(
-    store: Store, make: Make, order: bytes
-) -> None:
-    await enqueue(store, [{"seconds": 0}])
-    async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
-        await finished(store, runners)
-        first = runners.pids
-        runners._workers[0].parent_pipe.send_bytes(order)
-        await until(lambda: runners.pids not in ([], first))
-
-
-async def test_processes_that_keep_dying(store: Store, make: Make, tmp_path: Path) -> None:
+async def test_processes_that_keep_dying(store: Store, tmp_path: Path) -> None:
     """They die before they have claimed anything, so the app itself cannot start."""
     timings = RunnerTimings(max_quick_deaths=2, quick_death_s=600.0)
-    (tmp_path / "dying_app.py").write_text(
+    source = (
         "import os, threading, time\n"
         "def die():\n"
         "    while not any(one.name == 'lightspan-watchdog' for one in threading.enumerate()):\n"
         "        time.sleep(0.01)\n"
         "    os.kill(os.getpid(), 9)\n"
         "threading.Thread(target=die, daemon=True).start()\n"
-        "def answer(task):\n"
-        "    return 1.0\n"
     )
-    runners = make(1)
-    if runners.python is not None:
-        runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
-    dying_plan = plan(store, "dying_app:answer", timings=timings)
-    dying_plan.sys_path.append(str(tmp_path))
     message = (
         r"died 2 times within 600 s of starting, before they ran anything \(the last one died by "
         r"signal 9 \(SIGKILL\)\); run the app alone to see why"
     )
     await enqueue(store, [{}], run_id="another")
-    async with started(runners, msgspec.structs.replace(dying_plan, run_id="mine")):
+    dying_plan = plan_of_source(store, tmp_path, source, run_id="mine", timings=timings)
+    async with started(LocalRunners(1), dying_plan) as runners:
         with pytest.raises(LightspanError, match=message):
             await finished(store, runners)
 
 
-async def test_a_task_that_kills_its_process_ends_no_run(store: Store, make: Make) -> None:
+async def test_a_task_that_kills_its_process_ends_no_run(store: Store) -> None:
     """The rollout is lost after its tries, and later ones are run."""
     timings = RunnerTimings(max_quick_deaths=2)
-    await enqueue(store, [{"dies": True}], max_infrastructure_tries=4)
+    await enqueue(store, [{"dies": True}], max_infrastructure_tries=3)
     await enqueue(store, [{"dies": False}], first=1)
-    async with started(make(1), plan(store, "runner_apps:dies", timings=timings)) as runners:
+    async with started(
+        LocalRunners(1), plan(store, "runner_apps:dies", timings=timings)
+    ) as runners:
         states = await finished(store, runners)
     assert [(state.status, state.infrastructure_tries) for state in states] == [
-        (RolloutStatus.LOST, 4),
+        (RolloutStatus.LOST, 3),
         (RolloutStatus.SUCCEEDED, 0),
     ]
-
-
-@pytest.mark.parametrize(
-    ("app", "message"),
-    [
-        (
-            "no_such_module:app",
-            "the app 'no_such_module:app' cannot be imported: ModuleNotFoundError",
-        ),
-        ("runner_apps:nothing", "the app 'runner_apps:nothing' cannot be found"),
-        ("runner_apps:not_callable", "an app must be callable, not int: 5"),
-        ("runner_apps", "an app is named module:name, not 'runner_apps'"),
-    ],
-)
-async def test_apps_that_cannot_be_had(store: Store, app: str, message: str) -> None:
-    with pytest.raises(AppError, match=message):
-        await LocalRunners(2, processes=2).start(plan(store, app))
 
 
 def test_settings_that_make_no_sense() -> None:
@@ -348,3 +266,14 @@ def test_settings_that_make_no_sense() -> None:
         LocalRunners(2, processes=2.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="isolation='cage': use one of 'thread', 'process'"):
         LocalRunners(1, isolation="cage")
+
+
+class TestLocal(RunnersSuite):
+    @pytest.fixture
+    def runners(self) -> Runners:
+        return LocalRunners(4, processes=2)
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[Store]:  # type: ignore[override]
+        async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+            yield store

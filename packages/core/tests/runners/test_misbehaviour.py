@@ -17,27 +17,23 @@ from lightspan.runners.loop_watchdog import LoopWatchdog
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
 from lightspan.runners.timings import RunnerTimings
-from lightspan.schema.records import (
-    AttemptStatus,
-    Outcome,
-    RolloutStatus,
-)
+from lightspan.schema.records import AttemptStatus, Outcome, RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.schema.spans import SpanStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan_testing.wait import until
-from packages.core.tests.runners.misbehaving import (
+from packages.core.tests.runners.runs import (
     TIMEOUT_S,
-    apps,
     attempt_of,
-    finished,
+    misbehaving_apps,
     reaches,
     rollout,
     runners_of,
     until_lease,
     where,
 )
+from packages.core.tests.runners.test_local import finished
 
 
 @pytest.fixture
@@ -68,8 +64,6 @@ async def test_what_is_left_behind_blocks_no_later_rollout(store: Store, tmp_pat
 @pytest.mark.parametrize(
     ("kind", "sources", "function"),
     [
-        ("at once", ["time.sleep(601)"], "blocks"),
-        ("in a task of its own", ["time.sleep(602)"], "blocks_later"),
         ("in a callback", ["time.sleep(603)"], "calls_back"),
         ("in a loop", ["while True:", "number += 1"], "spins"),
     ],
@@ -123,10 +117,10 @@ async def test_an_app_that_blocks_its_loop_in_its_own_environment(
 
 async def test_leases_are_kept_while_the_loop_is_blocked(store: Store, tmp_path: Path) -> None:
     await store.enqueue([rollout(0, "alone", tmp_path)])
-    async with runners_of(store, "blocks_for_a_while", lease_s=1.5) as runners:
+    async with runners_of(store, "blocks_for_a_while", lease_s=0.9) as runners:
         await until((tmp_path / "marker-0").exists)
         before = (await attempt_of(store, 0)).lease_until
-        while (await attempt_of(store, 0)).lease_until < before + 2:  # longer than a lease
+        while (await attempt_of(store, 0)).lease_until < before + 1:  # longer than a lease
             assert await store.expire() == 0
             await asyncio.sleep(0.05)
         for number in (1, 2):
@@ -180,7 +174,7 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
     await store.enqueue([rollout(0, "alone", tmp_path)])
     timings = RunnerTimings(blocked_warning_s=0.2)
     config = RunnerConfig(slots=1, grace_s=0.1, has_watchdog=True, timings=timings)
-    runner = Runner(store, App(apps.blocks_for_a_while), config)
+    runner = Runner(store, App(misbehaving_apps.blocks_for_a_while), config)
     async with LoopWatchdog(runner, store.url, beat, ended.append):
         working = asyncio.create_task(runner.run())
         await reaches(store, RolloutStatus.SUCCEEDED)
@@ -218,81 +212,53 @@ async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float)
 
 
 # --- processes ------------------------------------------------------------------------------
-async def test_a_task_that_crashes_its_process(store: Store, tmp_path: Path) -> None:
-    """Attempts of that process are run again, alone; only the task that crashes uses up tries."""
-    others = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
-    await store.enqueue([rollout(0, "crashes", tmp_path), *others])
-    async with runners_of(store, "crashes") as runners:
-        states = await finished(store, runners)
-    lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
-    results = [(state.status, state.infrastructure_tries) for state in states]
-    assert results == [(lost, 3), (succeeded, 0), (succeeded, 0)]
-    crash = "died by signal 11 (SIGSEGV)"
-    shared = (
-        f"it is run again, alone, because it ran with 2 others when the runner's process {crash}"
-    )
-    alone = f"only this attempt ran (rollout ro-0, task t0) when the runner's process {crash}"
-    guilty = await store.attempts(["ro-0"])
-    assert [attempt.message for attempt in guilty] == [shared, alone, alone, alone]
-    for number in (1, 2):
-        first, second = await store.attempts([f"ro-{number}"])
-        assert (first.message, second.message) == (shared, "")
-        assert len({first.runner_id, second.runner_id, *(one.runner_id for one in guilty)}) == 5
-
-
-async def test_an_app_that_keeps_the_gil(store: Store, tmp_path: Path) -> None:
-    """No thread of its process runs, so the parent detects it."""
-    others = [rollout(number, "neighbour", tmp_path, timeout_s=600) for number in (1, 2)]
-    await store.enqueue([rollout(0, "keeps", tmp_path, max_infrastructure_tries=1), *others])
-    async with runners_of(store, "keeps_the_lock", lease_s=3.0) as runners:
-        states = await finished(store, runners)
-    lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
-    results = [(state.status, state.infrastructure_tries) for state in states]
-    assert results == [(lost, 1), (succeeded, 0), (succeeded, 0)]
-    messages = [re.sub(r"\d+ s,", "5 s,", each.message) for each in await store.attempts(["ro-0"])]
-    silent = "sent no heartbeat for 5 s, as if something held the GIL, and was ended"
-    assert messages == [
-        f"it is run again, alone, because it ran with 2 others when the runner's process {silent}",
-        f"only this attempt ran (rollout ro-0, task t0) when the runner's process {silent}",
-    ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"),
+    ("app", "kind", "how"),
     [
-        ("exits", "ended with exit code 0"),
-        ("exits as if stuck", "ended with exit code 3"),
-        ("is killed", "died by signal 9 (SIGKILL)"),
-        ("is alarmed", "died by signal 14 (SIGALRM)"),
+        ("crashes", "crashes", "died by signal 11 (SIGSEGV)"),
+        ("crashes", "is killed", "died by signal 9 (SIGKILL)"),
+        ("crashes", "exits as if stuck", "ended with exit code 3"),
+        (
+            "keeps_the_lock",
+            "keeps",
+            "sent no heartbeat for 5 s, as if something held the GIL, and was ended",
+        ),
     ],
 )
 async def test_a_task_that_ends_its_process(
-    store: Store, tmp_path: Path, kind: str, how: str
+    store: Store, tmp_path: Path, app: str, kind: str, how: str
 ) -> None:
-    others = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
-    guilty = rollout(0, kind, tmp_path, max_infrastructure_tries=1)
-    await store.enqueue([guilty, *others])
-    async with runners_of(store, "crashes") as runners:
+    """Attempts of that process are run again, alone; only its own task uses up tries."""
+    others = [rollout(number, "neighbour", tmp_path, timeout_s=600) for number in (1, 2)]
+    await store.enqueue([rollout(0, kind, tmp_path, max_infrastructure_tries=1), *others])
+    async with runners_of(store, app, lease_s=3.0) as runners:
         states = await finished(store, runners)
     lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
     results = [(state.status, state.infrastructure_tries) for state in states]
     assert results == [(lost, 1), (succeeded, 0), (succeeded, 0)]
-    assert [attempt.message for attempt in await store.attempts(["ro-0"])] == [
-        f"it is run again, alone, because it ran with 2 others when the runner's process {how}",
+    shared = f"it is run again, alone, because it ran with 2 others when the runner's process {how}"
+    guilty = await store.attempts(["ro-0"])
+    assert [re.sub(r"\d+ s,", "5 s,", each.message) for each in guilty] == [
+        shared,
         f"only this attempt ran (rollout ro-0, task t0) when the runner's process {how}",
     ]
+    for number in (1, 2):
+        first, second = await store.attempts([f"ro-{number}"])
+        assert (re.sub(r"\d+ s,", "5 s,", first.message), second.message) == (shared, "")
+        assert len({first.runner_id, second.runner_id, *(one.runner_id for one in guilty)}) == 3
 
 
-@pytest.mark.parametrize("app", ["harms", "harms_async"])
-@pytest.mark.parametrize("kind", list(apps.HARMLESS))
-async def test_what_does_no_harm(store: Store, tmp_path: Path, app: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", list(misbehaving_apps.HARMLESS))
+async def test_what_does_no_harm(store: Store, tmp_path: Path, kind: str) -> None:
     """All attempts end in the same process, each once."""
     kinds = [kind, "neighbour", "neighbour", "after"]
     tasks = [rollout(number, each, tmp_path) for number, each in enumerate(kinds)]
     for each in tasks:
         each.task["done"] = str(tmp_path / "done")
     await store.enqueue(tasks)
-    async with runners_of(store, app) as runners:
+    async with runners_of(store, "harms") as runners:
         states = await finished(store, runners)
         [pid] = runners.pids
     assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
@@ -330,7 +296,7 @@ async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
         await asyncio.sleep(3600)
 
     await store.enqueue([rollout(0, "never", tmp_path)])
-    runner = Runner(store, App(apps.waits_once))
+    runner = Runner(store, App(misbehaving_apps.waits_once))
     monkeypatch.setattr(runner, "resources_of", never)
     working = asyncio.create_task(runner.run())
     await reading.wait()

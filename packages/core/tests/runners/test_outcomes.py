@@ -8,18 +8,12 @@ import pytest
 
 import lightspan
 from lightspan.capture import emit
-from lightspan.capture.context import current_agent
 from lightspan.runners.app import App
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
-from lightspan.schema.records import (
-    AttemptStatus,
-    Outcome,
-    Rollout,
-    RolloutStatus,
-)
+from lightspan.schema.records import AttemptStatus, Outcome, Rollout, RolloutStatus
 from lightspan.schema.redaction import MAX_TEXT_LENGTH
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
@@ -44,14 +38,10 @@ pytestmark = pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(
     ("value", "reward"),
     [
-        (0.25, Reward(0.25)),
-        (1, Reward(1.0)),
         (True, Reward(1.0)),
-        (False, Reward(0.0)),
         (None, None),
         ("nan", Reward(None)),
-        ("inf", Reward(None)),
-        ({"reward": 0.5, "length": 3}, Reward(0.5, {"reward": 0.5, "length": 3.0})),
+        ("two", Reward(0.5, {"reward": 0.5, "a\ufffd": 3.0})),
     ],
 )
 async def test_rewards(store: Store, app: str, value: Any, reward: Reward | None) -> None:
@@ -67,12 +57,7 @@ async def test_rewards(store: Store, app: str, value: Any, reward: Reward | None
     [
         ("good", "the app returned: a reward must be a number, not the text 'good'"),
         ([1.0], "the app returned: a reward must be a number, a bool, None or a mapping"),
-        ("object", "the app returned: a reward must be a number, a bool, None or a mapping"),
-        (
-            "unreadable",
-            "the app returned: a reward that cannot be read: RuntimeError: no repr",
-        ),
-        ({}, "the app returned: a reward with named dimensions needs at least one: got {}"),
+        ("unreadable", "the app returned: a reward that cannot be read: RuntimeError: no repr"),
     ],
 )
 async def test_what_is_no_reward(store: Store, value: Any, message: str) -> None:
@@ -99,10 +84,6 @@ async def test_what_the_app_emits_is_kept(store: Store) -> None:
     [
         ("raises", {"text": "no such table"}, "ValueError: no such table"),
         ("raises", {}, "KeyError: 'text'"),
-        ("exits", {}, "SystemExit: 7"),
-        ("raises_no_exception", {}, "Skipped: no Exception at all"),
-        ("raises_no_exception_async", {}, "Skipped: no Exception at all"),
-        ("exits_async", {}, "SystemExit: 7"),
         ("cancels_itself", {}, "CancelledError: "),
     ],
 )
@@ -110,6 +91,7 @@ async def test_an_app_that_fails(store: Store, app: str, task: Any, message: str
     attempt = await run_one(store, getattr(apps, app), task)
     assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
     assert (attempt.message, attempt.reward) == (message, None)
+    assert attempt.capture_errors == []
     error, root = await spans_of(store, attempt)
     assert error.attributes[c.EXCEPTION_TYPE] == message.partition(":")[0]
     assert (error.parent_id, root.status) == (root.span_id, SpanStatus.ERROR)
@@ -132,12 +114,7 @@ async def test_exceptions_that_futures_treat_apart(store: Store, app: str, kind:
     message = f"{kind}: by the app"
     if kind == "StopIteration" and app in ("raises_builtin_async", "raises_builtin_later"):
         message = "RuntimeError: coroutine raised StopIteration"  # Python's own (PEP 479)
-    attempt = await run_one(store, getattr(apps, app), {"kind": kind})
-    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
-    assert (attempt.message, attempt.reward, attempt.capture_errors) == (message, None, [])
-    error, root = await spans_of(store, attempt)
-    assert error.attributes[c.EXCEPTION_TYPE] == message.partition(":")[0]
-    assert (error.parent_id, root.status) == (root.span_id, SpanStatus.ERROR)
+    await test_an_app_that_fails(store, app, {"kind": kind}, message)
 
 
 async def test_texts_that_no_file_can_hold(store: Store) -> None:
@@ -155,67 +132,48 @@ async def test_texts_that_no_file_can_hold(store: Store) -> None:
     assert agent.status_message == "no file named a\ufffd"
 
 
-HUGE = 50_000_000
+HUGE = 5_000_000
 LEFT_OUT = "characters left out…]"
 
 
-async def test_an_error_text_of_fifty_million_characters(store: Store) -> None:
+async def test_an_error_text_of_five_million_characters(store: Store) -> None:
+    """Its beginning and end are kept, in the message and in each span."""
+
     def app(task: Any) -> None:
         with lightspan.agent("writer"):
             raise ValueError(f"begins {'x' * HUGE} ends")
 
     attempt = await run_one(store, app, "task")
     assert attempt.outcome is Outcome.APP_ERROR
-    left_out = len(f"begins {'x' * HUGE} ends") - MAX_TEXT_LENGTH
     assert attempt.message.startswith("ValueError: begins xxx")
-    assert f"x […{left_out} {LEFT_OUT} x" in attempt.message
+    assert LEFT_OUT in attempt.message
     assert attempt.message.endswith("x ends")
     spans = await spans_of(store, attempt)
-    assert sorted(span.name for span in spans) == [
-        "attempt",
-        "invoke_agent writer",
-        "lightspan.exception",
-    ]
-    for span in spans:
-        assert span.status is SpanStatus.ERROR
-        texts = [span.status_message, *map(str, span.attributes.values())]
-        assert max(map(len, texts)) < MAX_TEXT_LENGTH + 100
-    error = next(span for span in spans if span.kind is SpanKind.EXCEPTION)
-    stack = str(error.attributes[c.EXCEPTION_STACKTRACE])
-    assert stack.startswith("Traceback (most recent call last):")
-    assert 'raise ValueError(f"begins' in stack
-    assert stack.endswith("x ends\n")
+    assert [span.status for span in spans] == [SpanStatus.ERROR] * 3
+    texts = [text for span in spans for text in (span.status_message, *span.attributes.values())]
+    assert max(len(str(text)) for text in texts) < MAX_TEXT_LENGTH + 100
+    stacks = [str(text) for text in texts if str(text).startswith("Traceback (most recent")]
+    assert {stack[-7:] for stack in stacks} == {"x ends\n"}
 
 
-async def test_a_returned_text_of_fifty_million_characters(store: Store) -> None:
-    attempt = await run_one(store, lambda task: "x" * HUGE, "task")
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("x" * HUGE, LEFT_OUT),
+        (
+            {"x" * HUGE: 1.0},
+            "the name of a reward's dimension has 5000000 characters, more than 1024: 'xxx",
+        ),
+    ],
+    ids=["a text", "the name of a dimension"],
+)
+async def test_a_returned_text_of_five_million_characters(
+    store: Store, returned: Any, words: str
+) -> None:
+    attempt = await run_one(store, lambda task: returned, "task")
     assert attempt.outcome is Outcome.BAD_REWARD
-    assert LEFT_OUT in attempt.message
+    assert words in attempt.message
     assert len(attempt.message) < MAX_TEXT_LENGTH + 100
-
-
-async def test_a_dimension_with_a_name_that_no_file_can_hold(store: Store) -> None:
-    attempt = await run_one(store, lambda task: {"a\udc80": 1.0}, "task")
-    assert attempt.reward == Reward(1.0, {"a\ufffd": 1.0})
-
-
-async def test_a_dimension_with_a_name_of_fifty_million_characters(store: Store) -> None:
-    attempt = await run_one(store, lambda task: {"x" * HUGE: 1.0}, "task")
-    assert attempt.outcome is Outcome.BAD_REWARD
-    assert attempt.message == (
-        "the app returned: the name of a reward's dimension has 50000000 characters, more than "
-        f"1024: {'x' * 40!r}…"
-    )
-
-
-async def test_damage_of_fifty_million_characters(store: Store) -> None:
-    def app(task: Any) -> None:
-        current_agent().scope.recorder.add_capture_error("x" * HUGE)  # type: ignore[union-attr]
-
-    attempt = await run_one(store, app, "task")
-    [damage] = attempt.capture_errors
-    assert LEFT_OUT in damage
-    assert len(damage) < MAX_TEXT_LENGTH + 100
 
 
 async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +183,9 @@ async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.Mon
     endpoint = LLM(base_url="http://127.0.0.1:9", model="m", api_key_env="UPSTREAM")
 
     def app(task: Any, llm: Any) -> None:
+        emit.emit_object({"llm": llm})
+        emit.emit_message(f"{llm} {llm!r}")
+        emit.emit_annotation({"llm": llm})
         with lightspan.agent("writer"):
             emit.emit_exception(ValueError(f"{llm.api_key} search-5e8f1c"))
             raise ValueError(
@@ -242,22 +203,9 @@ async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.Mon
         "ValueError: 401: <key>, <key>, <key>, {'Authorization': 'Bearer <key>'}, <key>"
     )
     spans = await spans_of(store, attempt)
-    assert len(spans) == 4
+    assert len(spans) == 7
     for key in (attempt.call_token, "5e8f1c", "upstream-77ab", "abc.def-123", "0123456789abcdef"):
         assert key not in repr(spans)
-
-
-async def test_the_call_token_is_never_shown(store: Store) -> None:
-    resources = {"routing": Routing(gateway_url="http://127.0.0.1:9", rules=[WRITER])}
-    await enqueue(store, [{}], resources)
-    async with running(store, apps.shows_its_llm):
-        await finished(store)
-    [attempt] = await store.attempts(["ro-0"])
-    spans = await spans_of(store, attempt)
-    assert len(spans) == 6
-    assert attempt.message.startswith("ValueError: cannot use AttemptLLM(")
-    assert attempt.call_token
-    assert attempt.call_token not in repr(spans) + attempt.message
 
 
 async def test_an_async_app_that_takes_too_long(store: Store) -> None:

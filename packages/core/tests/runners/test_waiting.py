@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from lightspan.errors import StoreError
-from lightspan.runners.app import App
-from lightspan.runners.protocol import RunnerConfig
-from lightspan.runners.runner import Runner
 from lightspan.runners.timings import RunnerTimings
-from lightspan.schema.records import Claim, Outcome, RolloutStatus
+from lightspan.schema.records import Claim, RolloutStatus
 from lightspan.stores.memory import MemoryStore
 from lightspan_testing.wait import until
 from packages.core.tests.runners.runs import apps, enqueue, finished, running
@@ -54,37 +50,6 @@ async def observed() -> AsyncIterator[Observed]:
         yield store
 
 
-class Slow(MemoryStore):
-    """A store that answers a claim only after it was made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.claimed = asyncio.Event()
-        self.answers = asyncio.Event()
-
-    async def claim(self, *args: Any, **named: Any) -> list[Claim]:
-        claims = await super().claim(*args, **named)
-        self.claimed.set()
-        await self.answers.wait()
-        return claims
-
-
-async def test_what_is_claimed_while_a_runner_ends_is_given_back() -> None:
-    """At once, not when its lease ends, although the answer comes after the abort."""
-    async with Slow() as store:
-        await enqueue(store, [{}, {}])
-        runner = Runner(store, App(apps.returns), RunnerConfig(slots=2))
-        running = asyncio.create_task(runner.run())
-        await store.claimed.wait()
-        runner.abort()
-        store.answers.set()
-        await running
-        attempts = await store.attempts(["ro-0", "ro-1"])
-        assert [attempt.outcome for attempt in attempts] == [Outcome.CANCELLED] * 2
-        states = await store.rollouts()
-        assert [state.status for state in states] == [RolloutStatus.QUEUED] * 2
-
-
 async def test_an_idle_runner_claims_when_it_is_told_of_work(observed: Observed) -> None:
     async with running(observed, apps.returns):
         await until(lambda: len(observed.requests) == 2)
@@ -118,17 +83,6 @@ async def test_work_that_is_not_to_be_had_is_not_asked_for_without_a_pause(
         *([], ("work of", None, 15.0), []),
         *([], ("work of", ["b"], 15.0), []),
     ]
-
-
-async def test_who_works_for_other_runs_asks_for_theirs(observed: Observed) -> None:
-    async with running(observed, apps.returns, run_id="a") as runner:
-        await until(lambda: len(observed.requests) == 2)
-        runner.work_for(["b", "c"])
-        await until(lambda: len(observed.requests) == 5)
-        await enqueue(observed, [{"reward": 1.0}], run_id="c")
-        await finished(observed)
-    assert observed.requests[:2] == [[], ("work of", ["a"], 15.0)]
-    assert observed.requests[2:5] == [[], [], ("work of", ["b", "c"], 15.0)]
 
 
 async def test_a_store_that_cannot_say_is_claimed_from_all_the_same(observed: Observed) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.schema import genai_messages
-from lightspan.schema.genai_attributes import StreamedAnswer
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 CALL = st.fixed_dictionaries(
@@ -132,15 +132,22 @@ def test_streamed_calls_without_an_index_stay_apart(
     ]
 
 
-def test_streamed_calls_are_told_apart_by_their_ids() -> None:
-    """Whole calls in one chunk, and a call that is continued by its id."""
-    gathered = StreamedAnswer()
-    named = [{"id": name, "function": {"name": "f", "arguments": "{"}} for name in ("a", "b")]
-    rest = [{"id": name, "function": {"arguments": "}"}} for name in ("a", "b")]
-    for part in (named, rest):
-        gathered.add({"choices": [{"delta": {"tool_calls": part}}]})
-    [choice] = gathered.answer()["choices"]
-    calls = [
-        (call["id"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]
-    ]
-    assert calls == [("a", "{}"), ("b", "{}")]
+def test_a_streamed_response_that_was_cut_in_a_call() -> None:
+    streamed = StreamedAnswer()
+    item = {"type": "function_call", "call_id": "call_7", "name": "f", "arguments": ""}
+    for event in (
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": '{"a"'},
+    ):
+        streamed.add(event)
+    assert not streamed.complete
+    [message] = json.loads(str(answer_attributes(streamed.answer())[c.OUTPUT_MESSAGES]))
+    called = {"type": "tool_call", "id": "call_7", "name": "f", "arguments": '{"a"'}
+    assert message["parts"] == [called]
+
+
+def test_several_streamed_answers_are_complete_when_each_is() -> None:
+    streamed = StreamedAnswer(choices=2)
+    for number in range(2):
+        streamed.add({"choices": [{"index": number, "delta": {}, "finish_reason": "stop"}]})
+        assert streamed.complete is (number == 1)

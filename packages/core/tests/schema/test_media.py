@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.schema import genai_messages, media, semconv as c
+from lightspan.schema import media, semconv as c
 from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes, request_attributes
 
 PICTURE = bytes(range(256)) * 8_192
@@ -39,10 +39,6 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
             },
         ),
         (
-            {"type": "image_url", "image_url": "https://cdn.test/cat.png"},
-            {"type": "uri", "modality": "image", "uri": "https://cdn.test/cat.png"},
-        ),
-        (
             {"type": "input_audio", "input_audio": {"data": BASE64, "format": "wav"}},
             {"type": "blob", "modality": "audio", "mime_type": "wav", **KNOWN},
         ),
@@ -50,25 +46,13 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
             {"type": "file", "file": {"filename": "a.pdf", "file_data": DATA_URL}},
             {"type": "blob", "modality": "file", "filename": "a.pdf", **PNG},
         ),
-        (
-            {"type": "file", "file": {"file_id": "file-1"}},
-            {"type": "file", "modality": "file", "file_id": "file-1"},
-        ),
         (  # Responses
             {"type": "input_image", "image_url": DATA_URL, "detail": "auto"},
             {"type": "blob", "modality": "image", **PNG},
         ),
         (
-            {"type": "input_image", "file_id": "file-2"},
-            {"type": "file", "modality": "image", "file_id": "file-2"},
-        ),
-        (
             {"type": "input_file", "file_url": "https://cdn.test/a.pdf"},
             {"type": "uri", "modality": "file", "uri": "https://cdn.test/a.pdf"},
-        ),
-        (
-            {"type": "image_generation_call", "id": "ig_1", "result": BASE64},
-            {"type": "blob", "modality": "image", **KNOWN},
         ),
         (
             {
@@ -89,36 +73,12 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
             },
             {"type": "blob", "modality": "image", **PNG},
         ),
-        (
-            {
-                "type": "document",
-                "source": {"type": "text", "media_type": "text/plain", "data": "All of it."},
-            },
-            {"type": "text", "content": "All of it."},
-        ),
         # unknown types
         ({"type": "x", "bytes": BASE64}, {"type": "x", "bytes": {"type": "blob", **KNOWN}}),
         (
             {"type": "x", "many": [DATA_URL, "a"]},
             {"type": "x", "many": [{"type": "blob", **PNG}, "a"]},
         ),
-        (
-            {"type": "refusal", "refusal": "no. " * 2000},
-            {"type": "refusal", "refusal": "no. " * 2000},
-        ),
-        ({"type": "x", "said": "Donaudampf" * 500}, {"type": "x", "said": "Donaudampf" * 500}),
-        (
-            {"type": "x", "hex": "0123456789abcdef" * 300},
-            {"type": "x", "hex": "0123456789abcdef" * 300},
-        ),
-        ({"type": "x", "said": "Data: 3 apples, 4"}, {"type": "x", "said": "Data: 3 apples, 4"}),
-        (
-            {"type": "x", "said": 'data: {"a": 1, "b": 2}'},
-            {"type": "x", "said": 'data: {"a": 1, "b": 2}'},
-        ),
-        # unusable
-        ({"type": "image_url"}, {"type": "image_url"}),
-        ({"type": "image_url", "image_url": 5}, {"type": "image_url", "image_url": 5}),
         (
             {"type": "image_url", "image_url": "data:,caf\u00e9"},
             {
@@ -128,19 +88,25 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
                 "sha256": hashlib.sha256("caf\u00e9".encode()).hexdigest(),
             },
         ),
-        (
-            {"type": "image_url", "image_url": "http://[::1/cat.png?key=1"},
-            {
-                "type": "uri",
-                "modality": "image",
-                "uri": "http://[::1/cat.png",
-                "sha256": hashlib.sha256(b"http://[::1/cat.png?key=1").hexdigest(),
-            },
-        ),
     ],
 )
 def test_references(part: dict[str, Any], expected: dict[str, Any]) -> None:
     assert media.reference(part) == expected
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "refusal", "refusal": "no. " * 2000},
+        {"type": "x", "said": "Donaudampf" * 500},
+        {"type": "x", "hex": "0123456789abcdef" * 300},
+        {"type": "x", "said": "Data: 3 apples, 4"},
+        {"type": "x", "said": 'data: {"a": 1, "b": 2}'},
+        {"type": "image_url", "image_url": 5},
+    ],
+)
+def test_what_is_no_media_is_kept(part: dict[str, Any]) -> None:
+    assert media.reference(part) == part
 
 
 def test_every_place_of_a_chat() -> None:
@@ -153,34 +119,12 @@ def test_every_place_of_a_chat() -> None:
         {"role": "assistant", "content": None, "audio": {"id": "audio_1"}},
     ]
     recorded = request_attributes({"model": "m", "messages": messages})[c.INPUT_MESSAGES]
-    assert json.loads(str(recorded)) == [
-        {"role": "user", "parts": [{"type": "text", "content": "what?"}, expected]},
-        {
-            "role": "tool",
-            "parts": [
-                {
-                    "type": "tool_call_response",
-                    "response": [expected, {"type": "text", "text": "b"}],
-                    "id": "t1",
-                }
-            ],
-        },
-        {
-            "role": "assistant",
-            "parts": [{"type": "file", "modality": "audio", "file_id": "audio_1"}],
-        },
-    ]
-    assert genai_messages.load(str(recorded)) == [
-        {"role": "user", "content": [{"type": "text", "text": "what?"}, expected]},
-        {
-            "role": "tool",
-            "tool_call_id": "t1",
-            "content": [expected, {"type": "text", "text": "b"}],
-        },
-        {
-            "role": "assistant",
-            "content": [{"type": "file", "modality": "audio", "file_id": "audio_1"}],
-        },
+    parts = [message["parts"] for message in json.loads(str(recorded))]
+    texts = {"type": "text", "content": "what?"}, {"type": "text", "text": "b"}
+    assert parts == [
+        [texts[0], expected],
+        [{"type": "tool_call_response", "response": [expected, texts[1]], "id": "t1"}],
+        [{"type": "file", "modality": "audio", "file_id": "audio_1"}],
     ]
 
 
@@ -194,66 +138,47 @@ def test_every_place_of_a_response() -> None:
         {"type": "image_generation_call", "id": "ig_1", "result": BASE64},
     ]
     recorded = request_attributes({"model": "m", "input": items})[c.INPUT_MESSAGES]
-    assert json.loads(str(recorded)) == [
-        {"role": "user", "parts": [{"type": "text", "content": "what?"}, expected]},
-        {
-            "role": "assistant",
-            "parts": [{"type": "tool_call", "id": "c1", "name": "look", "arguments": "{}"}],
-        },
-        {
-            "role": "tool",
-            "parts": [{"type": "tool_call_response", "response": [expected], "id": "c1"}],
-        },
-        {"role": "unknown", "parts": [{"type": "blob", "modality": "image", **KNOWN}]},
+    parts = [message["parts"] for message in json.loads(str(recorded))]
+    assert parts == [
+        [{"type": "text", "content": "what?"}, expected],
+        [{"type": "tool_call", "id": "c1", "name": "look", "arguments": "{}"}],
+        [{"type": "tool_call_response", "response": [expected], "id": "c1"}],
+        [{"type": "blob", "modality": "image", **KNOWN}],
     ]
     answer = answer_attributes({"id": "r1", "status": "completed", "output": [items[3]]})
-    assert json.loads(str(answer[c.OUTPUT_MESSAGES])) == [
-        {
-            "role": "assistant",
-            "parts": [{"type": "blob", "modality": "image", **KNOWN}],
-            "finish_reason": "stop",
-        }
-    ]
+    [message] = json.loads(str(answer[c.OUTPUT_MESSAGES]))
+    assert message["parts"] == [{"type": "blob", "modality": "image", **KNOWN}]
 
 
 def test_a_spoken_answer() -> None:
     audio = {"id": "audio_1", "data": BASE64, "transcript": "hi", "expires_at": 1}
     choice = {"message": {"role": "assistant", "content": None, "audio": audio}}
     attributes = answer_attributes({"choices": [{**choice, "finish_reason": "stop"}]})
-    assert json.loads(str(attributes[c.OUTPUT_MESSAGES])) == [
-        {
-            "role": "assistant",
-            "parts": [
-                {"type": "text", "content": "hi"},
-                {"type": "blob", "modality": "audio", **KNOWN},
-            ],
-            "finish_reason": "stop",
-        }
+    [message] = json.loads(str(attributes[c.OUTPUT_MESSAGES]))
+    assert message["parts"] == [
+        {"type": "text", "content": "hi"},
+        {"type": "blob", "modality": "audio", **KNOWN},
     ]
-
-
-@pytest.mark.parametrize("part", ["text", None, {}, {"type": []}, {"type": "text", "text": "a"}])
-def test_what_is_no_media(part: Any) -> None:
-    assert not media.is_media(part)
 
 
 def test_a_refusal_is_what_was_said() -> None:
     """OpenAI's models refuse in a field `refusal` if the request has a response format."""
-    messages = [{"role": "assistant", "parts": [{"type": "text", "content": "I will not."}]}]
     whole = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
-    attributes = answer_attributes({"choices": [whole]})
-    assert json.loads(str(attributes[c.OUTPUT_MESSAGES])) == messages
-    chunks = StreamedAnswer()
-    for part in ("I will", " not."):
-        chunks.add({"choices": [{"index": 0, "delta": {"refusal": part}}]})
-    attributes = answer_attributes(chunks.answer())
-    assert json.loads(str(attributes[c.OUTPUT_MESSAGES])) == messages
-    events = StreamedAnswer()
-    for part in ("I will", " not."):
-        events.add({"type": "response.refusal.delta", "output_index": 0, "delta": part})
-    attributes = answer_attributes(events.answer())
-    [message] = json.loads(str(attributes[c.OUTPUT_MESSAGES]))
-    assert message["parts"] == messages[0]["parts"]
+    answers: list[Any] = [{"choices": [whole]}]
+    for events in (
+        [{"choices": [{"index": 0, "delta": {"refusal": part}}]} for part in ("I will", " not.")],
+        [
+            {"type": "response.refusal.delta", "output_index": 0, "delta": part}
+            for part in ("I will", " not.")
+        ],
+    ):
+        streamed = StreamedAnswer()
+        for event in events:
+            streamed.add(event)
+        answers.append(streamed.answer())
+    for answer in answers:
+        [message] = json.loads(str(answer_attributes(answer)[c.OUTPUT_MESSAGES]))
+        assert message["parts"] == [{"type": "text", "content": "I will not."}]
 
 
 @pytest.mark.parametrize("levels", [media.MAX_DEPTH, 250, 900])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import struct
 import sys
 from array import array
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,6 @@ from lightspan.errors import DataError, IllegalMoveError, RewardError
 from lightspan.schema.records import (
     LEGAL_ATTEMPT_MOVES,
     LEGAL_ROLLOUT_MOVES,
-    Attempt,
     AttemptStatus,
     RolloutStatus,
     check_attempt_move,
@@ -26,63 +27,51 @@ from lightspan.schema.records import (
     rollout_status_after,
 )
 from lightspan.schema.reward import Reward, parse_reward
-from lightspan.schema.token_records import (
-    Sampling,
-    TokenRecord,
-    pack_floats,
-    pack_ids,
-)
+from lightspan.schema.token_records import Sampling, TokenRecord, pack_floats, pack_ids
 
 R, A = RolloutStatus, AttemptStatus
 
 
 # --- the state machine ----------------------------------------------------------------------
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(R, R)))
-def test_rollout_moves(before: RolloutStatus, after: RolloutStatus) -> None:
-    """The table of the module's docstring, pair by pair."""
-    legal = {
-        R.QUEUED: {R.RUNNING, R.CANCELLED},
-        R.RUNNING: {R.SUCCEEDED, R.FAILED, R.QUEUED, R.LOST, R.CANCELLED},
-    }
-    if after in legal.get(before, set()):
-        check_rollout_move(before, after)
-        assert (before, after) in LEGAL_ROLLOUT_MOVES
-    else:
-        with pytest.raises(IllegalMoveError, match=f"from {before} to {after}"):
-            check_rollout_move(before, after)
+def moves(legal: dict[Any, set[Any]]) -> list[tuple[Any, Any, bool]]:
+    kinds = list(type(next(iter(legal))))
+    pairs = itertools.product(kinds, kinds)
+    return [(before, after, after in legal.get(before, ())) for before, after in pairs]
 
 
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(A, A)))
-def test_attempt_moves(before: AttemptStatus, after: AttemptStatus) -> None:
-    if before is A.RUNNING and after is not A.RUNNING:
-        check_attempt_move(before, after)
-        assert (before, after) in LEGAL_ATTEMPT_MOVES
-    else:
-        with pytest.raises(IllegalMoveError, match=f"from {before} to {after}"):
-            check_attempt_move(before, after)
-
-
-def test_final_statuses() -> None:
-    assert {status for status in R if not status.final} == {R.QUEUED, R.RUNNING}
-    assert {status for status in A if not status.final} == {A.RUNNING}
-    assert {before for before, _ in LEGAL_ROLLOUT_MOVES} == {R.QUEUED, R.RUNNING}
-    for status in A:
-        attempt = Attempt(attempt_id="a", rollout_id="r", number=1, epoch=1, status=status)
-        assert attempt.sealed is status.final
+@pytest.mark.parametrize(
+    ("before", "after", "is_legal"),
+    [
+        *moves(
+            {
+                R.QUEUED: {R.RUNNING, R.CANCELLED},
+                R.RUNNING: {R.SUCCEEDED, R.FAILED, R.QUEUED, R.LOST, R.CANCELLED},
+            }
+        ),
+        *moves({A.RUNNING: {*A} - {A.RUNNING}}),
+    ],
+)
+def test_moves(before: Any, after: Any, is_legal: bool) -> None:
+    """The tables of the module's docstring, pair by pair."""
+    check = check_rollout_move if isinstance(before, R) else check_attempt_move
+    table: Any = LEGAL_ROLLOUT_MOVES if isinstance(before, R) else LEGAL_ATTEMPT_MOVES
+    assert ((before, after) in table) is is_legal
+    if is_legal:
+        check(before, after)
+        return
+    with pytest.raises(IllegalMoveError, match=f"from {before} to {after}"):
+        check(before, after)
 
 
 @pytest.mark.parametrize(
     ("attempt", "tries", "allowed", "expected"),
     [
-        (A.SUCCEEDED, 0, 3, R.SUCCEEDED),
         (A.SUCCEEDED, 9, 3, R.SUCCEEDED),
         (A.FAILED, 0, 3, R.FAILED),
         (A.TIMEOUT, 0, 3, R.FAILED),
         (A.CANCELLED, 0, 3, R.CANCELLED),
-        (A.LOST, 1, 3, R.QUEUED),
         (A.LOST, 2, 3, R.QUEUED),
         (A.LOST, 3, 3, R.LOST),
-        (A.LOST, 4, 3, R.LOST),
         (A.LOST, 0, 0, R.LOST),
     ],
 )
@@ -91,11 +80,6 @@ def test_rollout_after_its_attempt(
 ) -> None:
     assert rollout_status_after(attempt, tries, allowed) is expected
     check_rollout_move(R.RUNNING, expected)
-
-
-def test_a_running_attempt_ends_nothing() -> None:
-    with pytest.raises(IllegalMoveError, match="running"):
-        rollout_status_after(A.RUNNING, 0, 3)
 
 
 def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +100,11 @@ def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) 
     [
         (None, None),
         (0, Reward(0.0)),
-        (1.5, Reward(1.5)),
         (True, Reward(1.0)),
-        (False, Reward(0.0)),
-        (-3, Reward(-3.0)),
         (0.1 + 0.2, Reward(0.30000000000000004)),
+        (Fraction(1, 4), Reward(0.25)),  # as other libraries' numbers
         (math.nan, Reward(None)),
-        (math.inf, Reward(None)),
         (-math.inf, Reward(None)),
-        (-1e100, Reward(-1e100)),
         (-sys.float_info.max, Reward(None)),
         (Reward(2.0, {"a": 1.0}), Reward(2.0, {"a": 1.0})),
         ({"reward": 1, "style": 0.5}, Reward(1.0, {"reward": 1.0, "style": 0.5})),
@@ -135,14 +115,6 @@ def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_parse_reward(value: Any, expected: Reward | None) -> None:
     assert parse_reward(value) == expected
-
-
-def test_numbers_of_other_libraries_are_numbers() -> None:
-    class Scalar:
-        def __float__(self) -> float:
-            return 0.25
-
-    assert parse_reward(Scalar()) == Reward(0.25)
 
 
 def test_the_primary_dimension() -> None:
@@ -156,12 +128,6 @@ def test_the_primary_dimension() -> None:
 )
 def test_what_is_no_reward(value: Any) -> None:
     with pytest.raises(RewardError):
-        parse_reward(value)
-
-
-@pytest.mark.parametrize("value", ["0.7", b"0.7"])
-def test_a_text_is_named_in_the_error(value: Any) -> None:
-    with pytest.raises(RewardError, match=r"0\.7.*convert"):
         parse_reward(value)
 
 
@@ -193,12 +159,9 @@ def test_a_token_record_gives_back_what_it_got() -> None:
     ("changes", "words"),
     [
         ({"logprobs": [-0.5]}, "3 response ids but 1 log-probs"),
-        ({"versions": [(1, 2)]}, "do not cover 3"),
         ({"versions": [(1, 4)]}, "do not cover 3"),
         ({"versions": [(1, 4), (2, -1)]}, "do not cover 3"),
-        ({"versions": [(1, 3), (2, 0)]}, "do not cover 3"),
         ({"versions": []}, "do not cover 3"),
-        ({"logprobs": [-0.5, math.nan, 0.0]}, "finite"),
         ({"logprobs": [-0.5, -math.inf, 0.0]}, "finite"),
         ({"logprobs": [-0.5, 0.1, 0.0]}, "at most 0"),
     ],
@@ -216,19 +179,13 @@ def test_rounding_above_zero_is_forgiven() -> None:
 def test_ids_are_exact(ids: list[int]) -> None:
     data = pack_ids(ids)
     assert len(data) == 4 * len(ids)
-    assert array("i", data).tolist() == ids
+    assert array("i", data).tolist() == list(struct.unpack(f"<{len(ids)}i", data)) == ids
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False)))
 def test_floats_are_exact_in_32_bits(values: list[float]) -> None:
-    assert array("f", pack_floats(values)).tolist() == values
-
-
-def test_arrays_are_little_endian() -> None:
-    assert sys.byteorder == "little", "pack_ids must swap bytes here"
-    assert pack_ids([1, -2]) == b"\x01\x00\x00\x00\xfe\xff\xff\xff"
-    assert pack_floats([1.0]) == b"\x00\x00\x80\x3f"
-    assert array("i").itemsize == 4
+    data = pack_floats(values)
+    assert list(struct.unpack(f"<{len(values)}f", data)) == values
 
 
 @pytest.mark.parametrize("ids", [[2**31], [-(2**31) - 1]])

@@ -22,60 +22,33 @@ PATTERNS = [
     ("writer",           "team/writer",            True),
     ("writer",           "writer/team",            False),
     ("writer",           "rewriter",               False),
-    ("write_query",      "rewrite_query",          False),
-    ("write_query",      "write_query_2",          False),
     ("write*",           "write_query",            True),
-    ("write*",           "rewrite_query",          False),
-    ("*",                "writer",                 True),
     ("*",                "team/sub/writer",        True),
-    ("*write*",          "team/rewriter",          True),
-    ("**",               "writer",                 True),
     ("**",               "team/sub/writer",        True),
     ("team/writer",      "team/writer",            True),
     ("team/writer",      "org/team/writer",        False),
-    ("team/writer",      "writer",                 False),
     ("team/*",           "team/writer",            True),
     ("team/*",           "team/sub/writer",        False),
     ("team/*",           "team",                   False),
     ("*/writer",         "team/writer",            True),
-    ("*/writer",         "org/team/writer",        False),
     ("team/**",          "team",                   True),
     ("team/**",          "team/sub/writer",        True),
-    ("team/**",          "teams/writer",           False),
     ("**/writer",        "writer",                 True),
     ("**/writer",        "org/team/writer",        True),
-    ("**/writer",        "org/rewriter",           False),
     ("team/**/writer",   "team/writer",            True),
     ("team/**/writer",   "team/a/b/writer",        True),
-    ("team/**/writer",   "team/a/b/rewriter",      False),
-    ("team/**/writer",   "teamwriter",             False),
     ("a**/b",            "ab",                     False),   # `**/` is a level only as a whole name
-    ("a**/b",            "axyz/b",                 True),
-    ("a/**b",            "ab",                     False),
     ("a/**b",            "a/x/yb",                 True),
     ("w.iter",           "writer",                 False),   # nothing but `*` is special
-    ("w.iter",           "w.iter",                 True),
     ("(writer|editor)",  "writer",                 False),
-    ("(writer|editor)",  "(writer|editor)",        True),
-    ("[a-z]+",           "abc",                    False),
-    ("[a-z]+",           "[a-z]+",                 True),
-    ("sure?",            "sure?",                  True),
     ("sure?",            "surex",                  False),
     ("a\\d^$",           "a\\d^$",                 True),
-    ("line\nbreak",      "line\nbreak",            True),
-    ("line*",            "line\nbreak",            True),
     ("Ünïcode-智能体",    "team/Ünïcode-智能体",      True),
-    ("Ünïcode-智能体",    "Unicode-智能体",           False),
-    ("智*",              "智能体",                   True),
     ("ns%2Fwriter",      "ns%2Fwriter",            True),    # a `/` inside a name
     ("ns/writer",        "ns%2Fwriter",            False),
-    ("writer",           "ns%2Fwriter",            False),
     ("ns*",              "ns%2Fwriter",            True),
     ("100%",             "100%25",                 True),    # as the user wrote the name
-    ("100%25",           "100%25",                 True),    # as it stands in the path
-    ("50%*",             "50%25off",               True),
     ("Writer",           "writer",                 False),
-    ("app",              "app",                    True),
 ]
 # fmt: on
 
@@ -95,10 +68,6 @@ def test_a_path_keeps_every_name(names):
     assert path.count("/") == len(names) - 1
     assert agent_name(path) == names[-1]
     assert matches(path, path)
-
-
-def test_no_names_are_the_unnamed_agent():
-    assert join_path([]) == "app"
 
 
 def test_the_more_specific_pattern_decides_wherever_it_stands():

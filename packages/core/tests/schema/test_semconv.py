@@ -21,26 +21,18 @@ def test_our_own_kind(kind: SpanKind) -> None:
     ("attributes", "kind"),
     [
         ({"gen_ai.operation.name": "chat"}, SpanKind.LLM),
-        ({"gen_ai.operation.name": "text_completion"}, SpanKind.LLM),
-        ({"gen_ai.operation.name": "generate_content"}, SpanKind.LLM),
-        ({"gen_ai.operation.name": "execute_tool"}, SpanKind.TOOL),
+        (
+            {"gen_ai.operation.name": "execute_tool", "openinference.span.kind": "CHAIN"},
+            SpanKind.TOOL,
+        ),
         ({"gen_ai.operation.name": "invoke_agent"}, SpanKind.AGENT),
         ({"gen_ai.operation.name": "invoke_workflow"}, SpanKind.CHAIN),
-        ({"gen_ai.operation.name": "create_agent"}, SpanKind.OTHER),
-        ({"gen_ai.operation.name": "embeddings"}, SpanKind.OTHER),
-        ({"openinference.span.kind": "LLM"}, SpanKind.LLM),
         ({"openinference.span.kind": "llm"}, SpanKind.LLM),
         ({"openinference.span.kind": "TOOL"}, SpanKind.TOOL),
-        ({"openinference.span.kind": "AGENT"}, SpanKind.AGENT),
         ({"openinference.span.kind": "CHAIN"}, SpanKind.CHAIN),
-        ({"openinference.span.kind": "RETRIEVER"}, SpanKind.OTHER),
-        ({"traceloop.span.kind": "workflow"}, SpanKind.CHAIN),
         ({"traceloop.span.kind": "task"}, SpanKind.CHAIN),
-        ({"traceloop.span.kind": "agent"}, SpanKind.AGENT),
-        ({"traceloop.span.kind": "tool"}, SpanKind.TOOL),
         ({"llm.request.type": "chat"}, SpanKind.LLM),
         ({}, SpanKind.OTHER),
-        ({"http.method": "GET"}, SpanKind.OTHER),
         ({"gen_ai.operation.name": 5, "openinference.span.kind": None}, SpanKind.OTHER),
         ({semconv.SPAN_KIND: "nonsense", "llm.request.type": "chat"}, SpanKind.LLM),
     ],
@@ -49,22 +41,14 @@ def test_kinds(attributes: dict[str, Any], kind: SpanKind) -> None:
     assert kind_of(attributes) is kind
 
 
-def test_dialects_have_an_order() -> None:
-    both = {"gen_ai.operation.name": "execute_tool", "openinference.span.kind": "CHAIN"}
-    assert kind_of(both) is SpanKind.TOOL
-
-
 @pytest.mark.parametrize(
     ("attributes", "name"),
     [
         ({"gen_ai.agent.name": "writer"}, "writer"),
-        ({"agent.name": "writer"}, "writer"),
         ({"graph.node.id": "write_query"}, "write_query"),
         ({"traceloop.span.kind": "agent", "traceloop.entity.name": "writer"}, "writer"),
         ({"traceloop.span.kind": "task", "traceloop.entity.name": "step"}, None),
         ({"gen_ai.agent.name": "", "agent.name": "writer"}, "writer"),
-        ({"gen_ai.agent.name": "a", "agent.name": "b", "graph.node.id": "c"}, "a"),
-        ({"gen_ai.agent.id": "x"}, None),
         ({}, None),
     ],
 )
@@ -76,9 +60,7 @@ def test_agent_names(attributes: dict[str, Any], name: str | None) -> None:
     ("attributes", "model"),
     [
         ({"gen_ai.request.model": "asked", "gen_ai.response.model": "got"}, "asked"),
-        ({"gen_ai.response.model": "got"}, "got"),
         ({"llm.model_name": "qwen"}, "qwen"),
-        ({"llm.request.model": "qwen"}, "qwen"),
         ({}, None),
     ],
 )
@@ -95,19 +77,8 @@ def test_models(attributes: dict[str, Any], model: str | None) -> None:
         ({"llm.usage.prompt_tokens": 5, "llm.usage.completion_tokens": 7}, (5, 7)),
         ({"gen_ai.usage.input_tokens": 0}, (0, None)),
         ({"gen_ai.usage.input_tokens": True, "llm.token_count.prompt": 3}, (3, None)),
-        ({"gen_ai.usage.input_tokens": "5"}, (None, None)),
         ({}, (None, None)),
     ],
 )
 def test_usage(attributes: dict[str, Any], usage: tuple[int | None, int | None]) -> None:
     assert usage_of(attributes) == usage
-
-
-def test_every_name_is_said_once() -> None:
-    names = [
-        value
-        for key, value in vars(semconv).items()
-        if key.isupper() and not key.startswith("_") and isinstance(value, str)
-    ]
-    assert len(names) == len(set(names))
-    assert all(name == name.lower() for name in names)

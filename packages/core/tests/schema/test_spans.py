@@ -21,9 +21,6 @@ from lightspan.schema.spans import (
     clean_attributes,
     decode_span,
     encode_span,
-    new_span_id,
-    new_trace_id,
-    now_ns,
 )
 
 _VALUES = st.one_of(
@@ -99,35 +96,11 @@ def test_fields_of_a_later_writer_are_skipped() -> None:
     assert decode_span(msgspec.msgpack.encode(fields)).name == "n"
 
 
-def test_replace_and_duration() -> None:
-    span = Span(span_id="a", trace_id="b", name="n", start_ns=1, end_ns=2_000_000_001)
-    changed = span.replace(name="m", late=True)
-    assert (changed.name, changed.late, changed.span_id) == ("m", True, "a")
-    assert (span.name, span.late) == ("n", False)
-    assert span.duration_s == 2.0
-    with pytest.raises(AttributeError):
-        span.name = "x"  # type: ignore[misc]
-
-
-def test_ids() -> None:
-    ids = {new_span_id() for _ in range(1000)}
-    assert len(ids) == 1000
-    assert all(len(item) == 16 and int(item, 16) >= 0 for item in ids)
-    assert len(new_trace_id()) == 32
-    assert now_ns() > 1_600_000_000 * 10**9
-
-
 # --- clean_attributes -----------------------------------------------------------------------
-class _Text(str):
-    __slots__ = ()
 
 
 class _Level(enum.StrEnum):
     HIGH = "high"
-
-
-class _Colour(str, enum.Enum):  # noqa: UP042 - as apps write it
-    RED = "red"
 
 
 class _Number(enum.IntEnum):
@@ -146,51 +119,33 @@ class _Unprintable:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("text", "text"),
         ("naïve 🙂", "naïve 🙂"),
         (True, True),
-        (7, 7),
         (-(2**63), -(2**63)),
-        (2**63 - 1, 2**63 - 1),
-        (0.5, 0.5),
         (math.inf, math.inf),
         (2**63, "9223372036854775808"),
-        (2**70, "1180591620717411303424"),
-        (_Text("sub"), "sub"),
         (_Level.HIGH, "high"),
-        (_Colour.RED, "red"),
         (_Number.ONE, 1),
         (_Double(0.5), 0.5),
         ("half \ud83d a pair", "half \N{REPLACEMENT CHARACTER} a pair"),
-        (["a", "b"], ["a", "b"]),
         (("a", "b"), ["a", "b"]),
         ([], []),
-        ([1, 2], [1, 2]),
         ([True, False], [True, False]),
         ([_Level.HIGH, "low"], ["high", "low"]),
         (["\udc00"], ["\N{REPLACEMENT CHARACTER}"]),
         ([1, 2.0], "[1, 2.0]"),
         ([True, 1], "[True, 1]"),
-        ([1, None], "[1, None]"),
         ([2**70], "[1180591620717411303424]"),
-        ([[1]], "[[1]]"),
         ({"a": 1}, "{'a': 1}"),
-        (b"raw", "b'raw'"),
-        (1j, "1j"),
         (_Unprintable(), "<_Unprintable>"),
     ],
 )
 def test_clean_attributes(value: Any, expected: Any) -> None:
-    cleaned = clean_attributes({"key": value})
+    cleaned = clean_attributes({"key": value, "none": None})
     assert cleaned == {"key": expected}
     assert _types(cleaned) == _types({"key": expected})
     span = Span(span_id="a", trace_id="b", name="n", attributes=cleaned)
     assert decode_span(encode_span(span)) == span
-
-
-def test_none_is_left_out_and_keys_become_text() -> None:
-    values: dict[Any, Any] = {"a": None, 5: "five", "\ud800": "x", _Text("b"): 1}
-    assert clean_attributes(values) == {"5": "five", "\N{REPLACEMENT CHARACTER}": "x", "b": 1}
 
 
 @given(

@@ -15,13 +15,6 @@ class TestMemoryStore(StoreSuite):
         return MemoryStore(clock=clock)
 
 
-async def test_capabilities_and_url() -> None:
-    store = MemoryStore()
-    assert not store.capabilities.durable
-    assert not store.capabilities.multi_process
-    assert store.url == "memory:"
-
-
 def test_threads_with_event_loops_of_their_own() -> None:
     store = MemoryStore()
     asyncio.run(store.open())
