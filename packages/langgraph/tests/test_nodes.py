@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langchain")
 
-import openai
 from langchain.agents import create_agent
 from langchain.agents.middleware import before_model
 from langchain_core.runnables import RunnableLambda
@@ -27,7 +26,6 @@ from packages.langgraph.tests.langgraph_apps import (
     USER,
     ask_raw,
     asks,
-    asks_async,
     calls_tool,
     chat,
     graph_of,
@@ -84,24 +82,6 @@ def test_the_graph_of_the_tutorials(server: ScriptedServer, compiled: Any) -> No
     assert agents(graph) == (("agent",), True)
 
 
-async def test_the_graph_of_the_tutorials_async_and_streamed(server: ScriptedServer) -> None:
-    server.script = calls_tool("look", '{"what": "x"}')
-    model = chat(server, http_async_client=openai.DefaultAsyncHttpxClient())
-    graph = tutorial(model, look)
-    with captured() as run:
-        await graph.ainvoke(USER)
-    assert run.tree == TUTORIAL
-    with captured() as run:
-        for _ in graph.stream(USER, stream_mode="messages"):
-            pass
-    assert run.tree == TUTORIAL
-    with captured() as run:
-        async for _ in graph.astream(USER, stream_mode="updates"):
-            pass
-    assert run.tree == TUTORIAL
-    await model.root_async_client.close()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_function_of_ones_own(server: ScriptedServer, name: str) -> None:
     model = chat(server)
@@ -127,17 +107,6 @@ def test_a_function_of_ones_own(server: ScriptedServer, name: str) -> None:
             graph.invoke(USER)
         assert run.tree == [f"invoke_agent {name} @{name}", f"  chat m @{name}"]
         assert agents(graph) == ((name,), True)
-
-
-async def test_an_asynchronous_function_of_ones_own(server: ScriptedServer) -> None:
-    model = chat(server, http_async_client=openai.DefaultAsyncHttpxClient())
-    for name in NAMES:
-        graph = graph_of((name, asks_async(model)))
-        with captured() as run:
-            await graph.ainvoke(USER)
-        assert run.calls == [name]
-        assert agents(graph) == ((name,), True)
-    await model.root_async_client.close()
 
 
 @pytest.mark.parametrize("name", ["agent", "model"])
@@ -216,14 +185,6 @@ def test_ones_own_graph_in_a_tool_of_a_prebuilt_agent(server: ScriptedServer) ->
             "  chat m @scout",
         ]
         assert agents(graph) == (("scout", "scout/agent", "scout/model"), True)
-
-
-def test_ones_own_subgraph(server: ScriptedServer) -> None:
-    graph = graph_of(("team", graph_of(("agent", asks(chat(server))))))
-    with captured() as run:
-        graph.invoke(USER)
-    assert run.calls == ["team/agent"]
-    assert agents(graph) == (("team/agent",), True)
 
 
 def test_a_name_of_ones_own_goes_before(server: ScriptedServer) -> None:
