@@ -25,6 +25,7 @@ from lightspan_testing.adapter_harness import Part, Played, Stage, Turn
 from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
 from lightspan_testing.adapter_suite.scenario_runner import inside_root
 from lightspan_testing.attempts import path_of, read_recorded, tree
+from tests.adapters.fixtures import openinference
 from tests.adapters.layers import InALoop, Layer, PlainPython, asked, client, in_this_loop
 
 PROVIDER = TracerProvider()
@@ -67,6 +68,8 @@ class SpansNesting:
     """The adapter's module."""
     layers: ClassVar[Sequence[type[Any]]]
     """Its framework's kinds of agents."""
+    beside: ClassVar[str]
+    """OpenInference's instrumentor of the framework, as `module.Class`."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -146,9 +149,5 @@ class SpansNesting:
             layer = Spans("a", stage.url, kind("b", stage.url, None))
             folder = tmp_path / f"{kind.__name__}-{place}"
             folder.mkdir()
-            with self.openinference():
+            with openinference(self.beside, tracer_provider=PROVIDER):
                 self._check(stage, layer, 2, "adapter first", "async", place, folder)
-
-    def openinference(self) -> Any:
-        """OpenInference's instrumentation of the framework, on `PROVIDER`, around a block."""
-        raise NotImplementedError

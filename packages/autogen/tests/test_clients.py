@@ -202,17 +202,6 @@ async def test_a_client_that_bypasses_the_sdk_is_recorded_without_tokens(
     assert [message["role"] for message in messages] == ["system", "user"]
 
 
-async def test_a_client_that_fails(rig: Rig) -> None:
-    writer = AssistantAgent("writer", Other([]))
-
-    async def run(text: str) -> None:
-        with pytest.raises(ValueError, match="No more mock responses"):
-            await writer.run(task=text)
-
-    await rig.record({}, run)
-    assert rig.tree == ["invoke_agent writer @writer error", "  chat @writer error"]
-
-
 class Wrapping(Other):
     """A client around an OpenAI client: the call is that client's."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -40,14 +40,8 @@ from lightspan_testing.adapter_suite import (
     look,
 )
 
-INFO: Any = {
-    "vision": False,
-    "function_calling": True,
-    "json_output": True,
-    "family": "unknown",
-    "structured_output": True,
-    "multiple_system_messages": True,
-}
+ABLE = ("function_calling", "json_output", "structured_output", "multiple_system_messages")
+INFO: Any = {"vision": False, "family": "unknown", **dict.fromkeys(ABLE, True)}
 
 
 def client(model: Model) -> OpenAIChatCompletionClient:
@@ -295,6 +289,12 @@ def tool_error(cast: Cast) -> App:
     )
 
 
+FAILED = """
+        invoke_agent writer @writer error
+          chat @writer error
+        """
+
+
 @scenario
 def model_error(cast: Cast) -> App:
     return app(
@@ -315,25 +315,12 @@ def retry(cast: Cast) -> App:
 
 @scenario
 def timeout(cast: Cast) -> App:
-    return app(
-        cast.agent("writer"),
-        """
-        invoke_agent writer @writer error
-          chat @writer error
-        """,
-        raises=openai.APITimeoutError,
-    )
+    return app(cast.agent("writer"), FAILED, raises=openai.APITimeoutError)
 
 
 @scenario
 def cancelled(cast: Cast) -> App:
-    return app(
-        cast.agent("writer"),
-        """
-        invoke_agent writer @writer error
-          chat @writer error
-        """,
-    )
+    return app(cast.agent("writer"), FAILED)
 
 
 class Other(ReplayChatCompletionClient):
@@ -432,20 +419,11 @@ class TestSuite(AdapterSuite):
     """
 
     def openinference(self) -> AbstractContextManager[Any]:
-        beside = pytest.importorskip("openinference.instrumentation.autogen_agentchat")
-        client = pytest.importorskip("openinference.instrumentation.openai")
-        return _installed(beside.AutogenAgentChatInstrumentor(), client.OpenAIInstrumentor())
+        from tests.adapters.fixtures import openinference
 
-
-@contextmanager
-def _installed(*instrumentors: Any) -> Any:
-    for instrumentor in instrumentors:
-        instrumentor.instrument()
-    try:
-        yield
-    finally:
-        for instrumentor in reversed(instrumentors):
-            instrumentor.uninstrument()
+        return openinference(
+            "autogen_agentchat.AutogenAgentChatInstrumentor", "openai.OpenAIInstrumentor"
+        )
 
 
 def _below(base: type) -> set[type]:

@@ -188,22 +188,6 @@ def test_a_bypassing_client_that_fails(server: ScriptedServer) -> None:
     assert run.one("chat mine").attributes["error.type"] == "ConnectionError"
 
 
-def test_a_client_of_the_users_own_that_uses_the_sdk(server: ScriptedServer) -> None:
-    class Own(BaseLLM):
-        def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
-            client = openai.OpenAI(base_url=server.url, api_key="k")
-            said = [{"role": "user", "content": messages}]
-            said = messages if isinstance(messages, list) else said
-            answer = client.chat.completions.create(model="m", messages=said)
-            return answer.choices[0].message.content or ""
-
-    with captured() as run:
-        crew_of(an_agent(server, "writer", llm=Own(model="mine"))).kickoff()
-    assert run.tree == WRITER
-    assert len(server.requests) == 1
-    assert "gen_ai.response.id" in run.one("chat m").attributes
-
-
 @pytest.fixture
 def litellm() -> Any:
     return pytest.importorskip("litellm")

@@ -192,13 +192,6 @@ async def test_a_crew_that_times_out_leaves_nothing_behind() -> None:
     assert run.tree[-1] == "    chat m @next/other"
 
 
-def test_a_time_limit(server: ScriptedServer) -> None:
-    """The agent then works in a thread of CrewAI's."""
-    with captured() as run:
-        crew_of(an_agent(server, "writer", max_execution_time=60)).kickoff()
-    assert run.tree == WRITER
-
-
 def test_an_attempt_that_ends_early(server: ScriptedServer) -> None:
     """What had begun is recorded when the attempt ends; the next attempt knows nothing of it."""
     with captured() as run:

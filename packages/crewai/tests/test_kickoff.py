@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import openai
 import pytest
 
 pytest.importorskip("crewai")
 
-from crewai import Agent, Crew, Task
-from crewai.flow.flow import Flow, start
-from crewai.project import CrewBase, after_kickoff, agent, before_kickoff, crew, task
+from crewai import Crew
 
 import lightspan_crewai
 from lightspan.production import record
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.attempts import Recorded, captured, read_recorded
 from lightspan_testing.scripted import ScriptedServer
-from packages.crewai.tests.crewai_apps import WARNINGS, a_task, an_agent, crew_of, llm_of
+from packages.crewai.tests.crewai_apps import WARNINGS, an_agent, crew_of, llm_of
 
 pytestmark = [
     *WARNINGS,
@@ -155,59 +153,6 @@ def test_callbacks_in_a_scope(callbacks: Callbacks) -> None:
         "    chat m @press/{topic} writer",
         "  chat m @press",
     ]
-
-
-def test_callbacks_in_a_flow(callbacks: Callbacks, store: str) -> None:
-    app = callbacks.crew()
-
-    class Book(Flow[dict[str, Any]]):
-        @start()
-        def draft(self) -> str:
-            return str(app.kickoff(inputs=GIVEN))
-
-    Book().kickoff()
-    [found] = read(store)
-    assert found.tree().splitlines() == [
-        "invoke_workflow Book",
-        "  invoke_agent Book",
-        "    invoke_agent draft",
-        "      invoke_agent press",
-        "        chat m @Book/draft/press",
-        "        invoke_agent {topic} writer",
-        "          chat m @Book/draft/press/{topic} writer",
-        "        chat m @Book/draft/press",
-    ]
-
-
-def test_decorated_callbacks(server: ScriptedServer, callbacks: Callbacks, store: str) -> None:
-    @CrewBase
-    class Press:
-        agents_config: ClassVar[dict[str, Any]] = {}
-        tasks_config: ClassVar[dict[str, Any]] = {}
-
-        @before_kickoff
-        def ask(self, inputs: dict[str, Any]) -> dict[str, Any]:
-            return callbacks.before(inputs)
-
-        @after_kickoff
-        def check(self, output: Any) -> Any:
-            return callbacks.after(output)
-
-        @agent
-        def writer(self) -> Agent:
-            return an_agent(server, "{topic} writer")
-
-        @task
-        def write(self) -> Task:
-            return a_task(self.writer())
-
-        @crew
-        def crew(self) -> Crew:
-            return Crew(agents=self.agents, tasks=self.tasks, name="press")
-
-    Press().crew().kickoff(inputs=GIVEN)
-    [found] = read(store)
-    assert found.tree() == PRESS.strip()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

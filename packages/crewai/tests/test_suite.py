@@ -7,7 +7,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import pytest
@@ -156,6 +156,12 @@ class Posting(BaseLLM):
         return self._answer(messages)
 
 
+FAILED = """
+            invoke_agent writer @writer error
+              chat @writer error
+            """
+
+
 class TestSuite(AdapterSuite):
     framework = "crewai"
     notes_starts = (_hook, "_begin")
@@ -205,18 +211,10 @@ class TestSuite(AdapterSuite):
     print(Crew(agents=[writer], tasks=[task]).kickoff(inputs={"text": sys.argv[2]}).raw)
     """
 
-    @contextmanager
-    def openinference(self, **options: Any) -> Iterator[None]:
-        beside = pytest.importorskip("openinference.instrumentation.crewai")
-        client = pytest.importorskip("openinference.instrumentation.openai").OpenAIInstrumentor()
-        instrumentor = beside.CrewAIInstrumentor()
-        instrumentor.instrument(**options)
-        client.instrument()
-        try:
-            yield
-        finally:
-            client.uninstrument()
-            instrumentor.uninstrument()
+    def openinference(self, **options: Any) -> AbstractContextManager[Any]:
+        from tests.adapters.fixtures import openinference
+
+        return openinference("crewai.CrewAIInstrumentor", "openai.OpenAIInstrumentor", **options)
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_openinferences_event_listener_beside_it(self, stage: Stage, scenario: str) -> None:
@@ -384,10 +382,7 @@ class TestSuite(AdapterSuite):
     def build_model_error(self, model: Model) -> App:
         return app_of(
             crew_of(an_agent("writer", model)),
-            """
-            invoke_agent writer @writer error
-              chat @writer error
-            """,
+            FAILED,
             raises=(openai.BadRequestError, openai.InternalServerError),
         )
 
@@ -397,10 +392,7 @@ class TestSuite(AdapterSuite):
     def build_timeout(self, model: Model) -> App:
         return app_of(
             crew_of(an_agent("writer", model)),
-            """
-            invoke_agent writer @writer error
-              chat @writer error
-            """,
+            FAILED,
             raises=(openai.APITimeoutError, ConnectionError),
         )
 

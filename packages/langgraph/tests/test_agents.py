@@ -18,7 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from lightspan.capture import context, emit
 from lightspan_langgraph import agents
 from lightspan_testing.attempts import captured
-from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import (
     USER,
     ask_raw,
@@ -116,26 +116,6 @@ def test_an_agent_as_a_tool(server: ScriptedServer, inner_name: str | None) -> N
         "  chat m @outer",
     ]
     assert set(agents(outer).paths) == {"outer", path}
-
-
-def test_a_graph_that_is_renamed_while_it_runs(server: ScriptedServer) -> None:
-    """It keeps the name that it had when it began; the next run has the new one."""
-
-    @tool
-    def rename() -> str:
-        """Rename the agent."""
-        agent.name = "author"
-        return "done"
-
-    agent = create_agent(chat(server), [rename], name="writer")
-    server.script = lambda request: (
-        Reply(text="done")
-        if request.messages[-1]["role"] == "tool"
-        else Reply(tool_calls=[ToolCall(name="rename", arguments="{}", call_id="c1")])
-    )
-    with captured() as run:
-        agent.invoke(USER)
-    assert run.calls == ["writer", "writer"]
 
 
 # --- names given by hand --------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, TypedDict
@@ -404,17 +404,6 @@ class TestSuite(AdapterSuite):
     """
 
     def openinference(self) -> AbstractContextManager[Any]:
-        beside = pytest.importorskip("openinference.instrumentation.langchain")
-        client = pytest.importorskip("openinference.instrumentation.openai")
-        return _installed(beside.LangChainInstrumentor(), client.OpenAIInstrumentor())
+        from tests.adapters.fixtures import openinference
 
-
-@contextmanager
-def _installed(*instrumentors: Any) -> Iterator[None]:
-    for instrumentor in instrumentors:
-        instrumentor.instrument()
-    try:
-        yield
-    finally:
-        for instrumentor in reversed(instrumentors):
-            instrumentor.uninstrument()
+        return openinference("langchain.LangChainInstrumentor", "openai.OpenAIInstrumentor")

@@ -18,7 +18,6 @@ from agents import (
     ModelResponse,
     ModelSettings,
     ModelTracing,
-    OpenAIResponsesModel,
     Runner,
     Usage,
     handoff,
@@ -45,10 +44,8 @@ from lightspan_testing.scripted import ScriptedServer
 from packages.openai_agents.tests.openai_agents_apps import (
     HOW,
     Run,
-    async_client,
     chat,
     look,
-    make,
     run_async,
     run_streamed,
 )
@@ -238,23 +235,6 @@ def test_a_model_around_another_is_one_call(server: ScriptedServer, run: Run) ->
     ]
 
 
-def test_a_stream_that_can_only_be_iterated() -> None:
-    class Iterable:
-        def __init__(self, events: AsyncIterator[Any]) -> None:
-            self.events = events
-
-        def __aiter__(self) -> AsyncIterator[Any]:
-            return self.events
-
-    class Bare(Mine):
-        def stream_response(self, *args: Any, **more: Any) -> Any:
-            return Iterable(self.stream())
-
-    with captured() as attempt:
-        assert run_streamed(agent_of(Bare())).final_output == "one two three"
-    assert attempt.tree == ["invoke_agent writer @writer", "  chat Bare @writer"]
-
-
 def test_models_are_left_as_they_were() -> None:
     assert hasattr(Mine.get_response, "__wrapped__")
     with instrument():  # it is on already
@@ -364,20 +344,6 @@ def test_a_model_that_fails(run: Run) -> None:
     assert (span.status, span.status_message) == (SpanStatus.ERROR, "no more")
 
 
-# --- the SDK's own models -------------------------------------------------------------------
-def test_the_default_api_streamed(server: ScriptedServer) -> None:
-    """It goes through `with_streaming_response`."""
-    server.script = lambda request: "one two three"
-    model = OpenAIResponsesModel("m", async_client(server))
-    with captured() as attempt:
-        assert run_streamed(agent_of(model)).final_output == "one two three"
-    assert attempt.tree == ["invoke_agent writer @writer", "  chat m @writer"]
-    said = said_of(attempt.one("chat m"))
-    assert str(said[c.RESPONSE_ID]).startswith("resp_")
-    assert said[c.OUTPUT_MESSAGES] == saying("one two three", "stop")
-    assert said[c.CALL_OUTCOME] == "ok"
-
-
 # --- in production --------------------------------------------------------------------------
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -394,10 +360,3 @@ def test_a_model_of_the_users_own_in_production(url: str, run: Run) -> None:
     assert found.attempt.status == "succeeded"
     rated = feedback("resp-mine", 1.0, store=url)
     assert rated.call_id == found.calls[0].attributes[c.CALL_ID]
-
-
-def test_the_sdks_own_models_in_production(url: str, server: ScriptedServer) -> None:
-    with record(url):
-        run_streamed(make(server, "writer"))
-    [found] = read_recorded(url)
-    assert [call.attributes[c.REQUEST_MODEL] for call in found.calls] == ["m"]
