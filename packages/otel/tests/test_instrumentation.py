@@ -3,12 +3,10 @@ unchanged."""
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from contextvars import Context
 from typing import Any
 
 import openai
@@ -23,7 +21,6 @@ from opentelemetry.trace import StatusCode, Tracer
 import lightspan
 import lightspan_otel as otel
 from lightspan.capture import context
-from lightspan.capture._globals import state
 from lightspan.capture.adapter import claim_scope, release_scope
 from lightspan.capture.entry import open_scope
 from lightspan.errors import ConfigError
@@ -291,17 +288,6 @@ def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.O
         assert complaint in reason
 
 
-def test_an_agent_of_another_attempt_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
-    off = TracerProvider(sampler=ALWAYS_OFF).get_tracer("app")
-
-    def inside() -> list[str]:
-        with off.start_as_current_span("request"):
-            return damage_of(lambda: say(client))
-
-    with captured(), agent(by_name, "writer"):
-        assert Context().run(inside) == []
-
-
 def test_what_an_adapter_covers_hides_nobody(
     provider: TracerProvider, client: openai.OpenAI
 ) -> None:
@@ -346,13 +332,6 @@ def test_a_span_without_ids_that_hides_an_agent(ours: Tracer, client: openai.Ope
     assert "a library made a span without ids the current one, which hides the agent" in reason
 
 
-def test_what_a_span_of_ours_sends_elsewhere_is_the_span_around_it(ours: Tracer) -> None:
-    app = TracerProvider().get_tracer("app")
-    with captured(), app.start_as_current_span("request") as around, agent(ours, "writer") as span:
-        context = pickle.loads(pickle.dumps(span.get_span_context()))
-        assert (type(context), context) == (trace.SpanContext, around.get_span_context())
-
-
 def test_the_global_provider_is_heard_from_the_next_attempt_on(
     by_name: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,36 +341,6 @@ def test_the_global_provider_is_heard_from_the_next_attempt_on(
     with captured() as attempt, agent(provider.get_tracer("t"), "writer"):
         assert path() == "writer"
     assert attempt.tree == ["invoke_agent writer @writer"]
-
-
-def test_what_fails_before_an_attempt_damages_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise LookupError("it")
-
-    monkeypatch.setattr(state, "entry_listeners", [fail])
-    attempt = make_scope()
-    with open_scope(attempt):
-        pass
-    assert attempt.recorder.capture_errors() == [
-        "preparation of the attempt failed: LookupError('it')"
-    ]
-
-
-def test_a_framework_that_tells_a_provider_of_the_apps(
-    monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
-) -> None:
-    """It was instrumented by name; the destination of its spans is unknown."""
-    framework = Framework((), "", lambda: Switch(lambda: False, lambda: None))
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
-    for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
-        tracer = hiding.get_tracer("known")
-
-        def inside(tracer: Tracer = tracer) -> None:
-            with agent(tracer, "writer"):
-                say(client)
-
-        with otel.instrument("known"):
-            assert len(damage_of(inside)) == 1
 
 
 def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
@@ -404,12 +353,6 @@ def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> Non
                 say(client)
 
         assert damage_of(inside) == []
-
-
-def test_a_span_that_began_before_its_provider_was_heard(client: openai.OpenAI) -> None:
-    provider = TracerProvider()
-    with provider.get_tracer("app").start_as_current_span("request"), otel.instrument(provider):
-        assert damage_of(lambda: say(client)) == []
 
 
 def test_a_provider_that_cannot_be_hashed() -> None:
