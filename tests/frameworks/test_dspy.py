@@ -7,11 +7,9 @@ import contextlib
 import gc
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 
 import lightspan
 import lightspan_otel as otel
@@ -249,20 +247,9 @@ class Builder:
 
 class TestDSPy(FrameworkSuite):
     name = "dspy"
+    builder = Builder
+    instrumentor = "dspy.DSPyInstrumentor"
     names_agents = False
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model), scenario)()
-        return built
-
-    @contextmanager
-    def telling(self, provider: TracerProvider) -> Iterator[None]:
-        instrumentor = instrumentation.DSPyInstrumentor()
-        instrumentor.instrument(tracer_provider=provider)
-        try:
-            yield
-        finally:
-            instrumentor.uninstrument()
 
     def patched(self) -> Any:
         """OpenInference leaves functions of its own in place."""
