@@ -371,30 +371,4 @@ def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
     )
 
 
-@of_litellm
-def test_the_responses_api_of_dspy_goes_past_it() -> None:
-    scope = AttemptContext(rollout_id="r", attempt_id="a", mode=Mode.DEV)
-    with ScriptedServer("said") as server, otel.instrument("dspy"), open_scope(scope):
-        model = dspy.LM(
-            *("openai/m", "responses"), api_base=server.url, api_key="key", cache=False, **ENGINE
-        )
-        with dspy.context(lm=model), contextlib.suppress(Exception):  # it is no answer of DSPy's
-            dspy.Predict("question -> answer")(question="go")
-        sdk_instrumentation.close()
-    uncaptured = [(request.agent, request.url) for request in scope.recorder.uncaptured]
-    assert uncaptured == [("Predict", f"{server.url}/responses")]
-    assert [span for span in scope.recorder.drain() if span.kind is SpanKind.LLM] == []
-
-
-@of_litellm
-def test_litellm_as_the_report_says_to_change_it() -> None:
-    """The same server, by the prefix that `lightspan dev` names."""
-    _, [[*request, _]], url = input_messages_of("hosted_vllm", "sync")
-    assert fix_of(Request(*request)) == (
-        f'name its model "openai/m", with api_base="{url}" and its key as api_key=, and ask by '
-        "Chat Completions: LiteLLM then uses the OpenAI SDK, which lightspan sees"
-    )
-    assert input_messages_of("openai", "sync")[:2] == (["chat m"], [])
-
-
 pytest_generate_tests = columns

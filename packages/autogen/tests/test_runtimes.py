@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("autogen_agentchat")
 
-from autogen_agentchat.agents import AssistantAgent
 from autogen_core import (
     AgentId,
     ClosureAgent,
@@ -332,26 +331,6 @@ async def test_an_agent_around_an_agent_of_its_name_is_that_agent(rig: Rig) -> N
     inside = [line.replace("@team", "@desk/team") for line in lines(TEAM)]
     assert rig.tree == ["invoke_agent desk @desk", *(f"  {line}" for line in inside)]
     await runtime.stop()
-
-
-async def test_a_tool_of_an_agent_chat_agent_that_asks_a_runtime(
-    rig: Rig, runtime: SingleThreadedAgentRuntime
-) -> None:
-    async def consult(what: str) -> str:
-        """Ask the checker."""
-        answer = await runtime.send_message(Draft(what), AgentId("checker", "k"))
-        return str(answer.text)
-
-    boss: AssistantAgent = rig.agent("boss", consult)
-    says: Says = {**SAYS, "boss": [Turn(calls=[("consult", '{"what": "{task}"}')]), "B."]}
-    await rig.record(says, lambda text: boss.run(task=text))
-    assert rig.tree == lines("""
-        invoke_agent boss @boss
-          chat @boss
-          execute_tool consult @boss
-            invoke_agent checker @boss/checker
-              chat @boss/checker
-    """)
 
 
 async def test_a_runtime_of_lightspans_without_the_line(rig: Rig) -> None:

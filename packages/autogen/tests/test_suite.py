@@ -91,6 +91,8 @@ def run(runner: Any, *inside: ChatAgent) -> Callable[[str], Any]:
     return once
 
 
+WRITER = "invoke_agent writer @writer\n  chat @writer"
+FAILED = "invoke_agent writer @writer error\n  chat @writer error"
 BUILDERS: dict[str, Callable[[Cast], App]] = {}
 
 
@@ -105,13 +107,7 @@ def app(runner: Any, tree: str, *inside: ChatAgent, **more: Any) -> App:
 
 @scenario
 def single(cast: Cast) -> App:
-    return app(
-        cast.agent("writer"),
-        """
-        invoke_agent writer @writer
-          chat @writer
-        """,
-    )
+    return app(cast.agent("writer"), WRITER)
 
 
 @scenario
@@ -267,13 +263,7 @@ def same_name(cast: Cast) -> App:
 
 @scenario
 def unicode(cast: Cast) -> App:
-    return app(
-        cast.agent("Prüferin日本"),
-        """
-        invoke_agent Prüferin日本 @Prüferin日本
-          chat @Prüferin日本
-        """,
-    )
+    return app(cast.agent("Prüferin日本"), WRITER.replace("writer", "Prüferin日本"))
 
 
 @scenario
@@ -287,12 +277,6 @@ def tool_error(cast: Cast) -> App:
           chat @scout
         """,
     )
-
-
-FAILED = """
-        invoke_agent writer @writer error
-          chat @writer error
-        """
 
 
 @scenario

@@ -20,7 +20,7 @@ from lightspan_crewai import agents, uninstrument
 from lightspan_testing.adapter_harness import POLICY
 from lightspan_testing.adapter_suite.checks import check_untrained
 from lightspan_testing.attempts import captured, tree
-from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 from packages.crewai.tests.crewai_apps import (
     WARNINGS,
     WRITER,
@@ -73,40 +73,6 @@ def test_what_tools_return(result: Any, text: str) -> None:
     span = run.one("execute_tool look")
     assert span.attributes["gen_ai.tool.call.arguments"] == '{"q": "é"}'
     assert span.attributes["gen_ai.tool.call.result"] == text
-
-
-def test_a_failing_tool_of_an_agent_without_native_tools() -> None:
-    """CrewAI tries a tool three times there, and asks the model in between for nothing."""
-    tries: list[str] = []
-
-    @tool
-    def look(q: str) -> str:
-        """Look."""
-        tries.append(q)
-        raise LookupError("nothing")
-
-    def script(request: Request) -> str:
-        if len(request.messages) <= 2:
-            return 'Thought: look\nAction: look\nAction Input: {"q": "x"}'
-        return "Thought: I now know\nFinal Answer: fine"
-
-    class NoTools(type(llm_of(_Nowhere()))):  # type: ignore[misc]
-        def supports_function_calling(self) -> bool:
-            return False
-
-    with ScriptedServer(script) as server:
-        llm = NoTools(model="m", base_url=server.url, api_key="k", max_retries=0)
-        with captured() as run:
-            crew_of(an_agent(server, "scout", tools=[look], llm=llm)).kickoff()
-    tools = [line for line in run.tree if "execute_tool" in line]
-    assert tools == ["  execute_tool look @scout error"] * 3
-    assert tries == ["x"] * 6  # CrewAI calls it twice each time
-    others = [line for line in run.tree if "execute_tool" not in line]
-    assert others == ["invoke_agent scout @scout", "  chat m @scout", "  chat m @scout"]
-
-
-class _Nowhere:
-    url = "http://127.0.0.1:9/v1"
 
 
 def test_a_model_asked_in_a_tool(server: ScriptedServer) -> None:

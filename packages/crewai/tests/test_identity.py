@@ -191,11 +191,6 @@ def test_the_first_rule_that_tells_them_apart_decides() -> None:
     assert Routing(rules=rules[::-1]).choose_name(ANALYST[:2]) == "{topic} analyst"
 
 
-def test_a_name_with_a_slash() -> None:
-    routing = make_routing({"front%2Fback": "policy"}, None, "policy")
-    assert routing.choose_name(("{x}/back", "front/back")) == "front/back"
-
-
 @pytest.mark.parametrize(
     ("text", "cleaned"),
     [("writer\n", "writer"), ("  a \n b ", "a b"), (None, ""), ("", ""), ("Prüferin日本",) * 2],
@@ -222,17 +217,6 @@ def recorded(entry: Entry, event: End) -> list[Span]:
     return attempt.recorder.drain()
 
 
-def test_what_adds_no_frame_has_no_span() -> None:
-    event = End(Kind.CREW, 1)
-    assert recorded(entry_of(Kind.CREW), event) == []
-    inside = entry_of(Kind.CALL)
-    assert inside.call is not None
-    ended = inside.call.start_inner()
-    assert recorded(inside, End(Kind.CALL, 1)) == []
-    ended(True)
-    assert recorded(inside, End(Kind.CALL, 1)) == []
-
-
 def test_a_call_that_no_client_made_is_recorded_as_structure() -> None:
     entry = entry_of(Kind.CALL, model="m", messages="hi", temperature=0.5, tools=None)
     answer = {"choices": [{"message": {"role": "assistant", "content": "yes"}}]}
@@ -251,17 +235,3 @@ def test_a_call_that_no_client_made_is_recorded_as_structure() -> None:
         "lightspan.route": "app",
         "openinference.span.kind": "LLM",
     }
-
-
-def test_an_inner_call_is_the_real_one() -> None:
-    now = Context()
-    now.begin(Kind.CALL, "outer")
-    now.begin(Kind.CALL, "inner")
-    outer, inner = now.trail
-    assert outer.call is not None
-    assert inner.call is not None
-    assert not outer.call.needs_record(is_ok=True)
-    assert inner.call.needs_record(is_ok=True)
-    assert inner.end_call(End(Kind.CALL, "inner", SpanStatus.ERROR))
-    assert outer.call.needs_record(is_ok=True)
-    assert not outer.call.needs_record(is_ok=False)

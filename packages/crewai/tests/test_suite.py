@@ -156,10 +156,8 @@ class Posting(BaseLLM):
         return self._answer(messages)
 
 
-FAILED = """
-            invoke_agent writer @writer error
-              chat @writer error
-            """
+WRITER = "invoke_agent writer @writer\n  chat @writer"
+FAILED = "invoke_agent writer @writer error\n  chat @writer error"
 
 
 class TestSuite(AdapterSuite):
@@ -230,13 +228,7 @@ class TestSuite(AdapterSuite):
         return build(model)  # type: ignore[no-any-return]
 
     def build_single(self, model: Model) -> App:
-        return app_of(
-            crew_of(an_agent("writer", model)),
-            """
-            invoke_agent writer @writer
-              chat @writer
-            """,
-        )
+        return app_of(crew_of(an_agent("writer", model)), WRITER)
 
     def build_team(self, model: Model) -> App:
         return app_of(
@@ -361,11 +353,7 @@ class TestSuite(AdapterSuite):
 
     def build_unicode(self, model: Model) -> App:
         return app_of(
-            crew_of(an_agent("Prüferin日本", model)),
-            """
-            invoke_agent Prüferin日本 @Prüferin日本
-              chat @Prüferin日本
-            """,
+            crew_of(an_agent("Prüferin日本", model)), WRITER.replace("writer", "Prüferin日本")
         )
 
     def build_tool_error(self, model: Model) -> App:

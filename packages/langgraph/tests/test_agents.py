@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -141,21 +139,6 @@ def test_explicit_names(server: ScriptedServer) -> None:
         graph.compile().invoke(USER, {"metadata": {"lightspan_agent": "team"}})
     assert run.calls == ["team/work", "team/work/judge", "team/work", "team/work", "team/poet"]
     assert agents(graph.compile()).paths == ("work", "work/judge", "poet")
-
-
-async def test_an_explicit_name_on_a_model_async(server: ScriptedServer) -> None:
-    judge = chat(server, metadata={"lightspan_agent": "judge"})
-    plain = chat(server)
-
-    async def work(state: Any) -> dict[str, Any]:
-        await asyncio.gather(judge.ainvoke("1"), plain.ainvoke("2"), judge.ainvoke("3"))
-        await plain.ainvoke("4")
-        return {}
-
-    with captured() as run:
-        await graph_of(("work", work)).ainvoke(USER)
-    assert Counter(run.calls) == {"work/judge": 2, "work": 2}
-    assert run.calls[-1] == "work"
 
 
 def test_frames_of_ours_and_of_langgraph_interleave(server: ScriptedServer) -> None:

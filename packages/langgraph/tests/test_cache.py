@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,22 +155,6 @@ def test_a_text_model(gateway: ScriptedServer) -> None:
     with trained(gateway):
         said += [graph.invoke(USER)["messages"][-1].text for _ in range(2)]
     assert said == ["a", "a", "b", "c"]
-
-
-@pytest.mark.usefixtures("cache")
-async def test_attempts_and_the_app_at_once(
-    server: ScriptedServer, gateway: ScriptedServer
-) -> None:
-    graph = app(server)
-    await asyncio.to_thread(graph.invoke, USER)
-
-    def attempt(_: int) -> None:
-        with trained(gateway):
-            graph.invoke(USER)
-
-    both = (attempt, lambda _: graph.invoke(USER))
-    await asyncio.gather(*(asyncio.to_thread(both[n % 2], n) for n in range(12)))
-    assert (len(gateway.requests), len(server.requests)) == (6, 2)
 
 
 @pytest.mark.usefixtures("cache")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import re
@@ -21,14 +20,14 @@ from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from lightspan.capture import sdk_instrumentation
 from lightspan.schema import semconv as c
 from lightspan.schema.routing import make_routing
 from lightspan_langgraph import instrument, uninstrument
 from lightspan_testing.attempts import Captured, captured, path_of
-from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, ScriptedServer
 from packages.langgraph.tests.langgraph_apps import (
     USER,
     ask_raw,
@@ -232,28 +231,6 @@ async def test_of_several_prompts_only_one_falls_back(server: ScriptedServer) ->
         ]
 
 
-def test_a_client_in_a_client_falls_back(server: ScriptedServer) -> None:
-    """The outer one tries the inner one, which fails, then the SDK itself."""
-    server.script = lambda asked: Reply(status=400, text="no")
-    inner = chat(server)
-
-    class Around(Trying):
-        def ask(self, messages: Any) -> str | None:
-            with contextlib.suppress(openai.OpenAIError):
-                inner.invoke(messages)
-            return super().ask(messages)
-
-    model = Around(url=server.url)
-    with captured() as run:
-        model.invoke("go")
-    mine, theirs = f"chat Around ok {part('go')}", f"chat m error {part('go')}"
-    assert seen(run) == [mine, theirs, theirs]
-    server.script = lambda asked: Reply(status=400 if len(server.requests) == 3 else 200, text="ok")
-    with captured() as run:
-        model.invoke("go")
-    assert seen(run) == [theirs, f"chat m ok {part('go')}"]
-
-
 # --- clients of the OpenAI SDK --------------------------------------------------------------
 def test_a_raw_client_in_a_node_and_in_a_tool(server: ScriptedServer) -> None:
     server.script = calls_tool("deep")
@@ -295,25 +272,6 @@ def test_langchain_without_a_graph(server: ScriptedServer) -> None:
         "  chat m @poet",
         "execute_tool look @app",
     ]
-
-
-class Verdict(BaseModel):
-    good: bool
-
-
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain-openai 1.0's own
-@pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
-def test_structured_output(server: ScriptedServer, method: Any) -> None:
-    def script(request: Request) -> Reply:
-        if request.body.get("tools"):
-            return Reply(tool_calls=[ToolCall(name="Verdict", arguments='{"good": true}')])
-        return Reply(text='{"good": true}')
-
-    server.script = script
-    model = chat(server).with_structured_output(Verdict, method=method)
-    with captured() as run:
-        graph_of(("judge", lambda state: {"messages": [str(model.invoke("json?"))]})).invoke(USER)
-    assert run.tree == ["invoke_agent judge @judge", "  chat m @judge"]
 
 
 # --- where calls go -------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from lightspan_langgraph._identity import (
     RunTree,
     Start,
     graph_agent_name,
-    is_prebuilt_node,
 )
 
 ATTEMPT = AttemptContext(rollout_id="rollout", attempt_id="attempt", trace_id="f" * 32)
@@ -62,26 +61,6 @@ class Runs:
         return join_path(frame.name for frame in place.frames)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_prebuilt"),
-    [
-        ("model", True),
-        ("agent", True),
-        ("tools", True),
-        ("Summary.before_model", True),
-        ("Guard.after_agent", True),
-        ("pre_model_hook", True),
-        ("__start__", True),
-        ("writer", False),
-        ("models", False),
-        ("before_model", False),
-        ("", False),
-    ],
-)
-def test_prebuilt_nodes_never_count(name: str, is_prebuilt: bool) -> None:
-    assert is_prebuilt_node(name) is is_prebuilt
-
-
 NEW = {"ls_integration": "langchain_create_agent"}
 
 
@@ -102,22 +81,6 @@ def test_a_graph_is_an_agent_by_its_first_node(
     graph: str, node: str, metadata: Mapping[str, Any], expected: str | None
 ) -> None:
     assert graph_agent_name(graph, node, metadata) == expected
-
-
-def test_a_function_named_like_its_node_counts_once() -> None:
-    runs = Runs()
-    same: Any = {"langgraph_node": "writer", "langgraph_checkpoint_ns": "writer:1"}
-    node = runs.start("writer", runs.start("LangGraph"), **same)
-    assert runs.path(runs.start("writer", node, **same)) == "writer"
-
-
-def test_a_named_agent_counts_where_its_name_first_appears() -> None:
-    runs = Runs()
-    outer = runs.start("outer", lc_agent_name="outer")
-    model = runs.node("model", outer, lc_agent_name="outer")
-    tool = runs.start("help", model, kind=RunKind.TOOL, lc_agent_name="outer")
-    helper = runs.start("chain", tool, lc_agent_name="outer")
-    assert {runs.path(run) for run in (outer, model, tool, helper)} == {"outer"}
 
 
 def test_an_agent_that_calls_itself_is_nested() -> None:
@@ -173,38 +136,12 @@ def test_frames_pushed_outside_come_first_and_inside_last() -> None:
         assert runs.path(nested, pushed) == "crew/write/inner/check"
 
 
-def test_a_span_opened_inside_a_run_is_the_parent_of_what_comes_next() -> None:
-    runs = Runs()
-    node = runs.node("write", runs.start("LangGraph"))
-    assert runs.tree.place(Place((), "9" * 16), node, None) == Place(
-        runs.tree.place(ROOT, node, None).frames,  # type: ignore[union-attr]
-        "9" * 16,
-    )
-
-
-def test_what_was_popped_does_not_change_where_a_run_is() -> None:
-    runs = Runs()
-    pushed = Place((Frame("crew", "1" * 16),), "1" * 16)
-    node = runs.node("write", runs.start("LangGraph", pushed=pushed), pushed=pushed)
-    assert runs.path(node, ROOT) == "crew/write"
-
-
 def test_unknown_runs_are_unknown() -> None:
     runs = Runs()
     assert runs.tree.place(ROOT, uuid.uuid4(), uuid.uuid4()) is None
     assert runs.tree.place(ROOT, None, None) is None
     assert runs.tree.end(End(uuid.uuid4())) == []
     assert runs.path(runs.node("write", uuid.uuid4())) == "write"  # its parent began outside
-
-
-def test_a_run_that_is_told_of_twice_counts_once() -> None:
-    runs = Runs()
-    event = Start(uuid.uuid4(), None, RunKind.TOOL, "look", ROOT)
-    runs.tree.start(event)
-    runs.tree.start(event)
-    assert len(runs.tree) == 1
-    assert len(runs.tree.end(End(event.run_id))) == 1
-    assert runs.tree.end(End(event.run_id)) == []
 
 
 def test_work_left_behind_by_a_node_still_has_its_name() -> None:

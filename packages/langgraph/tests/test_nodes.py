@@ -17,7 +17,6 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from pydantic import BaseModel
 
 from lightspan_langgraph import agents
 from lightspan_testing.attempts import captured
@@ -127,10 +126,6 @@ def test_a_prebuilt_agent_in_a_node_of_ones_own(
         graph.invoke(USER)
     assert run.calls == [path.format(name=name)]
     assert agents(graph) == ((path.format(name=name),), True)
-
-
-class Verdict(BaseModel):
-    good: bool
 
 
 @before_model

@@ -364,13 +364,6 @@ def test_a_second_file_of_a_trace_that_has_ended(tmp_path: Path, url: str) -> No
     assert (done, errors) == (Imported(1, 1, 0, 0, 0), [])
 
 
-def test_a_trace_that_is_refused_is_no_attempt(tmp_path: Path, url: str) -> None:
-    path = write(tmp_path / "t.jsonl", lines(PHOENIX))
-    done, errors = imported(url, path, service="x" * 1_001)
-    assert done == Imported(0, 0, 0, 4, 0, refused=4)
-    assert "service.name has 1,001 characters" in errors[0]
-
-
 @pytest.mark.parametrize("name", ["otlp.jsonl.gz", "otlp.json", "collector.bin", "otlp.bin"])
 def test_progress_is_in_bytes_of_the_file(tmp_path: Path, url: str, name: str) -> None:
     content = FORMS[name]

@@ -200,20 +200,6 @@ def test_a_run_is_an_attempt(tracer: Tracer, client: openai.OpenAI, url: str) ->
     assert (first.attempt.status, second.attempt.status) == ("succeeded", "succeeded")
 
 
-def test_a_name_that_comes_late_in_production(
-    tracer: Tracer, client: openai.OpenAI, url: str
-) -> None:
-    with record(url), tracer.start_as_current_span("run") as span, tool(tracer, "before"):
-        span.set_attributes({**INVOKES, "gen_ai.agent.name": "writer"})
-        say(client)
-    assert only(url).tree() == (
-        "invoke_workflow writer\n"
-        "  invoke_agent writer\n"
-        "    execute_tool before\n"
-        "      chat m @writer"
-    )
-
-
 def test_agents_of_a_workflow_are_one_attempt(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:

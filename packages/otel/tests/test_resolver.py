@@ -3,7 +3,6 @@ memory."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 from opentelemetry import context as otel_context, trace
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import NonRecordingSpan, Tracer
+from opentelemetry.trace import Tracer
 
 import lightspan
 import lightspan_otel as otel
@@ -79,13 +78,6 @@ def test_an_attempt_inside_anothers_agent_is_its_own(tracer: Tracer) -> None:
         with agent(tracer, "writer"):
             assert path() == "writer"
     assert inner.tree == ["invoke_agent writer @writer"]
-
-
-def test_a_copy_of_a_span_is_that_span(tracer: Tracer) -> None:
-    with captured(), agent(tracer, "writer") as span:
-        copy = NonRecordingSpan(span.get_span_context())
-        with trace.use_span(copy):
-            assert path() == "writer"
 
 
 # --- several --------------------------------------------------------------------------------
@@ -223,27 +215,6 @@ def _level(kind: str, name: str, number: int, tracer: Tracer) -> AbstractContext
 
 
 # --- at once --------------------------------------------------------------------------------
-def test_32_attempts_at_once_in_one_loop(tracer: Tracer) -> None:
-    async def one(number: int) -> list[str]:
-        with captured() as attempt, agent(tracer, f"boss{number}"):
-            await asyncio.gather(*(helper(number, name) for name in "ab"))
-        return attempt.tree
-
-    async def helper(number: int, name: str) -> None:
-        await asyncio.sleep(0)
-        with agent(tracer, name):
-            await asyncio.sleep(0)
-            assert path() == f"boss{number}/{name}"
-
-    async def all_of_them() -> list[list[str]]:
-        return await asyncio.gather(*(one(number) for number in range(32)))
-
-    for number, result in enumerate(asyncio.run(all_of_them())):
-        assert [line.split("@")[1] for line in result] == [
-            f"boss{number}",
-            f"boss{number}/a",
-            f"boss{number}/b",
-        ]
 
 
 def test_between_the_items_of_a_generator_its_agent_acts_as_its_span_does(tracer: Tracer) -> None:
@@ -275,23 +246,6 @@ def test_nothing_is_kept_of_spans_that_are_gone(tracer: Tracer) -> None:
         gc.collect()
         assert len(open_spans._by_ids) == before
     assert not open_spans._open_spans
-
-
-def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
-    """A permanent worker in whose context each run leaves its span."""
-    tokens = []
-    with captured():
-        for number in range(50):
-            span = tracer.start_span(f"invoke_agent a{number}", attributes=INVOKES)
-            tokens.append(otel_context.attach(trace.set_span_in_context(span)))
-            assert path() == f"a{number}"
-            span.end()
-        result = open_spans.open_span_of(trace.get_current_span())
-        assert result is not None
-        assert list(result.upwards()) == []
-        assert result._above is None
-    for token in reversed(tokens):
-        otel_context.detach(token)
 
 
 def test_a_span_that_is_dropped_is_recorded_as_abandoned(tracer: Tracer) -> None:
