@@ -13,7 +13,7 @@ pytest.importorskip("autogen_agentchat")
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import MultiModalMessage
 from autogen_core import CancellationToken, Image, InMemoryStore
-from autogen_core.models import CreateResult, UserMessage
+from autogen_core.models import UserMessage
 from autogen_core.tools import TextResultContent, ToolResult, Workbench
 from autogen_ext.models.cache import ChatCompletionCache
 from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -159,25 +159,6 @@ async def test_a_client_that_bypasses_the_sdk_is_recorded_without_tokens(
     }
     messages = json.loads(str(call.attributes[semconv.INPUT_MESSAGES]))
     assert [message["role"] for message in messages] == ["system", "user"]
-
-
-class Wrapping(Other):
-    """A client around an OpenAI client: the call is that client's."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__([])
-        self._inner = inner
-
-    async def create(self, messages: Any, **more: Any) -> CreateResult:
-        result: CreateResult = await self._inner.create(messages, **more)
-        return result
-
-
-async def test_a_client_around_another_records_nothing_twice(rig: Rig) -> None:
-    for inner in (rig.client, Other(["one"])):
-        writer = AssistantAgent("writer", Wrapping(inner), system_message=instructions("writer"))
-        await rig.record({"writer": ["W {task}."]}, lambda t, w=writer: w.run(task=t))
-        assert rig.tree == WRITER
 
 
 # --- AutoGen's cache ------------------------------------------------------------------------

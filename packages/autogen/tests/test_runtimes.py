@@ -16,9 +16,7 @@ from autogen_core import (
     AgentId,
     ClosureAgent,
     ClosureContext,
-    DefaultInterventionHandler,
     DefaultSubscription,
-    DropMessage,
     MessageContext,
     RoutedAgent,
     SingleThreadedAgentRuntime,
@@ -35,7 +33,7 @@ from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan.production.record import flush
 from lightspan.schema.records import AttemptStatus
-from lightspan_autogen import LightspanRuntime, agents, instrument, uninstrument
+from lightspan_autogen import agents
 from lightspan_testing.adapter_harness import Part, Says, Stage
 from lightspan_testing.adapter_suite import Turn, instructions, tree
 from lightspan_testing.attempts import read_recorded
@@ -166,7 +164,6 @@ async def test_attempts_at_once_on_one_runtime(
 
 
 # --- published ------------------------------------------------------------------------------
-TOPIC = TopicId("work", "default")
 
 
 class Relay(Asking):
@@ -333,18 +330,6 @@ async def test_an_agent_around_an_agent_of_its_name_is_that_agent(rig: Rig) -> N
     await runtime.stop()
 
 
-async def test_a_runtime_of_lightspans_without_the_line(rig: Rig) -> None:
-    uninstrument()
-    plain, ours = await pair(rig), await pair(rig, LightspanRuntime())
-    for runtime, expected in ((plain, ["chat @app", "chat @app"]), (ours, PAIR)):
-        runtime.start()
-        send = runtime.send_message
-        await rig.record(SAYS, lambda t, send=send: send(Question(t), AgentId("writer", "k")))
-        assert rig.tree == expected
-        await runtime.stop()
-    instrument()
-
-
 # --- how it ends ----------------------------------------------------------------------------
 async def test_a_handler_that_fails(rig: Rig, runtime: SingleThreadedAgentRuntime) -> None:
     async def run(text: str) -> None:
@@ -370,34 +355,20 @@ async def test_a_handler_that_fails(rig: Rig, runtime: SingleThreadedAgentRuntim
 
 
 # --- production -----------------------------------------------------------------------------
-class Dropping(DefaultInterventionHandler):
-    async def on_publish(self, message: Any, *, message_context: MessageContext) -> Any:
-        return DropMessage if message.text.startswith("drop") else message
 
 
 async def test_in_production_a_conversation_is_one_attempt(rig: Rig, tmp_path: Path) -> None:
     url, done = f"sqlite:{tmp_path / 'store.db'}", asyncio.Queue[str]()
     both, relayed = SingleThreadedAgentRuntime(), await relay(rig, done)
     await pair(rig, both)
-    work = SingleThreadedAgentRuntime(intervention_handlers=[Dropping()])
-    for name in ("writer", "checker"):
-        await Relay.register(work, name, lambda: Relay(rig.client, "", done))
-        await work.add_subscription(TypeSubscription("work", name))
-    runtimes = (both, relayed, work)
-    for runtime in runtimes:
-        runtime.start()
-    texts = [rig.stage.open(Part(SAYS), through_gateway=False).text for _ in range(3)]
+    both.start()
+    relayed.start()
+    texts = [rig.stage.open(Part(SAYS), through_gateway=False).text for _ in range(2)]
     with lightspan.record(url):
         await both.send_message(Question(texts[0]), AgentId("writer", "k"))
         await relayed.publish_message(Draft(texts[1]), TopicId("writer", "default"))
-        await work.publish_message(Draft("drop it"), TOPIC)
-        await work.publish_message(Draft(f"{texts[2]}+++"), TOPIC)
         await both.stop_when_idle()
         await relayed.stop_when_idle()
-        for _ in range(3):
-            await done.get()
-        await asyncio.gather(*work._background_tasks)
-        await work.stop()  # AutoGen never counts a message that was dropped: it is not idle
     await rig.client.close()
     recorded = {
         one.rollout.task["text"]: one for one in await asyncio.to_thread(read_recorded, url)
@@ -405,9 +376,8 @@ async def test_in_production_a_conversation_is_one_attempt(rig: Rig, tmp_path: P
     assert {text: one.attempt.status for text, one in recorded.items()} == {
         texts[0]: AttemptStatus.SUCCEEDED,
         texts[1]: AttemptStatus.SUCCEEDED,
-        f"{texts[2]}+++": AttemptStatus.SUCCEEDED,
     }
-    first, second, third = (one.tree().splitlines() for one in recorded.values())
+    first, second = (one.tree().splitlines() for one in recorded.values())
     assert first == lines("""
         invoke_workflow writer
           invoke_agent writer
@@ -426,7 +396,6 @@ async def test_in_production_a_conversation_is_one_attempt(rig: Rig, tmp_path: P
           invoke_agent checker
             chat m @checker
     """)
-    assert sorted(third) == sorted(second[:5])
 
 
 async def test_a_conversation_that_a_runtime_drops_ends(rig: Rig, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -19,8 +18,7 @@ from autogen_core import SingleThreadedAgentRuntime
 from autogen_core.tools import FunctionTool
 
 from lightspan_autogen import LightspanRuntime, agents, instrument, uninstrument
-from lightspan_testing.adapter_harness import Says
-from lightspan_testing.adapter_suite import Turn, tree
+from lightspan_testing.adapter_suite import Turn
 from packages.autogen.tests.autogen_apps import INFO, SAYS, TEAM, Rig, lines, two
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
@@ -137,27 +135,6 @@ async def test_a_runtime_that_was_started_outside_the_scope(rig: Rig) -> None:
     await rig.record(SAYS, lambda text: two(rig, runtime=runtime).run(task=text))
     await runtime.stop_when_idle()
     assert rig.tree == lines(TEAM)
-
-
-async def test_two_teams_at_once_on_one_runtime(rig: Rig) -> None:
-    runtime = SingleThreadedAgentRuntime()
-    runtime.start()
-    one = RoundRobinGroupChat([rig.agent("writer")], name="one", max_turns=1, runtime=runtime)
-    other = RoundRobinGroupChat([rig.agent("checker")], name="two", max_turns=1, runtime=runtime)
-    says: Says = {
-        "writer": [Turn(text="W {task}.", delay_s=0.05)],
-        "checker": [Turn(text="C {task}.", delay_s=0.05)],
-    }
-    await rig.record(says, lambda t: asyncio.gather(one.run(task=t), other.run(task=t)))
-    await runtime.stop_when_idle()
-    assert tree(rig.spans, ordered=False) == lines("""
-        invoke_agent one @one
-          invoke_agent writer @one/writer
-            chat @one/writer
-        invoke_agent two @two
-          invoke_agent checker @two/checker
-            chat @two/checker
-    """)
 
 
 async def test_the_runtime_alone(rig: Rig) -> None:

@@ -31,11 +31,6 @@ from packages.crewai.tests.crewai_apps import (
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 
 
-@pytest.fixture
-def script() -> str:
-    return "fine"
-
-
 @pytest.mark.parametrize(
     ("optimize", "name"),
     [("{topic} analyst", "{topic} analyst"), ("rain analyst", "rain analyst")],

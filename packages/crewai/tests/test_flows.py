@@ -23,11 +23,6 @@ from packages.crewai.tests.crewai_apps import WARNINGS, a_task, an_agent, crew_o
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 
 
-@pytest.fixture
-def script() -> str:
-    return "fine"
-
-
 def test_a_flow(server: ScriptedServer) -> None:
     """Direct calls, a crew, an agent; a router, and two methods at once."""
     llm = llm_of(server)

@@ -166,16 +166,11 @@ ANALYST = Name("{topic} analyst", "rain analyst", "7")
     [
         ([], "{topic} analyst"),
         (["*"], "{topic} analyst"),
-        (["**"], "{topic} analyst"),
-        (["writer"], "{topic} analyst"),
         (["{topic} analyst"], "{topic} analyst"),
         (["rain analyst"], "rain analyst"),
-        (["rain *"], "rain analyst"),
         (["* analyst"], "{topic} analyst"),
         (["press/rain analyst"], "rain analyst"),
-        (["*/rain analyst"], "rain analyst"),
         (["**/rain analyst/*"], "rain analyst"),
-        (["sun analyst"], "{topic} analyst"),
         (["writer", "rain analyst"], "rain analyst"),
     ],
 )

@@ -23,11 +23,6 @@ from packages.crewai.tests.crewai_apps import WARNINGS, WRITER, a_task, an_agent
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 
 
-@pytest.fixture
-def script() -> str:
-    return "fine"
-
-
 def test_the_listener_is_instrument(server: ScriptedServer) -> None:
     uninstrument()
     own = vars(type(crewai_event_bus))["emit"]

@@ -14,7 +14,6 @@ pytest.importorskip("crewai")
 
 from crewai import Crew
 
-import lightspan_crewai
 from lightspan.production import record
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.attempts import Recorded, captured, read_recorded
@@ -37,11 +36,6 @@ invoke_workflow press
       chat m @press/{topic} writer
     chat m @press
 """
-
-
-@pytest.fixture
-def script() -> str:
-    return "fine"
 
 
 @pytest.fixture
@@ -122,18 +116,6 @@ def test_callbacks_belong_to_the_attempt(callbacks: Callbacks, store: str, kicko
     assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
 
 
-def test_callbacks_of_a_crew_without_a_name(callbacks: Callbacks, store: str) -> None:
-    callbacks.crew(name=None).kickoff(inputs=GIVEN)
-    [found] = read(store)
-    assert found.tree().splitlines() == [
-        "invoke_workflow crew",
-        "  chat m @app",
-        "  invoke_agent {topic} writer",
-        "    chat m @{topic} writer",
-        "  chat m @app",
-    ]
-
-
 def test_each_input_is_an_attempt(callbacks: Callbacks, store: str) -> None:
     topics = [{"topic": "rain"}, {"topic": "sun"}]
     callbacks.crew().kickoff_for_each(inputs=topics)
@@ -177,23 +159,3 @@ def test_a_callback_that_raises_fails_the_attempt(
     )
     assert found.spans[0].status_message == said[0]
     assert (found.spans[1].status_message, found.spans[1].attributes["exception.type"]) == said
-
-
-def test_instrumented_while_it_runs(
-    server: ScriptedServer, callbacks: Callbacks, store: str
-) -> None:
-    """A kickoff that began before: its own events tell of it."""
-    lightspan_crewai.uninstrument()
-
-    def late(inputs: dict[str, Any]) -> dict[str, Any]:
-        lightspan_crewai.instrument()
-        return inputs
-
-    crew_of(an_agent(server, "writer"), name="press", before_kickoff_callbacks=[late]).kickoff({})
-    [found] = read(store)
-    assert found.tree().splitlines() == [
-        "invoke_workflow press",
-        "  invoke_agent press",
-        "    invoke_agent writer",
-        "      chat m @press/writer",
-    ]

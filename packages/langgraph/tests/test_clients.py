@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langchain")
 
-import openai
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
@@ -23,11 +21,10 @@ from langchain_core.tools import tool
 from pydantic import SecretStr
 
 from lightspan.capture import sdk_instrumentation
-from lightspan.schema import semconv as c
 from lightspan.schema.routing import make_routing
 from lightspan_langgraph import instrument, uninstrument
-from lightspan_testing.attempts import Captured, captured, path_of
-from lightspan_testing.scripted import Reply, ScriptedServer
+from lightspan_testing.attempts import captured, path_of
+from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import (
     USER,
     ask_raw,
@@ -106,9 +103,6 @@ class Posts(Own):
         said = self._ask([{"role": "user", "content": messages[-1].text}])
         return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])
 
-    async def _agenerate(self, *args: Any, **more: Any) -> ChatResult:
-        return self._generate(*args, **more)
-
     def _ask(self, messages: Any) -> str:
         body = json.dumps({"model": "writer", "messages": messages}).encode()
         headers = {
@@ -120,20 +114,11 @@ class Posts(Own):
             return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_a_bypassing_client_is_named_with_its_address_and_what_to_do(
-    server: ScriptedServer, is_async: bool
+def test_a_bypassing_client_is_named_with_its_address_and_what_to_do(
+    server: ScriptedServer,
 ) -> None:
-    model = Posts(base_url=server.url)
-
-    async def work(state: Any) -> dict[str, Any]:
-        return {"messages": [await model.ainvoke("go")]}
-
     with captured() as run:
-        if is_async:
-            await graph_of(("writer", work)).ainvoke(USER)
-        else:
-            node_of(model).invoke(USER)
+        node_of(Posts(base_url=server.url)).invoke(USER)
     known = run.one("chat Posts").attributes
     told = ("lightspan.client", "lightspan.client.fix", "server.address", "server.port")
     assert {key: known[key] for key in told} == {
@@ -181,54 +166,6 @@ async def test_several_prompts_of_a_bypassing_client() -> None:
         await Own().abatch(["c", "d"])
     asked = [str(span.attributes["gen_ai.input.messages"]) for span in run.spans]
     assert sorted(re.findall(r'"content":"(\w)"', "".join(asked))) == list("aabbcd")
-
-
-class Trying(Own):
-    """Asks the OpenAI SDK, once or twice, before it answers itself."""
-
-    url: str
-    tries: int = 1
-
-    def _generate(
-        self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any
-    ) -> ChatResult:
-        said = next(filter(None, (self.ask(messages) for _ in range(self.tries))), "mine")
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])
-
-    def ask(self, messages: Any) -> str | None:
-        with openai.OpenAI(base_url=self.url, api_key="k", max_retries=0) as client:
-            asked: Any = [{"role": "user", "content": messages[-1].text}]
-            try:
-                answer = client.chat.completions.create(model="m", messages=asked)
-            except openai.OpenAIError:
-                return None
-        return answer.choices[0].message.content
-
-
-def seen(run: Captured) -> list[str]:
-    """What was recorded of each call."""
-    asked = [json.loads(str(span.attributes[c.INPUT_MESSAGES]))[0] for span in run.llm_spans]
-    calls = zip(run.llm_spans, asked, strict=True)
-    return sorted(f"{span.name} {span.status} {message['parts']}" for span, message in calls)
-
-
-def part(text: str) -> str:
-    return str([{"type": "text", "content": text}])
-
-
-async def test_of_several_prompts_only_one_falls_back(server: ScriptedServer) -> None:
-    server.script = lambda asked: Reply(status=400 if asked.last_text == "bad" else 200, text="ok")
-    prompts: Any = [[human("bad")], [human("good")]]
-    model = Trying(url=server.url)
-    for ask in (model.generate, model.agenerate):
-        with captured() as run:
-            done: Any = ask(prompts)
-            _ = await done if inspect.isawaitable(done) else done
-        assert seen(run) == [
-            f"chat Trying ok {part('bad')}",
-            f"chat m error {part('bad')}",
-            f"chat m ok {part('good')}",
-        ]
 
 
 # --- clients of the OpenAI SDK --------------------------------------------------------------

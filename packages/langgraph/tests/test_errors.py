@@ -22,30 +22,12 @@ from lightspan_testing.attempts import captured, make_scope
 from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import (
     USER,
-    asks,
     calls_tool,
     chat,
-    graph_of,
     two_nodes,
 )
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
-
-
-def failing(state: Any) -> dict[str, Any]:
-    raise KeyError("no such node")
-
-
-def test_an_error_in_a_node(server: ScriptedServer) -> None:
-    with captured() as run, pytest.raises(KeyError, match="no such node"):
-        graph_of(("writer", asks(chat(server))), ("broken", failing)).invoke(USER)
-    assert run.tree == [
-        "invoke_agent writer @writer",
-        "  chat m @writer",
-        "invoke_agent broken @broken error",
-    ]
-    span = run.one("invoke_agent broken")
-    assert (span.attributes["error.type"], span.status_message) == ("KeyError", "'no such node'")
 
 
 def test_a_tool_that_reports_its_error(server: ScriptedServer) -> None:

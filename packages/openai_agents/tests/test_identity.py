@@ -93,22 +93,6 @@ def test_a_handoff_without_a_run_around() -> None:
     assert known == {}
 
 
-def test_handoffs_of_two_runs_are_kept_apart() -> None:
-    runs = [begin(RUN, "", TOP) for _ in range(2)]
-    firsts = [inside(run, AGENT, f"triage{n}") for n, run in enumerate(runs)]
-    for first in firsts:
-        hand_over(inside(first, HANDOFF), first.name, "billing")
-    found = [inside(run, AGENT, "billing").origin for run in reversed(runs)]
-    assert [origin.name for origin in found if origin] == ["triage1", "triage0"]
-
-
-def test_a_handoff_of_nobody_or_to_nobody_is_none() -> None:
-    run = begin(RUN, "", TOP)
-    hand_over(inside(run, HANDOFF), "", "billing")
-    hand_over(inside(inside(run, AGENT, "a"), HANDOFF), "a", "")
-    assert run.handoffs == {}
-
-
 # --- what can be optimised --------------------------------------------------------------------
 WRITER = Agent(name="writer")
 CRITIC = Agent(name="critic")

@@ -121,19 +121,6 @@ def test_an_expert_that_hands_off_inside_a_tool(server: ScriptedServer) -> None:
     assert agents(manager).paths == ("manager", "manager/expert", "manager/writer")
 
 
-def test_parallel_experts(server: ScriptedServer) -> None:
-    """Two agents as tools at once: no call is taken for another's."""
-    server.script = says({"manager": [calls("ask_a", "ask_b")]})
-    experts = [make(server, name) for name in ("a", "b")]
-    manager = make(server, "manager", tools=[e.as_tool(f"ask_{e.name}", "Ask.") for e in experts])
-    with captured() as attempt:
-        run_async(manager)
-    assert sorted(attempt.calls) == ["manager", "manager", "manager/a", "manager/b"]
-    for name in ("a", "b"):
-        agent, tool = attempt.one(f"invoke_agent {name}"), attempt.one(f"execute_tool ask_{name}")
-        assert agent.parent_id == tool.span_id
-
-
 # --- guardrails -----------------------------------------------------------------------------
 def guarded(server: ScriptedServer, *, trips: bool = False) -> Agent[Any]:
     checker = make(server, "checker")

@@ -114,16 +114,6 @@ def test_a_provider_that_takes_its_exporter_out_when_another_is_added() -> None:
     assert [span.name for span in exporter.get_finished_spans()] == ["invoke_agent writer"]
 
 
-def test_two_providers(provider: TracerProvider) -> None:
-    other = TracerProvider()
-    a, b = provider.get_tracer("t"), other.get_tracer("t")
-    with otel.instrument(other), captured(), agent(a, "a"), agent(b, "b"):
-        assert path() == "a/b"
-    otel.uninstrument()
-    assert context.resolvers() == ()
-    otel.uninstrument()
-
-
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
@@ -330,18 +320,6 @@ def test_the_global_provider_is_heard_from_the_next_attempt_on(
     with captured() as attempt, agent(provider.get_tracer("t"), "writer"):
         assert path() == "writer"
     assert attempt.tree == ["invoke_agent writer @writer"]
-
-
-def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
-    """A call outside of every agent, in an app that samples its requests."""
-    for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
-        tracer = hiding.get_tracer("app")
-
-        def inside(tracer: Tracer = tracer) -> None:
-            with tracer.start_as_current_span("request"):
-                say(client)
-
-        assert damage_of(inside) == []
 
 
 def test_a_provider_that_cannot_be_hashed() -> None:

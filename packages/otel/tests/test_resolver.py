@@ -72,14 +72,6 @@ def test_what_began_outside_the_attempt_is_no_part_of_it(tracer: Tracer) -> None
     assert attempt.tree == ["invoke_agent writer @writer"]
 
 
-def test_an_attempt_inside_anothers_agent_is_its_own(tracer: Tracer) -> None:
-    with captured(), agent(tracer, "judge"), captured() as inner:
-        assert path() == "app"
-        with agent(tracer, "writer"):
-            assert path() == "writer"
-    assert inner.tree == ["invoke_agent writer @writer"]
-
-
 # --- several --------------------------------------------------------------------------------
 def test_agents_in_agents_and_tools(tracer: Tracer) -> None:
     with captured() as attempt, agent(tracer, "boss"), tracer.start_as_current_span("step"):

@@ -57,17 +57,6 @@ def test_the_global_provider_is_heard_as_long_as_a_name_is_on(
     assert stand_ins == ["on", "off"]
 
 
-def test_a_block_of_the_global_provider_inside_a_name(
-    stand_ins: list[str], its_global: TracerProvider
-) -> None:
-    tracer = its_global.get_tracer("t")
-    with otel.instrument("known"), captured():
-        with otel.instrument(its_global):
-            pass
-        with agent(tracer, "writer"):
-            assert path() == "writer"
-
-
 def test_a_handle_that_is_over_undoes_nothing() -> None:
     provider = TracerProvider()
     stale = otel.instrument(provider)
