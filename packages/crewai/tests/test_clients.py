@@ -94,7 +94,7 @@ def test_a_model_asked_in_a_tool(server: ScriptedServer) -> None:
         "        chat m @scout/help/helper",
         "  chat m @scout",
     ]
-    assert agents(app).complete is False
+    assert agents(app) == (("scout", "scout/help/helper"), True)
 
 
 # --- clients --------------------------------------------------------------------------------

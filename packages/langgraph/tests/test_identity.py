@@ -136,6 +136,15 @@ def test_frames_pushed_outside_come_first_and_inside_last() -> None:
         assert runs.path(nested, pushed) == "crew/write/inner/check"
 
 
+def test_a_span_opened_inside_a_run_is_the_parent_of_what_comes_next() -> None:
+    runs = Runs()
+    node = runs.node("write", runs.start("LangGraph"))
+    assert runs.tree.place(Place((), "9" * 16), node, None) == Place(
+        runs.tree.place(ROOT, node, None).frames,  # type: ignore[union-attr]
+        "9" * 16,
+    )
+
+
 def test_unknown_runs_are_unknown() -> None:
     runs = Runs()
     assert runs.tree.place(ROOT, uuid.uuid4(), uuid.uuid4()) is None
