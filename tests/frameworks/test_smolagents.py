@@ -206,19 +206,6 @@ class TestToolCalling(FrameworkSuite):
     def patched(self) -> Any:
         return type(vars(MultiStepAgent)["run"])  # what wraps it is equal to it
 
-    def test_an_agent_without_a_name_has_its_classes(self, stage: Stage) -> None:
-        builder = Builder(Model(base_url=stage.url))
-        tree = "invoke_agent ToolCallingAgent @ToolCallingAgent\n  chat @ToolCallingAgent\n"
-        app = builder.alone(
-            builder.agent(None),
-            f"{tree}  execute_tool final_answer @ToolCallingAgent",
-            says={"writer": [final("For {task}.")]},
-            names={"writer": "ToolCallingAgent"},
-        )
-        with otel.instrument(self.name):
-            played = play(stage, app, "single", "sync", through_gateway=True)
-        self.check(played, "single", app, stage)
-
     def test_an_agent_that_writes_code(self, stage: Stage) -> None:
         model = Builder(Model(base_url=stage.url)).model
         agent = CodeAgent(

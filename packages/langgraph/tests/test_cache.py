@@ -12,7 +12,6 @@ pytest.importorskip("langchain_openai")
 
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.globals import get_llm_cache, set_llm_cache
-from langchain_core.language_models import FakeListLLM
 
 import lightspan
 from lightspan.capture import sdk_instrumentation
@@ -145,16 +144,6 @@ async def test_every_way_to_ask(server: ScriptedServer, gateway: ScriptedServer,
     assert len(gateway.requests) == 20
     assert run.calls == []
     assert server.requests == []
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_text_model(gateway: ScriptedServer) -> None:
-    model = FakeListLLM(responses=["a", "b", "c"])
-    graph = graph_of(("writer", lambda state: {"messages": [model.invoke("go")]}))
-    said = [graph.invoke(USER)["messages"][-1].text for _ in range(2)]
-    with trained(gateway):
-        said += [graph.invoke(USER)["messages"][-1].text for _ in range(2)]
-    assert said == ["a", "a", "b", "c"]
 
 
 @pytest.mark.usefixtures("cache")

@@ -153,6 +153,16 @@ def test_unknown_runs_are_unknown() -> None:
     assert runs.path(runs.node("write", uuid.uuid4())) == "write"  # its parent began outside
 
 
+def test_a_run_that_is_told_of_twice_counts_once() -> None:
+    runs = Runs()
+    event = Start(uuid.uuid4(), None, RunKind.TOOL, "look", ROOT)
+    runs.tree.start(event)
+    runs.tree.start(event)
+    assert len(runs.tree) == 1
+    assert len(runs.tree.end(End(event.run_id))) == 1
+    assert runs.tree.end(End(event.run_id)) == []
+
+
 def test_work_left_behind_by_a_node_still_has_its_name() -> None:
     runs = Runs()
     node = runs.node("write", runs.start("LangGraph"))

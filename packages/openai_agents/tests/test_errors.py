@@ -111,15 +111,6 @@ def test_without_sensitive_data_the_arguments_are_known(server: ScriptedServer) 
 # --- failures -------------------------------------------------------------------------------
 
 
-def test_an_error_that_is_handled_around_is_not_the_agents(server: ScriptedServer) -> None:
-    with captured() as attempt:
-        try:
-            raise ValueError("earlier")
-        except ValueError:
-            run_async(make(server, "writer"))
-    assert attempt.tree == ["invoke_agent writer @writer", "  chat m @writer"]
-
-
 @HOW
 def test_too_many_turns(server: ScriptedServer, run: Run) -> None:
     server.script = lambda request: calls("look")

@@ -240,6 +240,23 @@ def test_nothing_is_kept_of_spans_that_are_gone(tracer: Tracer) -> None:
     assert not open_spans._open_spans
 
 
+def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
+    """A permanent worker in whose context each run leaves its span."""
+    tokens = []
+    with captured():
+        for number in range(50):
+            span = tracer.start_span(f"invoke_agent a{number}", attributes=INVOKES)
+            tokens.append(otel_context.attach(trace.set_span_in_context(span)))
+            assert path() == f"a{number}"
+            span.end()
+        result = open_spans.open_span_of(trace.get_current_span())
+        assert result is not None
+        assert list(result.upwards()) == []
+        assert result._above is None
+    for token in reversed(tokens):
+        otel_context.detach(token)
+
+
 def test_a_span_that_is_dropped_is_recorded_as_abandoned(tracer: Tracer) -> None:
     with captured() as attempt:
         span = tracer.start_span("invoke_agent writer", attributes=INVOKES)
